@@ -1,4 +1,4 @@
-"""Faults by seed: what befalls which rank at which point of a run, and what the run must come to."""
+"""Faults by seed: which fault hits which rank at which point of a run, and how the run must end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _POINTS = {"start": 2, "step": 8, "checkpoint": 3, "end": 3}
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` befalls `rank` (and `other`) `delay_s` after `point`, for `lasts_s` or again after that."""
+    """`kind` hits `rank` (and `other`) `delay_s` after `point`, for `lasts_s` or again after that."""
 
     seed: int
     kind: str

@@ -150,7 +150,7 @@ class FaultRun:
         return [value for line in lines if (value := line.values.get(key)) is not None]
 
     def events(self) -> list[WorkerEvent]:
-        """Return what befell all ranks, in order of time."""
+        """Return the events of all ranks, in order of time."""
         return sorted((e for f in self.folders for e in read_events(f)), key=lambda e: e.time_s)
 
     def log(self, rank: int) -> str:

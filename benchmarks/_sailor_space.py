@@ -1,4 +1,4 @@
-"""The planner's own search on Sailor's numbers: `SailorSpace` gives it stages, chains and rings at its costs.
+"""The planner's own search on Sailor's numbers: `SailorSpace` gives it stages, pipelines and rings at its costs.
 
 What Sailor's simulator charges for an iteration of `M` micro-batches is
 (M - 1) x slowest stage + sum of stages + slowest update + slowest ring, a stage's seconds being those of its
@@ -148,7 +148,7 @@ class SailorSeat(StageCostTable):
 
 
 class SailorShape(PipelineShape):
-    """A chain of stages at the costs that Sailor's simulator charges."""
+    """A pipeline at the costs that Sailor's simulator charges."""
 
     workload: SailorTask
     segments: tuple[PipelineSegment, ...]
@@ -240,7 +240,7 @@ class SailorShape(PipelineShape):
 
 @dataclass
 class SailorChains(PipelineEnumerator):
-    """The planner's chains, those that come back each by itself: what it sends has its own price."""
+    """The planner's pipelines, those that return each by itself: what it sends has its own price."""
 
     def by_stage_counts(
         self,
@@ -248,7 +248,7 @@ class SailorChains(PipelineEnumerator):
         layer_s: tuple[float, ...],
         count_group: StageCountGroup,
     ) -> list[PipelineGroup]:
-        """Return the chains of each of these numbers of stages whose links are all measured."""
+        """Return the pipelines of each of these numbers of stages whose links are all measured."""
         layers, count, found = cost_tables[0].workload.profile.num_layers, len(self.orders), []
         for stages in count_group.stage_counts:
             pace_s = layers / sum(n / each_s for n, each_s in zip(stages, layer_s, strict=True))
@@ -269,7 +269,7 @@ class SailorChains(PipelineEnumerator):
 
 @dataclass
 class SailorSpace(SearchSpace):
-    """The planner's space with stages, chains and rings at Sailor's costs."""
+    """The planner's space with stages, pipelines and rings at Sailor's costs."""
 
     workload: SailorTask
 
@@ -280,7 +280,7 @@ class SailorSpace(SearchSpace):
         micro_batches: int,
         coarse: bool = False,
     ) -> SailorChains:
-        """Return the planner's chains over measured links."""
+        """Return the planner's pipelines over measured links."""
         made = super().enumerate_pipelines(replica_group, micro_batch_size, micro_batches, coarse)
         return SailorChains(**{one.name: getattr(made, one.name) for one in fields(made)})
 
@@ -313,15 +313,15 @@ class SailorSpace(SearchSpace):
         return self._cost_tables[key]
 
     def group_key(self, replica_group: Sequence[ChipSlot]) -> tuple[object, ...]:
-        """Return what tells the chains of an island: links inside a zone differ by zone."""
+        """Return the key of a replica group's pipelines: links inside a zone differ by zone."""
         return *super().group_key(replica_group), *(spot.cluster for spot in replica_group)
 
     def make_shape(self, segments: Sequence[PipelineSegment], dp: int, schedule: str) -> SailorShape:
-        """Return a chain at Sailor's costs."""
+        """Return a pipeline at Sailor's costs."""
         return SailorShape(self.workload, segments, dp, schedule, 0, self.routes)
 
     def ring_s(self, replica_groups: Sequence[Sequence[ChipSlot]]) -> float:  # noqa: ARG002
-        """Return what a ring over islands takes beyond their own: next to nothing, so the referee says."""
+        """Return what a ring over replica groups takes beyond their own: next to nothing by Sailor's simulator."""
         return 0.0
 
 

@@ -44,7 +44,7 @@ _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 
 @dataclass(frozen=True, kw_only=True)
 class StageJob:
-    """What one rank is told: all of the pipeline, and which stage it is.
+    """The job of one rank: all of the pipeline, and which stage the rank is.
 
     Rank `r` listens at `hosts[r]`. Another cluster is reached by `routes`, or, in a `namespace` (emulated
     packets), directly. `congestion_control` None leaves it to the host.
@@ -171,7 +171,7 @@ def _endpoint(job: StageJob, rank: int, port: int) -> Endpoint:
 
 
 def start_ns() -> int:
-    """Return when the first rank wants all to start, who will have heard of it (epoch nanoseconds)."""
+    """Return when the first rank wants all to start, late enough to reach them (epoch nanoseconds)."""
     return time.time_ns() + int(HEARD_S * 1e9)
 
 

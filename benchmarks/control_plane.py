@@ -67,7 +67,7 @@ def shape(name: str, peer: str, peer_s: float, limit_s: float, load: tuple[Pool,
 
 
 def gang_placements(part: float) -> Row:
-    """Place and take gangs of a generated trace on 10,000 nodes of 20 owners, all given back when full."""
+    """Place and take gangs of a generated trace on 10,000 nodes of 20 owners, all released when full."""
     group = NodeGroup(name="g", chip="H20", nodes=500, chips_per_node=8)
     names = [f"owner-{number}" for number in range(20)]
     pool = Pool(clusters=tuple(Cluster(name=name, owner=name, node_groups=(group,)) for name in names))

@@ -72,7 +72,7 @@ def cut(job: Job, folder: Path, cut_s: float) -> list[Row]:
 
 
 def seeds(job: Job, folder: Path, undisturbed: dict[int, float], chosen: Sequence[int]) -> list[Row]:
-    """Run faults by seed; tell on standard error of each, and what is wrong with any."""
+    """Run faults by seed; report each on standard error, and what is wrong with any."""
     good = 0
     for seed in chosen:
         fault = Fault.of(seed)
@@ -104,7 +104,7 @@ def _rows(what: str, detected: list[float], resumed: list[float], lost: list[flo
 
 
 def _first(run: FaultRun, kind: str, since_s: float) -> float:
-    """Return when an event of `kind` was first told of, in seconds since then; infinite where never."""
+    """Return when an event of `kind` was first reported, in seconds since then; infinite where never."""
     return min(
         (e.time_s - since_s for e in run.events() if e.kind == kind and e.time_s >= since_s),
         default=float("inf"),
@@ -112,7 +112,7 @@ def _first(run: FaultRun, kind: str, since_s: float) -> float:
 
 
 def _last(run: FaultRun, kind: str, since_s: float) -> float:
-    """Return when an event of `kind` was last told of, in seconds since then; infinite where never."""
+    """Return when an event of `kind` was last reported, in seconds since then; infinite where never."""
     return max((e.time_s - since_s for e in run.events() if e.kind == kind), default=float("inf"))
 
 

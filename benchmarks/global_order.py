@@ -27,7 +27,7 @@ NODES_TO_THE_END = 150_000
 
 
 def instance(count: int, queues: int, seed: int) -> tuple[list[WaitingJob], dict[PoolResource, int], list[Release]]:
-    """Return waiting jobs, free chips by queue, and what running jobs give back."""
+    """Return waiting jobs, free chips by queue, and what running jobs release."""
     chance = random.Random(seed)
     names = [PoolResource.chips(f"c{number}", "h20") for number in range(queues)]
     waiting = [

@@ -103,7 +103,7 @@ def switches(chance: random.Random) -> PlacementConstraints:
 
 @dataclass(frozen=True)
 class Sample:
-    """One request: what it took and what came of it."""
+    """One request: its times and its result."""
 
     cpu_ms: float
     wall_ms: float

@@ -62,7 +62,7 @@ def splits(shape: PipelineShape, micro_batches: int) -> Iterator[PipelineSplit]:
 def branches(
     space: SearchSpace, spots: Sequence[ChipSlot], samples: int
 ) -> Iterator[tuple[float, int, list[list[PipelineShape]]]]:
-    """Yield (ring seconds, micro-batch size, shapes per island) of the whole space."""
+    """Yield (ring seconds, micro-batch size, shapes per replica group) of the whole space."""
     for islands in replica_group_sets(spots, space):
         ring = gradient_ring_s(space.workload, space.routes, islands, space.limits.zero)
         for schedule in space.schedules(list(itertools.chain(*islands))):
@@ -108,7 +108,7 @@ def chosen_s(where: Pool) -> tuple[float | None, bool, float]:
 
 
 def first_fails(space: SearchSpace, where: Pool) -> bool:
-    """Say whether the first leaf fails: all chips in one chain, split evenly, nothing recomputed."""
+    """Say whether the first leaf fails: all chips in one pipeline, split evenly, nothing recomputed."""
     shapes = [one[0] for _, size, one in branches(space, spots_in(where), SAMPLES) if len(one) == 1 and size == 1]
     largest = max(itertools.chain(*shapes), key=lambda one: one.num_chips, default=None)
     if largest is None:
@@ -120,7 +120,7 @@ def first_fails(space: SearchSpace, where: Pool) -> bool:
 
 
 def even_s(space: SearchSpace, where: Pool, asked: Job) -> float:
-    """Return the best time with layers split evenly over the stages of one chain."""
+    """Return the best time with layers split evenly over the stages of one pipeline."""
     best = float("inf")
     for ring, size, shapes in branches(space, spots_in(where), SAMPLES):
         if len(shapes) > 1:

@@ -60,7 +60,7 @@ def space_of(where: Pool) -> tuple[SearchSpace, list[ChipSlot]]:
 
 
 def unlike_layouts(space: SearchSpace, spots: Sequence[ChipSlot]) -> Iterator[PlanLayout]:
-    """Yield every layout with sizes that differ: every shape and split of every size for each island."""
+    """Yield every layout with sizes that differ: every shape and split of every size for each replica group."""
     for islands in replica_group_sets(spots, space):
         if len(islands) < 2:
             continue
@@ -93,7 +93,7 @@ def compared(where: Pool) -> tuple[float, float, float] | None:
 
 
 def rows(instances: int) -> list[Row]:
-    """Compare on so many instances."""
+    """Compare on `instances` instances."""
     chance, found = random.Random(2), []
     while len(found) < instances:
         one = compared(near_pool(chance))

@@ -1,7 +1,7 @@
 """Property tests try the same examples in every run, so that a red run means a change and not a draw.
 
 Nothing but what carries `on_the_clock` is judged by its time: the machine may be busy. What does is tried up
-to three times, and a second try is told of. New examples are looked for with
+to three times, and a second try is reported. New examples are looked for with
 `python -m pytest --hypothesis-profile=explore`.
 
 Of rules that take long, and hold of many cases alike, a run tries a sample; `--whole` tries all.
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def whole(request: pytest.FixtureRequest) -> bool:
-    """Tell whether all cases are tried."""
+    """Return whether all cases are tried."""
     return bool(request.config.getoption("--whole"))
 
 

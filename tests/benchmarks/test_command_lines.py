@@ -26,7 +26,7 @@ def measured(monkeypatch):
 @pytest.mark.parametrize(("option", "status", "stream"), [("--help", 0, 0), ("--no-such-option", 2, 1)])
 @pytest.mark.parametrize("name", command.names())
 def test_help_and_a_mistyped_option_run_no_benchmark(name, option, status, stream, monkeypatch, capsys):
-    """Each tells of its options instead: on standard output when asked, as an error when it was mistyped."""
+    """Each lists its options instead: on standard output when asked, as an error when it was mistyped."""
     monkeypatch.setattr("sys.argv", [name, option])
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(f"benchmarks.{name}").main()

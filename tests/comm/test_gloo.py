@@ -1,4 +1,4 @@
-"""Breaking a group of gloo wakes whoever waits in it, also where the first of the others is gone."""
+"""Breaking a gloo group wakes every waiter in it, also where the first of the other ranks is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of incarnations: who is started again meets the others anew, and nothing of before is heard after."""
+"""Rules of incarnations: a restarted rank connects to the others again, and receives no message of before."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Places:
 
 def test_who_is_parting_does_not_wait_for_a_rank_that_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """1. The last rank dies. 2. The others, who have all they need, wait for its leave, with a message to it
-    on its way. 3. Another takes its place: they hear of that and end, with a straggler, for they have to meet
+    on its way. 3. Another takes its place: they learn that and end, with a straggler, for they have to meet
     it once more.
     """
     monkeypatch.setattr(tcp_transport, "LINGER_S", 600.0)
@@ -117,7 +117,7 @@ def test_a_rank_that_comes_back_is_met_anew(killed: int) -> None:
 
 
 def test_ranks_that_count_differently_agree_on_the_latest() -> None:
-    """Whoever was started twice is ahead: all meet where it is."""
+    """A rank that was started twice is ahead: all ranks meet at its incarnation."""
     places = Places(3)
     transports = places.join_all([1, 4, 2])
     assert {one._greeting.incarnation for one in transports} == {4}
@@ -126,7 +126,7 @@ def test_ranks_that_count_differently_agree_on_the_latest() -> None:
 
 @pytest.mark.slow
 def test_who_is_behind_is_refused_and_told() -> None:
-    """A greeting of an earlier incarnation gets the present one; of a later one it is told to come again."""
+    """A greeting of an earlier incarnation gets the present one; one of a later incarnation may retry."""
     for mine, theirs, error in ((3, 1, RestartError), (0, 2, UnavailableError)):
         places = Places(2)
         with ThreadPoolExecutor(1) as pool:
@@ -140,7 +140,7 @@ def test_who_is_behind_is_refused_and_told() -> None:
 
 
 def test_a_process_that_dies_while_it_greets_is_dialled_again() -> None:
-    """The one who dialled waits for whoever takes its place, not for the dead."""
+    """The dialler waits for the process that replaces the dead one."""
     places = Places(2)
     with ThreadPoolExecutor(1) as pool:
         high = pool.submit(places.join, 1, 0)
@@ -151,7 +151,7 @@ def test_a_process_that_dies_while_it_greets_is_dialled_again() -> None:
 
 
 def test_a_place_that_nobody_keeps_is_lost_for_good() -> None:
-    """Where the listener is gone with its process, the loss is no `RestartError`: nobody will come."""
+    """Where the listener is gone with its process, the loss is no `RestartError`: no process will replace it."""
     places = Places(2)
     first = places.join_all([0, 0])
     places.listeners[0].close()

@@ -1,4 +1,4 @@
-"""Rules of the end: ranks that end together hear each other's leave, whatever befalls their lines."""
+"""Rules of the end: ranks that end together receive each other's leave, even if their connections break."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_ends_late_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1. A leaves, and B hears of it. 2. B ends, before its sending thread has run. 3. A hears B's leave."""
+    """1. A leaves, and B receives its leave. 2. B ends, before its sending thread has run. 3. A receives B's leave."""
     a, b = tcp_transports(2)
     heard, ending = threading.Event(), threading.Event()
     next_of, left = Connection._next_fragment, type(b._peers[0]).on_peer_closed
@@ -48,7 +48,7 @@ def test_who_ends_late_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(one, marks=pytest.mark.slow) for one in range(3, 30))])
 def test_nobody_ends_without_being_heard(seed: int) -> None:
-    """Ranks that end at about the same time, some by lines that break at every moment of silence."""
+    """Ranks that end at about the same time, some over connections that break at every moment of silence."""
     chance = random.Random(seed)
     size, lanes = chance.choice([2, 3]), chance.choice([1, 2, 3])
     transports = tcp_transports(size, lanes=lanes, heartbeat_s=chance.choice([0.003, 2.0]))

@@ -166,8 +166,8 @@ def test_errors_cross_the_line(error: UnavailableError) -> None:
 
 @pytest.mark.slow
 def test_a_killed_process_is_a_loss_that_is_mended() -> None:
-    """1. The process of rank 1 is killed. 2. Waiters of both ranks wake, and are told that it comes again.
-    3. They meet anew by other processes, at the same address.
+    """1. The process of rank 1 is killed. 2. Both ranks get a `RestartError`, and their waiters wake.
+    3. They connect again by other processes, at the same address.
     """
     listeners = [listen("127.0.0.1") for _ in range(2)]
     endpoints = [Endpoint("127.0.0.1", one.getsockname()[1]) for one in listeners]
@@ -215,7 +215,7 @@ threading.Event().wait()
 @pytest.mark.slow
 def test_a_worker_that_is_killed_leaves_nothing() -> None:
     """Its transport's process ends with it, and not before; their memory has no name, and is gone with the
-    two. What the process was told is not on its command line.
+    two. Its configuration is not on its command line.
     """
     with subprocess.Popen([sys.executable, "-c", _WORKER], stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None

@@ -1,4 +1,4 @@
-"""A lane gives its connection no more than that sends soon, and none while BBR holds it back."""
+"""A connection hands its socket no more than that sends soon, and nothing while BBR holds it back."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_the_fake_conforms() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_transports_conform(lanes: int) -> None:
-    """The TCP transport keeps every rule of the seam, by one lane or several."""
+    """The TCP transport keeps every rule of the seam, over one connection or several."""
     check_joined_transport(partial(transports, lanes=lanes))
 
 
@@ -141,9 +141,9 @@ def test_cuts_and_silences_lose_and_double_nothing(kind: TransportKind, seed: in
 
 @pytest.mark.on_the_clock
 def test_of_two_that_come_back_as_one_lane_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1. A lane breaks; who dialled it opens it again, hears nothing, and opens it once more. 2. We are still
-    ending the old one: both new connections have its place in view. 3. One gets it, and the other is ended
-    too: no thread and no connection is left when all is over.
+    """1. A connection breaks; its dialler opens it again, gets no answer, and opens it once more. 2. While the old
+    one still ends, both new connections ask for its place. 3. One gets it, and the other is closed too: no
+    thread and no connection is left at the end.
     """
     ends = [socket.socketpair() for _ in range(3)]
     ending, join = threading.Barrier(2), Connection.join
@@ -333,7 +333,7 @@ def test_no_stranger_s_words_end_the_meeting(words: bytes) -> None:
 
 
 def test_a_rank_that_connects_twice_is_turned_away_the_second_time() -> None:
-    """The first connection of a rank stands; who comes as the same rank later is told that it is here."""
+    """The first connection of a rank stays; a later one of the same rank is refused with that reason."""
     mine, theirs = Greeting("j", 1, 0, 3), Greeting("j", 1, 1, 3)
     with listen("127.0.0.1") as first, ThreadPoolExecutor(1) as pool:
         endpoints = [Endpoint("127.0.0.1", first.getsockname()[1])] * 3
@@ -365,7 +365,7 @@ def test_a_peer_that_refuses_connections_is_an_error_at_once() -> None:
 
 
 def test_a_peer_of_another_version_is_a_protocol_error() -> None:
-    """The one who dialled a worker of another format version is told so."""
+    """The refusal of a worker of another format version reaches the dialler as a `ProtocolError`."""
     with listen("127.0.0.1") as other, listen("127.0.0.1") as own, ThreadPoolExecutor(1) as pool:
         endpoints = [Endpoint("127.0.0.1", other.getsockname()[1])] * 2
         dialling = pool.submit(connect_ranks, Greeting("j", 1, 1, 2), endpoints, own, 10)
@@ -497,7 +497,7 @@ def test_a_mailbox_remembers_no_tag_that_is_over() -> None:
 
 
 def test_a_message_that_ends_after_the_loss_changes_nothing() -> None:
-    """1. A message begins to arrive. 2. Another peer is lost, and everybody fails. 3. The message ends."""
+    """1. A message begins to arrive. 2. Another peer is lost, and every receive fails. 3. The message ends."""
     mailbox = ReceiveMatcher(0)
     future = mailbox.post_receive(1, "x", memoryview(bytearray(4)))
     slot = mailbox.begin_message(1, "x", 4)

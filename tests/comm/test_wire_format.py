@@ -248,7 +248,7 @@ def in_background(call: Callable[[], Any]) -> Future[Any]:
 
 
 def test_a_greeting_measures_the_clock_of_the_other_side(pair: tuple[socket.socket, socket.socket]) -> None:
-    """The dialler learns the answering clock minus its own, the answerer the opposite; both ends name rank and lane.
+    """The dialler learns the answering clock minus its own, the answerer the opposite; both name rank and connection.
 
     Virtual clocks: the dialler's advances by 2 per reading from 100, so a round trip takes 2; the answerer's stands
     at 1101, thus between the two readings of the first ping it is ahead by 1000.
@@ -333,7 +333,7 @@ def test_an_answer_says_why_and_whether_to_retry(
     later: bool,
     error: type[Exception],
 ) -> None:
-    """The dialler of a later incarnation and one whose lane is taken may retry; others may not."""
+    """The dialler of a later incarnation and one whose connection number is taken may retry; others may not."""
     near, far = pair
     claimed: list[tuple[int, int]] = []
 

@@ -109,7 +109,7 @@ def test_the_bound_cuts_after_a_whole_line(tmp_path):
 
 @pytest.mark.timeout(20)
 def test_what_is_no_file_is_passed_over(tree):
-    """Links to files are read; links to folders, to themselves or to nothing, and pipes, stop nobody."""
+    """Links to files are read; links to folders, to themselves or to nothing, and pipes, are skipped."""
     (tree / "sub" / "up").symlink_to("..")
     (tree / "self").symlink_to("self")
     (tree / "gone").symlink_to("nowhere")

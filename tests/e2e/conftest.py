@@ -1,4 +1,4 @@
-"""Pools that several tests use one after another: each gives back what it has used."""
+"""Pools that several tests use one after another: each test releases what it has used."""
 
 from __future__ import annotations
 

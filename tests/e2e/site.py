@@ -44,7 +44,7 @@ CONFIG = {
 
 
 def clusters_of(cores: dict[str, int], memory_scale: float) -> dict[str, Any]:
-    """Clusters of so many cores each, of that part of a core's memory, 2 ms and 1 Gbit/s apart."""
+    """Clusters of `cores` cores each with `memory_scale` of a core's memory, 2 ms and 1 Gbit/s apart."""
     return {
         "clusters": [
             {

@@ -43,7 +43,7 @@ def job_of(folder: Path, name: str, **changes: Any) -> Job:
 
 
 def is_unlike(plan: Plan) -> bool:
-    """Tell whether one replica has two stages in the north and the other is one in the south."""
+    """Return whether one replica has two stages in the north and the other is one in the south."""
     pipelines = [[stage.cluster for stage in plan.pipeline(replica)] for replica in range(plan.dp)]
     return sorted(pipelines) == [["north", "north"], ["south"]]
 

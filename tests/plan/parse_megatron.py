@@ -2,7 +2,7 @@
 
 In: `[{"world": 16, "arguments": [...]}, ...]`. Out, one each: what the parser, its validation and the layout
 came to, or `{"refused": "why"}`. Validation asks for the architecture of a GPU, which no test machine has: it
-is told 9 (Hopper). Nothing else is replaced.
+gets 9 (Hopper). Nothing else is replaced.
 """
 
 import json

@@ -35,7 +35,7 @@ def staged(cuts: tuple[int, ...], *, dp: int = 1, clusters: str = "ab", **fields
 
 
 def with_stages(plan: Plan, stages: Iterable[Stage]) -> Plan:
-    """Return the plan with other stages, validated anew."""
+    """Return the plan with other stages, validated again."""
     return Plan.model_validate(dict(plan) | {"stages": tuple(stages)})
 
 

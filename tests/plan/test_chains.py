@@ -1,4 +1,4 @@
-"""Rules of chains by worth: none is missed, none comes early, and islands that are alike share them."""
+"""Rules of pipelines by worth: none is missed, none comes early, and equal replica groups share them."""
 
 import itertools
 from dataclasses import replace
@@ -33,7 +33,7 @@ def worth(dp, first_s, pace_s):
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("limits", [{}, {"max_chips": 6}, {"executable": True}])
 def test_all_chains_come_once_by_rising_worth(count, limits):
-    """A family promises no less than its chains, so that opened lazily they come as if sorted."""
+    """The bounds of a `PipelineGroup` hold for its pipelines, so that expanded lazily they come as if sorted."""
     space, spots = space_of(**limits)
     chains = space.enumerate_pipelines(spots[:count], 1, MICRO_BATCHES)
     every = sorted(worth(one.dp, one.first_s, one.interval_s) for one in chains.all_pipelines())
@@ -58,7 +58,7 @@ def test_a_limit_leaves_out_only_chains_that_end_later():
 
 
 def test_no_split_beats_the_bound_of_its_chain():
-    """First micro-batch, pace and end of every chain that fits are at least what it was bounded by."""
+    """First micro-batch, pace and end of every pipeline that fits are at least its bounds."""
     space, spots = space_of()
     for island in (spots[:1], spots[:2], spots, [pool_slots((spots[0], spots[2]))]):
         ranking = space.enumerate_pipelines(island, 1, MICRO_BATCHES).ranked_by_end()

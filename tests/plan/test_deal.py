@@ -1,4 +1,4 @@
-"""Rules of dealing micro-batches, recomputed layers, and islands."""
+"""Rules of dealing micro-batches, recomputed layers, and replica groups."""
 
 import itertools
 import math

@@ -47,7 +47,7 @@ def feasible(pace_s, dp):
 @settings(deadline=None)
 @given(rows=islands, total=st.integers(1, 40), looser=st.sampled_from([1.0, 0.5]))
 def test_the_least_end_is_that_of_enumeration(rows, total, looser):
-    """With an option per island, each replica taking ceil(total / replicas), none ends earlier."""
+    """With an option per replica group, each replica taking ceil(total / replicas), none ends earlier."""
     best = math.inf
     for chosen in itertools.product(*rows):
         if all(feasible(pace, dp) for _, pace, dp in chosen):

@@ -164,7 +164,7 @@ def test_recomputation_that_differs_by_stage_is_refused():
 
 
 def test_every_reason_is_given_at_once():
-    """Nobody mends a plan one refusal at a time."""
+    """One error lists all obstacles of a plan."""
     with pytest.raises(PlanError, match=r"'overlapped'.*ZeRO 3"):
         megatron(staged((4, 4), schedule="overlapped", zero=3))
 

@@ -1,4 +1,4 @@
-"""Rules of micro-benchmarks: shares are of the data sheet, the fastest repetition counts, scatter is told."""
+"""Rules of micro-benchmarks: shares are of the data sheet, the fastest repetition counts, scatter is reported."""
 
 import pytest
 

@@ -106,7 +106,7 @@ def seconds(plan, known, samples):
 
 
 def every_chain(case):
-    """All chains through one or both places, every cut, split and number of replicas."""
+    """All pipelines through one or both places, every cut, split and number of replicas."""
     places = list(case.chips)
     orders = [(a,) for a in places] + list(itertools.permutations(places, 2))
     for size, order in itertools.product((1, 2), orders):
@@ -175,7 +175,7 @@ def test_every_plan_is_whole_and_within_the_chips(chips):
 
 @pytest.mark.parametrize("memory_gb", [80.0, 40.0, 30.0])
 def test_no_chain_is_better_by_sailors_formula(memory_gb):
-    """The best plan of the search is at least as good as every chain, written out, with its memory."""
+    """The best plan of the search is at least as good as every pipeline, written out, with its memory."""
     known = tables(memory_gb)
     case = Case("one", "made-up", 12, {("fast", ZONE): 4, ("slow", ZONE): 4})
     best = min(seconds(one.as_dict(), known, case.samples) for one in every_chain(case))

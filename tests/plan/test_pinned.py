@@ -25,7 +25,7 @@ def ask(limits: SearchLimits | None = None, **fields: object) -> SearchResult:
     [{"tp": 2}, {"pp": 5}, {"dp": 3}, {"tp": 4, "pp": 6, "dp": 1}, {"tp": 1, "pp": 2, "dp": 4}, {"cp": 2}],
 )
 def test_every_plan_keeps_the_degrees(parallel: dict[str, int]) -> None:
-    """A degree that the job fixes is that of every stage, of every chain, and of all replicas together."""
+    """A degree that the job fixes is that of every stage, of every pipeline, and of all replicas together."""
     plans = ask(parallel=parallel).plans
     assert plans
     for plan in plans:
@@ -51,14 +51,14 @@ def test_a_fixed_number_of_stages_is_found_over_several_roomy_clusters() -> None
     ],
 )
 def test_degrees_that_no_pool_could_keep_are_refused(parallel: dict[str, int], reason: str) -> None:
-    """They would let the job wait for ever."""
+    """They would let the job wait without end."""
     with pytest.raises(PlanError, match=reason):
         ask(parallel=parallel)
 
 
 @pytest.mark.parametrize("name", ["cp", "ep"])
 def test_what_the_runtime_does_not_run_is_refused(name: str) -> None:
-    """The runtime has one chip per stage: a job that fixes more is told so."""
+    """The runtime has one chip per stage: a job that fixes more is refused with that reason."""
     with pytest.raises(PlanError, match=f"parallel.{name} 2: the runtime"):
         ask(SearchLimits(executable=True), parallel={name: 2})
 

@@ -1,4 +1,4 @@
-"""Rules of stages of unlike layers: their tables, bounds on their chains, and merging small layers."""
+"""Rules of stages of unlike layers: their tables, bounds on their pipelines, and merging small layers."""
 
 import itertools
 import math
@@ -66,7 +66,7 @@ def test_rows_are_what_cutting_each_stage_gives(model, memory):
 @pytest.mark.parametrize("model", UNLIKE)
 @pytest.mark.parametrize("memory", [1.0, 0.3])
 def test_no_split_of_unlike_layers_beats_the_bounds_of_its_chain(model, memory):
-    """A chain's bound and `split_bound` are below first micro-batch and pace of every split; `cut` finds one."""
+    """A pipeline's bound and `split_bound` are below first micro-batch and pace of every split; `cut` finds one."""
     space, spots = space_of(*model, memory)
     for bound in itertools.islice(space.enumerate_pipelines(spots, 1, 16).all_pipelines(), 0, 400, 9):
         shape = bound.make("1f1b")

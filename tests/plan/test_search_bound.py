@@ -47,7 +47,7 @@ chains = st.lists(block, min_size=1, max_size=3).filter(lambda blocks: all(sum(o
 
 
 def run(blocks, micro_batches, schedule):
-    """Return the seconds of a chain that really has these layers: pipeline, then each stage's reduction."""
+    """Return the seconds of a pipeline that really has these layers: its run, then each stage's reduction."""
     times, wires, rows = [], {}, []
     for one in blocks:
         held = [count for count in one["layers"] if count]
@@ -69,7 +69,7 @@ def run(blocks, micro_batches, schedule):
 
 
 def limits(blocks, micro_batches, ahead):
-    """Return what the proof knows of the chain: the stages there may be, not how many layers they take."""
+    """Return what the proof knows of the pipeline: the possible stages, not how many layers they take."""
     found, after = [], sum(len(one["layers"]) for one in blocks)
     for place, one in enumerate(blocks):
         for own, _ in enumerate(one["layers"]):
@@ -97,7 +97,7 @@ schedules = st.sampled_from([("1f1b", 1), ("overlapped", 2), ("gpipe", 0)])
 @settings(deadline=None)
 @given(chains, st.integers(1, 9), schedules)
 def test_what_ran_in_a_time_is_never_refuted_stage_by_stage(blocks, micro_batches, schedule):
-    """Any split of any chain under any schedule passes `layers_within_time` for the time that it took."""
+    """Any split of any pipeline under any schedule passes `layers_within_time` for the time that it took."""
     name, ahead = schedule
     time_s = run(blocks, micro_batches, name)
     layers = sum(sum(one["layers"]) for one in blocks)

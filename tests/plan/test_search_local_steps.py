@@ -29,7 +29,7 @@ def best_s(answer, local=False):
 
 
 def test_a_thin_link_makes_averaging_pay_and_the_plan_says_what_it_costs():
-    """Without local steps one site trains alone; with them both do, and `why` tells what changes."""
+    """Without local steps one site trains alone; with them both do, and `why` says what changes."""
     pool = make_pool(PAIR, **THIN)
     every, few = ask(pool, 1), ask(pool, 500)
     assert len(every.plans[0].clusters) == 1
@@ -43,7 +43,7 @@ def test_a_thin_link_makes_averaging_pay_and_the_plan_says_what_it_costs():
 
 @pytest.mark.parametrize("limits", [SearchLimits(executable=True), SearchLimits(dp=2)])
 def test_limits_that_admit_one_chain_have_no_local_steps(limits):
-    """Our runtime reduces gradients every step, and a fixed dp is that of one chain."""
+    """Our runtime reduces gradients every step, and a fixed dp is that of one pipeline."""
     answer = ask(make_pool(PAIR, **THIN), 500, limits)
     assert answer.plans
     assert all(plan.local_steps == 1 for plan in answer.plans)

@@ -1,4 +1,4 @@
-"""Rules of chains that end where they began, and of stages whose replicas are in several places."""
+"""Rules of pipelines that end where they began, and of stages whose replicas are in several places."""
 
 import itertools
 import random
@@ -91,7 +91,7 @@ def test_a_chain_may_return_to_where_the_data_are():
 
 
 def test_orders_pass_a_cluster_once_and_may_come_back_at_the_end():
-    """Two spots have two orders, after each of which a chain may return; a pool is filled from either end."""
+    """Two spots have two orders, after each of which a pipeline may return; a pool is filled from either end."""
     where = alike([1, 2])
     space, _ = space_of(where)
     spots = spots_in(where)

@@ -232,7 +232,7 @@ def test_fixed_degrees_bind_every_plan():
 
 
 def test_planning_near_old_plans_is_quicker_and_keeps_to_their_branches():
-    """Fewer chains are cut; with nothing changed the same best plan is found."""
+    """Fewer pipelines are split; with nothing changed the same best plan is found."""
     pool = make_pool([{"count": 4, "flops": 1e14, "memory_gb": 6.0, "price": 1.0}] * 3, gbps=40, round_trip_ms=5)
     whole = ask(pool)
     again = ask(pool, near=whole.layouts)

@@ -70,7 +70,7 @@ def test_the_algorithm_follows_the_size():
     faster=st.floats(1, 10),
 )
 def test_collectives_are_monotone(num_bytes, size, stride, faster):
-    """More bytes never take less time, faster links never more; one chip talks to nobody."""
+    """More bytes never take less time, faster links never more; one chip needs no time."""
     better = Topology(
         chips_per_node=8,
         link_bytes_per_s=100e9 * faster,

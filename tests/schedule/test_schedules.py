@@ -328,7 +328,7 @@ class Hand:
 
 
 def run_by_hand(schedule: Schedule, draw: random.Random) -> bool:
-    """Tell whether a run in a random order of stages completes."""
+    """Return whether a run in a random order of stages completes."""
     hand = Hand(schedule)
     try:
         while ready := [s for s in range(hand.n) if hand.todo[s]]:

@@ -88,7 +88,7 @@ def test_all_of_and_first_of():
 
 
 def test_a_queue_hands_out_in_order():
-    """Oldest item first, to whoever asked first."""
+    """Oldest item first, to the oldest request."""
     kernel, got = Kernel(), []
     queue = Queue(kernel)
 
@@ -107,7 +107,7 @@ def test_a_queue_hands_out_in_order():
 
 
 def test_misuse_is_refused():
-    """The past, an event twice, a place given back twice, a resource without slots."""
+    """The past, an event twice, a place released twice, a resource without slots."""
     kernel = Kernel()
     kernel.call_at(1.0, lambda _: None)
     kernel.run()

@@ -97,7 +97,7 @@ def test_on_a_shared_wire_a_faster_chip_can_slow_the_step():
     """Why the rule above asks for wires of their own: on a shared one, being early can be in the way.
 
     1. Stages 1 and 2 send over one wire. Their messages meet there.
-    2. With stage 1 faster, its message comes first, and the one that everybody waits for queues behind it.
+    2. With stage 1 faster, its message comes first, and the one that the step waits for queues behind it.
     """
     found = []
     draw = random.Random(3)

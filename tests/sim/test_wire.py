@@ -148,7 +148,7 @@ def test_a_link_of_the_pool_becomes_a_wire():
     ],
 )
 def test_impossible_wires_are_refused(more):
-    """No rate, negative delay, or nothing left of the rate for ever."""
+    """No rate, negative delay, or interference that never leaves any of the rate."""
     with pytest.raises(InputError):
         wire(**more)
     with pytest.raises(InputError):

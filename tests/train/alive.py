@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """What is freed inside is freed because nobody holds it, not because the collector came by."""
+    """What is freed inside is freed because nothing refers to it, not because the collector ran."""
     gc.collect()
     gc.disable()
     try:

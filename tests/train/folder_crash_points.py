@@ -43,7 +43,7 @@ def write_all(folder: Path) -> None:
 
 
 def cut_off(folder: Path, before: int, work: Callable[[], None]) -> bool:
-    """Do `work` in a child that dies before its operation `before` on `folder`; tell whether it did."""
+    """Do `work` in a child that dies before its operation `before` on `folder`; return whether it did."""
     child = os.fork()
     if child == 0:
         seen = 0

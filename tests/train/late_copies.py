@@ -1,4 +1,4 @@
-"""A stand-in for a device's copy streams: nothing is copied before somebody waits for the end of a copy."""
+"""A stand-in for a device's copy streams: nothing is copied before a thread waits for the end of a copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 class LateCopies:
     """Copies among CPU tensors, as late as they may be; what is read too early is seen to be wrong.
 
-    `told` has what was asked for, in order: a mark by its number, a copy by the mark it may begin after.
+    `told` lists the requests in order: a mark by its number, a copy by the mark it may begin after.
     """
 
     def __init__(self) -> None:

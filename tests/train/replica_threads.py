@@ -139,7 +139,7 @@ class Replicas:
 def curve(
     model: Path, plan: Plan, training: TrainingConfig, steps: int | None = None, **options: Any
 ) -> list[UpdateResult]:
-    """Train a plan for all steps of `training`, or the first so many; return what each step found."""
+    """Train a plan for all steps of `training`, or the first `steps`; return the result of each step."""
     replicas = Replicas(model, plan, training, **options)
     try:
         return replicas.train(steps or training.steps)

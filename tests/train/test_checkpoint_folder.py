@@ -218,7 +218,7 @@ def test_a_folder_that_is_completed_meanwhile_tells_of_no_failure(
 
 
 def test_parts_of_another_attempt_do_not_count(tmp_path: Path) -> None:
-    """What a rank wrote before all began anew is not mixed with what another writes after."""
+    """What a rank wrote before a restart of all is not mixed with what another writes after."""
     write_rank_part(tmp_path, [piece(0, 2)], step=2, rank=0, write_id="1")
     write_rank_part(tmp_path, [piece(1, 2)], step=2, rank=1, write_id="2")
     assert not complete(tmp_path, 2, writing="1")
@@ -226,7 +226,7 @@ def test_parts_of_another_attempt_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
-    """Training that comes by a damaged checkpoint's step again writes it anew."""
+    """Training that reaches a damaged checkpoint's step again writes it again."""
     write(tmp_path, 1)
     (tmp_path / "step-00000001/__0_0.distcp").write_bytes(b"")
     assert newest_valid(tmp_path) is None
@@ -249,7 +249,7 @@ def test_a_damaged_later_checkpoint_does_not_push_out_whole_ones(tmp_path: Path)
 
 
 def test_another_releases_layout_is_refused_and_not_passed_over(tmp_path: Path) -> None:
-    """A run does not silently begin anew beside checkpoints that it cannot read."""
+    """A run does not silently start from step 0 beside checkpoints that it cannot read."""
     place = tmp_path / "step-00000005"
     place.mkdir()
     (place / "manifest.json").write_text('{"version": 1, "step": 5, "samples": 40, "files": []}')

@@ -50,7 +50,7 @@ def test_weights_are_put_off_and_change_nothing(variant: str, kind: RecomputeKin
 
 
 def test_a_backward_outside_is_refused(tmp_path: Path) -> None:
-    """Weights that nobody would multiply are an error, not a model that does not learn."""
+    """Weight gradients that are never computed are an error, not a model that does not learn."""
     stage = build_stage(
         write_config(tmp_path, "llama"), (1, 2), dtype=torch.float32, device="cpu", seed=0, weights="random"
     )

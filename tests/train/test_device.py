@@ -36,7 +36,7 @@ def test_a_worker_takes_the_first_card_it_sees(wish: str, virtual: bool, num_cud
 
 
 def test_a_card_that_is_not_there_is_refused() -> None:
-    """Who asks for CUDA and has none is told, not given a CPU."""
+    """A request for CUDA where there is none is refused, not served by a CPU."""
     with pytest.raises(PlanError, match="sees no CUDA device"):
         choose_device("cuda", virtual=False, num_cuda=0)
 
@@ -49,7 +49,7 @@ def test_a_cpu_stage_talks_through_host_backends() -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 1), (2, 6), (4, 3), (5, 9)])
 def test_blocking_schedules_suit_groups_without_buffers(schedule: str, stages: int, micro_batches: int) -> None:
-    """Neighbours start their common exchanges in one order: a queueing group never waits for ever."""
+    """Neighbours start their common exchanges in one order: a queueing group never waits without end."""
     check_message_order(make_schedule(schedule, stages, micro_batches))
 
 

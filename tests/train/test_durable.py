@@ -1,4 +1,4 @@
-"""Rules of writing checkpoints while training goes on: all ranks' or none, and nobody waits for the disk."""
+"""Rules of writing checkpoints while training goes on: all ranks' or none, and no rank waits for the disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def nothing() -> None:
 
 
 def test_a_checkpoint_is_complete_at_all_ranks_at_once(tmp_path: Path) -> None:
-    """Once it is complete each rank is told; before, none is, however long ago it wrote its part."""
+    """Once it is complete each rank is notified; before, none is, however long ago it wrote its part."""
     first, second = writers(tmp_path)
     told = [Event(), Event()]
     first.begin(1, 8, [piece(0, 1)], told[0].set)
@@ -75,7 +75,7 @@ def test_the_next_checkpoint_waits_for_the_one_before(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_cannot_write_fails_the_checkpoint_everywhere(tmp_path: Path) -> None:
-    """The others are told why, and do not wait for ever."""
+    """The others get the reason, and do not wait without end."""
     first, second = writers(tmp_path)
     first.begin(1, 8, [piece(0, 1)], nothing)
     work = tmp_path / "step-00000001.1.tmp"
@@ -100,7 +100,7 @@ def test_a_failure_is_raised_before_the_next_update(tmp_path: Path) -> None:
 
 
 def test_a_lost_rank_ends_the_wait(tmp_path: Path) -> None:
-    """A rank that waits for the parts of others hears that one is gone."""
+    """A rank that waits for the parts of others gets an error if one is gone."""
     loss = PeerError("peer 1 is lost")
     first = AsyncCheckpointWriter(tmp_path, rank=0, num_ranks=2, write_id="1", keep=1, find_loss=lambda: loss)
     first.begin(1, 8, [piece(0, 1)], nothing)

@@ -245,7 +245,7 @@ def test_evaluation_trains_nothing_and_takes_any_number_of_samples(device: str, 
 
 
 class Slow(Future[None]):
-    """The arrival of a message that somebody must wait for."""
+    """The arrival of a message that its receiver must wait for."""
 
     def result(self, timeout: float | None = None) -> None:
         if not self.done():

@@ -84,7 +84,7 @@ def test_a_pulse_says_what_the_rank_does() -> None:
 
 
 def test_a_slow_time_is_told_of_once_when_it_begins_and_ends() -> None:
-    """Single slow steps are not told of; the plan's time counts until the rank has a history of its own."""
+    """Single slow steps are not reported; the plan's time counts until the rank has a history of its own."""
     pace = StragglerDetector(planned_s=1.0)
     assert [pace.add_step(1.0) for _ in range(10)] == [None] * 10
     assert pace.add_step(9.0) is None

@@ -53,7 +53,7 @@ def spec_of(folder: Path) -> WorkerSpec:
 
 
 def test_a_lease_is_left_only_where_it_is_said_so(tmp_path: Path) -> None:
-    """What was left is found by the same run and layout of state alone, and only once nobody holds it."""
+    """What was left is found by the same run and layout of state alone, and only once no process holds it."""
     spec, shared = spec_of(tmp_path), tmp_path / "shm"
     shared.mkdir()
     with MemoryLease(spec, shared):
@@ -96,7 +96,7 @@ class Alone(Communicator):
         return [data]
 
     def barrier(self) -> None:
-        """Nobody else is to come."""
+        """Return at once: there is no other rank."""
 
 
 @pytest.mark.parametrize("has_room", [True, False])
@@ -122,7 +122,7 @@ def test_what_was_left_is_taken_over_where_there_is_room(
 
 @pytest.mark.slow
 def test_a_rank_that_begins_elsewhere_gets_its_state_back(tmp_path: Path) -> None:
-    """A machine is lost; the next attempt goes on from memory, with the bits of a run that nothing befell.
+    """A machine is lost; the next attempt goes on from memory, with the bits of an undisturbed run.
 
     1. Three ranks on three machines of a cluster, no checkpoint on disk. 2. Once another machine holds a copy
     of it, one is gone, its memory too: the others end, and leave theirs. 3. The next attempt begins after a

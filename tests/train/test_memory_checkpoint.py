@@ -21,7 +21,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def state(step: int, elements: int = 1000) -> Tensors:
-    """Tensors of several types and shapes, all telling the step."""
+    """Tensors of several types and shapes, all filled by the step."""
     return {
         "weight/a": torch.full((elements,), float(step)),
         "weight/b": torch.full((3, 5), step, dtype=torch.bfloat16),

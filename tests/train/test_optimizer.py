@@ -99,7 +99,7 @@ def test_nothing_to_learn_is_a_norm_of_zero() -> None:
 
 
 def test_bf16_gathers_gradients_in_fp32() -> None:
-    """Small gradients of many micro-batches add up in fp32, where a bf16 sum would have stood still."""
+    """Small gradients of many micro-batches add up in fp32, where a bf16 sum would not have changed."""
     parameter = nn.Parameter(torch.ones(1, 1))
     optimizer = Optimizer([("w", parameter)], make_training(precision="bf16"))
     assert parameter.dtype is torch.bfloat16

@@ -41,7 +41,7 @@ class Done:
 
 
 class Recorder(Communicator):
-    """An exchange with nobody, which notes what is asked of it."""
+    """An exchange without peers, which records its requests."""
 
     def __init__(self, events: list[str]) -> None:
         super().__init__("abc", 1)

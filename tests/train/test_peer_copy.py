@@ -1,4 +1,4 @@
-"""Rules of copies at peers: kept on another machine, whole or not at all, and given back."""
+"""Rules of copies at peers: kept on another machine, whole or not at all, and returned to their owner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_holder_is_on_another_machine(places: list[tuple[str, str]], across: b
 
 
 def test_holders_share_the_work() -> None:
-    """Two machines of two ranks each: everybody holds one copy."""
+    """Two machines of two ranks each: every rank holds one copy."""
     places = [("a", "x"), ("a", "x"), ("a", "y"), ("a", "y")]
     assert sorted(choose_snapshot_holders(places, across_clusters=False)) == [0, 1, 2, 3]  # type: ignore[type-var]
 
@@ -116,7 +116,7 @@ def test_a_copy_is_given_back(ranks: Ranks, transports: list[MemoryTransport], t
 
 
 def exchanged(transports: list[MemoryTransport], memory: MemoryCheckpoint, held: MemoryCheckpoint) -> bool:
-    """Send the newest snapshot from rank 0 to rank 1; return what the sender was told."""
+    """Send the newest snapshot from rank 0 to rank 1; return whether its copy is valid."""
     slot = memory.slot(memory.steps()[-1])
     assert slot is not None
     with ThreadPoolExecutor(1) as pool:

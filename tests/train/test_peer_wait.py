@@ -114,7 +114,7 @@ def test_tensor_parallel_collectives_are_marked(
 
 @pytest.mark.parametrize("what", ["receive", "staged receive", "sum"])
 def test_the_heartbeat_tells_a_wait_from_work(what: str) -> None:
-    """Two ranks, one step. 1. The first works: `busy_since_s` stands still. 2. It waits for the second rank, itself
+    """Two ranks, one step. 1. The first works: `busy_since_s` is constant. 2. It waits for the second rank, itself
     or by another thread (staged): `busy_since_s` follows the clock. 3. The second rank answers, and the first works
     again.
     """

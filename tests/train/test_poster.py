@@ -33,7 +33,7 @@ class Message:
 
 
 def test_exchanges_begin_in_the_order_in_which_they_were_handed_over() -> None:
-    """Whoever hands over goes on at once; what begins first was handed over first."""
+    """The submitting thread goes on at once; exchanges begin in the order of submission."""
     poster: SendThread[int] = SendThread()
     gate, begun = threading.Event(), list[int]()
 
@@ -69,7 +69,7 @@ def test_what_starting_raises_is_raised_by_waiting() -> None:
 
 
 def test_between_exchanges_it_holds_none() -> None:
-    """What has begun and nobody waits for any more is free; to hand over nothing is no harm."""
+    """An exchange that has begun and has no waiter left is freed; submitting none is harmless."""
     poster: SendThread[Message] = SendThread()
     assert poster.submit([], lambda _: Done()) == []
     message = Message()
@@ -82,7 +82,7 @@ def test_between_exchanges_it_holds_none() -> None:
 
 
 def test_the_thread_ends_with_the_poster() -> None:
-    """A poster that nobody holds leaves no thread behind."""
+    """A poster without references leaves no thread behind."""
     poster: SendThread[int] = SendThread()
     poster.submit([1], lambda _: Done())[0].wait()
     thread = poster._thread

@@ -47,7 +47,7 @@ def test_after_a_damaged_checkpoint_training_goes_on_for_a_while(folder: WorkerF
 
 
 def test_what_cannot_be_told_is_not_protected(folder: WorkerFolder) -> None:
-    """Where the folder takes no file the agent hears nothing, and a later checkpoint is tried."""
+    """Where the folder takes no file the agent gets no report, and a later checkpoint is tried."""
     guard = CheckpointRequests(folder)
     folder.write_checkpoint_request(CheckpointRequest(after=0))
     folder.verified_checkpoint_path.mkdir()

@@ -83,7 +83,7 @@ def test_a_loss_holds_no_memory_once_the_ranks_have_met_anew(tmp_path: Path) -> 
 
 
 def test_losses_that_let_no_step_be_done_end_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes again at once would come for ever; one step in between, and the count begins anew."""
+    """A loss that repeats at once would repeat without end; one step in between restarts the count."""
     monkeypatch.setattr("isthmus.train.recovery.rank_recovery.MAX_LOSSES", 4)
     membership = Patient()
     recovery = recovery_of(tmp_path, membership)

@@ -153,7 +153,7 @@ def names_by_rank(plan: Plan, tied: bool = False) -> list[set[str]]:
 @settings(max_examples=30, deadline=None)
 @given(cuts=st.lists(st.tuples(st.integers(1, 4), st.text("abc", min_size=2, max_size=2)), min_size=2, max_size=4))
 def test_gradients_are_shared_by_one_rank_of_each_cluster(cuts: list[tuple[int, str]]) -> None:
-    """What several clusters hold, one rank of each answers for; what one holds alone, nobody."""
+    """What several clusters hold, one rank of each answers for; what one holds alone, none."""
     stages = [
         {"replica": r, "cluster": cluster, "node_group": "cpu", "layers": layers}
         for r, (cut, clusters) in enumerate(cuts)
@@ -201,8 +201,8 @@ def steps_s(workers: Workers) -> list[float]:
 def test_workers_rehearse_a_job(tmp_path: Path) -> None:
     """Two replicas of two stages in two clusters run in the time of the plan, and leave nothing but figures.
 
-    1. Four processes, each a stage of four chips, meet through a proxy; nobody reads the data, which is not
-    there. 2. A step takes no less than its pipeline and its update. 3. What a sender reports is what crossed.
+    1. Four processes, each a stage of four chips, meet through a proxy; none reads the data, which does not
+    exist. 2. A step takes no less than its pipeline and its update. 3. What a sender reports is what crossed.
     4. No loss, no checkpoint, no model.
     """
     job = virtual_job(tmp_path, steps=3, training={"precision": "bf16", "sequence_length": 64})

@@ -18,7 +18,7 @@ from tests.train.worker_jobs import make_job, make_plan
 
 
 def both(folder: Path, fixed: dict[str, Any], **changes: Any) -> tuple[Plan, WorkerSpec]:
-    """Return a plan of two stages for a small job, and what its first worker is told."""
+    """Return a plan of two stages for a small job, and the specification of its first worker."""
     job = make_job(folder)
     plan = make_plan(job, [2, 4], **changes).model_copy(update=fixed)
     return plan, WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=plan)

@@ -143,7 +143,7 @@ def test_each_parameter_of_the_model_is_in_one_stage(tmp_path, variant, bounds):
 @pytest.mark.slow
 @any_variant
 def test_gradients_of_chained_stages_are_those_of_the_whole(tmp_path, variant):
-    """Back-propagation through the chain gives transformers' gradients; tied copies add up to the whole's."""
+    """Back-propagation through the stages gives transformers' gradients; tied copies add up to the whole's."""
     save_model(tmp_path, variant)
     whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, experts_implementation="eager").train()
     parts = stages(tmp_path, [0, 1, NUM_LAYERS], weights="load")

@@ -132,7 +132,7 @@ class Sent:
 
 
 class Slow(LateCopies):
-    """A device whose copies end when it is told so."""
+    """A device whose copies end once `may_end` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Slow(LateCopies):
 
 
 class Noting(Communicator):
-    """An exchange with nobody, which notes what it sends."""
+    """An exchange without peers, which records what it sends."""
 
     def start_message(self, message: TensorMessage) -> Sent:
         return Sent(message.tensor)

@@ -1,4 +1,4 @@
-"""Rules of lanes: many where tensors go, one elsewhere, and both of a pair agree."""
+"""Rules of connections: many where tensors go, one elsewhere, and both of a pair agree."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from isthmus.train.communication.connection_counts import num_connections
 
 
 def plan_of(replicas: int, stages: int) -> Plan:
-    """Return a plan of so many replicas of so many stages, each stage in a cluster of its own."""
+    """Return a plan of `replicas` replicas of `stages` stages, each stage in a cluster of its own."""
     cuts = [(s, s + 1) for s in range(stages)]
     return Plan.model_validate(
         {
@@ -27,7 +27,7 @@ def plan_of(replicas: int, stages: int) -> Plan:
 
 
 def test_lanes_are_where_tensors_go() -> None:
-    """Neighbours in a pipeline, and its two ends, have all lanes; the other pairs of a replica have one."""
+    """Neighbours in a pipeline, and its two ends, have all connections; the other pairs of a replica have one."""
     plan = plan_of(1, 5)
     table = [[num_connections(plan, a, b, 4) for b in range(5)] for a in range(5)]
     assert table[0] == [4, 4, 1, 1, 4]
@@ -35,7 +35,7 @@ def test_lanes_are_where_tensors_go() -> None:
 
 
 def test_replicas_exchange_gradients() -> None:
-    """Ranks of different replicas have all lanes; what one of a pair counts, the other does."""
+    """Ranks of different replicas have all connections; what one of a pair counts, the other does."""
     plan = plan_of(2, 4)
     pairs = [(a, b) for a in range(8) for b in range(8)]
     assert all(num_connections(plan, a, b, 4) == num_connections(plan, b, a, 4) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""Rules of the report's tasks on virtual chips: ratios are kept, and nothing that was withheld is told."""
+"""Rules of the report's tasks on virtual chips: ratios are kept, and withheld figures stay empty."""
 
 from __future__ import annotations
 

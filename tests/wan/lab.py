@@ -99,7 +99,7 @@ def a_worker() -> Iterator[Worker]:
 
 
 def closed_port() -> str:
-    """An address where nobody listens."""
+    """An address without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return format_address(*listener.getsockname())
 

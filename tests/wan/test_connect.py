@@ -120,7 +120,7 @@ def test_a_route_that_is_not_there_is_an_unavailable_error_but_no_peer_error() -
     ],
 )
 def test_a_route_that_is_no_proxy_is_named(reply: bytes, message: str) -> None:
-    """Another protocol, a silent close, or an endless head: each is told, none hangs."""
+    """Another protocol, a silent close, or an endless head: each has its error, none hangs."""
 
     def answer(connection: socket.socket) -> None:
         connection.recv(1000)

@@ -143,7 +143,7 @@ class TestAsRoot:
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    """An ordinary user and a machine without TUN devices are told so."""
+    """The reason names missing root rights and missing TUN devices."""
     root = 0x1FFFFFFFFFF
     assert "need Linux and root" in (unavailable_reason(0) or "")
     assert "CAP_SYS_ADMIN" in (unavailable_reason(root & ~(1 << 21)) or "")

@@ -242,7 +242,7 @@ def test_a_pair_with_one_link_gets_the_same_back(worker: Worker) -> None:
 
 
 def test_ending_the_links_breaks_what_is_open_and_frees_the_ports(worker: Worker) -> None:
-    """After the end nobody listens, and no open connection waits for ever."""
+    """After the end no listener is left, and no open connection waits without end."""
     with links_in_background(joined(1, 4)) as links:
         route = links.routes["a"]["b"]
         connection = a_to_b(links, worker)
