@@ -53,7 +53,7 @@ def workers_of(site, job_id):
 def nothing_is_held(site):
     """Every card is free, and no worker runs."""
     pool = site.client.pool()
-    free = all(c.free_chips == {g.name: g.chips for g in c.cluster.node_groups} for c in pool.clusters)
+    free = all(c.free_chips == {g.name: g.num_chips for g in c.cluster.node_groups} for c in pool.clusters)
     return free and not [p for p in processes_in(site.folder) if "isthmus.train." in " ".join(p.cmdline())]
 
 

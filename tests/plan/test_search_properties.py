@@ -213,7 +213,7 @@ def test_a_search_that_is_stopped_returns_the_best_so_far():
     """`should_continue` ends the search: what was found is simulated and returned, and not called optimal."""
     pool = make_pool([{"count": 4, "flops": 1e14, "memory_gb": 6.0, "price": 1.0}] * 3, gbps=40, round_trip_ms=5)
     whole = ask(pool)
-    stopped = ask(pool, go_on=lambda tally, best: best is None)
+    stopped = ask(pool, should_continue=lambda tally, best: best is None)
     assert stopped.plans
     assert stopped.evaluated < whole.evaluated
     assert not stopped.optimal
@@ -235,7 +235,7 @@ def test_planning_near_old_plans_is_quicker_and_keeps_to_their_branches():
     """Fewer pipelines are split; with nothing changed the same best plan is found."""
     pool = make_pool([{"count": 4, "flops": 1e14, "memory_gb": 6.0, "price": 1.0}] * 3, gbps=40, round_trip_ms=5)
     whole = ask(pool)
-    again = ask(pool, near=whole.layouts)
+    again = ask(pool, warm_start=whole.layouts)
     assert again.plans[0].predicted.iteration_s == pytest.approx(whole.plans[0].predicted.iteration_s, rel=1e-3)
     assert again.evaluated < whole.evaluated
     assert not again.optimal

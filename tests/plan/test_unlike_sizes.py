@@ -95,7 +95,7 @@ def test_plans_of_unlike_sizes_fit_run_and_are_told():
     """Schedule, memory, samples, the simulator's own word, the bound; `why` names the sizes."""
     for pool, answer in gaining(3):
         plan = answer.plans[0]
-        assert plan.samples == SAMPLES
+        assert plan.num_samples == SAMPLES
         assert plan.micro_batch_size == max(plan.replica_micro_batch_sizes)
         assert predict(plan, pool, TOY).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-9)
         assert answer.bound_s * (1 - 1e-9) <= plan.predicted.iteration_s
@@ -107,7 +107,7 @@ def test_plans_of_unlike_sizes_fit_run_and_are_told():
             job=job(SAMPLES, LENGTH), model=TOY, pool=pool, explain=False, warm_start=answer.layouts[:1]
         )
         assert plan.id in {one.id for one in search_plans(near).plans}
-        for limits in ({"even_batches": True}, {"micro_batch_size": 2}, {"executable": True}):
+        for limits in ({"equal_micro_batches": True}, {"micro_batch_size": 2}, {"executable": True}):
             assert not any(one.replica_micro_batch_sizes for one in chosen(pool, **limits).plans)
 
 

@@ -57,7 +57,7 @@ def test_every_cut_has_the_same_balance_loss(variant: str, tmp_path: Path) -> No
     model = write_config(tmp_path, variant, **ON)
     alone, balance = train(model, [4])
     assert all(one >= 1.9 for one in balance)
-    for ends, options in (([1, 4], {}), ([1, 2, 4], {"again": RecomputePolicy("full", 3)})):
+    for ends, options in (([1, 4], {}), ([1, 2, 4], {"recompute": RecomputePolicy("full", 3)})):
         cut, of_cut = train(model, ends, **options)
         assert cut == pytest.approx(alone, rel=1e-6)
         assert of_cut == pytest.approx(balance, rel=1e-6)
