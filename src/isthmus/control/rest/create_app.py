@@ -1,4 +1,4 @@
-"""The REST interface as a FastAPI application: `create_app(shell)`.
+"""The REST interface as a FastAPI application: `create_app(service)`.
 
 Every error, including FastAPI's own, is answered as `IsthmusError.as_dict()` with the error's HTTP status.
 """
@@ -29,9 +29,9 @@ MAX_BODY_BYTES = 16 * 2**20
 def create_app(service: ControlService) -> FastAPI:
     """Return the application that serves `service`; the caller starts and closes `service`."""
     app = FastAPI(title="Isthmus", version=isthmus.__version__, summary="The pool's control plane.")
-    app.state.shell = service
+    app.state.service = service
     app.state.streams = OpenStreams()
-    app.state.together = RequestBatcher(service.execute)
+    app.state.batcher = RequestBatcher(service.execute)
     app.include_router(router)
     app.include_router(metrics_router)
     app.add_middleware(BodySizeMiddleware, max_bytes=MAX_BODY_BYTES)

@@ -1,4 +1,4 @@
-"""The endpoints of the REST interface. Bodies are models of `isthmus.core` and of `rest/bodies.py`."""
+"""The endpoints of the REST interface. Bodies are models of `isthmus.core` and of `rest/rest_bodies.py`."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ async def get_caller(request: Request) -> Caller:
 
 async def get_service(request: Request) -> ControlService:
     """Return the service that the application exposes."""
-    shell: ControlService = request.app.state.shell
-    return shell
+    service: ControlService = request.app.state.service
+    return service
 
 
 async def get_open_streams(request: Request) -> OpenStreams:
@@ -64,8 +64,8 @@ async def get_open_streams(request: Request) -> OpenStreams:
 
 async def get_request_batcher(request: Request) -> RequestBatcher:
     """Return the application's request batcher."""
-    together: RequestBatcher = request.app.state.together
-    return together
+    batcher: RequestBatcher = request.app.state.batcher
+    return batcher
 
 
 CurrentCaller = Annotated[Caller, Depends(get_caller)]

@@ -90,7 +90,7 @@ def run_server(
         ensure_admin_token(store, config.state, time.time())
         own = PlannerProcess()
         leadership = _leader_election(config)
-        shell = ControlService(
+        service = ControlService(
             store,
             config.pool,
             planner=planner or own,
@@ -98,19 +98,19 @@ def run_server(
             leader_election=leadership,
             snapshot_file=SnapshotFile(config.state),
         )
-        stack.callback(shell.close)
+        stack.callback(service.close)
         stack.callback(own.close)
         tune_gc()  # after the replay: its records are long-lived
-        shell.start()
+        service.start()
         token = config.state / ADMIN_TOKEN_FILE
         listening = ServerInfo(
             url=_listener_url(config.host, listener, certificate),
             certificate=certificate,
             admin_token=token if token.exists() else None,
         )
-        server = _UvicornServer(_uvicorn_config(shell, certificate), stop or threading.Event())
+        server = _UvicornServer(_uvicorn_config(service, certificate), stop or threading.Event())
         server.on_ready = lambda: announce(listening) if announce else None
-        server.on_shutdown = shell.changes.close
+        server.on_shutdown = service.changes.close
         server.run(sockets=[listener])
 
 

@@ -1,7 +1,7 @@
 """`CheckpointRequests`: an agent's requests for a verified checkpoint, and this rank's replies.
 
 A request from one site's agent is enough: it travels with the gradient norm that all ranks sum at the end of
-each step (`Exchange.wish`), so that all ranks save after the same step.
+each step (`Communicator.checkpoint_requested`), so that all ranks save after the same step.
 """
 
 from __future__ import annotations
