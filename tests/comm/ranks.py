@@ -12,6 +12,8 @@ from isthmus.comm.connect_transport import connect_transport
 from isthmus.comm.group.gloo_group import join_gloo_group
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.tcp.endpoint import Endpoint, listen
+from isthmus.comm.tcp.peer import Peer
+from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.tcp_transport import TcpTransport
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import JoinedTransport
@@ -51,6 +53,30 @@ def transports(
 
 tcp_transports: Callable[..., list[TcpTransport]] = transports
 """Those of threads."""
+
+
+def tcp_ranks(
+    peer_types: Sequence[type[Peer]], *, linger_s: float, lanes: int = 1, heartbeat_s: float = 2.0
+) -> list[TcpTransport]:
+    """Return one transport of this process per type of peers; each closes for up to `linger_s`."""
+    listeners = [listen("127.0.0.1") for _ in peer_types]
+    endpoints = [Endpoint("127.0.0.1", one.getsockname()[1], None, lanes) for one in listeners]
+
+    def make(rank: int) -> TcpTransport:
+        greeting = Greeting("job-1", 1, rank, len(peer_types))
+        sockets = connect_ranks(greeting, endpoints, listeners[rank], 60)
+        return TcpTransport(
+            greeting,
+            endpoints,
+            sockets,
+            listeners[rank],
+            heartbeat_s=heartbeat_s,
+            linger_s=linger_s,
+            peer_type=peer_types[rank],
+        )
+
+    with ThreadPoolExecutor(len(peer_types)) as pool:
+        return list(pool.map(make, range(len(peer_types))))
 
 
 def group_over(clusters: Sequence[str], transport: JoinedTransport) -> IsthmusGroup:

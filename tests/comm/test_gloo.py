@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.group.gloo_group import break_gloo_group
+from isthmus.comm.group.gloo_group import break_gloo_group, gloo_group
 
 
 def test_who_waits_for_a_living_rank_is_woken_though_another_is_gone() -> None:
@@ -17,10 +17,7 @@ def test_who_waits_for_a_living_rank_is_woken_though_another_is_gone() -> None:
     store = dist.HashStore()
 
     def join(rank: int) -> dist.ProcessGroupGloo:
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=60)
-        return dist.ProcessGroupGloo(store, rank, 3, options)
+        return gloo_group(store, rank, 3, "127.0.0.1", timedelta(seconds=60))
 
     with ThreadPoolExecutor(3) as pool:
         groups = list(pool.map(join, range(3)))

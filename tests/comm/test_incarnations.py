@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 
-from isthmus.comm.tcp import tcp_transport
 from isthmus.comm.tcp.endpoint import Endpoint, listen
 from isthmus.comm.tcp.peer import Peer
 from isthmus.comm.tcp.rendezvous import connect_ranks
@@ -28,7 +29,7 @@ class Places:
         self.listeners = [listen("127.0.0.1") for _ in range(size)]
         self.endpoints = [Endpoint("127.0.0.1", one.getsockname()[1]) for one in self.listeners]
 
-    def join(self, rank: int, incarnation: int, timeout_s: float = LIMIT_S) -> TcpTransport:
+    def join(self, rank: int, incarnation: int, timeout_s: float = LIMIT_S, **options: Any) -> TcpTransport:
         """Meet the others as `incarnation`, or a later one, and return the transport."""
         while True:
             greeting = Greeting("job-1", 1, rank, len(self.endpoints), incarnation)
@@ -37,11 +38,12 @@ class Places:
             except RestartError as error:
                 incarnation = error.incarnation
                 continue
-            return TcpTransport(greeting, self.endpoints, met, self.listeners[rank].dup(), heartbeat_s=0.2)
+            return TcpTransport(greeting, self.endpoints, met, self.listeners[rank].dup(), heartbeat_s=0.2, **options)
 
-    def join_all(self, incarnations: Sequence[int]) -> list[TcpTransport]:
+    def join_all(self, incarnations: Sequence[int], **options: Any) -> list[TcpTransport]:
         with ThreadPoolExecutor(len(incarnations)) as pool:
-            return list(pool.map(self.join, range(len(incarnations)), incarnations))
+            join = partial(self.join, **options)
+            return list(pool.map(join, range(len(incarnations)), incarnations))
 
     def close(self, transports: Sequence[TcpTransport]) -> None:
         with ThreadPoolExecutor(len(transports)) as pool:
@@ -50,21 +52,20 @@ class Places:
             one.close()
 
 
-def test_who_is_parting_does_not_wait_for_a_rank_that_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_parting_does_not_wait_for_a_rank_that_begins_anew() -> None:
     """1. The last rank dies. 2. The others, who have all they need, wait for its leave, with a message to it
     on its way. 3. Another takes its place: they learn that and end, with a straggler, for they have to meet
     it once more.
     """
-    monkeypatch.setattr(tcp_transport, "LINGER_S", 600.0)
-    part, parting = Peer.close, threading.Semaphore(0)
+    parting = threading.Semaphore(0)
 
-    def parts(peer: Peer, reason: str, linger_s: float) -> None:
-        parting.release()
-        part(peer, reason, linger_s)
+    class Parting(Peer):
+        def close(self, reason: str, linger_s: float) -> None:
+            parting.release()
+            super().close(reason, linger_s)
 
-    monkeypatch.setattr(Peer, "close", parts)
     places = Places(3)
-    first = places.join_all([0, 0, 0])
+    first = places.join_all([0, 0, 0], linger_s=600.0, peer_type=Parting)
     first[2].abort()
     for one in first[:2]:
         one.send(2, 1, "x", memoryview(b"o"))
@@ -120,7 +121,7 @@ def test_ranks_that_count_differently_agree_on_the_latest() -> None:
     """A rank that was started twice is ahead: all ranks meet at its incarnation."""
     places = Places(3)
     transports = places.join_all([1, 4, 2])
-    assert {one._greeting.incarnation for one in transports} == {4}
+    assert {one.incarnation for one in transports} == {4}
     places.close(transports)
 
 
@@ -146,7 +147,7 @@ def test_a_process_that_dies_while_it_greets_is_dialled_again() -> None:
         high = pool.submit(places.join, 1, 0)
         places.listeners[0].accept()[0].close()
         low = places.join(0, 1)
-        assert high.result(LIMIT_S)._greeting.incarnation == 1
+        assert high.result(LIMIT_S).incarnation == 1
         places.close([low, high.result()])
 
 

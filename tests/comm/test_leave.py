@@ -8,36 +8,34 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from isthmus.comm.tcp import tcp_transport
 from isthmus.comm.tcp.connection import Connection
+from isthmus.comm.tcp.peer import Peer
 from isthmus.comm.tcp.send_queue import Fragment
 from isthmus.core.errors import PeerError
-from tests.comm.ranks import tcp_transports
+from tests.comm.ranks import tcp_ranks
+
+LINGER_S = 60.0
+"""Longer than any delay of a busy machine."""
 
 
-@pytest.fixture(autouse=True)
-def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_transport, "LINGER_S", 60.0)
-
-
-def test_who_ends_late_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_ends_late_still_answers() -> None:
     """1. A leaves, and B receives its leave. 2. B ends, before its sending thread has run. 3. A receives B's leave."""
-    a, b = tcp_transports(2)
     heard, ending = threading.Event(), threading.Event()
-    next_of, left = Connection._next_fragment, type(b._peers[0]).on_peer_closed
 
-    def held_up(lane: Connection) -> Fragment | None:
-        if lane._owner is b._peers[0] and heard.is_set():
-            ending.wait(0.2)
-        return next_of(lane)
+    class HeldUp(Connection):
+        def next_fragment(self) -> Fragment | None:
+            if heard.is_set():
+                ending.wait(0.2)
+            return super().next_fragment()
 
-    def hears(peer: object, reason: str) -> None:
-        if peer is b._peers[0]:
+    class Hearing(Peer):
+        connection_type = HeldUp
+
+        def on_peer_closed(self, reason: str) -> None:
             heard.set()
-        left(peer, reason)
+            super().on_peer_closed(reason)
 
-    monkeypatch.setattr(Connection, "_next_fragment", held_up)
-    monkeypatch.setattr(type(b._peers[0]), "on_peer_closed", hears)
+    a, b = tcp_ranks([Peer, Hearing], linger_s=LINGER_S)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(a.close)
         assert heard.wait(60)
@@ -51,7 +49,8 @@ def test_nobody_ends_without_being_heard(seed: int) -> None:
     """Ranks that end at about the same time, some over connections that break at every moment of silence."""
     chance = random.Random(seed)
     size, lanes = chance.choice([2, 3]), chance.choice([1, 2, 3])
-    transports = tcp_transports(size, lanes=lanes, heartbeat_s=chance.choice([0.003, 2.0]))
+    heartbeat_s = chance.choice([0.003, 2.0])
+    transports = tcp_ranks([Peer] * size, lanes=lanes, heartbeat_s=heartbeat_s, linger_s=LINGER_S)
     over = threading.Event()
     late_s = [chance.choice([0, chance.uniform(0, 0.004), chance.uniform(0, 0.03)]) for _ in transports]
 
@@ -67,7 +66,7 @@ def test_nobody_ends_without_being_heard(seed: int) -> None:
 
 def test_who_dies_at_the_end_is_a_straggler() -> None:
     """A rank that vanishes without a word is not taken for one that has left."""
-    a, b = tcp_transports(2)
+    a, b = tcp_ranks([Peer] * 2, linger_s=LINGER_S)
     with ThreadPoolExecutor(1) as pool:
         ends = pool.submit(a.close)
         b.abort()

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from isthmus.comm.group.check_process_group import check_process_group
+from isthmus.comm.group.gloo_group import gloo_group
 from isthmus.comm.group.isthmus_group import IsthmusGroup, IsthmusOptions, create_group, register_backend
 from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.base_model import TransportKind
@@ -24,11 +25,8 @@ from tests.train.alive import no_collector
 def gloo_groups(size: int) -> list[dist.ProcessGroupGloo]:
     """Return one plain gloo group per rank."""
     store = dist.HashStore()
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = LIMIT
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, size, options), range(size)))
+        return list(pool.map(lambda rank: gloo_group(store, rank, size, "127.0.0.1", LIMIT), range(size)))
 
 
 def test_gloo_conforms() -> None:

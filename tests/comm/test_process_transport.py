@@ -77,9 +77,8 @@ def test_slots_never_overlap_and_are_used_again(steps: list[tuple[bool, int]], k
 
 def test_an_arena_gives_its_pages_back() -> None:
     """Memory that is freed beyond what is kept is the system's again, and both sides see the same bytes."""
-    here = SharedMemoryArena()
+    here = SharedMemoryArena(max_idle_bytes=slot_bytes(2**20))
     there = SharedMemoryArena(os.dup(here.descriptor))
-    here._allocator.max_idle_bytes = slot_bytes(2**20)
     taken = [here.allocate(2**20) for _ in range(4)]
     for offset in taken:
         here.view(offset, 2**20)[:] = b"x" * 2**20
@@ -143,7 +142,7 @@ def test_words_are_heard_as_they_were_said(word: ControlMessage) -> None:
     near, far = socket.socketpair()
     speaker, hearer = ControlChannel(near), ControlChannel(far)
     speaker.send(word, word)
-    speaker._socket.sendall(word.pack()[:-1])
+    near.sendall(word.pack()[:-1])
     speaker.close()
     assert list(hearer.receive_all()) == [word, word]
     hearer.close()

@@ -18,7 +18,6 @@ from isthmus.comm.tcp.connection import Connection
 from isthmus.comm.tcp.endpoint import Endpoint, listen
 from isthmus.comm.tcp.peer import Peer
 from isthmus.comm.tcp.rendezvous import connect_ranks
-from isthmus.comm.tcp.tcp_transport import TcpTransport
 from isthmus.comm.tcp.wire_format import (
     ACK,
     CLOSE,
@@ -42,22 +41,15 @@ from tests.comm.ranks import tcp_transports, transports
 from tests.comm.relay import Relay
 
 
-def peer_behind(near: socket.socket, on_loss: Callable[[PeerError], None] = lambda _: None) -> Peer:
+def peer_behind(
+    near: socket.socket, on_loss: Callable[[PeerError], None] = lambda _: None, *, peer_type: type[Peer] = Peer
+) -> Peer:
     """Return rank 1 behind a connection that cannot be made again."""
 
     def gone(rank: int, lane: int) -> None:
         raise PeerError(f"lane {lane} of {rank} is gone")
 
-    return Peer(1, [(near, 0.0)], heartbeat_s=60, timeout_s=5, on_loss=on_loss, redial=gone)
-
-
-def kill(transport: TcpTransport) -> None:
-    """End all that the kernel would end of a killed worker."""
-    transport._acceptor.close()
-    for peer in transport._peers.values():
-        peer._stopped.set()
-        for lane in peer._connections.values():
-            lane.abort()
+    return peer_type(1, [(near, 0.0)], heartbeat_s=60, timeout_s=5, on_loss=on_loss, redial=gone)
 
 
 def test_the_fake_conforms() -> None:
@@ -140,50 +132,59 @@ def test_cuts_and_silences_lose_and_double_nothing(kind: TransportKind, seed: in
 
 
 @pytest.mark.on_the_clock
-def test_of_two_that_come_back_as_one_lane_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_that_come_back_as_one_lane_one_stays() -> None:
     """1. A connection breaks; its dialler opens it again, gets no answer, and opens it once more. 2. While the old
     one still ends, both new connections ask for its place. 3. One gets it, and the other is closed too: no
     thread and no connection is left at the end.
     """
     ends = [socket.socketpair() for _ in range(3)]
-    ending, join = threading.Barrier(2), Connection.join
+    ending, first = threading.Barrier(2), list[Connection]()
 
-    def slowly(lane: Connection) -> None:
-        if lane is first:
-            ending.wait(10)
-        join(lane)
+    class Slow(Connection):
+        def start(self) -> None:
+            first.append(self)
+            super().start()
 
-    peer = peer_behind(ends[0][0])
-    first = peer._connections[0]
+        def join(self) -> None:
+            if self is first[0]:
+                ending.wait(10)
+            super().join()
+
+    class SlowPeer(Peer):
+        connection_type = Slow
+
+    peer = peer_behind(ends[0][0], peer_type=SlowPeer)
     peer.start()
-    monkeypatch.setattr(Connection, "join", slowly)
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(lambda end: peer.attach(0, (end[0], 0.0)), ends[1:])) == [True, True]
-    monkeypatch.setattr(Connection, "join", join)
     peer.abort()
     assert [near.fileno() for near, _ in ends] == [-1, -1, -1]
     for _, far in ends:
         far.close()
 
 
-def test_a_connection_that_another_caller_starts_is_replaced_after_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_another_caller_starts_is_replaced_after_its_start() -> None:
     """1. A first caller has replaced a broken connection and is about to start the new one. 2. A second caller
     replaces connection 0 too: it waits for the start, because a thread cannot be joined before. 3. Both succeed,
     and no thread and no connection is left at the end.
     """
     ends = [socket.socketpair() for _ in range(3)]
-    peer, start = peer_behind(ends[0][0]), Connection.start
-    peer.start()
     with ThreadPoolExecutor(2) as pool:
-        second: list[Future[bool]] = []
+        started, second = list[Connection](), list[Future[bool]]()
 
-        def start_late(connection: Connection) -> None:
-            if not second:
-                second.append(pool.submit(peer.attach, 0, (ends[2][0], 0.0)))
-                wait(second, timeout=0.3)  # ends early only if the second caller fails
-            start(connection)
+        class StartsLate(Connection):
+            def start(self) -> None:
+                started.append(self)
+                if len(started) == 2:
+                    second.append(pool.submit(peer.attach, 0, (ends[2][0], 0.0)))
+                    wait(second, timeout=0.3)  # ends early only if the second caller fails
+                super().start()
 
-        monkeypatch.setattr(Connection, "start", start_late)
+        class LatePeer(Peer):
+            connection_type = StartsLate
+
+        peer = peer_behind(ends[0][0], peer_type=LatePeer)
+        peer.start()
         assert pool.submit(peer.attach, 0, (ends[1][0], 0.0)).result(10)
         assert second[0].result(10)
     peer.abort()
@@ -196,7 +197,7 @@ def test_a_worker_that_is_gone_is_lost_at_once() -> None:
     """Who no longer listens is not waited for: every waiter wakes, and the error names peer and reason."""
     transports = tcp_transports(2, heartbeat_s=5)
     waiting = transports[1].receive(0, 1, "x", memoryview(bytearray(1)))
-    kill(transports[0])
+    transports[0].abort()
     start_s = time.monotonic()
     error = waiting.exception(10)
     assert time.monotonic() - start_s < 1
@@ -491,9 +492,7 @@ def test_a_mailbox_remembers_no_tag_that_is_over() -> None:
         future.result(0)
         mailbox.complete(mailbox.begin_message(tag, "x", 1), Arrival(0, 0))
         mailbox.post_receive(tag, "x", memoryview(bytearray(1))).result(0)
-    assert not mailbox._requests
-    assert not mailbox._unclaimed
-    assert mailbox._unclaimed_bytes == 0
+    assert (mailbox.num_tags, mailbox.unclaimed_bytes) == (0, 0)
 
 
 def test_a_message_that_ends_after_the_loss_changes_nothing() -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from isthmus.comm.group.gloo_group import gloo_group
 from isthmus.train.tensor_parallel.tensor_parallel_group import TensorParallelGroup
 
 _Result = TypeVar("_Result")
@@ -23,10 +24,7 @@ def tensor_groups(size: int, *, cuts_sequence: bool = False) -> list[TensorParal
     )
 
     def join(group: TensorParallelGroup) -> None:
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=30)
-        group.join(dist.ProcessGroupGloo(store, group.tp_rank, size, options))
+        group.join(gloo_group(store, group.tp_rank, size, "127.0.0.1", timedelta(seconds=30)))
 
     each(groups, join)
     return groups

@@ -41,13 +41,10 @@ def join_gloo_group(
     local_ranks = [rank for rank, cluster in enumerate(clusters) if cluster == mine]
     if len(local_ranks) == 1:
         return None
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timeout
 
     def join() -> dist.ProcessGroupGloo:
         store = _open_store(transport, local_ranks, host, STORE_TIMEOUT)
-        return dist.ProcessGroupGloo(store, local_ranks.index(transport.rank), len(local_ranks), options)
+        return gloo_group(store, local_ranks.index(transport.rank), len(local_ranks), host, timeout)
 
     try:
         group = _run_unless_lost(transport, join)
@@ -58,6 +55,14 @@ def join_gloo_group(
     others = [place for place, rank in enumerate(local_ranks) if rank != transport.rank]
     transport.add_loss_callback(partial(break_gloo_group, group, others))
     return group
+
+
+def gloo_group(store: dist.Store, rank: int, size: int, host: str, timeout: timedelta) -> dist.ProcessGroupGloo:
+    """Return the gloo group of `size` ranks that meet at `store`; this rank listens at its address `host`."""
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timeout
+    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
 def _run_unless_lost(transport: Transport, join: Callable[[], dist.ProcessGroupGloo]) -> dist.ProcessGroupGloo:

@@ -62,7 +62,7 @@ def slot_bytes(num_bytes: int) -> int:
 class SharedMemoryArena:
     """The shared memory and its allocator; the other process maps it by `descriptor`."""
 
-    def __init__(self, descriptor: int | None = None) -> None:
+    def __init__(self, descriptor: int | None = None, *, max_idle_bytes: int = MAX_IDLE_BYTES) -> None:
         if not supports_shared_memory():
             raise UnavailableError(
                 "this system has no anonymous shared memory (memfd_create)", hint="use transport: thread"
@@ -79,7 +79,7 @@ class SharedMemoryArena:
                 hint="allow the worker more address space (ulimit -v), or use transport: thread",
             ) from error
         self._view = memoryview(self._memory)
-        self._allocator = SlotAllocator()
+        self._allocator = SlotAllocator(max_idle_bytes)
 
     @property
     def allocated_bytes(self) -> int:

@@ -133,7 +133,7 @@ class Connection:
         fragment: Fragment | None = None
         try:
             while not (self.dead or self.has_closed):
-                fragment = self._next_fragment()
+                fragment = self.next_fragment()
                 if fragment is not None:
                     self._write_fragment(fragment)
                     self._track_unacked(fragment)
@@ -146,7 +146,7 @@ class Connection:
             self._handle_failure(error)
         send_queue.requeue([*self._sent_acks, *self._unacked])
 
-    def _next_fragment(self) -> Fragment | None:
+    def next_fragment(self) -> Fragment | None:
         """Return the next fragment or, after an idle heartbeat interval, a heartbeat; None to check again."""
         owner = self._owner
         if owner.close_reason is not None:

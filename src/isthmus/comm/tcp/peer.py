@@ -28,6 +28,8 @@ class Peer:
     and when it does again.
     """
 
+    connection_type: type[Connection] = Connection
+
     def __init__(
         self,
         rank: int,
@@ -237,7 +239,7 @@ class Peer:
             return self._connections.get(number)
 
     def _make_connection(self, number: int, greeted_socket: GreetedSocket) -> Connection:
-        return Connection(
+        return self.connection_type(
             number,
             *greeted_socket,
             self,

@@ -42,12 +42,14 @@ class TcpTransport(BreakableTransport):
         peer_timeout_s: float = 30.0,
         on_loss: Callable[[PeerError], None] = lambda _: None,
         on_link: OnLink = lambda _rank, _why, _lasted_s: None,
+        linger_s: float = LINGER_S,
+        peer_type: type[Peer] = Peer,
     ) -> None:
         super().__init__(on_loss)
-        self.rank, self.size = greeting.rank, greeting.size
-        self._greeting, self._endpoints = greeting, endpoints
+        self.rank, self.size, self.incarnation = greeting.rank, greeting.size, greeting.incarnation
+        self._greeting, self._endpoints, self._linger_s = greeting, endpoints, linger_s
         self._peers = {
-            rank: Peer(
+            rank: peer_type(
                 rank,
                 sockets,
                 heartbeat_s=heartbeat_s,
@@ -83,12 +85,12 @@ class TcpTransport(BreakableTransport):
     def close(self, reason: str = "") -> None:
         """Send all queued messages, exchange CLOSE and stop all threads.
 
-        Waits for an active peer until it sends CLOSE too, for a silent one at most `LINGER_S`.
+        Waits for an active peer until it sends CLOSE too, for a silent one at most `linger_s`.
         """
         if self._shutdown.mark_closed() is None:
             return
         orderly = not (reason or self._shutdown.lost)
-        linger_s, silence_s = (LINGER_S, LINGER_S) if orderly else (LINGER_S / 5, 0.0)
+        linger_s, silence_s = (self._linger_s, self._linger_s) if orderly else (self._linger_s / 5, 0.0)
         deadline_s = time.monotonic() + linger_s
         for peer in self._peers.values():
             peer.close(reason, max(deadline_s - time.monotonic(), 0.0))

@@ -122,6 +122,16 @@ class ReceiveMatcher:
         for request in waiting:
             request.future.set_exception(self._error)
 
+    @property
+    def num_tags(self) -> int:
+        """Tags with a posted receive or an unclaimed message."""
+        return len(self._requests) + len(self._unclaimed)
+
+    @property
+    def unclaimed_bytes(self) -> int:
+        """Bytes of the messages without a receive."""
+        return self._unclaimed_bytes
+
     def wait_for_space(self, timeout_s: float) -> bool:
         """Block while too much is unclaimed and no receive is posted; return False after `timeout_s`."""
         with self._changed:
