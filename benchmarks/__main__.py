@@ -18,7 +18,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from benchmarks.pages import BENCHMARKS, description_of, read_tables, write_pages
 from benchmarks.table import Row, markdown, printed_at
@@ -29,12 +29,20 @@ def names() -> list[str]:
     return sorted(p.stem for p in BENCHMARKS.glob("*.py") if "__main__" in p.read_text() and p.stem[0] != "_")
 
 
-def run(name: str, options: Sequence[str]) -> tuple[list[Row], bool]:
-    """Run one benchmark in a process of its own; return its rows, and whether it ran to its end.
+Rows = tuple[list[Row], bool]
+"""The rows of a benchmark, and whether it ran to its end."""
+
+
+def run(name: str, options: Sequence[str]) -> Rows:
+    """Run one benchmark in a process of its own; return its rows, and whether it ran to its end."""
+    return run_command([sys.executable, "-m", f"benchmarks.{name}", "--json", *options])
+
+
+def run_command(command: Sequence[str]) -> Rows:
+    """Run a command that prints rows as JSON.
 
     A benchmark that missed a target exits with status 1, as one that fails does; only the former has such a row.
     """
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     rows = [Row(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
     missed = any(row.met is False for row in rows)
@@ -47,7 +55,13 @@ def stamp() -> str:
     return f"{printed_at().rstrip('.')} on {machine}."
 
 
-def measure(chosen: Sequence[str], options: Sequence[str], *, keep: bool) -> int:
+def measure(
+    chosen: Sequence[str],
+    options: Sequence[str],
+    *,
+    keep: bool,
+    run: Callable[[str, Sequence[str]], Rows] = run,
+) -> int:
     """Run the named benchmarks and print their tables; `keep` writes each into its page.
 
     Returns the exit status: 1 when a target is missed or a benchmark fails. A failed one leaves its table as it is.
@@ -68,7 +82,7 @@ def measure(chosen: Sequence[str], options: Sequence[str], *, keep: bool) -> int
     return status
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None, measure: Callable[..., int] = measure) -> int:
     """Run what the words of the command line ask for."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", usage="%(prog)s [-h] [--list] [--render] [--quick] [NAME ...] [OPTION ...]",

@@ -144,12 +144,13 @@ class Sites:
         for cluster in self.clusters:
             orders = self.core.timed(lambda name=cluster.name: self.core.coordinator.orders(name))
             known = self.parts[cluster.name]
-            self.parts[cluster.name] = dict(self._obey(cluster.name, orders, known))
+            self.parts[cluster.name] = dict(self.obey(cluster.name, orders, known))
             self._report(cluster)
 
-    def _obey(
+    def obey(
         self, name: str, orders: tuple[PartOrder, ...], known: dict[tuple[str, int], ObservedPart]
     ) -> Iterator[tuple[tuple[str, int], ObservedPart]]:
+        """Yield the parts that a cluster has once it has followed its orders."""
         for order in orders:
             key, before = (order.job, order.attempt), known.get((order.job, order.attempt))
             if order.desired == "running" and before is not None and before.state == "succeeded":
@@ -176,13 +177,15 @@ class Sites:
         )
 
 
-def placements(gangs: int, seed: int) -> tuple[float, float]:
+def placements(
+    gangs: int, seed: int, *, sites_type: type[Sites] = Sites, idle_rounds: int = IDLE_ROUNDS
+) -> tuple[float, float]:
     """Return gangs placed per CPU-second, and the CPU seconds of the longest report or order.
 
     Raises `RuntimeError` when no gang ends any more.
     """
     randomness, core = random.Random(seed), Core()
-    sites = Sites(core, [site(number, CHIPS) for number in range(SITES)])
+    sites = sites_type(core, [site(number, CHIPS) for number in range(SITES)])
     plans: dict[str, PlanSet] = {}
     submitted, longest_s, idle = 0, 0.0, 0
     while submitted < gangs or core.coordinator.state.live_jobs:
@@ -200,7 +203,7 @@ def placements(gangs: int, seed: int) -> tuple[float, float]:
         longest_s = max(longest_s, core.longest_s)
         core.timed(functools.partial(core.answer, sites.now_s, plans))
         idle = idle + 1 if submitted == gangs and len(core.coordinator.state.live_jobs) == live else 0
-        if idle > IDLE_ROUNDS:
+        if idle > idle_rounds:
             raise RuntimeError(f"{live} of {gangs} gangs are still live and none ended in {idle} rounds")
     return gangs / core.cpu_s, longest_s
 

@@ -64,7 +64,7 @@ class Bench:
         small = scaled(task, self.calibration, delay_ms, self.scale)
         steps = 1 if task.batch > LONG_BATCH else 2
         with tempfile.TemporaryDirectory() as folder, self._others(task, small.pool, delay_ms):
-            routes, model = self._routes(small.pool, delay_ms), _model_file(Path(folder), sum(task.layers))
+            routes, model = self._routes(small.pool, delay_ms), model_file(Path(folder), sum(task.layers))
             for attempt in range(ATTEMPTS):
                 run = rehearse(small.plan, small.times, model, Path(folder) / str(attempt), routes, steps)
                 if run.num_calm:
@@ -100,7 +100,7 @@ class Bench:
         return {ends: Interference(bytes_per_s=OTHERS_SHARE * wire.bytes_per_s) for ends, wire in wires.items()}
 
 
-def _model_file(folder: Path, layers: int) -> Path:
+def model_file(folder: Path, layers: int) -> Path:
     """Write what a rehearsal needs of Mixtral 8x7B with another number of layers."""
     file = folder / "config.json"
     sizes = {"num_hidden_layers": layers, "hidden_size": 4096, "vocab_size": 32000}

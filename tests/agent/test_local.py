@@ -70,7 +70,7 @@ def test_a_worker_whose_wrapper_is_killed_is_still_seen_and_stopped(
     adapter, folder = running
     wrapper, worker = int((folder / "pid").read_text()), int((folder / "worker").read_text())
     os.kill(wrapper, signal.SIGKILL)
-    until(lambda: adapter._running_child(folder.absolute()) is None)
+    until(lambda: not is_running(wrapper))
     assert adapter.poll(folder).state == "running"
     assert LocalAdapter(SITE, folder / "queue").poll(folder).state == "running"
     adapter.stop(folder, force=True)

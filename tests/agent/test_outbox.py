@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.agent.service import telemetry_outbox as module
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 
 
@@ -98,13 +97,10 @@ def test_offsets_count_bytes_whatever_the_bytes(
         assert "?" in "".join(chunk.text for chunk in chunks)
 
 
-def test_a_report_is_bounded_and_the_rest_follows(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_is_bounded_and_the_rest_follows(tmp_path: Path, folder: Path) -> None:
     """A long log goes in several reports; `full` says that there is more."""
-    monkeypatch.setattr(module, "_MAX_BATCH_BYTES", 10)
     (folder / "log").write_text("0123456789abcde")
-    outbox = TelemetryOutbox(tmp_path)
+    outbox = TelemetryOutbox(tmp_path, max_batch_bytes=10)
     batch = outbox.collect()
     assert (text(batch), batch.full) == ("0123456789", True)
     outbox.acknowledge(batch)
@@ -115,14 +111,11 @@ def test_a_report_is_bounded_and_the_rest_follows(
     assert outbox.is_attempt_drained(folder.parent)
 
 
-def test_a_character_is_not_cut_where_a_report_is_full(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_character_is_not_cut_where_a_report_is_full(tmp_path: Path, folder: Path) -> None:
     """What an ended worker wrote arrives as it was, though a report ends within a character of it."""
-    monkeypatch.setattr(module, "_MAX_BATCH_BYTES", 4)
     (folder / "log").write_text("abcü€")
     (folder / "exit").write_text("0\n")
-    outbox, found = TelemetryOutbox(tmp_path), ""
+    outbox, found = TelemetryOutbox(tmp_path, max_batch_bytes=4), ""
     while not outbox.is_attempt_drained(folder.parent):
         batch = outbox.collect()
         found += text(batch)

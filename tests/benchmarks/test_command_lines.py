@@ -9,17 +9,17 @@ import benchmarks.__main__ as command
 from benchmarks.table import Row
 
 
-@pytest.fixture
-def measured(monkeypatch):
+class Measured(list):
     """What was to be run, instead of running it."""
-    started = []
 
-    def measure(chosen, options, *, keep):
-        started.append((chosen, options, keep))
+    def measure(self, chosen, options, *, keep):
+        self.append((chosen, options, keep))
         return 0
 
-    monkeypatch.setattr(command, "measure", measure)
-    return started
+
+@pytest.fixture
+def measured():
+    return Measured()
 
 
 @pytest.mark.timeout(60)
@@ -38,7 +38,7 @@ def test_help_and_a_mistyped_option_run_no_benchmark(name, option, status, strea
 def test_what_names_no_benchmark_starts_none(words, measured, capsys):
     """Help, the list, an option that is not for all, an unknown name."""
     try:
-        status = command.main(words)
+        status = command.main(words, measured.measure)
     except SystemExit as ended:
         status = ended.code
     assert status == (0 if {"--help", "--list"} & set(words) else 2)
@@ -56,13 +56,13 @@ def test_what_names_no_benchmark_starts_none(words, measured, capsys):
 )
 def test_options_behind_a_name_are_passed_on(words, options, keep, measured):
     """And the page is written by whole runs alone."""
-    command.main(words)
+    command.main(words, measured.measure)
     assert measured == [(["faults"], options, keep)]
 
 
 def test_no_name_means_all(measured):
     """In alphabetical order."""
-    command.main([])
+    command.main([], measured.measure)
     assert measured == [(command.names(), [], True)]
 
 
@@ -78,21 +78,21 @@ sys.exit({status})
     ("met", "status", "ended"),
     [([True], 0, True), ([True, False], 1, True), ([True], 1, False), ([], 1, False), ([False], 2, False)],
 )
-def test_a_missed_target_is_no_failure(met, status, ended, monkeypatch):
+def test_a_missed_target_is_no_failure(met, status, ended):
     """Rows of a benchmark that missed a target are kept; without such a row, status 1 means that it failed."""
-    real = command.subprocess.run
-    script = [sys.executable, "-c", SCRIPT.format(met=met, status=status)]
-    monkeypatch.setattr(command.subprocess, "run", lambda _, **options: real(script, **options))
-    rows, found = command.run("faults", [])
+    rows, found = command.run_command([sys.executable, "-c", SCRIPT.format(met=met, status=status)])
     assert [row.met for row in rows] == met
     assert found is ended
 
 
-def test_one_failed_benchmark_does_not_stop_the_others(monkeypatch, capsys):
+def test_one_failed_benchmark_does_not_stop_the_others(capsys):
     """Its name is printed as an error, the tables of the others as ever, and the exit status is 1."""
     row = Row(what="y", ours=1.0, unit="s", met=True)
-    monkeypatch.setattr(command, "run", lambda name, _: ([], False) if name == "demo" else ([row], True))
-    assert command.measure(["demo", "faults"], [], keep=False) == 1
+
+    def run(name, _):
+        return ([], False) if name == "demo" else ([row], True)
+
+    assert command.measure(["demo", "faults"], [], keep=False, run=run) == 1
     printed = capsys.readouterr()
     assert "| y |" in printed.out
     assert "benchmarks.demo failed" in printed.err

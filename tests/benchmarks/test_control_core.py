@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmarks import control_core
-from benchmarks.control_core import placements
+from benchmarks.control_core import Sites, placements
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -15,9 +14,14 @@ def test_every_gang_starts_and_ends():
     assert longest_s > 0
 
 
-def test_a_standstill_is_an_error(monkeypatch):
+class Idle(Sites):
+    """Sites whose workers never check in."""
+
+    def obey(self, *_):
+        return iter(())
+
+
+def test_a_standstill_is_an_error():
     """Where no worker checks in, the run ends and says how many gangs are left."""
-    monkeypatch.setattr(control_core, "IDLE_ROUNDS", 3)
-    monkeypatch.setattr(control_core.Sites, "_obey", lambda *_: iter(()))
     with pytest.raises(RuntimeError, match="40 of 40 gangs are still live"):
-        placements(40, seed=1)
+        placements(40, seed=1, sites_type=Idle, idle_rounds=3)

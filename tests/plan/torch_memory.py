@@ -69,10 +69,9 @@ def small(architecture, *, kernel=None, precision="fp32", **over):
     fields = {key: value for key, value in (SMALL | extra | over).items() if value is not None}
     config = CONFIG_MAPPING[kind](**fields)
     config.use_cache = False
-    if kernel:
-        config._attn_implementation = {"fused": "sdpa", "eager": "eager"}[kernel]
+    attention = {"attn_implementation": {"fused": "sdpa", "eager": "eager"}[kernel]} if kernel else {}
     torch.manual_seed(0)
-    module = AutoModelForCausalLM.from_config(config)
+    module = AutoModelForCausalLM.from_config(config, **attention)
     if precision == "bf16":
         module = module.to(torch.bfloat16)
     noun = Model(

@@ -13,7 +13,7 @@ from isthmus.core.errors import PeerError
 from isthmus.schedule import Schedule, overlapped, zero_bubble
 from isthmus.train.communication.communicator import Communicator, TensorMessage
 from isthmus.train.communication.step_metrics import StepTimer
-from isthmus.train.model.deferred_weight_gradients import _DeferredProduct
+from isthmus.train.model.deferred_weight_gradients import DeferredProduct
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.stage_model import StageModel, build_stage
 from isthmus.train.pipeline.micro_batches import MicroBatches
@@ -38,7 +38,7 @@ class Lost(Communicator):
 
     def start(self, messages: Sequence[TensorMessage]) -> list[Lost]:  # type: ignore[override]
         if self.alive_at_start < 0:
-            self.alive_at_start = alive(_DeferredProduct)
+            self.alive_at_start = alive(DeferredProduct)
         for one in messages:
             if not one.is_send:
                 one.tensor.fill_(0.01 * one.tag)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from isthmus.core.errors import PeerError, UnavailableError
-from isthmus.train.checkpoint import async_checkpoint_writer
 from isthmus.train.checkpoint.async_checkpoint_writer import AsyncCheckpointWriter
 from isthmus.train.checkpoint.checkpoint_folder import load_shards, newest_valid
 from isthmus.train.checkpoint.dcp_layout import TensorShard
@@ -22,8 +21,11 @@ from isthmus.train.checkpoint.write_checkpoint import publish
 from tests.train.devices import on_devices
 
 
-def writers(folder: Path, size: int = 2, writing: str = "1") -> list[AsyncCheckpointWriter]:
-    return [AsyncCheckpointWriter(folder, rank=rank, num_ranks=size, write_id=writing, keep=2) for rank in range(size)]
+def writers(folder: Path, size: int = 2, writing: str = "1", **options: Any) -> list[AsyncCheckpointWriter]:
+    return [
+        AsyncCheckpointWriter(folder, rank=rank, num_ranks=size, write_id=writing, keep=2, **options)
+        for rank in range(size)
+    ]
 
 
 def piece(rank: int, step: float) -> TensorShard:
@@ -125,9 +127,7 @@ def test_ranks_that_meet_anew_write_anew(tmp_path: Path) -> None:
     assert bool((found.tensor == 7).all())
 
 
-def test_who_gives_up_waits_for_a_checkpoint_that_is_being_completed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_gives_up_waits_for_a_checkpoint_that_is_being_completed(tmp_path: Path) -> None:
     """Else its folder could be cleared in the midst, with those before it already removed.
 
     1. All parts are there: rank 0 begins to complete the checkpoint.
@@ -142,8 +142,7 @@ def test_who_gives_up_waits_for_a_checkpoint_that_is_being_completed(
         order.append("completed")
         return publish(*given, **named)
 
-    monkeypatch.setattr(async_checkpoint_writer, "publish", slowly)
-    (only,) = writers(tmp_path, 1)
+    (only,) = writers(tmp_path, 1, publish=slowly)
     only.begin(1, 8, [piece(0, 1)], nothing)
     assert completing.wait(10)
     with ThreadPoolExecutor(1) as pool:

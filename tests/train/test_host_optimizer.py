@@ -73,7 +73,7 @@ def test_nothing_of_it_is_the_models(precision: str, device: str) -> None:
     def note(adam: torch.optim.Optimizer, *_: object) -> None:
         handed.extend(one.grad for group in adam.param_groups for one in group["params"])
 
-    optimizer._adam.register_step_pre_hook(note)
+    optimizer.adam.register_step_pre_hook(note)
     run(optimizer, parameters, range(2))
     models = {one.untyped_storage().data_ptr() for one in parameters.values()}
     held = [*optimizer.checkpoint_state().values(), *handed]

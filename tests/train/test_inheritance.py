@@ -100,19 +100,16 @@ class Alone(Communicator):
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_what_was_left_is_taken_over_where_there_is_room(
-    has_room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_left_is_taken_over_where_there_is_room(has_room: bool, tmp_path: Path) -> None:
     """Without room the attempt does not end: it begins from the disk. What was left is removed anyway."""
     spec, shared = spec_of(tmp_path), tmp_path / "shm"
     shared.mkdir()
-    monkeypatch.setattr("isthmus.train.checkpoint.memory_checkpoint.SHARED_MEMORY", shared)
-    with MemoryLease(spec) as left:
-        before = MemoryCheckpoint(left.run, 0)
+    with MemoryLease(spec, shared) as left:
+        before = MemoryCheckpoint(left.run, 0, shared)
         before.begin_snapshot(7, 56, {"weight": torch.arange(9.0)}).result()
         left.keep_for_next_attempt()
-    with MemoryLease(spec) as lease:
-        memory = MemoryCheckpoint(lease.run, 0)
+    with MemoryLease(spec, shared) as lease:
+        memory = MemoryCheckpoint(lease.run, 0, shared)
         if not has_room:
             (shared / f"isthmus-{lease.run}/rank-00000.0.data").mkdir()
         restore_from_memory(spec, memory, Alone(), None, after_step=4)

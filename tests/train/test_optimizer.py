@@ -51,7 +51,7 @@ def test_gradients_are_clipped_to_the_norm_of_the_whole_model() -> None:
     )
     parameter.grad = torch.ones(2, 2)
     seen = []
-    optimizer._adam.register_step_pre_hook(lambda *_: seen.append(parameter.grad.clone()))
+    optimizer.adam.register_step_pre_hook(lambda *_: seen.append(parameter.grad.clone()))
     update = optimizer.apply(0)
     assert update.gradient_norm == pytest.approx(4.0)
     assert seen[0] == pytest.approx(torch.full((2, 2), 0.25))
@@ -64,7 +64,7 @@ def test_small_gradients_are_left_alone(clip_norm: float) -> None:
     optimizer, parameters = make(make_training(clip_norm=clip_norm), w=torch.zeros(2, 2))
     parameters["w"].grad = torch.full((2, 2), 3.0)
     seen = []
-    optimizer._adam.register_step_pre_hook(lambda *_: seen.append(float(parameters["w"].grad[0, 0])))
+    optimizer.adam.register_step_pre_hook(lambda *_: seen.append(float(parameters["w"].grad[0, 0])))
     optimizer.apply(0)
     assert seen == [3.0]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.comm.transport.memory_transport import MemoryTransport, memory_transports
-from isthmus.train.checkpoint import snapshot_replicator
 from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
 from isthmus.train.checkpoint.snapshot_holders import choose_snapshot_holders
 from isthmus.train.checkpoint.snapshot_replicator import SnapshotReplicator, receive_slot, send_slot
@@ -50,13 +51,25 @@ def transports() -> Iterator[list[MemoryTransport]]:
         one.close()
 
 
+class Altered:
+    """A transport that sends what `change` returns for a message's label and payload."""
+
+    def __init__(self, transport: MemoryTransport, change: Callable[[str, memoryview], memoryview]) -> None:
+        self.rank, self.receive, self.close = transport.rank, transport.receive, transport.close
+        self.transport, self.change = transport, change
+
+    def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
+        return self.transport.send(peer, tag, label, self.change(label, payload))
+
+
 class Ranks:
     """Three ranks with memory, each holding the copy of the one before."""
 
-    def __init__(self, transports: list[MemoryTransport], folder: Path) -> None:
+    def __init__(self, transports: Sequence[Any], folder: Path, **options: Any) -> None:
         self.memory = [MemoryCheckpoint(f"of-{rank}", rank, folder) for rank in range(3)]
         self.copies = [
-            SnapshotReplicator(one, memory, HOLDERS) for one, memory in zip(transports, self.memory, strict=True)
+            SnapshotReplicator(one, memory, HOLDERS, **options)
+            for one, memory in zip(transports, self.memory, strict=True)
         ]
 
     def take(self, step: int) -> None:
@@ -77,14 +90,21 @@ class Ranks:
             one.clear()
 
 
-@pytest.fixture
-def ranks(transports: list[MemoryTransport], tmp_path: Path) -> Iterator[Ranks]:
-    one = Ranks(transports, tmp_path)
+@contextmanager
+def started(transports: Sequence[Any], folder: Path, **options: Any) -> Iterator[Ranks]:
+    """Three ranks that receive copies; at the end no memory is left in `folder`."""
+    one = Ranks(transports, folder, **options)
     for copies in one.copies:
         copies.start()
     yield one
     one.clear()
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def ranks(transports: list[MemoryTransport], tmp_path: Path) -> Iterator[Ranks]:
+    with started(transports, tmp_path) as one:
+        yield one
 
 
 def test_the_last_two_snapshots_are_at_the_peer(ranks: Ranks, tmp_path: Path) -> None:
@@ -115,7 +135,7 @@ def test_a_copy_is_given_back(ranks: Ranks, transports: list[MemoryTransport], t
     (tmp_path / "elsewhere").rmdir()
 
 
-def exchanged(transports: list[MemoryTransport], memory: MemoryCheckpoint, held: MemoryCheckpoint) -> bool:
+def exchanged(transports: Sequence[Any], memory: MemoryCheckpoint, held: MemoryCheckpoint) -> bool:
     """Send the newest snapshot from rank 0 to rank 1; return whether its copy is valid."""
     slot = memory.slot(memory.steps()[-1])
     assert slot is not None
@@ -127,27 +147,24 @@ def exchanged(transports: list[MemoryTransport], memory: MemoryCheckpoint, held:
 
 
 @pytest.mark.parametrize("damage", ["on the way", "at the source"])
-def test_a_damaged_copy_does_not_count(
-    transports: list[MemoryTransport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
+def test_a_damaged_copy_does_not_count(transports: list[MemoryTransport], tmp_path: Path, damage: str) -> None:
     """What does not arrive as it was taken is not held, and both sides know; the next one is."""
     memory, held = (MemoryCheckpoint(name, 0, tmp_path) for name in ("job-1", "job-1-held"))
     memory.begin_snapshot(1, 1, {"weight/a": torch.ones(1000)}).result()
+
+    def flip(label: str, payload: memoryview) -> memoryview:
+        data = bytearray(payload)
+        data[-1] ^= 1 if label == "piece" else 0
+        return memoryview(data)
+
+    sender: MemoryTransport | Altered = transports[0]
     if damage == "on the way":
-        send: Callable[..., Future[None]] = transports[0].send
-
-        def flip(peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
-            data = bytearray(payload)
-            data[-1] ^= 1 if label == "piece" else 0
-            return send(peer, tag, label, memoryview(data))
-
-        monkeypatch.setattr(transports[0], "send", flip)
+        sender = Altered(transports[0], flip)
     else:
         with (tmp_path / "isthmus-job-1" / "rank-00000.0.data").open("r+b") as file:
             file.write(b"damage")
-    assert not exchanged(transports, memory, held)
+    assert not exchanged([sender, transports[1]], memory, held)
     assert held.steps() == ()
-    monkeypatch.undo()
     memory.begin_snapshot(2, 2, {"weight/a": torch.ones(1000)}).result()
     assert exchanged(transports, memory, held)
     assert held.steps() == (2,)
@@ -167,20 +184,16 @@ def test_a_holder_without_room_says_so(
     memory.clear()
 
 
-def test_training_traffic_waits_for_one_piece_at_most(
-    ranks: Ranks, transports: list[MemoryTransport], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_traffic_waits_for_one_piece_at_most(transports: list[MemoryTransport], tmp_path: Path) -> None:
     """A copy is never handed over in more than a piece at a time."""
-    monkeypatch.setattr(snapshot_replicator, "COPY_CHUNK_BYTES", 1000)
     under_way: list[int] = []
-    send = transports[0].send
 
-    def watch(peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
+    def watch(_: str, payload: memoryview) -> memoryview:
         under_way.append(len(payload))
-        return send(peer, tag, label, payload)
+        return payload
 
-    monkeypatch.setattr(transports[0], "send", watch)
-    ranks.take(1)
+    with started([Altered(transports[0], watch), *transports[1:]], tmp_path, chunk_bytes=1000) as ranks:
+        ranks.take(1)
     assert max(under_way) <= 1000
     assert len(under_way) > 1000
 

@@ -48,11 +48,11 @@ def kept_bytes(stage: StageModel, x: torch.Tensor, kind: RecomputeKind) -> int:
     places = stage.position_cache.get(x)
     known = [*stage.parameters(), *stage.buffers(), *(places.rotation or ()), x]
     live = LiveBytes()
-    live._known |= {one.untyped_storage()._cdata for one in known}
+    live.known |= {one.untyped_storage()._cdata for one in known}
     hidden = x.requires_grad_()
     with live:
         for layer in stage.model.layers.values():
-            hidden, _ = run_layer(kind, layer, partial(stage._run_decoder_layer, layer, places, False), hidden)
+            hidden, _ = run_layer(kind, layer, partial(stage.run_decoder_layer, layer, places, False), hidden)
     return live.now + x.nbytes - hidden.nbytes
 
 

@@ -58,12 +58,12 @@ class Activations(list["Activations"]):
     """What a step holds in memory."""
 
 
-def recovery_of(folder: Path, membership: GroupMembership) -> RankRecovery:
+def recovery_of(folder: Path, membership: GroupMembership, **options: int) -> RankRecovery:
     """Return that of one rank, whose snapshots are in `folder`, where there is room for them."""
     job = make_job(folder)
     spec = WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=whole(job))
     memory = MemoryCheckpoint("r", 0, folder / "memory")
-    return RankRecovery(spec, membership, memory, Heartbeat(), EventLog(WorkerFolder(folder), 0))
+    return RankRecovery(spec, membership, memory, Heartbeat(), EventLog(WorkerFolder(folder), 0), **options)
 
 
 def test_a_loss_holds_no_memory_once_the_ranks_have_met_anew(tmp_path: Path) -> None:
@@ -82,11 +82,10 @@ def test_a_loss_holds_no_memory_once_the_ranks_have_met_anew(tmp_path: Path) -> 
     assert (found, membership.rejoined) == ([0, 0, 0], 2)
 
 
-def test_losses_that_let_no_step_be_done_end_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_that_let_no_step_be_done_end_the_attempt(tmp_path: Path) -> None:
     """A loss that repeats at once would repeat without end; one step in between restarts the count."""
-    monkeypatch.setattr("isthmus.train.recovery.rank_recovery.MAX_LOSSES", 4)
     membership = Patient()
-    recovery = recovery_of(tmp_path, membership)
+    recovery = recovery_of(tmp_path, membership, max_losses=4)
 
     def attempt() -> None:
         if membership.rejoined == 3:

@@ -25,7 +25,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self._known: set[int] = set()
+        self.known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -36,15 +36,15 @@ class LiveBytes(TorchDispatchMode):
 
     def _watch(self, storage: torch.UntypedStorage) -> None:
         key, num_bytes = storage._cdata, storage.nbytes()
-        if key in self._known:
+        if key in self.known:
             return
-        self._known.add(key)
+        self.known.add(key)
         self.now += num_bytes
         self.peak = max(self.peak, self.now)
         weakref.finalize(storage, self._forget, key, num_bytes)
 
     def _forget(self, key: int, num_bytes: int) -> None:
-        self._known.discard(key)
+        self.known.discard(key)
         self.now -= num_bytes
 
 

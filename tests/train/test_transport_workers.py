@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.comm.process import shared_memory_arena
 from isthmus.core.errors import PlanError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.train.liveness.worker_events import read_events
+from isthmus.train.process.check_plan_matches_job import check_job_transport
 from isthmus.train.process.check_plan_supported import check_plan_supported
 from tests.train.worker_jobs import Workers, make_job, make_plan, run_job, started
 
@@ -67,11 +67,10 @@ def spec_of(folder: Path, **spec: object) -> WorkerSpec:
     return WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=make_plan(job, [2, 4], "aa"), **spec)
 
 
-def test_a_process_is_refused_where_there_can_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_is_refused_where_there_can_be_none(tmp_path: Path) -> None:
     """Another backend has no transport, another system no such memory: said before start, with what to do."""
     check_plan_supported(spec_of(tmp_path))
     with pytest.raises(PlanError, match=r"'gloo' does not support transport: process.*transport: thread"):
         check_plan_supported(spec_of(tmp_path, backend="gloo"))
-    monkeypatch.delattr(shared_memory_arena.os, "memfd_create")
     with pytest.raises(PlanError, match=r"\(memfd_create\), which this machine lacks.*transport: thread"):
-        check_plan_supported(spec_of(tmp_path))
+        check_job_transport(spec_of(tmp_path), has_shared_memory=False)

@@ -103,7 +103,7 @@ def test_a_task_runs_by_real_workers(tmp_path: Path) -> None:
     """Task 1 with three micro-batches takes at least its stages' time, in six processes."""
     small = scaled(TASK_1, calibration(), 10.0, 32)
     plan = small.plan.model_copy(update={"micro_batches": 3})
-    run = rehearse(plan, small.times, whitepaper._model_file(tmp_path, 70), tmp_path, {}, 1)
+    run = rehearse(plan, small.times, whitepaper.model_file(tmp_path, 70), tmp_path, {}, 1)
     slowest = max(small.times, key=lambda time: time.forward_s)
     assert run.step_s >= 3 * (slowest.forward_s + slowest.backward_s) + slowest.update_s
     assert run.num_steps == 1

@@ -102,6 +102,12 @@ def unavailable_reason(capabilities: int, tun: Path = TUN_DEVICE) -> str | None:
     return None if shutil.which("ip") else "the command `ip` (iproute2) is missing"
 
 
+def require_namespaces(capabilities: int) -> None:
+    """Raise `UnavailableError` if a process with these capabilities cannot emulate namespaces here."""
+    if why := unavailable_reason(capabilities):
+        raise UnavailableError(why, hint="run as root, or use `isthmus links`, which needs no root")
+
+
 @contextmanager
 def emulated_namespaces(pool: Pool, seed: int = 0) -> Iterator[Namespaces]:
     """Emulate `pool` in namespaces inside the block; at its end processes, relay and namespaces are removed.
@@ -109,8 +115,7 @@ def emulated_namespaces(pool: Pool, seed: int = 0) -> Iterator[Namespaces]:
     If this process dies, the relay deletes the namespaces. TCP across a link uses the link's congestion
     control. Raises `UnavailableError` without root, `/dev/net/tun` or iproute2.
     """
-    if why := unavailable_reason(effective_capabilities()):
-        raise UnavailableError(why, hint="run as root, or use `isthmus links`, which needs no root")
+    require_namespaces(effective_capabilities())
     delete_namespaces(stale_namespaces())
     start = next(_counter)
     sites = {

@@ -18,7 +18,7 @@ from isthmus.core.base_model import FrozenModel, NonNegativeInt
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.worker_folder import WorkerFolder
 
-_MAX_BATCH_BYTES = 512 * 1024
+MAX_BATCH_BYTES = 512 * 1024
 """Maximum bytes of metrics and logs in one report."""
 
 _log = logging.getLogger("isthmus.agent")
@@ -40,23 +40,24 @@ class TelemetryBatch:
     # Offsets of each worker folder once the server has stored this batch.
     offsets: dict[Path, SentOffsets] = field(default_factory=dict)
     num_bytes: int = 0
+    max_bytes: int = MAX_BATCH_BYTES
 
     @property
     def full(self) -> bool:
         """Whether the size limit was reached, so that more data may remain."""
-        return self.num_bytes >= _MAX_BATCH_BYTES
+        return self.num_bytes >= self.max_bytes
 
 
 class TelemetryOutbox:
     """Reads the rank folders under `runs` (`<job>/<attempt>/rank-<r>`)."""
 
-    def __init__(self, runs: Path) -> None:
-        self._runs = runs
+    def __init__(self, runs: Path, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
+        self._runs, self._max_batch_bytes = runs, max_batch_bytes
         self._offsets: dict[Path, SentOffsets] = {}
 
     def collect(self) -> TelemetryBatch:
         """Return the next batch; `acknowledge` advances the offsets."""
-        batch = TelemetryBatch()
+        batch = TelemetryBatch(max_bytes=self._max_batch_bytes)
         for folder in sorted(self._runs.glob("*/*/rank-*")):
             if batch.full:
                 break
@@ -116,7 +117,7 @@ class TelemetryOutbox:
         return offset
 
     def _add_log(self, folder: Path, offset: int, batch: TelemetryBatch) -> int:
-        left_bytes = _MAX_BATCH_BYTES - batch.num_bytes
+        left_bytes = batch.max_bytes - batch.num_bytes
         file = WorkerFolder(folder).log_path
         if left_bytes <= 0 or _size_bytes(file) <= offset:
             return offset

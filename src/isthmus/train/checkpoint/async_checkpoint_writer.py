@@ -45,9 +45,10 @@ class AsyncCheckpointWriter:
         write_id: str,
         keep: int,
         find_loss: Callable[[], PeerError | None] = lambda: None,
+        publish: Callable[..., bool] = publish,
     ) -> None:
         self._folder, self._rank, self._num_ranks = folder, rank, num_ranks
-        self._write_id, self._keep, self._find_loss = write_id, keep, find_loss
+        self._write_id, self._keep, self._find_loss, self._publish = write_id, keep, find_loss, publish
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="isthmus-durable")
         self._pending_write: Future[None] | None = None
         self._copied: Future[None] = Future()
@@ -133,7 +134,7 @@ class AsyncCheckpointWriter:
         if self._rank:
             return is_published(self._folder, step, self._write_id)
         with self._publish_lock:
-            return not self._cancelled.is_set() and publish(
+            return not self._cancelled.is_set() and self._publish(
                 self._folder,
                 step=step,
                 samples=samples,

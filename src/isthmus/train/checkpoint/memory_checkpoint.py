@@ -35,8 +35,8 @@ class MemoryCheckpoint:
     """
 
     def __init__(self, run: str, rank: int, folder: Path | None = None) -> None:
-        self._run, self._root = run, folder or shared_memory_folder()
-        self._folder = self._root / f"isthmus-{run}"
+        self._run, self.root = run, folder or shared_memory_folder()
+        self._folder = self.root / f"isthmus-{run}"
         self._slots = [MemorySlot(self._folder / f"rank-{rank:05d}.{number}") for number in (0, 1)]
         self._steps: list[int | None] | None = None
         self._verified: list[Snapshot | None] = [None, None]
@@ -47,7 +47,7 @@ class MemoryCheckpoint:
 
     def for_rank(self, rank: int) -> MemoryCheckpoint:
         """Return the snapshots of another rank in the same folder, which share its lifetime."""
-        return MemoryCheckpoint(self._run, rank, self._root)
+        return MemoryCheckpoint(self._run, rank, self.root)
 
     def begin_snapshot(self, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> Future[Snapshot]:
         """Begin to copy the state after `step` steps over the older snapshot; return its future.

@@ -38,12 +38,19 @@ _REFUSED, _ACCEPTED, _DAMAGED, _VALID = range(4)
 
 
 def send_slot(
-    transport: Transport, peer: int, slot: MemorySlot, *, returning: bool = False, link_share: float = 1.0
+    transport: Transport,
+    peer: int,
+    slot: MemorySlot,
+    *,
+    returning: bool = False,
+    link_share: float = 1.0,
+    chunk_bytes: int = COPY_CHUNK_BYTES,
 ) -> bool:
     """Send the contents of `slot` to `peer`, which calls `receive_slot`; return whether its copy is valid.
 
     `returning` marks a copy that the holder returns to its owner; both ends must agree on it. `link_share` is the
-    fraction of the time in which the copy may occupy the link. Raises `PeerError` if the peer is lost.
+    fraction of the time in which the copy may occupy the link. Both ends cut it into `chunk_bytes`. Raises
+    `PeerError` if the peer is lost.
     """
     # Step 1: announce the sizes; stop if the slot is invalid or the peer refuses.
     found = slot.read_raw()
@@ -54,7 +61,7 @@ def send_slot(
         return False
     # Step 2: send label and chunks, with pauses.
     transport.send(peer, tag, "label", memoryview(text)).result()
-    for piece in memory.split(COPY_CHUNK_BYTES):
+    for piece in memory.split(chunk_bytes):
         start_s = time.monotonic()
         transport.send(peer, tag, "piece", tensor_bytes(piece)).result()
         if link_share < 1:
@@ -70,6 +77,7 @@ def receive_slot(
     *,
     returning: bool = False,
     log_refusal: bool = True,
+    chunk_bytes: int = COPY_CHUNK_BYTES,
 ) -> bool:
     """Receive a copy from `peer` over the older snapshot of `target`; return whether it is valid.
 
@@ -93,7 +101,7 @@ def receive_slot(
     # Step 2: receive label and chunks.
     text = bytearray(num_text)
     transport.receive(peer, tag, "label", memoryview(text)).result()
-    for piece in memory.split(COPY_CHUNK_BYTES):
+    for piece in memory.split(chunk_bytes):
         transport.receive(peer, tag, "piece", tensor_bytes(piece)).result()
     # Step 3: verify the checksum and answer.
     step = slot.seal_raw(text.decode())
@@ -109,8 +117,15 @@ class SnapshotReplicator:
     the transport closes.
     """
 
-    def __init__(self, transport: Transport, memory: MemoryCheckpoint, holders: Sequence[int | None]) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        memory: MemoryCheckpoint,
+        holders: Sequence[int | None],
+        chunk_bytes: int = COPY_CHUNK_BYTES,
+    ) -> None:
         self._transport, self._memory, self._holder = transport, memory, holders[transport.rank]
+        self._chunk_bytes = chunk_bytes
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="isthmus-copy")
         self._sending: Future[bool] | None = None
         self._has_copy = True
@@ -149,7 +164,9 @@ class SnapshotReplicator:
     def _send(self, holder: int, step: int, last: Future[Snapshot]) -> bool:
         last.result()
         slot = self._memory.slot(step)
-        valid = slot is not None and send_slot(self._transport, holder, slot, link_share=LINK_SHARE)
+        valid = slot is not None and send_slot(
+            self._transport, holder, slot, link_share=LINK_SHARE, chunk_bytes=self._chunk_bytes
+        )
         if self._has_copy and not valid:
             print(f"warning: rank {holder} holds no copy of the state after step {step}", flush=True)
         self._has_copy = valid
@@ -159,7 +176,9 @@ class SnapshotReplicator:
         is_valid = True
         with suppress(PeerError):
             while True:
-                is_valid = receive_slot(self._transport, other, copies, log_refusal=is_valid)
+                is_valid = receive_slot(
+                    self._transport, other, copies, log_refusal=is_valid, chunk_bytes=self._chunk_bytes
+                )
 
 
 def _send_answer(transport: Transport, peer: int, tag: int, answer: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,7 +38,15 @@ def make_checkpoint_folder(folder: Path) -> None:
         raise _write_error(folder, error) from error
 
 
-def write_rank_part(folder: Path, shards: Iterable[TensorShard], *, step: int, rank: int, write_id: str) -> None:
+def write_rank_part(
+    folder: Path,
+    shards: Iterable[TensorShard],
+    *,
+    step: int,
+    rank: int,
+    write_id: str,
+    write: Callable[[Path, str], None] = write_atomically,
+) -> None:
     """Write this rank's part of the checkpoint after `step` steps; `write_id` is the id of this write.
 
     Raises `UnavailableError` if the folder is not writable or its disk is full, and removes this rank's file;
@@ -51,7 +59,7 @@ def write_rank_part(folder: Path, shards: Iterable[TensorShard], *, step: int, r
         layout = dcp_layout.write_shards(work, rank, shards)
         part = _RankPart(file=describe_file(file), layout=layout)
         fsync_path(work)
-        write_atomically(work / f"{rank}.part", part.model_dump_json())  # rank 0 may publish from now on
+        write(work / f"{rank}.part", part.model_dump_json())  # rank 0 may publish from now on
     except OSError as error:
         with suppress(OSError):
             file.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ ChunkKey = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class _DeferredProduct:
+class DeferredProduct:
     """A deferred weight gradient of one linear product."""
 
     # [out, in], or [E, out, in] of which `expert` is the index.
@@ -51,8 +51,8 @@ class DeferredWeightGradients:
     """
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
-        self._deferred: dict[ChunkKey, list[_DeferredProduct]] = {}
-        self._active: list[_DeferredProduct] | None = None
+        self._deferred: dict[ChunkKey, list[DeferredProduct]] = {}
+        self._active: list[DeferredProduct] | None = None
         for model in models:
             for layer in model.modules():
                 if isinstance(layer, nn.Linear):
@@ -73,7 +73,7 @@ class DeferredWeightGradients:
         """Discard all deferred gradients after an aborted step."""
         self._deferred.clear()
 
-    def add(self, product: _DeferredProduct) -> None:
+    def add(self, product: DeferredProduct) -> None:
         """Defer one product; raises `RuntimeError` outside of `defer`."""
         if self._active is None:
             raise RuntimeError("backward through layers with deferred weight gradients, outside of `defer`")
@@ -140,7 +140,7 @@ class _DeferredLinear(torch.autograd.Function):
         """Return the gradient of `x` [..., in]; defer those of weight and bias."""
         (x,) = ctx.saved_tensors
         gradient = gradients[0]
-        ctx.deferred.add(_DeferredProduct(ctx.weight, ctx.expert, ctx.bias, x, gradient))
+        ctx.deferred.add(DeferredProduct(ctx.weight, ctx.expert, ctx.bias, x, gradient))
         needed = ctx.needs_input_grad[0]
         return (gradient @ _weight_matrix(ctx.weight, ctx.expert) if needed else None), None, None, None, None
 

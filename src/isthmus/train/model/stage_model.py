@@ -119,7 +119,7 @@ class StageModel(nn.Module):
         positions = self.position_cache.get(hidden.new_empty((*x.shape[:2], 0)))
         training, balances = torch.is_grad_enabled(), []
         for number, (index, layer) in enumerate(self.model.layers.items()):
-            run = partial(self._run_decoder_layer, layer, positions, int(index) in self._sliding_layers)
+            run = partial(self.run_decoder_layer, layer, positions, int(index) in self._sliding_layers)
             hidden, balance = run_layer(recompute.kind_of(number) if training else "none", layer, run, hidden)
             if balance is not None:
                 balances.append(balance)
@@ -138,9 +138,10 @@ class StageModel(nn.Module):
     def _first_token_id(self, name: str) -> int:
         return self.slices[name].ranges[0][0]
 
-    def _run_decoder_layer(
+    def run_decoder_layer(
         self, layer: nn.Module, positions: PositionInputs, sliding: bool, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the output [B, S, H] of `layer` for `hidden` [B, S, H], and its balance loss, a scalar, if any."""
         run = partial(
             layer,
             hidden,

@@ -29,7 +29,7 @@ def check_plan_matches_job(spec: WorkerSpec, model: Model) -> list[Schedule]:
             f"the plan fixes local_steps to {plan.local_steps}",
             hint="this runtime reduces gradients every step: plan with training.local_steps: 1",
         )
-    _check_transport(spec)
+    check_job_transport(spec, has_shared_memory=supports_shared_memory())
     schedules = [_make_replica_schedule(plan, replica) for replica in range(plan.dp)]
     for one in dict.fromkeys(schedules):
         check_schedule(one)
@@ -53,14 +53,14 @@ def _make_replica_schedule(plan: Plan, replica: int) -> Schedule:
     )
 
 
-def _check_transport(spec: WorkerSpec) -> None:
-    """Reject a backend that lacks the job's transport or cannot connect the plan's clusters."""
+def check_job_transport(spec: WorkerSpec, *, has_shared_memory: bool) -> None:
+    """Raise `PlanError` for a transport that backend or machine lack, or that cannot connect the plan's clusters."""
     if spec.job.transport == "process" and spec.backend != "isthmus":
         raise PlanError(
             f"backend '{spec.backend}' does not support transport: process",
             hint="use backend 'isthmus', or transport: thread",
         )
-    if spec.job.transport == "process" and not supports_shared_memory():
+    if spec.job.transport == "process" and not has_shared_memory:
         raise PlanError(
             "transport: process needs anonymous shared memory (memfd_create), which this machine lacks",
             hint="run the workers on Linux, or use transport: thread",

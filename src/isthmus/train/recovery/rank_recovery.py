@@ -44,7 +44,10 @@ class RankRecovery:
         memory: MemoryCheckpoint,
         heartbeat: Heartbeat,
         events: EventLog,
+        *,
+        max_losses: int = MAX_LOSSES,
     ) -> None:
+        self._max_losses = max_losses
         self._membership, self.memory, self._heartbeat, self._events = membership, memory, heartbeat, events
         self._straggler = StragglerDetector(_planned_compute_s(spec))
         self._lost_at_s: float | None = None
@@ -56,7 +59,7 @@ class RankRecovery:
         """Call `attempt`, then leave the group; after a lost peer, rejoin and call it again.
 
         `drain` waits until no message queued before the loss can start after it. Raises `PeerError` if a rank
-        is lost for good, or after `MAX_LOSSES` consecutive losses.
+        is lost for good, or after `max_losses` consecutive losses.
         """
         while True:
             # Step 1: train to the end.
@@ -71,9 +74,9 @@ class RankRecovery:
             # Step 2: form a new group.
             self._consecutive_losses += 1
             try:
-                if self._consecutive_losses > MAX_LOSSES:
+                if self._consecutive_losses > self._max_losses:
                     raise PeerError(
-                        f"{MAX_LOSSES} losses in a row without a completed step, last: {loss.message}",
+                        f"{self._max_losses} losses in a row without a completed step, last: {loss.message}",
                         hint="see the logs of all ranks for their losses; the job restarts automatically",
                     )
                 self._membership.rejoin(loss, drain)

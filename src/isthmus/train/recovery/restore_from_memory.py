@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import UnavailableError
@@ -53,8 +54,8 @@ def restore_from_memory(
     for its snapshot skips it; `RankRecovery.restore_common_state` then finds no common step.
     """
     # Step 1: collect the snapshots of all machines.
-    runs = list(orphaned_runs(compatibility_digest(spec)))
-    slots = _find_slots(runs, len(spec.plan.ranks))
+    runs = list(orphaned_runs(compatibility_digest(spec), memory.root))
+    slots = _find_slots(runs, len(spec.plan.ranks), memory.root)
     local = {rank: sorted(by_step) for rank, by_step in slots.items()}
     steps_on = [_parse_steps(one) for one in communicator.all_gather_bytes(json.dumps(local).encode())]
     # Step 2: copy or send the snapshots of the newest common step.
@@ -72,15 +73,15 @@ def restore_from_memory(
     # Step 3: remove the previous attempt's memory, once every rank is done.
     communicator.barrier()
     for run in runs:
-        remove_orphan(run)
+        remove_orphan(run, memory.root)
 
 
-def _find_slots(runs: Sequence[str], num_ranks: int) -> dict[int, dict[int, MemorySlot]]:
+def _find_slots(runs: Sequence[str], num_ranks: int, folder: Path) -> dict[int, dict[int, MemorySlot]]:
     """Return the valid snapshots of the leases `runs`, by rank and step."""
     found: dict[int, dict[int, MemorySlot]] = {}
     for run in runs:
         for rank in range(num_ranks):
-            one = MemoryCheckpoint(run, rank)
+            one = MemoryCheckpoint(run, rank, folder)
             for step in one.steps():
                 slot = one.slot(step)
                 if slot is not None:

@@ -74,8 +74,8 @@ class Optimizer:
             self._shards += make_weight_shards(name, parameter, self._ownership, keeps_fp32=keeps_fp32, on_host=on_host)
             if not keeps_fp32:
                 self._gradients.lower_to_bf16(name)
-        self._adam = _make_adamw(self._shards, training)
-        self._state = OptimizerState(self._working_weights, self._shards, self._ownership, self._adam)
+        self.adam = _make_adamw(self._shards, training)
+        self._state = OptimizerState(self._working_weights, self._shards, self._ownership, self.adam)
 
     def gradient(self, name: str) -> torch.Tensor | None:
         """Return the accumulated fp32 gradient of a parameter, of its local shape; None if it has none."""
@@ -97,9 +97,9 @@ class Optimizer:
         # Step 3: clip, update the master weights, refresh the working weights.
         if math.isfinite(norm):
             self._clip_gradients(norm)
-            for group in self._adam.param_groups:
+            for group in self.adam.param_groups:
                 group["lr"] = rate
-            self._adam.step()
+            self.adam.step()
             self._refresh_working_weights()
         self.clear_gradients()
         return UpdateResult(norm, rate, skipped=not math.isfinite(norm), loss=total_loss)
