@@ -60,6 +60,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
     examples=[
         "isthmus serve --state /var/lib/isthmus --pool pool.yaml",
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem",
+        "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --self-signed",
         "isthmus serve --state st --pool pool.yaml --objective throughput",
         "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
@@ -76,7 +77,7 @@ def serve(
     tls_cert: CertificateOption = None,
     tls_key: KeyOption = None,
     self_signed: Annotated[
-        bool, typer.Option("--self-signed", help="Create a certificate in the state folder.")
+        bool, typer.Option("--self-signed", help="Create a CA and a certificate in the state folder.")
     ] = False,
     objective: ObjectiveOption = "arrival",
     patience_s: PatienceOption = 3600.0,
@@ -98,25 +99,43 @@ def serve(
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
-        found = {"server": listening.url}
+        found: dict[str, Any] = {"server": listening.url, "other_urls": list(listening.other_urls)}
         if listening.admin_token:
             found["admin_token"] = str(listening.admin_token.resolve())
         if listening.certificate:
-            found["certificate"] = str(listening.certificate.cert.resolve())
+            found["certificate"] = str((listening.certificate.trust or listening.certificate.cert).resolve())
+            found["fingerprint"] = listening.certificate.fingerprint
+            found["own_ca"] = listening.certificate.trust is not None
         env.answer(found, lambda: _usage_text(found))
 
     server.run_server(config, announce)
 
 
-def _usage_text(found: dict[str, str]) -> str:
+def _usage_text(found: dict[str, Any]) -> str:
     lines = [f"server listening at {found['server']}"]
+    lines += [f"also at {', '.join(found['other_urls'])}"] if found["other_urls"] else []
     if "admin_token" not in found:
         return "\n".join([*lines, "another server on the same database has created the admin token"])
     lines += ["to use it as admin:"]
     token = shlex.quote(found["admin_token"])
     lines += [f"  export ISTHMUS_SERVER={found['server']} ISTHMUS_TOKEN_FILE={token}"]
-    lines += [f"  export ISTHMUS_CA={shlex.quote(found['certificate'])}"] if "certificate" in found else []
-    return "\n".join([*lines, "  isthmus token create --user NAME", "  isthmus pool"])
+    if found.get("own_ca"):
+        lines += [f"  export ISTHMUS_CA={shlex.quote(found['certificate'])}"]
+    lines += ["  isthmus token create --user NAME", "  isthmus pool"]
+    return "\n".join([*lines, *_certificate_text(found)])
+
+
+def _certificate_text(found: dict[str, Any]) -> list[str]:
+    """Return what other machines need to trust the server's certificate."""
+    if "certificate" not in found:
+        return []
+    if not found["own_ca"]:
+        text = "machines that do not trust the CA of the certificate yet need its file: --ca or ISTHMUS_CA"
+        return [f"certificate {found['certificate']}, SHA-256 {found['fingerprint']}", text]
+    return [
+        f"other machines need a copy of {found['certificate']}: --ca or ISTHMUS_CA; compare its SHA-256",
+        f"  {found['fingerprint']}",
+    ]
 
 
 @command(
