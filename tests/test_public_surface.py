@@ -40,7 +40,7 @@ SURFACES = {
         ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker StopWorker
         WorkersObserved WriteRankMap awaits_checkpoint check_site
     """,
-    "wan": "BackgroundLinks Namespaces dial emulated_namespaces links_in_background run_links",
+    "wan": "BackgroundLinks Namespaces PortRange dial emulated_namespaces links_in_background listen run_links",
 }
 
 

@@ -4,5 +4,15 @@ from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
 from isthmus.wan.dial import dial
 from isthmus.wan.emulator import run_links
 from isthmus.wan.netns import Namespaces, emulated_namespaces
+from isthmus.wan.tcp_listener import PortRange, listen
 
-__all__ = ["BackgroundLinks", "Namespaces", "dial", "emulated_namespaces", "links_in_background", "run_links"]
+__all__ = [
+    "BackgroundLinks",
+    "Namespaces",
+    "PortRange",
+    "dial",
+    "emulated_namespaces",
+    "links_in_background",
+    "listen",
+    "run_links",
+]

@@ -144,6 +144,7 @@ def _certificate_text(found: dict[str, Any]) -> list[str]:
     examples=[
         "isthmus agent --cluster hangzhou --pool pool.yaml --state agent-state --token-file owner.token",
         "isthmus agent --cluster hangzhou --pool pool.yaml --state st --routes links/routes.json",
+        "isthmus agent --pool site.yaml --state st --host 10.0.0.2 --ports 41000-41100",
         "isthmus agent --pool site.yaml --state st --policy policy.yaml",
         "isthmus agent --pool site.yaml --state st --storage /data --sources sources.json",
     ],
@@ -156,7 +157,17 @@ def agent(
         str | None,
         typer.Option(metavar="NAME", help="This site's cluster (required if the pool has several)."),
     ] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen address of the site's workers.")] = "127.0.0.1",
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address where other sites reach this site's workers (default: this machine's towards the server).",
+        ),
+    ] = None,
+    ports: Annotated[
+        str | None,
+        typer.Option(metavar="FIRST-LAST", help="TCP ports of the workers, one each (default: any free ones)."),
+    ] = None,
     routes: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Proxies to other clusters: the routes.json of `isthmus links`."),
@@ -180,7 +191,8 @@ def agent(
 ) -> None:
     """Run a site's agent, which starts and monitors the workers.
 
-    It makes outbound connections only. Ctrl-C stops the agent and its workers.
+    The agent makes outbound connections only; other sites connect to its workers. Ctrl-C stops the agent and
+    its workers.
     """
     site = import_extra("isthmus.agent", "agent")
     settings = resolve_settings(env.variables, server=server, token_file=token_file, ca=ca)
@@ -196,7 +208,7 @@ def agent(
     site.run_agent(
         site.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
-            state=state, host=host, routes=routes, ca=settings.ca, policy=owner_policy,
+            state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
             storage=storage, sources=sources,
         )
     )  # fmt: skip
@@ -242,6 +254,20 @@ def import_extra(module: str, extra: str) -> ModuleType:
             f"this command needs the package '{error.name}', which is not installed",
             hint=f"pip install 'isthmus[{extra}]'",
         ) from error
+
+
+def _parse_ports(text: str | None) -> tuple[int, int] | None:
+    """Return the first and last port of `FIRST-LAST`; raise `InputError` for anything else."""
+    if text is None:
+        return None
+    first, _, last = text.partition("-")
+    if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()) or len(text) > 11:
+        raise InputError(f"--ports {text!r} is not a range of ports", hint="for example --ports 41000-41100")
+    if not 1024 <= int(first) <= int(last) <= 65535:
+        raise InputError(
+            f"--ports {text}: the ports must rise, from 1024 to 65535", hint="for example --ports 41000-41100"
+        )
+    return int(first), int(last)
 
 
 def _select_cluster(pool: Pool, name: str | None) -> Cluster:
