@@ -90,7 +90,7 @@ LIMITS: Mapping[str, Limit] = {
     "package_chain": Limit(23, 9),
     "names": Limit(0, 0),
     "files": Limit(0, 0),
-    "past": Limit(48, 0),
+    "past": Limit(0, 0),
     "units": Limit(95.0, 95.0, at_least=True),
     "shapes": Limit(95.0, 95.0, at_least=True),
     "clocks": Limit(28, 5),
@@ -220,21 +220,37 @@ def shared_file_names(modules: Iterable[Module]) -> list[str]:
 
 
 def imports_past_the_face(modules: Iterable[Module]) -> list[str]:
-    """Return the imports of another package's inner module where its `__init__` has a public face (`__all__`)."""
+    """Return the imports of another package's inner module where its `__init__` has a public face (`__all__`).
+
+    `from package import name` is an import of the face where `__all__` lists `name`, also if a module has that name.
+    """
     modules = list(modules)
-    faces = {
-        module.package
-        for module in modules
-        if module.path.name == "__init__.py" and module.name.count(".") == 1 and "__all__" in ast.unparse(module.tree)
-    }
-    packages = {module.name: module.package for module in modules}
-    graph = import_graph(modules)
-    return [
-        f"{name} imports {target}"
-        for name in sorted(graph)
-        for target in sorted(graph[name])
-        if packages[target] in faces and packages[target] != packages[name] and target.count(".") > 1
-    ]
+    faces = {module.name: face for module in modules if module.name.count(".") == 1 for face in _face(module)}
+    found = set()
+    for module in modules:
+        for node in runtime_imports(module.tree):
+            if isinstance(node, ast.ImportFrom) and node.module in faces:
+                targets = [f"{node.module}.{one.name}" for one in node.names if one.name not in faces[node.module]]
+            elif isinstance(node, ast.ImportFrom):
+                targets = [node.module or ""]
+            else:
+                targets = [one.name for one in node.names]
+            for target in targets:
+                package = ".".join(target.split(".")[:2])
+                if package in faces and target != package and package != ".".join(module.name.split(".")[:2]):
+                    found.add(f"{module.name} imports {target}")
+    return sorted(found)
+
+
+def _face(module: Module) -> Iterator[frozenset[str]]:
+    """Yield the names of `__all__` of a package's `__init__`, if it has one."""
+    for node in module.tree.body:
+        if (
+            module.path.name == "__init__.py"
+            and isinstance(node, ast.Assign)
+            and "__all__" in ast.unparse(node.targets)
+        ):
+            yield frozenset(ast.literal_eval(node.value))
 
 
 def _annotated(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:

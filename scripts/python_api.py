@@ -71,12 +71,25 @@ def _render_name(name: str, module: str) -> Iterator[str]:
             yield f"```python\n{_signature(node)}\n```"
             yield _documentation(node)
             return
-        if isinstance(node, ast.Assign) and _code(node.targets[0]) == name:
+        if _assigns(node, name):
             yield f"Constant, `{file.relative_to(ROOT)}`."
-            yield f"```python\n{_code(node)}\n```"
+            yield f"```python\n{_constant(node)}\n```"
             yield _text_after(following)
             return
     raise ValueError(f"{module} does not define {name}")
+
+
+def _assigns(node: ast.stmt, name: str) -> bool:
+    """Return whether `node` is `name = ...` or `name: Type = ...`."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return any(_code(one) == name for one in targets)
+
+
+def _constant(node: ast.stmt) -> str:
+    """Return the assignment, or only name and type where the typed value is longer than a line."""
+    if isinstance(node, ast.AnnAssign) and len(_code(node)) > MAX_LINE:
+        return f"{_code(node.target)}: {_code(node.annotation)}"
+    return _code(node)
 
 
 def _render_class(node: ast.ClassDef, lines: Sequence[str]) -> Iterator[str]:
@@ -106,7 +119,8 @@ def _field(node: ast.AnnAssign) -> str:
     if isinstance(node.value, ast.Call) and _code(node.value.func) in ("field", "Field"):
         factories = [key.value for key in node.value.keywords if key.arg == "default_factory"]
         values = [key.value for key in node.value.keywords if key.arg == "default"]
-        default = f"{_code(factories[0])}()" if factories else _code([*values, *node.value.args][0])
+        values = [f"{_code(one)}()" for one in factories] or [_code(one) for one in [*values, *node.value.args]]
+        return f"{stated} = {values[0]}" if values else stated
     return f"{stated} = {default}"
 
 

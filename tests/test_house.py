@@ -89,16 +89,22 @@ def test_names_and_files_of_two_packages_are_found() -> None:
 
 
 def test_an_import_past_a_face_is_one_of_an_inner_module_of_another_package() -> None:
-    """A package without `__all__` has no face, and its own modules know its inside."""
+    """A package without `__all__` has no face, its own modules know its inside, and a listed name is of the face."""
     modules = [
-        module("isthmus/a/__init__.py", "__all__ = []"),
+        module("isthmus/a/__init__.py", "__all__ = ['same']"),
         module("isthmus/a/inner.py", "import isthmus.a.other"),
         module("isthmus/a/other.py"),
+        module("isthmus/a/same.py", "def same(): ..."),
         module("isthmus/b/__init__.py"),
         module("isthmus/b/one.py", "import isthmus.a\nfrom isthmus.a.inner import x"),
+        module("isthmus/b/three.py", "from isthmus.a import other, same\nimport isthmus.a.same"),
         module("isthmus/c/two.py", "import isthmus.b.one"),
     ]
-    assert imports_past_the_face(modules) == ["isthmus.b.one imports isthmus.a.inner"]
+    assert imports_past_the_face(modules) == [
+        "isthmus.b.one imports isthmus.a.inner",
+        "isthmus.b.three imports isthmus.a.other",
+        "isthmus.b.three imports isthmus.a.same",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,17 @@ SURFACES = {
     "cli": "main",
     "control.coordinator.coordinator": "Coordinator CoordinatorConfig",
     "control.server.run_server": "ServerConfig ServerInfo create_app run_server",
-    "data": "Dataset TokenBatch open_dataset",
+    "data": "Dataset TokenBatch open_dataset tokenizer_file",
     "plan": """
-        DATA_SHEET Calibration ModelProfile Observation PlanForecast SearchLimits SearchRequest SearchResult
-        estimate_s fit_calibration fit_shapes load_calibration make_plans predict profile_model
-        save_calibration search_plans stage_memory
+        DATA_SHEET TIME_MODEL_PARAMETERS Calibration DimensionWeights LogFormat Measurement MeshDegrees
+        ModelProfile Objective Observation PlanExport PlanForecast PlanLayout RunTable SearchLimits
+        SearchRequest SearchResult SearchStats ShapeTiming Timing TrainingWorkload add_measured_run
+        calibrate_chip calibrate_links calibrate_shapes calibration_for communication_matrix
+        compare_with_forecast draw_plan estimate_s evaluate_chips fit_calibration fit_shapes
+        is_run_table iteration_estimate_s job_limits layer_matrix load_calibration load_runs make_plans memory_table
+        model_weights observations predict profile_model read_training_log render_chip_scores
+        render_communication render_layer_matrix runtime_incompatibility save_calibration score_plan
+        search_plans stage_memory summarise_log to_isthmus_runtime to_megatron to_torchtitan
     """,
     "schedule": """
         SCHEDULES Operation OperationKind Schedule add_communication check_schedule dualpipe forward_only
@@ -28,10 +34,10 @@ SURFACES = {
         warm_up_counts zero_bubble
     """,
     "sim": """
-        CheckpointInterval Failure FailureResult Interference LinkResult MessageTrace PipelineResult Replica
-        SimulatedLink SimulatedTraining SimulationResult StageLoad StageResult TimelineSpan best_warm_up
-        chrome_trace draw_failures run_pipeline simulate_failures simulate_training simulated_link
-        timeline_page
+        CheckpointInterval Failure FailureResult Interference Kernel LinkResult MessageTrace PipelineResult
+        ProcessGenerator Replica SimulatedLink SimulatedTraining SimulationResult StageLoad StageResult
+        TimelineSpan best_warm_up chrome_trace draw_failures run_pipeline simulate_failures simulate_training
+        simulated_link timeline_page
     """,
     "site": """
         CLAIMING HOLDING UNSAVED_STEP_S DeviceAllocator DeviceCountAllocator DeviceIdAllocator FetchFiles
@@ -40,7 +46,10 @@ SURFACES = {
         ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker StopWorker
         WorkersObserved WriteRankMap awaits_checkpoint check_site
     """,
-    "wan": "BackgroundLinks Namespaces PortRange dial emulated_namespaces links_in_background listen run_links",
+    "wan": """
+        BackgroundLinks Namespaces PortRange dial emulated_namespaces format_address links_in_background listen
+        run_links
+    """,
 }
 
 

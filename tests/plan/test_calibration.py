@@ -19,7 +19,7 @@ from isthmus.plan import (
 )
 from isthmus.plan.time.calibration import FittedParameter
 from isthmus.plan.time.fit_calibration import solve_linear
-from isthmus.plan.time.time_model_parameters import PARAMETERS, shape_scope
+from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS, shape_scope
 from tests.plan.hand import model_of, plan_of, pool_of
 
 TRUE = {"A100/matmul_share": 0.62, "A100/memory_share": 0.7, "A100/launch_s": 1.1e-3, "A100/link_share": 0.6}
@@ -67,7 +67,7 @@ def test_known_parameters_are_recovered_within_their_own_uncertainty(seed):
     for key, value in TRUE.items():
         found = fitted.parameters[key]
         assert abs(found.value / value - 1) < 3 * found.relative + 0.01
-        assert found.relative < PARAMETERS[key.split("/")[1]].relative
+        assert found.relative < TIME_MODEL_PARAMETERS[key.split("/")[1]].relative
 
 
 def test_what_the_runs_say_nothing_about_keeps_its_default():

@@ -3,31 +3,98 @@
 This is the API for notebooks; see `docs/guide/plan.md` and `docs/guide/simulate.md`.
 """
 
+from isthmus.plan.export.isthmus_runtime import to_isthmus_runtime
+from isthmus.plan.export.log_summary import add_measured_run, compare_with_forecast, summarise_log
+from isthmus.plan.export.megatron import to_megatron
+from isthmus.plan.export.plan_export import PlanExport
+from isthmus.plan.export.torchtitan import to_torchtitan
+from isthmus.plan.export.training_logs import LogFormat, read_training_log
+from isthmus.plan.memory.memory_table import MeshDegrees, memory_table
 from isthmus.plan.memory.stage_memory import stage_memory
+from isthmus.plan.profile.chip_score import DimensionWeights, evaluate_chips, model_weights, render_chip_scores
+from isthmus.plan.profile.layer_matrix import (
+    communication_matrix,
+    layer_matrix,
+    render_communication,
+    render_layer_matrix,
+)
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.search.compose.plan_layout import PlanLayout
+from isthmus.plan.search.costs.job_limits import job_limits
 from isthmus.plan.search.costs.search_limits import SearchLimits
+from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan.search.explore.branch_and_bound import SearchStats
+from isthmus.plan.search.finish.plan_drawing import draw_plan
+from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
+from isthmus.plan.search.finish.score_plan import calibration_for, score_plan
+from isthmus.plan.search.finish.select_plans import Objective
 from isthmus.plan.search.search_plans import SearchRequest, SearchResult, make_plans, search_plans
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, load_calibration, save_calibration
 from isthmus.plan.time.fit_calibration import Observation, fit_calibration, fit_shapes
+from isthmus.plan.time.measured_runs import RunTable, is_run_table, load_runs, observations
+from isthmus.plan.time.measured_shapes import calibrate_shapes
+from isthmus.plan.time.micro_benchmarks import Measurement, ShapeTiming, Timing, calibrate_chip, calibrate_links
+from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
 from isthmus.plan.time.predict import PlanForecast, estimate_s, predict
+from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS
 
 __all__ = [
     "DATA_SHEET",
+    "TIME_MODEL_PARAMETERS",
     "Calibration",
+    "DimensionWeights",
+    "LogFormat",
+    "Measurement",
+    "MeshDegrees",
     "ModelProfile",
+    "Objective",
     "Observation",
+    "PlanExport",
     "PlanForecast",
+    "PlanLayout",
+    "RunTable",
     "SearchLimits",
     "SearchRequest",
     "SearchResult",
+    "SearchStats",
+    "ShapeTiming",
+    "Timing",
+    "TrainingWorkload",
+    "add_measured_run",
+    "calibrate_chip",
+    "calibrate_links",
+    "calibrate_shapes",
+    "calibration_for",
+    "communication_matrix",
+    "compare_with_forecast",
+    "draw_plan",
     "estimate_s",
+    "evaluate_chips",
     "fit_calibration",
     "fit_shapes",
+    "is_run_table",
+    "iteration_estimate_s",
+    "job_limits",
+    "layer_matrix",
     "load_calibration",
+    "load_runs",
     "make_plans",
+    "memory_table",
+    "model_weights",
+    "observations",
     "predict",
     "profile_model",
+    "read_training_log",
+    "render_chip_scores",
+    "render_communication",
+    "render_layer_matrix",
+    "runtime_incompatibility",
     "save_calibration",
+    "score_plan",
     "search_plans",
     "stage_memory",
+    "summarise_log",
+    "to_isthmus_runtime",
+    "to_megatron",
+    "to_torchtitan",
 ]

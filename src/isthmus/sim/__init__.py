@@ -3,27 +3,24 @@
 from isthmus.sim.failures import CheckpointInterval, Failure, FailureResult, draw_failures, simulate_failures
 from isthmus.sim.iteration.simulate_training import simulate_training
 from isthmus.sim.iteration.simulated_training import Replica, SimulatedTraining, StageLoad
+from isthmus.sim.kernel import Kernel, ProcessGenerator
 from isthmus.sim.links.simulated_link import Interference, SimulatedLink, simulated_link
 from isthmus.sim.output.chrome_trace import chrome_trace
 from isthmus.sim.output.timeline_page import timeline_page
 from isthmus.sim.pipeline.run_pipeline import PipelineResult, run_pipeline
 from isthmus.sim.pipeline.warm_up import best_warm_up
-from isthmus.sim.simulation_result import (
-    LinkResult,
-    MessageTrace,
-    SimulationResult,
-    StageResult,
-    TimelineSpan,
-)
+from isthmus.sim.simulation_result import LinkResult, MessageTrace, SimulationResult, StageResult, TimelineSpan
 
 __all__ = [
     "CheckpointInterval",
     "Failure",
     "FailureResult",
     "Interference",
+    "Kernel",
     "LinkResult",
     "MessageTrace",
     "PipelineResult",
+    "ProcessGenerator",
     "Replica",
     "SimulatedLink",
     "SimulatedTraining",

@@ -23,11 +23,20 @@ from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.files.user_files import load_pool
 from isthmus.core.model import load_model
 from isthmus.core.pool import Pool
-from isthmus.plan import Calibration, fit_calibration, profile_model, save_calibration
-from isthmus.plan.time.measured_runs import RunTable, load_runs, observations
-from isthmus.plan.time.measured_shapes import calibrate_shapes
-from isthmus.plan.time.micro_benchmarks import Measurement, calibrate_chip, calibrate_links
-from isthmus.plan.time.time_model_parameters import PARAMETERS
+from isthmus.plan import (
+    TIME_MODEL_PARAMETERS,
+    Calibration,
+    Measurement,
+    RunTable,
+    calibrate_chip,
+    calibrate_links,
+    calibrate_shapes,
+    fit_calibration,
+    load_runs,
+    observations,
+    profile_model,
+    save_calibration,
+)
 
 commands = typer.Typer()
 DEFAULT_FIT = "matmul_share,wan_share"
@@ -127,14 +136,14 @@ def _read_routes(file: Path | None) -> Routes | None:
 def _require_known(keys: list[str], runs: RunTable) -> None:
     """Raise `InputError` for an unknown parameter, or for a chip or link that no run uses."""
     if not keys:
-        raise InputError("no parameter to fit", hint="choose with --fit from " + ", ".join(PARAMETERS))
+        raise InputError("no parameter to fit", hint="choose with --fit from " + ", ".join(TIME_MODEL_PARAMETERS))
     pools = [load_pool(run.pool) for run in runs.runs]
     chips = [pool.chip(group).name for pool in pools for one in pool.clusters for group in one.node_groups]
     scopes = dict.fromkeys([*chips, *(f"{one.source}>{one.target}" for pool in pools for one in pool.links)])
     for key in keys:
         scope, slash, name = key.rpartition("/")
-        if name not in PARAMETERS:
-            raise InputError(f"unknown parameter '{key}'", hint="known: " + ", ".join(PARAMETERS))
+        if name not in TIME_MODEL_PARAMETERS:
+            raise InputError(f"unknown parameter '{key}'", hint="known: " + ", ".join(TIME_MODEL_PARAMETERS))
         if slash and scope.partition(":")[0] not in scopes:
             raise InputError(f"'{key}': no run uses '{scope}'", hint="the runs use " + ", ".join(scopes))
 
@@ -186,7 +195,7 @@ def _run_benchmarks(copies: int, options: Sequence[str]) -> list[Measurement]:
 
 def _render_calibration(made: Calibration, output: Path | None) -> RenderableType:
     rows = [
-        (key, f"{one.value:.4g}", f"± {one.relative:.0%}", PARAMETERS[key.rpartition("/")[2]].description)
+        (key, f"{one.value:.4g}", f"± {one.relative:.0%}", TIME_MODEL_PARAMETERS[key.rpartition("/")[2]].description)
         for key, one in made.parameters.items()
     ]
     where = f"written to {output}" if output else "not written; use --output FILE"

@@ -14,9 +14,14 @@ from isthmus.core.chip import Chip, Precision, chip_catalogue
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_pool
 from isthmus.core.model import load_model
-from isthmus.plan import profile_model
-from isthmus.plan.profile.chip_score import DimensionWeights, evaluate_chips, model_weights, render_chip_scores
-from isthmus.plan.profile.layer_matrix import layer_matrix
+from isthmus.plan import (
+    DimensionWeights,
+    evaluate_chips,
+    layer_matrix,
+    model_weights,
+    profile_model,
+    render_chip_scores,
+)
 
 commands = typer.Typer()
 

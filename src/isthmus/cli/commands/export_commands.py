@@ -25,13 +25,18 @@ from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_job, load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.core.units import format_bytes, format_seconds
-from isthmus.plan import predict
-from isthmus.plan.export.isthmus_runtime import to_isthmus_runtime
-from isthmus.plan.export.log_summary import add_measured_run, compare_with_forecast, summarise_log
-from isthmus.plan.export.megatron import to_megatron
-from isthmus.plan.export.plan_export import PlanExport
-from isthmus.plan.export.torchtitan import to_torchtitan
-from isthmus.plan.export.training_logs import LogFormat, read_training_log
+from isthmus.plan import (
+    LogFormat,
+    PlanExport,
+    add_measured_run,
+    compare_with_forecast,
+    predict,
+    read_training_log,
+    summarise_log,
+    to_isthmus_runtime,
+    to_megatron,
+    to_torchtitan,
+)
 
 commands = typer.Typer()
 Framework = Literal["megatron", "torchtitan", "isthmus"]

@@ -18,11 +18,19 @@ from isthmus.core.files.user_files import load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
 from isthmus.core.units import format_bytes, format_seconds
-from isthmus.plan import DATA_SHEET, Calibration, PlanForecast, load_calibration, predict, profile_model
-from isthmus.plan.memory.memory_table import MeshDegrees, memory_table
-from isthmus.plan.profile.layer_matrix import (
+from isthmus.plan import (
+    DATA_SHEET,
+    Calibration,
+    MeshDegrees,
+    PlanForecast,
     communication_matrix,
+    is_run_table,
     layer_matrix,
+    load_calibration,
+    load_runs,
+    memory_table,
+    predict,
+    profile_model,
     render_communication,
     render_layer_matrix,
 )
@@ -149,8 +157,6 @@ def compare(
     calibration: CalibrationOption = None,
 ) -> None:
     """Compare two plans, or a prediction with measured runs that its calibration was not fitted on."""
-    from isthmus.plan.time.measured_runs import is_run_table, load_runs
-
     chosen, read = read_calibration(calibration), load_pool(pool)
 
     def forecast(file: Path) -> PlanForecast:

@@ -22,12 +22,19 @@ from isthmus.core.files.user_files import load_job, load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.units import format_bytes, format_seconds
-from isthmus.plan import PlanForecast, SearchLimits, SearchRequest, SearchResult, predict, search_plans
-from isthmus.plan.search.compose.plan_layout import PlanLayout
-from isthmus.plan.search.explore.branch_and_bound import SearchStats
-from isthmus.plan.search.finish.plan_drawing import draw_plan
-from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
-from isthmus.plan.search.finish.select_plans import Objective
+from isthmus.plan import (
+    Objective,
+    PlanForecast,
+    PlanLayout,
+    SearchLimits,
+    SearchRequest,
+    SearchResult,
+    SearchStats,
+    draw_plan,
+    predict,
+    runtime_incompatibility,
+    search_plans,
+)
 
 commands = typer.Typer()
 PANEL = "Know before you run"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from isthmus.comm.tcp.reconnect import GreetedSocket
 from isthmus.comm.tcp.wire_format import Greeting, send_greeting
 from isthmus.core.errors import IsthmusError, PeerError, RestartError
-from isthmus.wan.dial import dial, format_address
+from isthmus.wan import dial, format_address
 
 DIAL_TIMEOUT_S = 5.0
 """Longest time for one TCP connect, before the greeting."""

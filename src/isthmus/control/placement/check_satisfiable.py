@@ -8,9 +8,7 @@ from isthmus.core.errors import InputError
 from isthmus.core.job import Job, ParallelDegrees, PlacementConstraints
 from isthmus.core.model import Model
 from isthmus.core.pool import Cluster, Pool
-from isthmus.plan import DATA_SHEET, SearchLimits, profile_model
-from isthmus.plan.search.costs.job_limits import job_limits
-from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan import DATA_SHEET, SearchLimits, TrainingWorkload, job_limits, profile_model
 
 NO_FIXED_DEGREES = ParallelDegrees()
 """A job that fixes no degree."""

@@ -11,9 +11,7 @@ from isthmus.control.placement.resources.plan_requirement import PlanRequirement
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan, Prediction, Stage
 from isthmus.core.pool import Pool
-from isthmus.plan import ModelProfile
-from isthmus.plan.search.costs.workload import TrainingWorkload
-from isthmus.plan.search.finish.score_plan import calibration_for, score_plan
+from isthmus.plan import ModelProfile, TrainingWorkload, calibration_for, score_plan
 
 
 def relocate_plan(

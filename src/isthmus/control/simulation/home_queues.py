@@ -12,7 +12,7 @@ from isthmus.control.simulation.simulated_agent import SimulatedAgent
 from isthmus.control.simulation.simulated_runs import SimulatedRuns
 from isthmus.control.simulation.traces.job_trace import TraceJob
 from isthmus.control.simulation.traces.trace_pools import OWNER_LEVELS
-from isthmus.sim.kernel import Kernel
+from isthmus.sim import Kernel
 from isthmus.site import LocalJob
 
 OWNER_LEVEL = OWNER_LEVELS[-1]

@@ -31,7 +31,7 @@ from isthmus.core.job import PlacementConstraints
 from isthmus.core.messages.agent_messages import VerifiedCheckpoint
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Pool
-from isthmus.sim.kernel import Kernel, ProcessGenerator
+from isthmus.sim import Kernel, ProcessGenerator
 from isthmus.site import PartKey
 
 Scenario = Literal["alone", "home", "pool"]

@@ -25,7 +25,7 @@ from isthmus.control.simulation.worker_observations import (
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, VerifiedCheckpoint
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
-from isthmus.sim.kernel import Kernel, ProcessGenerator
+from isthmus.sim import Kernel, ProcessGenerator
 from isthmus.site import (
     UNSAVED_STEP_S,
     DeviceCountAllocator,

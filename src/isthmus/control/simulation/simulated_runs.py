@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from isthmus.control.simulation.delays import Delays
 from isthmus.core.errors import PeerError
 from isthmus.core.messages.agent_messages import VerifiedCheckpoint
-from isthmus.sim.kernel import Kernel
+from isthmus.sim import Kernel
 
 CHECKPOINT_BYTES = 10**9
 """Reported size of every checkpoint."""

@@ -32,7 +32,7 @@ from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Link
-from isthmus.sim.kernel import Kernel
+from isthmus.sim import Kernel
 
 
 class DurableLog(Protocol):

@@ -20,6 +20,7 @@ from isthmus.core.plan import Plan
 from isthmus.core.units import GIB, MIB
 
 LogFormat = Literal["megatron", "torchtitan", "isthmus"]
+"""The framework that wrote a training log."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = r"(-?[0-9][0-9.,]*(?:[eE][-+]?[0-9]+)?)"

@@ -19,7 +19,7 @@ from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, Positiv
 from isthmus.core.errors import FileError, InputError
 from isthmus.core.files.validation_errors import to_file_error
 from isthmus.core.files.yaml_lines import read_yaml
-from isthmus.plan.time.time_model_parameters import PARAMETERS
+from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS
 
 
 class FittedParameter(FrozenModel):
@@ -46,8 +46,8 @@ class Calibration(FrozenModel):
     @model_validator(mode="after")
     def _check_names(self) -> Calibration:
         for key in self.parameters:
-            if key.rpartition("/")[2] not in PARAMETERS:
-                raise ValueError(f"unknown parameter '{key}'; known: {', '.join(PARAMETERS)}")
+            if key.rpartition("/")[2] not in TIME_MODEL_PARAMETERS:
+                raise ValueError(f"unknown parameter '{key}'; known: {', '.join(TIME_MODEL_PARAMETERS)}")
         return self
 
     def scoped_key(self, name: str, scope: str = "") -> str:
@@ -58,12 +58,12 @@ class Calibration(FrozenModel):
     def value(self, name: str, scope: str = "") -> float:
         """Return a parameter's value for a chip or link (`scope`), or its default."""
         found = self.parameters.get(self.scoped_key(name, scope))
-        return found.value if found else PARAMETERS[name].default
+        return found.value if found else TIME_MODEL_PARAMETERS[name].default
 
     def relative_uncertainty(self, name: str, scope: str = "") -> float:
         """Return a parameter's relative uncertainty for a chip or link, or its default's."""
         found = self.parameters.get(self.scoped_key(name, scope))
-        return found.relative if found else PARAMETERS[name].relative
+        return found.relative if found else TIME_MODEL_PARAMETERS[name].relative
 
     def with_values(self, values: Mapping[str, float]) -> Calibration:
         """Return a calibration with new values for some keys and unchanged uncertainties."""
@@ -88,7 +88,7 @@ DATA_SHEET = Calibration(name="data-sheet", source="data sheets and the defaults
 
 @dataclass(frozen=True, kw_only=True)
 class ChipRates:
-    """The values of the parameters in `PARAMETERS` for one chip."""
+    """The values of the parameters in `TIME_MODEL_PARAMETERS` for one chip."""
 
     matmul_share: float
     attention_share: float

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from isthmus.core.errors import InputError
 from isthmus.plan.time.calibration import Calibration, FittedParameter
-from isthmus.plan.time.time_model_parameters import PARAMETERS
+from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS
 
 MAX_SOLVER_STEPS = 12
 """Maximum number of solver steps."""
@@ -96,7 +96,7 @@ def fit_shapes(calibration: Calibration, runs: Sequence[Observation]) -> Calibra
     groups = {shape: errors for shape, errors in errors_by_shape.items() if len(errors) > 1}
     if not groups:
         return calibration
-    scatter, belief = _within_group_std(list(groups.values())), PARAMETERS["shape_time"].relative
+    scatter, belief = _within_group_std(list(groups.values())), TIME_MODEL_PARAMETERS["shape_time"].relative
     parameters = dict(calibration.parameters)
     for shape, errors in groups.items():
         precision = len(errors) / scatter**2 + 1 / belief**2

@@ -16,7 +16,7 @@ from pydantic import Field
 from isthmus.core.base_model import FrozenModel, PositiveFloat, PositiveInt
 from isthmus.core.chip import Chip, Precision
 from isthmus.plan.time.calibration import Calibration, FittedParameter
-from isthmus.plan.time.time_model_parameters import PARAMETERS
+from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS
 
 MIN_RELATIVE_UNCERTAINTY = 0.03
 """Least relative uncertainty of a micro-benchmark, as training differs from it."""
@@ -119,7 +119,7 @@ def calibrate_links(
 
 def _fitted_parameter(key: str, values: Sequence[float]) -> FittedParameter:
     value = statistics.median(values)
-    scatter = PARAMETERS[key].relative / 2
+    scatter = TIME_MODEL_PARAMETERS[key].relative / 2
     if len(values) > 1:
         scatter = statistics.stdev(math.log(x) for x in values) / math.sqrt(len(values))
     return FittedParameter(value=value, relative=max(MIN_RELATIVE_UNCERTAINTY, scatter))

@@ -19,7 +19,7 @@ class ParameterSpec:
     relative: float
 
 
-PARAMETERS: dict[str, ParameterSpec] = {
+TIME_MODEL_PARAMETERS: dict[str, ParameterSpec] = {
     "matmul_share": ParameterSpec(
         description="share of the chip's peak FLOP/s reached by large matrix products",
         default=0.8,

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from isthmus.core.chip import Precision
-from isthmus.plan.time.micro_benchmarks import Measurement, Timing
+from isthmus.plan import Measurement, Timing
 from isthmus.train.measure.measure_model_parts import measure_model_parts
 from isthmus.train.measure.operation_timer import OperationTimer, time_interleaved
 

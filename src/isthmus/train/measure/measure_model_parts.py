@@ -18,7 +18,7 @@ from torch import nn
 from isthmus.core.errors import InputError
 from isthmus.core.job import TrainingConfig
 from isthmus.core.model import load_model
-from isthmus.plan.time.micro_benchmarks import ShapeTiming
+from isthmus.plan import ShapeTiming
 from isthmus.train.measure.operation_timer import OperationTimer, time_interleaved
 from isthmus.train.model.stage_model import StageModel, build_stage, token_loss
 from isthmus.train.update.optimizer import Optimizer

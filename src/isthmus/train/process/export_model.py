@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from isthmus.core.job import Job
-from isthmus.data.tokenizer import tokenizer_file
+from isthmus.data import tokenizer_file
 from isthmus.train.communication.communicator import Communicator
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.save_weights import export_shard, finish_export

@@ -30,8 +30,7 @@ from isthmus.core.job import Job
 from isthmus.core.link_throughput import WIRE_OVERHEAD
 from isthmus.core.plan import Plan, Stage, StageTime
 from isthmus.core.pool import Pool
-from isthmus.plan import ModelProfile
-from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
+from isthmus.plan import ModelProfile, iteration_estimate_s
 
 DELAY_TOLERANCE = 0.25
 """Largest relative slowdown of a pipeline by delay."""

@@ -6,7 +6,7 @@ import random
 
 from isthmus.control.simulation.pool_simulation import PoolSimulation
 from isthmus.control.simulation.simulated_agent import SimulatedAgent
-from isthmus.sim.kernel import Kernel, ProcessGenerator
+from isthmus.sim import Kernel, ProcessGenerator
 from isthmus.site import LocalJob, SitePart
 
 REPAIR_S = 4 * 3600.0

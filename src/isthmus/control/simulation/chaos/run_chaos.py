@@ -32,7 +32,7 @@ from isthmus.core.errors import ConflictError, NotFoundError, UnavailableError
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 from isthmus.core.priority import Priority
-from isthmus.sim.kernel import ProcessGenerator
+from isthmus.sim import ProcessGenerator
 from isthmus.site import LocalJob
 
 NUM_JOBS = 70

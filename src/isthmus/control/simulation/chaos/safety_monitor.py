@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from isthmus.control.simulation.pool_simulation import PoolSimulation
 from isthmus.control.state.job_records import TERMINAL_STATES
-from isthmus.sim.kernel import ProcessGenerator
+from isthmus.sim import ProcessGenerator
 from isthmus.site import CLAIMING, HOLDING, PartKey
 
 MAX_LEAK_S = 60.0

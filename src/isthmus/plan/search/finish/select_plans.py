@@ -9,6 +9,7 @@ from isthmus.core.plan import Refusal
 from isthmus.plan.search.finish.write_plan import ScoredPlan
 
 Objective = Literal["time", "cost", "energy", "pareto"]
+"""What plans are sorted by; `pareto` returns those that no other dominates in time, cost and energy."""
 
 
 def select_plans(
