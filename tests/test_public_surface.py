@@ -46,7 +46,10 @@ SURFACES = {
         ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker StopWorker
         WorkersObserved WriteRankMap awaits_checkpoint check_site
     """,
-    "wan": "BackgroundLinks Namespaces dial emulated_namespaces format_address links_in_background run_links",
+    "wan": """
+        BackgroundLinks Namespaces PortRange dial emulated_namespaces format_address links_in_background listen
+        run_links
+    """,
 }
 
 

@@ -24,6 +24,8 @@ from isthmus.core.messages.agent_messages import (
     ObservedLocalJob,
     ObservedPart,
     PartOrder,
+    PeerAddress,
+    PeerCheck,
     QueueEntry,
     VerifiedCheckpoint,
     WorkerAddress,
@@ -47,6 +49,9 @@ class Driver:
         self.clusters: dict[str, Cluster] = {name: cluster(name, chips) for name in names}
         self.asked: dict[str, MakePlans] = {}
         self.local: dict[str, tuple[ObservedLocalJob, ...]] = {}
+        # What the agents of sites that check each other report.
+        self.addresses: dict[str, PeerAddress] = {}
+        self.checks: dict[str, tuple[PeerCheck, ...]] = {}
         for name in names:
             self.report(name)
 
@@ -120,6 +125,8 @@ class Driver:
             parts=parts,
             local_jobs=self.local.get(site, ()),
             queue=queue,
+            peer_address=self.addresses.get(site),
+            peer_checks=self.checks.get(site, ()),
         )
         told = self.tell(AgentReported.from_report(report, self.now_s))
         self.coordinator.record_report(site, self.now_s, report)

@@ -6,6 +6,7 @@ Each returns whether the event changes the state, and raises `ConflictError` or 
 from __future__ import annotations
 
 from isthmus.control.coordinator.agent_reports import report_differs
+from isthmus.control.queries.peer_checks import describe_unreached, unreached_pairs
 from isthmus.control.queries.preemption_victims import victims_suffice
 from isthmus.control.state.events import (
     AgentLost,
@@ -91,6 +92,8 @@ def admit_preemption(state: PoolState, event: PreemptionAgreed) -> bool:
             f"job {job.id} has no plan, so it cannot preempt other jobs",
             hint=f"choose one first: isthmus plans {job.id}",
         )
+    if unreached_pairs(state, job.plan_parts):
+        raise ConflictError(f"job {job.id} cannot start: {describe_unreached(state, job.plan_parts)}")
     if not victims_suffice(state, job, victims):
         raise ConflictError(
             f"the chips of these jobs no longer suffice for job {job.id}: "

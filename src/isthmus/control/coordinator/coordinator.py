@@ -24,7 +24,7 @@ from isthmus.control.coordinator.admission import require_job
 from isthmus.control.coordinator.agent_reports import record_unsaved_work
 from isthmus.control.coordinator.event_rules import EVENT_RULES
 from isthmus.control.coordinator.schedule_queue import schedule_queue
-from isthmus.control.queries import agent_orders, user_views
+from isthmus.control.queries import agent_orders, peer_checks, user_views
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import (
     Event,
@@ -37,7 +37,7 @@ from isthmus.control.state.events import (
 )
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.errors import IsthmusError
-from isthmus.core.messages.agent_messages import AgentReport, PartOrder
+from isthmus.core.messages.agent_messages import AgentReport, PartOrder, PeerToCheck
 from isthmus.core.messages.api_views import JobView, PoolView
 from isthmus.core.pool import Link
 
@@ -132,6 +132,14 @@ class Coordinator:
     def site_queue(self, cluster: str) -> tuple[str, ...]:
         """Return the required order of the pool's jobs in the site's queue (`AgentOrders.queue`)."""
         return agent_orders.site_queue(self.state, cluster)
+
+    def opens_listener(self, cluster: str) -> bool:
+        """Return whether the site's agent must listen for the checks of other sites (`AgentOrders.opens_listener`)."""
+        return peer_checks.opens_listener(self.state, cluster)
+
+    def peers_to_check(self, cluster: str) -> tuple[PeerToCheck, ...]:
+        """Return the sites that this one is to dial (`AgentOrders.peers_to_check`)."""
+        return peer_checks.peers_to_check(self.state, cluster)
 
     def job_view(self, job_id: str) -> JobView:
         """Return a job with its plans and possible victims; raise `NotFoundError` if it does not exist."""

@@ -17,6 +17,7 @@ from isthmus.control.coordinator.plan_requests import (
     take_due_requests,
     withdraw_plan_request,
 )
+from isthmus.control.coordinator.reachability import may_start
 from isthmus.control.coordinator.wound_wait import wound
 from isthmus.control.state import ledger
 from isthmus.control.state.indexes import QueueKey
@@ -67,7 +68,7 @@ def _start_newly_queued(state: PoolState, now_s: float) -> bool:
     must_order = False
     for key in sorted(indexes.newly_queued):
         job = job_at_key(state, key)
-        if _is_unholdable(state, job):
+        if _is_unholdable(state, job) or not may_start(state, job, now_s):
             continue
         if ledger.fits(state, job.needs or {}, indexes.reserved):
             _start_job(state, job, now_s)
@@ -97,7 +98,8 @@ def _schedule_head(state: PoolState, now_s: float) -> None:
     """Order the head of the queue: start jobs, reserve chips, wound later jobs."""
     indexes = state.indexes
     indexes.reserved, indexes.reservers = {}, frozenset()
-    waiting = [job for job in _queue_head(state) if not _is_unholdable(state, job)]
+    held = (job for job in _queue_head(state) if not _is_unholdable(state, job))
+    waiting = [job for job in held if may_start(state, job, now_s)]
     if waiting:
         _order_and_start(state, waiting, now_s)
     _replan_waiting(state)

@@ -23,6 +23,7 @@ from isthmus.control.queries.forecast_inputs import (
     wanted_parts,
     wanted_plan,
 )
+from isthmus.control.queries.peer_checks import describe_unreached
 from isthmus.control.queries.shortages import refusals, shortages
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import JobRecord, PoolState
@@ -207,4 +208,4 @@ def _reason(state: PoolState, job: JobRecord, plan: Plan | None) -> str:
         return f"{plan.id} waits for resources at {', '.join(where)}"
     if not ledger.fits(state, job.needs or {}, state.indexes.reserved):
         return "the resources are free, but reserved for jobs ahead of it"
-    return "the resources are free: it starts next"
+    return describe_unreached(state, wanted_parts(job)) or "the resources are free: it starts next"

@@ -72,8 +72,13 @@ class AgentSessions:
 
         def answer(coordinator: Coordinator) -> AgentOrders:
             coordinator.record_report(name, now_s, report)
-            parts, queue = coordinator.orders(name), coordinator.site_queue(name)
-            return AgentOrders(fence=coordinator.epoch, parts=parts, queue=queue)
+            return AgentOrders(
+                fence=coordinator.epoch,
+                parts=coordinator.orders(name),
+                queue=coordinator.site_queue(name),
+                opens_listener=coordinator.opens_listener(name),
+                peers_to_check=coordinator.peers_to_check(name),
+            )
 
         orders = self._actor.propose(lambda _: AgentReported.from_report(report, now_s), answer)
         self._leader_election.record_report(name)

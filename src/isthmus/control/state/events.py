@@ -15,7 +15,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 from isthmus.control.algorithms.global_order import Objective
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.errors import ProtocolError
-from isthmus.core.messages.agent_messages import AgentReport, ObservedLocalJob, ObservedPart, QueueEntry
+from isthmus.core.messages.agent_messages import (
+    AgentReport,
+    ObservedLocalJob,
+    ObservedPart,
+    PeerAddress,
+    PeerCheck,
+    QueueEntry,
+)
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Cluster, Link
@@ -104,6 +111,8 @@ class AgentReported(_EventBase):
     queue: tuple[QueueEntry, ...] = ()
     local_jobs: tuple[ObservedLocalJob, ...] = ()
     free_storage_bytes: NonNegativeInt | None = None
+    peer_address: PeerAddress | None = None
+    peer_checks: tuple[PeerCheck, ...] = ()
 
     @classmethod
     def from_report(cls, report: AgentReport, now_s: float) -> AgentReported:
@@ -117,6 +126,8 @@ class AgentReported(_EventBase):
             queue=report.queue,
             local_jobs=report.local_jobs,
             free_storage_bytes=report.free_storage_bytes,
+            peer_address=report.peer_address,
+            peer_checks=report.peer_checks,
         )
 
 

@@ -205,6 +205,8 @@ class PoolState:
     epoch: int = 0
     # Number of jobs ever submitted.
     num_submitted: int = 0
+    # Number of checks ever ordered of the way from one site to another.
+    num_peer_checks: int = 0
     clusters: dict[str, ClusterRecord] = field(default_factory=dict)
     # The operator's links.
     links: dict[PoolResource, Link] = field(default_factory=dict)

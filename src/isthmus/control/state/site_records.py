@@ -12,6 +12,7 @@ from isthmus.core.messages.agent_messages import (
     FailureCause,
     ObservedLocalJob,
     ObservedPart,
+    PeerAddress,
     QueueEntry,
     VerifiedCheckpoint,
     Victim,
@@ -68,6 +69,15 @@ class PartRecord:
     cached_order: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerResult:
+    """The result of a check whether one site reaches another, and when it arrived."""
+
+    reached: bool
+    detail: str
+    at_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class ClusterRecord:
     """A site as last reported, and the pool's parts there."""
@@ -99,6 +109,14 @@ class ClusterRecord:
     allocated_bytes: int = 0
     # Allocated storage that the site still reports as free.
     unwritten_bytes: int = 0
+    # Where its workers listen, as last reported; None: the agent takes no part in the checks.
+    peer_address: PeerAddress | None = None
+    # The last results of its checks of other sites, by their names.
+    peer_results: dict[str, PeerResult] = field(default_factory=dict)
+    # The sites that it is to check: number of the order by name.
+    to_check: dict[str, int] = field(default_factory=dict)
+    # The sites that are to check it.
+    checked_by: set[str] = field(default_factory=set)
     # Cached result of `free_by_group`.
     cached_free: dict[str, int] | None = field(default=None, compare=False)
 

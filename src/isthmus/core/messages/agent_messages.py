@@ -15,7 +15,9 @@ so a late or repeated report cannot revert it. The agent therefore
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.job import Job
@@ -115,6 +117,46 @@ class ObservedPart(FrozenModel):
     protection: VerifiedCheckpoint | None = None
 
 
+PortNumber = Annotated[int, Field(ge=1, le=65535)]
+HostName = Annotated[str, Field(min_length=1, max_length=255)]
+Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+ShortText = Annotated[str, Field(max_length=300)]
+
+
+class PeerAddress(FrozenModel):
+    """Where the workers of a site listen: at `host`, from `first_port` to `last_port` (None: any free port).
+
+    While the server wants other sites to check this address, `port` is that of a listener which answers to `nonce`.
+    `problem` says why it could not be opened.
+    """
+
+    host: HostName
+    first_port: PortNumber | None = None
+    last_port: PortNumber | None = None
+    port: PortNumber | None = None
+    nonce: Nonce | None = None
+    problem: ShortText = ""
+
+
+class PeerToCheck(FrozenModel):
+    """An order to dial the open listener of site `cluster`; `number` identifies the order in the answer."""
+
+    cluster: Name
+    number: PositiveInt
+    host: HostName
+    port: PortNumber
+    nonce: Nonce
+
+
+class PeerCheck(FrozenModel):
+    """The answer to a `PeerToCheck`: whether this site has `reached` `cluster`, or why not."""
+
+    cluster: Name
+    number: PositiveInt
+    reached: bool
+    detail: ShortText = ""
+
+
 class PartOrder(FrozenModel):
     """The desired state of one part. `lease_s` limits how long `ready` and `prepared` hold devices.
 
@@ -140,7 +182,8 @@ class PartOrder(FrozenModel):
 class AgentReport(FrozenModel):
     """The request of a sync: the state of one site. `incarnation` is a new id at each start of the agent.
 
-    `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users.
+    `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users. An agent
+    without `peer_address` takes no part in the checks of the way between sites.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -151,6 +194,8 @@ class AgentReport(FrozenModel):
     queue: tuple[QueueEntry, ...] = ()
     local_jobs: tuple[ObservedLocalJob, ...] = ()
     free_storage_bytes: NonNegativeInt | None = None
+    peer_address: PeerAddress | None = None
+    peer_checks: tuple[PeerCheck, ...] = ()
     metrics: tuple[StepMetrics, ...] = ()
     logs: tuple[LogChunk, ...] = ()
 
@@ -160,13 +205,16 @@ class AgentOrders(FrozenModel):
 
     A response also acknowledges that the metrics and logs of the report are durable at the server. `fence` is
     a fencing token that grows at each leader change: an agent ignores orders with a lower one than it has
-    seen. `queue` is the desired order of pool jobs in the site's queue.
+    seen. `queue` is the desired order of pool jobs in the site's queue. `opens_listener`: other sites are to check
+    that they reach this one; `peers_to_check` are the sites that this one is to dial.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
     fence: NonNegativeInt = 0
     parts: tuple[PartOrder, ...] = ()
     queue: tuple[Name, ...] = ()
+    opens_listener: bool = False
+    peers_to_check: tuple[PeerToCheck, ...] = ()
     poll_after_s: NonNegativeFloat = 0.2
 
 

@@ -23,7 +23,7 @@ from isthmus.core.base_model import (
 )
 from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job
-from isthmus.core.messages.agent_messages import RankMap, VerifiedCheckpoint, WorkerAddress
+from isthmus.core.messages.agent_messages import PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
 
 WORKER_VERSION: Literal[1] = 1
@@ -33,14 +33,15 @@ _Model = TypeVar("_Model", bound=FrozenModel)
 class WorkerSpec(FrozenModel):
     """Start configuration of one rank.
 
-    `run` is the server's job id, used for metrics. The worker listens on `host`; `routes` maps another
-    cluster to the `host:port` of the HTTP CONNECT proxy that leads there. `device` `auto_plan` uses the first GPU
-    that the agent made visible, else the CPU. `stage_time` emulates a virtual chip: each forward and backward
-    is padded to that time (with `compute: virtual` the worker only waits). `trace_steps` are the steps whose
-    spans are recorded. `rendezvous_timeout_s` limits the wait for the rank map. Two workers in different
-    clusters share `lanes` TCP connections, with `congestion_control` if the kernel supports it. Peers send a
-    heartbeat every `heartbeat_s`; a connection reconnects after three missed ones, and a peer silent for
-    `peer_timeout_s` is lost. `peer_timeout_s` also limits the wait for a rank whose process restarts.
+    `run` is the server's job id, used for metrics. The worker listens on `host`, at a port of `ports` (first and
+    last; None: any free one); `routes` maps another cluster to the `host:port` of the HTTP CONNECT proxy that
+    leads there. `device` `auto_plan` uses the first GPU that the agent made visible, else the CPU.
+    `stage_time` emulates a virtual chip: each forward and backward is padded to that time (with `compute: virtual`
+    the worker only waits). `trace_steps` are the steps whose spans are recorded. `rendezvous_timeout_s` limits the
+    wait for the rank map. Two workers in different clusters share `lanes` TCP connections, with
+    `congestion_control` if the kernel supports it. Peers send a heartbeat every `heartbeat_s`; a connection
+    reconnects after three missed ones, and a peer silent for `peer_timeout_s` is lost. `peer_timeout_s` also limits
+    the wait for a rank whose process restarts.
     """
 
     version: Literal[1] = WORKER_VERSION
@@ -50,6 +51,7 @@ class WorkerSpec(FrozenModel):
     job: Job
     plan: Plan
     host: str = "127.0.0.1"
+    ports: tuple[PortNumber, PortNumber] | None = None
     routes: dict[Name, str] = Field(default_factory=dict)
     backend: Name = "isthmus"
     device: Literal["auto", "cpu", "cuda"] = "auto"

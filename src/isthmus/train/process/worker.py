@@ -29,8 +29,9 @@ from isthmus.train.pipeline.virtual_training import run_virtual_training
 from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.prepare_stage import PreparedStage, prepare_stage, worker_device
 from isthmus.train.process.training_loop import train
-from isthmus.train.recovery.group_membership import GroupMembership, listen
+from isthmus.train.recovery.group_membership import GroupMembership
 from isthmus.train.recovery.rank_recovery import RankRecovery
+from isthmus.wan import listen
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit status after SIGTERM."""
@@ -129,7 +130,7 @@ def main(arguments: list[str]) -> int:
             raise InputError("one argument is needed", hint="python -m isthmus.train.process.worker FOLDER")
         folder = WorkerFolder(Path(arguments[0]))
         spec = folder.read_spec()
-        with listen(spec.host) as listener, MemoryLease(spec) as lease:
+        with listen(spec.host, ports=spec.ports) as listener, MemoryLease(spec) as lease:
             return run_in_process(folder, spec, RankResources(listener, lease.run, Heartbeat()))
     except IsthmusError as error:
         print(f"error: {error_line(error)}", file=sys.stderr, flush=True)
