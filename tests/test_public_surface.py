@@ -18,9 +18,9 @@ SURFACES = {
     "control.server.run_server": "ServerConfig ServerInfo create_app run_server",
     "data": "Dataset TokenBatch open_dataset",
     "plan": """
-        DATA_SHEET Calibration ModelProfile Observation PlanForecast SearchLimits SearchRequest SearchResult
-        estimate_s fit_calibration fit_shapes load_calibration make_plans predict profile_model
-        save_calibration search_plans stage_memory
+        DATA_SHEET Calibration ModelProfile Observation OverfullStage PlanForecast SearchLimits SearchRequest
+        SearchResult SuggestedChange estimate_s fit_calibration fit_shapes fitting_changes load_calibration make_plans
+        mfu_fraction overfull_stages predict profile_model save_calibration search_plans stage_memory suggest_changes
     """,
     "schedule": """
         SCHEDULES Operation OperationKind Schedule add_communication check_schedule dualpipe forward_only
