@@ -29,11 +29,14 @@ from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 from isthmus.plan.search.finish.score_plan import calibration_for, score_plan
 from isthmus.plan.search.finish.select_plans import Objective
 from isthmus.plan.search.search_plans import SearchRequest, SearchResult, make_plans, search_plans
+from isthmus.plan.search.suggest_changes import SuggestedChange, suggest_changes
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, load_calibration, save_calibration
 from isthmus.plan.time.fit_calibration import Observation, fit_calibration, fit_shapes
+from isthmus.plan.time.fit_plan import OverfullStage, fitting_changes, overfull_stages
 from isthmus.plan.time.measured_runs import RunTable, is_run_table, load_runs, observations
 from isthmus.plan.time.measured_shapes import calibrate_shapes
 from isthmus.plan.time.micro_benchmarks import Measurement, ShapeTiming, Timing, calibrate_chip, calibrate_links
+from isthmus.plan.time.model_flops import mfu_fraction
 from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
 from isthmus.plan.time.predict import PlanForecast, estimate_s, predict
 from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS
@@ -49,6 +52,7 @@ __all__ = [
     "ModelProfile",
     "Objective",
     "Observation",
+    "OverfullStage",
     "PlanExport",
     "PlanForecast",
     "PlanLayout",
@@ -58,6 +62,7 @@ __all__ = [
     "SearchResult",
     "SearchStats",
     "ShapeTiming",
+    "SuggestedChange",
     "Timing",
     "TrainingWorkload",
     "add_measured_run",
@@ -72,6 +77,7 @@ __all__ = [
     "evaluate_chips",
     "fit_calibration",
     "fit_shapes",
+    "fitting_changes",
     "is_run_table",
     "iteration_estimate_s",
     "job_limits",
@@ -80,8 +86,10 @@ __all__ = [
     "load_runs",
     "make_plans",
     "memory_table",
+    "mfu_fraction",
     "model_weights",
     "observations",
+    "overfull_stages",
     "predict",
     "profile_model",
     "read_training_log",
@@ -93,6 +101,7 @@ __all__ = [
     "score_plan",
     "search_plans",
     "stage_memory",
+    "suggest_changes",
     "summarise_log",
     "to_isthmus_runtime",
     "to_megatron",
