@@ -22,7 +22,7 @@ from isthmus.agent.service.file_fetcher import FileFetcher
 from isthmus.agent.service.file_transfer import read_sources
 from isthmus.agent.service.own_address import own_address
 from isthmus.agent.service.sync_client import SyncClient
-from isthmus.core.errors import ConflictError, UnavailableError
+from isthmus.core.errors import ConflictError, InputError, UnavailableError
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
 from isthmus.core.state_folder_lock import lock_state_folder
@@ -134,7 +134,7 @@ class AgentLoop:
 def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     """Run the agent of one site until SIGINT, SIGTERM or `stop`, then stop all workers.
 
-    Raises `UnavailableError` if the state folder cannot be used; `AuthError` or `ProtocolError` if the server
+    Raises `InputError` if the storage folder does not exist; `UnavailableError` if the state folder cannot be used; `AuthError` or `ProtocolError` if the server
     rejects this agent (workers keep running for a later agent); `ConflictError` if another agent took the
     cluster over (after stopping the workers).
     """
@@ -192,6 +192,10 @@ def _ports_text(ports: PortRange | None) -> str:
 def _file_fetcher(config: AgentConfig) -> FileFetcher | None:
     if config.storage is None:
         return None
+    if not config.storage.is_dir():
+        raise InputError(
+            f"the storage folder {config.storage} does not exist", hint="create it, or mount the site's storage there"
+        )
     return FileFetcher(config.storage.absolute(), read_sources(config.sources) if config.sources else {})
 
 
