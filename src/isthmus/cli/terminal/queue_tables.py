@@ -9,7 +9,7 @@ from rich.text import Text
 
 from isthmus.cli.client.resolve_job import TERMINAL_STATES
 from isthmus.cli.terminal.tables import plans_table, stages_text, state_text, table
-from isthmus.core.messages.api_views import JobView, VictimView
+from isthmus.core.messages.api_views import JobView, PartView, VictimView
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import Refusal
 from isthmus.core.units import format_seconds
@@ -64,7 +64,7 @@ def job_page(view: JobView, status: QueueStatus, now_s: float) -> RenderableType
                 " ".join(map(str, part.ranks)),
                 part.desired,
                 part.observed,
-                part.detail,
+                _wait_text(part, now_s) or part.detail,
             )
             for part in view.parts
         ]
@@ -78,6 +78,13 @@ def job_page(view: JobView, status: QueueStatus, now_s: float) -> RenderableType
     if view.victims:
         shown += [Text(""), victims_table("Jobs it preempts", view.victims)]
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in status.notes))
+
+
+def _wait_text(part: PartView, now_s: float) -> str:
+    """Return what a part waits for, and for how long: `rank 0 waits for ..., 12 s`."""
+    if part.waiting_since_s is None:
+        return part.waiting
+    return f"{part.waiting}, {format_seconds(max(0.0, now_s - part.waiting_since_s))}"
 
 
 def dry_run_page(found: DryRun, now_s: float) -> RenderableType:

@@ -126,6 +126,8 @@ def _part_view(state: PoolState, part: PartRecord) -> PartView:
         desired=part.desired,
         observed=part.state,
         detail=part.detail,
+        waiting=part.waiting,
+        waiting_since_s=part.waiting_since_s,
     )
 
 

@@ -58,6 +58,9 @@ class PartRecord:
     checkpoint_requested: bool = False
     # The checkpoint that the part has verified.
     verified_checkpoint: VerifiedCheckpoint | None = None
+    # What a rank of the part waits for, and since when.
+    waiting: str = ""
+    waiting_since_s: float | None = None
     # The workers that have checked in.
     workers: tuple[WorkerAddress, ...] = ()
     # Observed state changes.

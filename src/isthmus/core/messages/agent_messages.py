@@ -15,7 +15,9 @@ so a late or repeated report cannot revert it. The agent therefore
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.job import Job
@@ -102,7 +104,8 @@ class ObservedPart(FrozenModel):
     """The observed state of one part. After a failure `fault` classifies the cause and `detail` describes it.
 
     Both are reported until the part is dropped, so a lost report loses no reason. `unsaved_s` is the work
-    since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`.
+    since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`. `waiting` says
+    what the part's rank that has waited longest waits for, since `waiting_since_s` (epoch).
     """
 
     job: Name
@@ -113,6 +116,8 @@ class ObservedPart(FrozenModel):
     workers: tuple[WorkerAddress, ...] = ()
     unsaved_s: NonNegativeFloat = 0.0
     protection: VerifiedCheckpoint | None = None
+    waiting: Annotated[str, Field(max_length=400)] = ""
+    waiting_since_s: NonNegativeFloat | None = None
 
 
 class PartOrder(FrozenModel):

@@ -36,7 +36,10 @@ class Submission(FrozenModel):
 
 
 class PartView(FrozenModel):
-    """One part of the current attempt: its desired state and the state last reported by its site."""
+    """One part of the current attempt: its desired state and the state last reported by its site.
+
+    `waiting` says what a rank of it waits for, since `waiting_since_s` (epoch).
+    """
 
     cluster: Name
     owner: Name
@@ -44,6 +47,8 @@ class PartView(FrozenModel):
     desired: str
     observed: str
     detail: str = ""
+    waiting: str = ""
+    waiting_since_s: float | None = None
 
 
 class VictimView(FrozenModel):
