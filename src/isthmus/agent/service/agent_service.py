@@ -23,6 +23,7 @@ from isthmus.agent.service.agent_state_folder import (
 from isthmus.agent.service.file_fetcher import FileFetcher
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
+from isthmus.agent.service.preflight_runner import PreflightRunner
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 from isthmus.core.errors import IsthmusError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, QueueEntry
@@ -98,6 +99,7 @@ class AgentService:
             has_own_storage=fetcher is not None,
             now_s=clock(),
         )
+        self._preflights = PreflightRunner(cluster.name, fetcher.root if fetcher else None, clock)
         self.outbox = TelemetryOutbox(self.state_folder.runs)
         self._deferred: list[SiteInstruction] = []
         self._last_error = ""
@@ -111,7 +113,7 @@ class AgentService:
     @property
     def needs_fast_poll(self) -> bool:
         """Whether a part is about to change, so that the next poll should come soon."""
-        return any(_needs_fast_poll(part) for part in self.machine.parts.values())
+        return self._preflights.is_open or any(_needs_fast_poll(part) for part in self.machine.parts.values())
 
     def tick(self) -> None:
         """Poll the site once and execute what the machine decides."""
@@ -134,9 +136,12 @@ class AgentService:
     def apply_orders(self, orders: AgentOrders) -> None:
         """Execute the server's orders."""
         self._handle(OrdersReceived(now_s=self._clock(), orders=orders))
+        if orders.fence >= self.machine.fence:
+            self._preflights.update(orders.preflights)
 
     def shut_down(self) -> None:
         """Start to stop every worker and release every device."""
+        self._preflights.close()
         self._handle(ShutdownRequested(now_s=self._clock()))
 
     def report(self, incarnation: str) -> tuple[AgentReport, TelemetryBatch]:
@@ -154,6 +159,8 @@ class AgentService:
             queue=tuple(self.adapter.read_queue()),
             local_jobs=self.machine.local_jobs(),
             free_storage_bytes=self._fetcher.free_bytes() if self._fetcher else None,
+            checks=True,
+            preflights=self._preflights.answers(),
             metrics=tuple(batch.metrics),
             logs=tuple(batch.logs),
         )

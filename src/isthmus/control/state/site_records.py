@@ -87,6 +87,8 @@ class ClusterRecord:
     # The site's own jobs by name, as last reported; their unsaved work is not part of the log.
     local_jobs: dict[str, ObservedLocalJob] = field(default_factory=dict)
     free_storage_bytes: int | None = None
+    # Its agent executes the checks of jobs.
+    checks: bool = False
     connected: bool = True
     # When the last report arrived.
     last_report_s: float | None = None

@@ -21,6 +21,7 @@ from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.job import Job
+from isthmus.core.messages.preflight import PreflightAnswer, PreflightOrder
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Cluster
 from isthmus.core.priority import Priority
@@ -145,7 +146,8 @@ class PartOrder(FrozenModel):
 class AgentReport(FrozenModel):
     """The request of a sync: the state of one site. `incarnation` is a new id at each start of the agent.
 
-    `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users.
+    `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users. `checks`: the agent
+    executes the checks of `AgentOrders.preflights`, whose answers are `preflights`.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -156,6 +158,8 @@ class AgentReport(FrozenModel):
     queue: tuple[QueueEntry, ...] = ()
     local_jobs: tuple[ObservedLocalJob, ...] = ()
     free_storage_bytes: NonNegativeInt | None = None
+    checks: bool = False
+    preflights: tuple[PreflightAnswer, ...] = ()
     metrics: tuple[StepMetrics, ...] = ()
     logs: tuple[LogChunk, ...] = ()
 
@@ -165,13 +169,15 @@ class AgentOrders(FrozenModel):
 
     A response also acknowledges that the metrics and logs of the report are durable at the server. `fence` is
     a fencing token that grows at each leader change: an agent ignores orders with a lower one than it has
-    seen. `queue` is the desired order of pool jobs in the site's queue.
+    seen. `queue` is the desired order of pool jobs in the site's queue. `preflights` are listed until the preflight
+    has ended at all sites of the job.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
     fence: NonNegativeInt = 0
     parts: tuple[PartOrder, ...] = ()
     queue: tuple[Name, ...] = ()
+    preflights: tuple[PreflightOrder, ...] = ()
     poll_after_s: NonNegativeFloat = 0.2
 
 
