@@ -134,9 +134,9 @@ class AgentLoop:
 def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     """Run the agent of one site until SIGINT, SIGTERM or `stop`, then stop all workers.
 
-    Raises `InputError` if the storage folder does not exist; `UnavailableError` if the state folder cannot be used; `AuthError` or `ProtocolError` if the server
-    rejects this agent (workers keep running for a later agent); `ConflictError` if another agent took the
-    cluster over (after stopping the workers).
+    Raises `InputError` if the storage folder does not exist; `UnavailableError` if the state folder cannot be
+    used; `AuthError` or `ProtocolError` if the server rejects this agent (workers keep running for a later agent);
+    `ConflictError` if another agent took the cluster over (after stopping the workers).
     """
     stop = stop or threading.Event()
     with (

@@ -24,6 +24,7 @@ from isthmus.agent.service.file_fetcher import FileFetcher
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
 from isthmus.agent.service.peer_prober import PeerProber
+from isthmus.agent.service.preflight_runner import PreflightRunner
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 from isthmus.core.errors import IsthmusError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, QueueEntry
@@ -104,6 +105,7 @@ class AgentService:
             has_own_storage=fetcher is not None,
             now_s=clock(),
         )
+        self._preflights = PreflightRunner(cluster.name, fetcher.root if fetcher else None, clock)
         self.outbox = TelemetryOutbox(self.state_folder.runs)
         self._deferred: list[SiteInstruction] = []
         self._last_error = ""
@@ -117,7 +119,7 @@ class AgentService:
     @property
     def needs_fast_poll(self) -> bool:
         """Whether a part is about to change, so that the next poll should come soon."""
-        checks = self._prober is not None and self._prober.busy
+        checks = self._preflights.is_open or (self._prober is not None and self._prober.busy)
         return checks or any(_needs_fast_poll(part) for part in self.machine.parts.values())
 
     def tick(self) -> None:
@@ -143,12 +145,15 @@ class AgentService:
         if self._prober is not None:
             self._prober.apply_orders(orders)
         self._handle(OrdersReceived(now_s=self._clock(), orders=orders))
+        if orders.fence >= self.machine.fence:
+            self._preflights.update(orders.preflights)
 
     def shut_down(self) -> None:
         """Start to stop every worker and release every device."""
         if self._prober is not None:
             self._prober.close()
             self._prober = None
+        self._preflights.close()
         self._handle(ShutdownRequested(now_s=self._clock()))
 
     def report(self, incarnation: str) -> tuple[AgentReport, TelemetryBatch]:
@@ -168,6 +173,8 @@ class AgentService:
             free_storage_bytes=self._fetcher.free_bytes() if self._fetcher else None,
             peer_address=self._prober.address() if self._prober else None,
             peer_checks=self._prober.checks() if self._prober else (),
+            checks=True,
+            preflights=self._preflights.answers(),
             metrics=tuple(batch.metrics),
             logs=tuple(batch.logs),
         )

@@ -30,6 +30,7 @@ def apply_report(state: PoolState, event: AgentReported) -> list[JobRecord]:
     record.cluster, record.free_chips, record.cached_free = event.cluster, event.free_chips, None
     record.reported_queue, record.free_storage_bytes = event.queue, event.free_storage_bytes
     local, record.local_jobs = record.local_jobs, {one.name: one for one in event.local_jobs}
+    record.checks = event.checks
     record.incarnation, record.connected, record.last_report_s = event.incarnation, True, event.now_s
     record.incarnations.add(event.incarnation)
     record_peer_checks(state, record, event, restarted=reborn)
@@ -59,6 +60,7 @@ def report_differs(record: ClusterRecord, event: AgentReported) -> bool:
         or record.reported_queue != event.queue
         or record.peer_address != event.peer_address
         or any(record.to_check.get(check.cluster) == check.number for check in event.peer_checks)
+        or record.checks != event.checks
         or len(record.reported_parts) != len(event.parts)
         or len(record.local_jobs) != len(event.local_jobs)
     ):

@@ -39,6 +39,7 @@ from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.agent_messages import AgentReport, PartOrder, PeerToCheck
 from isthmus.core.messages.api_views import JobView, PoolView
+from isthmus.core.messages.preflight import PreflightOrder
 from isthmus.core.pool import Link
 
 __all__ = ["Coordinator", "CoordinatorConfig"]
@@ -111,7 +112,7 @@ class Coordinator:
         return self.state.epoch
 
     def due_events(self, now_s: float) -> tuple[Event, ...]:
-        """Return the `AgentLost` and `DeadlinePassed` events that are due."""
+        """Return the `AgentLost`, `PreflightTimedOut` and `DeadlinePassed` events that are due."""
         return agent_orders.due_events(self.state, now_s)
 
     def job_id_of_key(self, user: str, key: str) -> str | None:
@@ -128,6 +129,10 @@ class Coordinator:
     def orders(self, cluster: str) -> tuple[PartOrder, ...]:
         """Return the orders for every part that the cluster should hold or release."""
         return agent_orders.part_orders(self.state, cluster)
+
+    def preflight_orders(self, cluster: str) -> tuple[PreflightOrder, ...]:
+        """Return the checks that the cluster should execute (`AgentOrders.preflights`)."""
+        return agent_orders.preflight_orders(self.state, cluster)
 
     def site_queue(self, cluster: str) -> tuple[str, ...]:
         """Return the required order of the pool's jobs in the site's queue (`AgentOrders.queue`)."""

@@ -150,6 +150,15 @@ def _job_maps_agree(state: PoolState, job: JobRecord) -> Iterator[str]:
         yield f"job {job.id} is the victim of a missing job"
 
 
+def chips_follow_checks(state: PoolState) -> Iterator[str]:
+    """No chips are held for a job whose sites were asked for checks and have not passed them."""
+    for job in state.live_jobs.values():
+        record = job.preflight
+        asked = record is not None and job.plan is not None and record.plan_id == job.plan.id
+        if asked and record is not None and record.state != "passed" and job.state in ("preempting", "preparing"):
+            yield f"job {job.id} is {job.state}, but its preflight {record.round} is {record.state}"
+
+
 def violations(state: PoolState, now_s: float, *, grace_s: float = 0.0, job_ids: Iterable[str] = ()) -> list[str]:
     """Return every violation of every invariant; empty if all hold."""
     return [
@@ -161,5 +170,6 @@ def violations(state: PoolState, now_s: float, *, grace_s: float = 0.0, job_ids:
         *preemptions_are_joint(state),
         *attempts_do_not_overlap(state),
         *records_are_consistent(state),
+        *chips_follow_checks(state),
         *index_violations(state),
     ]

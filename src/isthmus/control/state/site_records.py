@@ -59,6 +59,9 @@ class PartRecord:
     checkpoint_requested: bool = False
     # The checkpoint that the part has verified.
     verified_checkpoint: VerifiedCheckpoint | None = None
+    # What a rank of the part waits for, and since when.
+    waiting: str = ""
+    waiting_since_s: float | None = None
     # The workers that have checked in.
     workers: tuple[WorkerAddress, ...] = ()
     # Observed state changes.
@@ -94,6 +97,8 @@ class ClusterRecord:
     # The site's own jobs by name, as last reported; their unsaved work is not part of the log.
     local_jobs: dict[str, ObservedLocalJob] = field(default_factory=dict)
     free_storage_bytes: int | None = None
+    # Its agent executes the checks of jobs.
+    checks: bool = False
     connected: bool = True
     # When the last report arrived.
     last_report_s: float | None = None

@@ -21,6 +21,7 @@ from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.job import Job
+from isthmus.core.messages.preflight import PreflightAnswer, PreflightOrder
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Cluster
 from isthmus.core.priority import Priority
@@ -104,7 +105,8 @@ class ObservedPart(FrozenModel):
     """The observed state of one part. After a failure `fault` classifies the cause and `detail` describes it.
 
     Both are reported until the part is dropped, so a lost report loses no reason. `unsaved_s` is the work
-    since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`.
+    since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`. `waiting` says
+    what the part's rank that has waited longest waits for, since `waiting_since_s` (epoch).
     """
 
     job: Name
@@ -115,6 +117,8 @@ class ObservedPart(FrozenModel):
     workers: tuple[WorkerAddress, ...] = ()
     unsaved_s: NonNegativeFloat = 0.0
     protection: VerifiedCheckpoint | None = None
+    waiting: Annotated[str, Field(max_length=400)] = ""
+    waiting_since_s: NonNegativeFloat | None = None
 
 
 PortNumber = Annotated[int, Field(ge=1, le=65535)]
@@ -183,7 +187,8 @@ class AgentReport(FrozenModel):
     """The request of a sync: the state of one site. `incarnation` is a new id at each start of the agent.
 
     `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users. An agent
-    without `peer_address` takes no part in the checks of the way between sites.
+    without `peer_address` takes no part in the checks of the way between sites. `checks`: the agent
+    executes the checks of `AgentOrders.preflights`, whose answers are `preflights`.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -196,6 +201,8 @@ class AgentReport(FrozenModel):
     free_storage_bytes: NonNegativeInt | None = None
     peer_address: PeerAddress | None = None
     peer_checks: tuple[PeerCheck, ...] = ()
+    checks: bool = False
+    preflights: tuple[PreflightAnswer, ...] = ()
     metrics: tuple[StepMetrics, ...] = ()
     logs: tuple[LogChunk, ...] = ()
 
@@ -206,7 +213,8 @@ class AgentOrders(FrozenModel):
     A response also acknowledges that the metrics and logs of the report are durable at the server. `fence` is
     a fencing token that grows at each leader change: an agent ignores orders with a lower one than it has
     seen. `queue` is the desired order of pool jobs in the site's queue. `opens_listener`: other sites are to check
-    that they reach this one; `peers_to_check` are the sites that this one is to dial.
+    that they reach this one; `peers_to_check` are the sites that this one is to dial. `preflights` are listed until
+    the preflight has ended at all sites of the job.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -215,6 +223,7 @@ class AgentOrders(FrozenModel):
     queue: tuple[Name, ...] = ()
     opens_listener: bool = False
     peers_to_check: tuple[PeerToCheck, ...] = ()
+    preflights: tuple[PreflightOrder, ...] = ()
     poll_after_s: NonNegativeFloat = 0.2
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,8 @@ def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources)
     device = worker_device(spec)
     configure_torch(device, spec.threads)
     events = EventLog(folder, spec.rank)
+    with suppress(OSError):  # left by an earlier process of this rank
+        folder.write_wait("", 0.0)
     # Step 2: check in and join the process group.
     is_restart = resources.heartbeat.incarnation >= 0
     folder.write_checkin(_address(spec, resources.listener))
