@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 from pathlib import PurePath
-from statistics import fmean
 from typing import Any
 
 from isthmus.cli.client.resolve_job import TERMINAL_STATES
@@ -270,10 +269,9 @@ def _virtual_note(view: JobView, stats: JobStatistics, pool: PoolView | None) ->
 
 def _overrun_note(stats: JobStatistics) -> str:
     """Return by how much real computation overran the virtual chips' time, or ""."""
-    overrun_s = [value for _, value in stats.series("overrun_s")]
-    if not overrun_s:
+    mean_s = stats.mean_overrun_s()
+    if mean_s is None:
         return ""
-    mean_s = fmean(overrun_s)
     return f" Real computation overran that time by {format_seconds(mean_s)} per step (slowest stage, mean)."
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.cli.job_report import report_sections
-from isthmus.cli.job_report.stage_trace import trace_events, wan_transfers
-from isthmus.cli.job_statistics import JobStatistics, Series, downsample, predicted_tokens_per_s
+from isthmus.cli.job_report.stage_trace import on_one_clock, trace_events, wan_transfers
+from isthmus.cli.job_statistics import JobStatistics, Series, downsample, predicted_tokens_per_s, wan_links
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.messages.api_views import JobView, PoolView
@@ -104,9 +104,15 @@ def _timelines(stats: JobStatistics, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _timeline(step: int, metrics: Sequence[StepMetrics], plan: Plan) -> dict[str, Any]:
-    """Return one step for the page: spans per rank and transfers per link, in ms from its first span."""
-    spans = [span for one in metrics for span in one.spans]
-    zero_s, end_s = min(span.start_s for span in spans), max(span.end_s for span in spans)
+    """Return one step for the page: spans per rank and messages per link, in ms from its first span.
+
+    A message is [kind, micro-batch, start, end, queued]: from its first byte leaving until its last byte arrived,
+    after `queued` ms in the sender's queue.
+    """
+    metrics = on_one_clock(metrics, plan)
+    spans, messages = [span for one in metrics for span in one.spans], wan_transfers(metrics, plan)
+    zero_s = min(span.start_s for span in spans)
+    end_s = max([span.end_s for span in spans] + [message.end_s for message in messages])
 
     def ms(at_s: float) -> float:
         return round((at_s - zero_s) * 1e3, 3)
@@ -125,8 +131,12 @@ def _timeline(step: int, metrics: Sequence[StepMetrics], plan: Plan) -> dict[str
         )
     lanes.sort(key=lambda lane: plan.clusters.index(str(lane["cluster"])))
     links: dict[str, list[Any]] = {}
-    for one_way in wan_transfers(metrics, plan):
+    for one_way in messages:
         label = f"{plan.stage_of(one_way.source).cluster} → {plan.stage_of(one_way.target).cluster}"
-        links.setdefault(label, []).append([one_way.kind, one_way.micro_batch, ms(one_way.start_s), ms(one_way.end_s)])
+        start_ms, queued_ms = ms(one_way.start_s), round((one_way.start_s - one_way.sent_s) * 1e3, 3)
+        links.setdefault(label, []).append(
+            [one_way.kind, one_way.micro_batch, start_ms, ms(one_way.end_s), max(queued_ms, 0.0)]
+        )
     wan = [{"label": label, "spans": spans} for label, spans in links.items()]
-    return {"step": step, "length_ms": ms(end_s), "lanes": lanes, "links": wan}
+    expected = bool(wan_links(plan))
+    return {"step": step, "length_ms": ms(end_s), "lanes": lanes, "links": wan, "has_links": expected}

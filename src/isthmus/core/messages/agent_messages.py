@@ -179,6 +179,7 @@ class StepMetrics(FrozenModel):
     step: NonNegativeInt
     values: dict[str, float | None]
     spans: tuple[Span, ...] = ()
+    messages: tuple[ReceivedMessage, ...] = ()
 
 
 class Span(FrozenModel):
@@ -188,6 +189,26 @@ class Span(FrozenModel):
     micro_batch: int
     start_s: float
     end_s: float
+
+
+class ReceivedMessage(FrozenModel):
+    """A message from another cluster in a step, for the timeline, as the receiving rank recorded it.
+
+    `kind` is `forward` (activations), `backward` (their gradients) or `reduce` (gradients of parameters, without a
+    micro-batch: -1). Times are seconds since the epoch on the receiver's clock: passed to the sender's transport, first
+    and last fragment written to a connection, last byte received. `clock_offset_s` is the sender's clock minus the
+    receiver's, as estimated when they connected.
+    """
+
+    kind: str
+    micro_batch: int
+    source: NonNegativeInt
+    num_bytes: NonNegativeInt
+    sent_s: float
+    first_left_s: float
+    last_left_s: float
+    arrived_s: float
+    clock_offset_s: float = 0.0
 
 
 class LogChunk(FrozenModel):
