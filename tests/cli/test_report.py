@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from isthmus.cli.job_report.stage_trace import on_one_clock, trace_events, wan_transfers
 from isthmus.cli.job_report.write_report import MAX_POINTS, MAX_TIMELINES, render_report
 from isthmus.core.messages.agent_messages import Span, StepMetrics
-from tests.cli.samples import CLUSTERS, make_job, make_metrics, make_plan, make_pool, make_view, message
+from isthmus.core.messages.api_views import HistoryEvent
+from tests.cli.samples import CLUSTERS, START_S, make_job, make_metrics, make_plan, make_pool, make_view, message
 
 VOID = {"meta", "br", "link", "img", "input"}
 
@@ -248,3 +249,23 @@ def test_no_spans_give_no_events() -> None:
     assert trace_events(make_metrics(traced=()), make_plan()) == []
     stranger = [StepMetrics(job="j", attempt=1, rank=9, step=5, values={}, spans=make_metrics(6)[15].spans)]
     assert [event for event in trace_events(stranger, make_plan()) if event["ph"] == "X"] == []
+
+
+def test_the_page_tells_the_history_and_the_first_cause_once() -> None:
+    """Events with their times, perplexity, both kinds of restarts, and what to do next; the cause stands once."""
+    cause = "hangzhou failed its part (ranks 1): out of memory"
+    events = (
+        HistoryEvent(number=1, time_s=START_S, kind="started", attempt=1),
+        HistoryEvent(number=2, time_s=START_S + 5, kind="worker-lost", attempt=1, cluster="nanjing", rank=2),
+        HistoryEvent(number=3, time_s=START_S + 7, kind="resumed", attempt=1, step=40, seconds=2.0),
+        HistoryEvent(number=4, time_s=START_S + 9, kind="lost", attempt=1, cluster="hangzhou", text=cause),
+        HistoryEvent(number=5, time_s=START_S + 9, kind="failed", attempt=1, text="restarts used: 1 of 1"),
+    )
+    view = make_view(state="failed", restarts=1, worker_restarts=1, reason=f"{cause}; restarts used: 1 of 1")
+    page = Page(render_report(view, make_metrics(), make_pool(), history=events))
+    for word in (
+        "worker lost: rank 2 at nanjing", "resumed from step 40 in 2", "perplexity", "isthmus logs j-3f9a2c",
+        "1 worker processes replaced", "1 of 3 restarts of the job used",
+    ):  # fmt: skip
+        assert word in page.text, word
+    assert page.text.count("out of memory") == 1

@@ -22,7 +22,7 @@ from isthmus.cli.terminal.tables import plans_table, pool_table
 from isthmus.core.errors import IsthmusError
 from isthmus.core.files.user_files import load_job, load_pool
 from isthmus.core.job import Job
-from isthmus.core.messages.api_views import JobView, Submission
+from isthmus.core.messages.api_views import HistoryEvent, JobView, Submission
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
@@ -38,6 +38,7 @@ class FinishedJob:
 
     view: JobView
     stats: JobStatistics
+    history: tuple[HistoryEvent, ...] = ()
 
     @property
     def steps(self) -> MeasuredSteps:
@@ -89,7 +90,7 @@ def _run(env: CliEnvironment, folder: Path, steps: int | None) -> None:
         "efficiency": efficiency_text(trained.steps, baseline.steps),
         "loss in transformers": f"{check['loss']:.4f} (differs by {check['difference']:.1e})",
     }
-    write_report(trained.view, trained.stats.metrics, pool_view, report, extra=extra)
+    write_report(trained.view, trained.stats.metrics, pool_view, report, history=trained.history, extra=extra)
     result = _result_record(job, plan, trained, baseline) | {
         "checkpoint_loss_difference": check["difference"],
         "report": str(report),
@@ -155,7 +156,7 @@ def _wait_finished(env: CliEnvironment, client: ApiClient, job: str) -> Finished
         last = snapshot
     if last.view.state != "succeeded":
         raise IsthmusError(f"the demo's job {job} {last.view.state}: {last.view.reason}")
-    return FinishedJob(last.view, last.stats)
+    return FinishedJob(last.view, last.stats, last.history)
 
 
 def _check_result(folder: Path, job: Job, stats: JobStatistics) -> dict[str, float]:

@@ -10,12 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from isthmus.cli.history_text import untold_reason
 from isthmus.cli.job_report import report_sections
 from isthmus.cli.job_report.stage_trace import on_one_clock, trace_events, wan_transfers
 from isthmus.cli.job_statistics import JobStatistics, Series, downsample, predicted_tokens_per_s, wan_links
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import StepMetrics
-from isthmus.core.messages.api_views import JobView, PoolView
+from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.plan import Plan
 
@@ -33,14 +34,15 @@ def write_report(
     pool: PoolView | None,
     path: Path,
     *,
+    history: Sequence[HistoryEvent] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the report of job `view` to `path` atomically.
 
-    `pool` adds virtual chips, owners and link capacities to the page. `extra` adds (label, value) lines to
-    the measurements. Raises `UnavailableError` if the file cannot be written.
+    `pool` adds virtual chips, owners and link capacities to the page, `history` the events of the job. `extra` adds
+    (label, value) lines to the measurements. Raises `UnavailableError` if the file cannot be written.
     """
-    page = render_report(view, metrics, pool, extra=extra)
+    page = render_report(view, metrics, pool, history=history, extra=extra)
     try:
         write_atomically(path, page)
     except OSError as error:
@@ -52,6 +54,7 @@ def render_report(
     metrics: Sequence[StepMetrics],
     pool: PoolView | None,
     *,
+    history: Sequence[HistoryEvent] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the page as HTML; see `write_report`."""
@@ -59,8 +62,9 @@ def render_report(
     parts = {
         "title": html.escape(f"{view.name} · Isthmus report"),
         "css": _asset("report.css"),
-        "header": report_sections.header_section(view, figures, pool),
+        "header": report_sections.header_section(view, figures, pool, untold_reason(view, history)),
         "tiles": report_sections.summary_tiles(view, figures),
+        "history": report_sections.history_section(view, history),
         "stages": report_sections.stages_section(view, figures, pool),
         "links": report_sections.links_section(view, figures, pool),
         "plan": report_sections.plan_section(view, figures, extra or {}),

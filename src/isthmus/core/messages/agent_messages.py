@@ -15,7 +15,9 @@ so a late or repeated report cannot revert it. The agent therefore
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.job import Job
@@ -98,11 +100,33 @@ class ObservedLocalJob(FrozenModel):
     unsaved_s: NonNegativeFloat = 0.0
 
 
+PartEventKind = Literal["died", "restarted", "frozen", "stalled", "resumed", "saved"]
+"""Kinds of `WorkerEvent` that sites report, for the history of the job."""
+
+MAX_PART_EVENTS = 16
+"""Newest events of a part in a report."""
+MAX_EVENT_CHARS = 300
+"""Longest description of an event in a report."""
+
+
+class PartEvent(FrozenModel):
+    """An event of a worker, as it logged it. `number` rises within the log of a rank in one attempt."""
+
+    rank: NonNegativeInt
+    number: NonNegativeInt
+    kind: PartEventKind
+    time_s: NonNegativeFloat
+    detail: Annotated[str, Field(max_length=MAX_EVENT_CHARS)] = ""
+    step: NonNegativeInt | None = None
+    seconds: NonNegativeFloat | None = None
+
+
 class ObservedPart(FrozenModel):
     """The observed state of one part. After a failure `fault` classifies the cause and `detail` describes it.
 
     Both are reported until the part is dropped, so a lost report loses no reason. `unsaved_s` is the work
-    since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`.
+    since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`. `events` are the
+    newest events of its workers; reports repeat them.
     """
 
     job: Name
@@ -113,6 +137,7 @@ class ObservedPart(FrozenModel):
     workers: tuple[WorkerAddress, ...] = ()
     unsaved_s: NonNegativeFloat = 0.0
     protection: VerifiedCheckpoint | None = None
+    events: Annotated[tuple[PartEvent, ...], Field(max_length=MAX_PART_EVENTS)] = ()
 
 
 class PartOrder(FrozenModel):
