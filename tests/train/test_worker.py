@@ -18,6 +18,7 @@ from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import VerifiedCheckpoint
 from isthmus.core.messages.worker_folder import CheckpointRequest, WorkerSpec
 from isthmus.core.plan import Plan
+from isthmus.train.liveness.worker_events import read_events
 from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.verify import verify
 from tests.comm.relay import Relay
@@ -156,6 +157,8 @@ def test_a_worker_without_a_folder_says_what_it_needs() -> None:
 def test_a_killed_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
     """In bf16, with balanced experts and recomputation: killed and resumed, each loss is that of one run.
 
+    Rank 0 records from which step training continues, and every checkpoint, for the history of the job.
+
     1. Two stages train all steps. 2. The same again, killed behind the second checkpoint. 3. It goes on.
     """
     training, checkpoints = {"precision": "bf16"}, {"every_steps": 2}
@@ -175,6 +178,10 @@ def test_a_killed_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
     assert first.losses() + second.losses()[len(first.losses()) - done :] == straight.losses()
     assert second.losses() == straight.losses()[done:]
     assert second.losses("balance_loss") == straight.losses("balance_loss")[done:]
+    told = [(event.kind, event.step) for event in read_events(second.folders[0])]
+    assert told[0] == ("resumed", done)
+    assert ("saved", 9) in told
+    assert [one for one in read_events(second.folders[1]) if one.kind in ("resumed", "saved")] == []
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def _train_once(trainer: Trainer) -> None:
                 values |= trainer.save_checkpoint(step + 1)
             if trainer.communicator.any_requested:
                 values |= trainer.verify_checkpoint(step + 1)
-            log.write(step, values, tuple(timer.spans))
+            log.write(step, values, timer)
             if "loss" in values:
                 print(f"step {step + 1} of {num_steps}: loss {values['loss']:.4f}", flush=True)
             trainer.raise_if_diverged(step)
