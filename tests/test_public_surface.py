@@ -16,7 +16,7 @@ SURFACES = {
     "cli": "main",
     "control.coordinator.coordinator": "Coordinator CoordinatorConfig",
     "control.server.run_server": "ServerConfig ServerInfo create_app run_server",
-    "data": "Dataset TokenBatch open_dataset",
+    "data": "Dataset TokenBatch export_tokenizer open_dataset open_job_data",
     "plan": """
         DATA_SHEET Calibration ModelProfile Observation PlanForecast SearchLimits SearchRequest SearchResult
         estimate_s fit_calibration fit_shapes load_calibration make_plans predict profile_model

@@ -49,7 +49,7 @@ def plan(files: Path, *more: str) -> dict:
 def test_the_answer_has_plans_refusals_and_what_the_search_did(files: Path) -> None:
     """The contract: plans with what they rest on, refused combinations, and the search's own figures."""
     answer = plan(files)
-    assert set(answer) == {"plans", "refused", "search"}
+    assert set(answer) == {"plans", "refused", "search", "notes"}
     assert {"seconds", "evaluated", "pruned", "optimal", "bound_s"} <= set(answer["search"])
     best = answer["plans"][0]
     assert {"id", "stages", "dp", "micro_batches", "schedule", "predicted", "why"} <= set(best)

@@ -12,13 +12,14 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from isthmus.cli.client.read_job import read_job
 from isthmus.cli.command import command
 from isthmus.cli.commands.plan_commands import model_path
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.interrupt import interruptible
 from isthmus.cli.terminal.tables import table
 from isthmus.core.errors import InputError
-from isthmus.core.files.user_files import load_job, load_plan, load_pool
+from isthmus.core.files.user_files import load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.units import format_bytes, format_seconds
@@ -74,14 +75,14 @@ def plan(
 
     Ctrl-C stops the search and returns the best plans found so far.
     """
-    given = load_job(job)
+    given = read_job(job)
     limits = SearchLimits(executable=runnable, tp=tp, pp=pp, dp=dp, micro_batch_size=micro_batch, schedule=schedule)
     with interruptible() as interrupted:
         started_s = time.monotonic()
         answer = search_plans(
             SearchRequest(
-                job=given,
-                model=load_model(given.model),
+                job=given.job,
+                model=given.model,
                 pool=load_pool(pool),
                 objective=objective,
                 deadline_s=deadline,
@@ -96,7 +97,8 @@ def plan(
         _save_plans(save, answer.plans)
     record = answer.as_dict(seconds)
     record["search"]["runnable"] = [one.id for one in answer.plans if runtime_incompatibility(one) is None]
-    env.answer(record, lambda: _render_result(answer, seconds))
+    record["notes"] = list(given.notes)
+    env.answer(record, lambda: Group(_render_result(answer, seconds), *map(Text, given.notes)))
 
 
 class _SearchProgress:
