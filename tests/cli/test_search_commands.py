@@ -119,3 +119,22 @@ def test_local_steps_are_planned_simulated_explained_and_refused_where_they_cann
     shown = run(FakeServer(), "plan", job, "--pool", pool)
     assert "average their parameters every 2000 steps" in (files / "plans" / f"{local['id']}.json").read_text()
     assert shown.status == 0
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_every_plan_saved_for_a_framework_exports_there(files: Path, framework: str) -> None:
+    """`plan --for X --save` writes files that `export --to X` takes as they are."""
+    found = plan(files, "--for", framework, "--save", str(files / "saved"))
+    assert found["plans"]
+    for one in found["plans"]:
+        out = files / "export.py"
+        saved = files / "saved" / f"{one['id']}.json"
+        done = run(FakeServer(), "export", saved, "--to", framework, "--pool", files / "pool.yaml", "--output", out)
+        assert done.status == 0, done.err
+
+
+def test_for_excludes_runnable(files: Path) -> None:
+    """The Isthmus runtime is no other framework."""
+    more = ("--pool", files / "pool.yaml", "--for", "megatron", "--runnable")
+    done = run(FakeServer(), "plan", files / "job.yaml", *more)
+    assert (done.status, "--for excludes --runnable" in done.err) == (2, True)

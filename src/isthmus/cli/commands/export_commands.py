@@ -26,11 +26,9 @@ from isthmus.core.files.user_files import load_job, load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan import predict
-from isthmus.plan.export.isthmus_runtime import to_isthmus_runtime
+from isthmus.plan.export.export_plan import export_plan
 from isthmus.plan.export.log_summary import add_measured_run, compare_with_forecast, summarise_log
-from isthmus.plan.export.megatron import to_megatron
 from isthmus.plan.export.plan_export import PlanExport
-from isthmus.plan.export.torchtitan import to_torchtitan
 from isthmus.plan.export.training_logs import LogFormat, read_training_log
 
 commands = typer.Typer()
@@ -78,13 +76,9 @@ def export(
     given = load_plan(plan)
     requested = load_job(job) if job else None
     read = load_model(Path(model or (requested.model if requested else model_path(given, None))).resolve())
-    if to == "isthmus":
-        made = to_isthmus_runtime(given, read, job=requested)
-    elif pool is None:
+    if to != "isthmus" and pool is None:
         raise InputError(f"{to} needs a launch command per node", hint="give the pool with --pool")
-    else:
-        write = to_megatron if to == "megatron" else to_torchtitan
-        made = write(given, read, load_pool(pool), job=requested, data=data)
+    made = export_plan(to, given, read, load_pool(pool) if pool else None, job=requested, data=data)
     if output:
         _write_export(output, made)
     if env.as_json:

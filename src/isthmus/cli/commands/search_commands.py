@@ -24,6 +24,7 @@ from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan import PlanForecast, SearchLimits, SearchRequest, SearchResult, predict, search_plans
+from isthmus.plan.export.export_plan import framework_request
 from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.explore.branch_and_bound import SearchStats
 from isthmus.plan.search.finish.plan_drawing import draw_plan
@@ -32,6 +33,7 @@ from isthmus.plan.search.finish.select_plans import Objective
 
 commands = typer.Typer()
 PANEL = "Know before you run"
+Framework = Literal["megatron", "torchtitan"]
 PROGRESS_INTERVAL_S = 1.0
 """Interval of progress messages, in seconds."""
 
@@ -44,6 +46,7 @@ PROGRESS_INTERVAL_S = 1.0
         "isthmus plan job.yaml --pool pool.yaml --objective cost --deadline 86400",
         "isthmus plan job.yaml --pool pool.yaml --tp 4 --top 1 --json",
         "isthmus plan job.yaml --pool pool.yaml --save plans   (one file per plan, for `explain`)",
+        "isthmus plan job.yaml --pool pool.yaml --for megatron --save plans   (plans that `export` takes)",
     ],
 )
 def plan(
@@ -69,6 +72,10 @@ def plan(
     runnable: Annotated[
         bool, typer.Option("--runnable", help="Only plans that the Isthmus runtime can execute.")
     ] = False,
+    framework: Annotated[
+        Framework | None,
+        typer.Option("--for", metavar="|".join(get_args(Framework)), help="Only plans that export to this framework."),
+    ] = None,
     save: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write each plan to its own file.")] = None,
 ) -> None:
     """Search for the best plans for a job; explain each choice and each rejection.
@@ -76,22 +83,23 @@ def plan(
     Ctrl-C stops the search and returns the best plans found so far.
     """
     given = read_job(job)
+    if framework and runnable:
+        raise InputError("--for excludes --runnable, which means the Isthmus runtime", hint="remove one of them")
     limits = SearchLimits(executable=runnable, tp=tp, pp=pp, dp=dp, micro_batch_size=micro_batch, schedule=schedule)
     with interruptible() as interrupted:
         started_s = time.monotonic()
-        answer = search_plans(
-            SearchRequest(
-                job=given.job,
-                model=given.model,
-                pool=load_pool(pool),
-                objective=objective,
-                deadline_s=deadline,
-                budget=budget,
-                limits=limits,
-                num_plans=top,
-                should_continue=_SearchProgress(env, started_s, interrupted),
-            )
+        request = SearchRequest(
+            job=given.job,
+            model=given.model,
+            pool=load_pool(pool),
+            objective=objective,
+            deadline_s=deadline,
+            budget=budget,
+            limits=limits,
+            num_plans=top,
+            should_continue=_SearchProgress(env, started_s, interrupted),
         )
+        answer = search_plans(framework_request(request, framework) if framework else request)
         seconds = time.monotonic() - started_s
     if save:
         _save_plans(save, answer.plans)
