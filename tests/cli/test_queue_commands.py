@@ -148,7 +148,7 @@ def job_file(folder: Path) -> Path:
         "architectures": ["LlamaForCausalLM"],
         "num_hidden_layers": 4,
         "hidden_size": 64,
-        "vocab_size": 256,
+        "vocab_size": 512,
     }
     (folder / "config.json").write_text(json.dumps(config))
     file = folder / "job.yaml"

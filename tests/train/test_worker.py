@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from isthmus.core.errors import InputError, ModelError, PeerError, PlanError
-from isthmus.core.job import Job
+from isthmus.core.job import DataConfig, Job
 from isthmus.core.messages.agent_messages import VerifiedCheckpoint
 from isthmus.core.messages.worker_folder import CheckpointRequest, WorkerSpec
 from isthmus.core.plan import Plan
@@ -22,7 +22,8 @@ from isthmus.train.liveness.worker_events import read_events
 from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.verify import verify
 from tests.comm.relay import Relay
-from tests.train.small_models import write_config
+from tests.data.corpora import conversation, write_lines, write_tokenizer
+from tests.train.small_models import save_model, write_config
 from tests.train.worker_jobs import LIMIT_S, Workers, make_job, make_plan, run_job, started, whole
 
 STEPS = 20
@@ -114,6 +115,29 @@ def test_schedules_of_a_plan_are_followed(tmp_path: Path, fixed: dict) -> None:
     assert workers.losses() == pytest.approx(alone.losses(), rel=1e-6)
     assert workers.losses("validation_loss") == pytest.approx(alone.losses("validation_loss"), rel=1e-6)
     assert verify(cut)["loss"] == pytest.approx(workers.losses("validation_loss")[-1], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_chat_model_is_tuned_with_its_own_tokenizer_and_exported_with_it(tmp_path: Path) -> None:
+    """Without `data.tokenizer` the model's own is used; the log names it and the template; the result carries both."""
+    job = make_job(tmp_path, steps=2, training={"sequence_length": 32, "global_batch_size": 2})
+    line = conversation("hello world", "the capital of Gansu is Lanzhou")
+    chats = write_lines(tmp_path / "chats.jsonl", [line] * 40)
+    template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    settings = {"chat_template": template, "eos_token": "</s>"}
+    write_tokenizer(Path(job.model), specials=["</s>"], settings=settings, vocab_size=272)
+    save_model(Path(job.model), "llama", vocab_size=272, pad_token_id=None)
+    data = DataConfig(paths=(chats,))
+    job = job.model_copy(update={"task": "finetune", "data": data})
+    workers = run_job(tmp_path, job, whole(job))
+    assert f"tokenizer {job.model}/tokenizer.json: 272 tokens" in workers.log(0)
+    assert f"chat template of {job.model}/tokenizer_config.json: {len(template)} characters, sha256" in workers.log(0)
+    loaded = AutoTokenizer.from_pretrained(job.output)
+    ids = loaded.apply_chat_template(line["messages"], tokenize=True, return_dict=False)
+    own = AutoTokenizer.from_pretrained(job.model)
+    assert ids == own.apply_chat_template(line["messages"], tokenize=True, return_dict=False)
+    assert ids[-1] == own.eos_token_id
+    assert verify(job)["loss"] > 0
 
 
 @pytest.mark.on_the_clock

@@ -24,6 +24,7 @@ def header_section(view: JobView, stats: JobStatistics, pool: PoolView | None, s
         ("user", view.user),
         ("model", _model_name(view.job.model)),
         ("task", view.job.task),
+        ("tokenizer", view.job.data.tokenizer),
     ]
     if view.plan:
         owners = _owners(view, pool)
