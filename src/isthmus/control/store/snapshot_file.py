@@ -46,14 +46,14 @@ _log = logging.getLogger("isthmus.server")
 
 
 class SnapshotFile:
-    """The newest snapshot of one server, a file in `folder`."""
+    """The newest snapshot of one server, a file in `folder`; `code` identifies the code that writes and reads it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / SNAPSHOT_FILE_NAME
+    def __init__(self, folder: Path, code: str | None = None) -> None:
+        self.path, self._code = folder / SNAPSHOT_FILE_NAME, code or _code_fingerprint()
 
     def save(self, store: Store, number: int, body: bytes) -> None:
         """Save `body`, the state after event `number` as returned by `serialize_state`. I/O errors are only logged."""
-        head = {"code": _code_fingerprint(), "event": _event_digest(store, number), "number": number}
+        head = {"code": self._code, "event": _event_digest(store, number), "number": number}
         head |= {"sha256": hashlib.sha256(body).hexdigest()}
         try:
             _write_atomically(self.path, json.dumps(head).encode() + b"\n" + body)
@@ -66,11 +66,11 @@ class SnapshotFile:
             line, _, body = self.path.read_bytes().partition(b"\n")
             head = json.loads(line)
             number = int(head["number"])
-            fits = head["code"] == _code_fingerprint() and head["sha256"] == hashlib.sha256(body).hexdigest()
+            fits = head["code"] == self._code and head["sha256"] == hashlib.sha256(body).hexdigest()
             if not fits or head["event"] != _event_digest(store, number):
                 return None
             with gc_paused():
-                state = _SafeUnpickler(io.BytesIO(body)).load()
+                state = SafeUnpickler(io.BytesIO(body)).load()
         except FileNotFoundError:
             return None
         except (
@@ -121,8 +121,11 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-class _SafeUnpickler(pickle.Unpickler):
+class SafeUnpickler(pickle.Unpickler):
+    """Unpickler of snapshots: containers and the classes of `control` and `core`, no function."""
+
     def find_class(self, module: str, name: str) -> Any:
+        """Return an allowed class; raise `pickle.UnpicklingError` for any other name."""
         if (module, name) in _ALLOWED_CONTAINERS:
             return super().find_class(module, name)
         if module.startswith(("isthmus.control.", "isthmus.core.")):
