@@ -95,7 +95,7 @@ LIMITS: Mapping[str, Limit] = {
     "shapes": Limit(95.0, 95.0, at_least=True),
     "clocks": Limit(28, 5),
     "patches": Limit(20, 20),
-    "private": Limit(7, 10),
+    "private": Limit(10, 10),
     "lines": Limit(56_230, 49_563),
 }
 """Bound of each figure of `measure`."""

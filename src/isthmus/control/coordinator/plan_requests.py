@@ -87,14 +87,13 @@ def has_more_free(before: FreeChips | None, now: FreeChips) -> bool:
 
 def _send_planner_request(state: PoolState, job: JobRecord) -> None:
     """Open a planner request on the free resources, without those reserved for others, or the whole pool."""
-    storage, gbps = ledger.free_storage_and_links(state)
-    chips = ledger.total_chips(state) if job.for_whole_pool else ledger.copy_free_chips(state)
+    storage, gbps = ({}, {}) if job.for_whole_pool else ledger.free_storage_and_links(state)
     if job.for_whole_pool:
-        storage, gbps = {}, {}
-    elif job.number not in state.indexes.reservers:
-        for (_, cluster, group), kept in ledger.chip_needs(state.indexes.reserved).items():
-            if group in chips.get(cluster, {}):
-                chips[cluster][group] = max(0, chips[cluster][group] - kept)
+        chips = ledger.total_chips(state)
+    elif job.number in state.indexes.reservers:
+        chips = ledger.copy_free_chips(state)
+    else:
+        chips = ledger.unreserved_chips(state)
     job.round += 1
     job.planner_input = PlannerInput(
         free_chips=chips, free_storage_bytes=storage, free_gbps=gbps, freed_count=state.indexes.freed_count

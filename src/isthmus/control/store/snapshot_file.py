@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import pickle
 import platform
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import encode_event
 from isthmus.control.state.job_records import PoolState
 from isthmus.control.store.store_interface import Store
+from isthmus.core.messages.worker_folder import write_atomically
 
 SNAPSHOT_FILE_NAME = "snapshot"
 _ALLOWED_CONTAINERS = frozenset(
@@ -56,7 +56,7 @@ class SnapshotFile:
         head = {"code": self._code, "event": _event_digest(store, number), "number": number}
         head |= {"sha256": hashlib.sha256(body).hexdigest()}
         try:
-            _write_atomically(self.path, json.dumps(head).encode() + b"\n" + body)
+            write_atomically(self.path, json.dumps(head).encode() + b"\n" + body, 0o600)
         except OSError as error:
             _log.warning("could not write snapshot %s: %s", self.path, error)
 
@@ -94,19 +94,6 @@ class SnapshotFile:
 def serialize_state(coordinator: Coordinator) -> bytes:
     """Return the pickled state, as `SnapshotFile.save` expects it."""
     return pickle.dumps(coordinator.state, protocol=5)
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically with mode 0600."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
