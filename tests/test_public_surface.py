@@ -22,11 +22,12 @@ SURFACES = {
         ModelProfile Objective Observation PlanExport PlanForecast PlanLayout RunTable SearchLimits
         SearchRequest SearchResult SearchStats ShapeTiming Timing TrainingWorkload add_measured_run
         calibrate_chip calibrate_links calibrate_shapes calibration_for communication_matrix
-        compare_with_forecast draw_plan estimate_s evaluate_chips fit_calibration fit_shapes
-        is_run_table iteration_estimate_s job_limits layer_matrix load_calibration load_runs make_plans memory_table
-        model_weights observations predict profile_model read_training_log render_chip_scores
-        render_communication render_layer_matrix runtime_incompatibility save_calibration score_plan
-        search_plans stage_memory summarise_log to_isthmus_runtime to_megatron to_torchtitan
+        compare_with_forecast draw_plan estimate_s evaluate_chips fit_calibration fit_shapes is_run_table
+        iteration_estimate_s job_limits layer_matrix load_calibration load_runs make_plans memory_table
+        model_weights observations parse_lengths pipeline_bounds predict profile_model read_training_log
+        render_chip_scores render_communication render_layer_matrix runtime_incompatibility save_calibration
+        score_plan search_plans serving_limits stage_memory summarise_log to_isthmus_runtime to_megatron
+        to_torchtitan
     """,
     "schedule": """
         SCHEDULES Operation OperationKind Schedule add_communication check_schedule dualpipe forward_only
@@ -35,9 +36,9 @@ SURFACES = {
     """,
     "sim": """
         CheckpointInterval Failure FailureResult Interference Kernel LinkResult MessageTrace PipelineResult
-        ProcessGenerator Replica SimulatedLink SimulatedTraining SimulationResult StageLoad StageResult
-        TimelineSpan best_warm_up chrome_trace draw_failures run_pipeline simulate_failures simulate_training
-        simulated_link timeline_page
+        ProcessGenerator Replica ReplicaBounds SimulatedLink SimulatedTraining SimulationResult StageLoad
+        StageResult TimelineSpan best_warm_up chrome_trace draw_failures replica_bounds run_pipeline
+        simulate_failures simulate_training simulated_link timeline_page
     """,
     "site": """
         CLAIMING HOLDING UNSAVED_STEP_S DeviceAllocator DeviceCountAllocator DeviceIdAllocator FetchFiles
