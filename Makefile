@@ -2,6 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 CHILDREN ?= 2
+RUNS := $(VENV)/runs
 READY := $(VENV)/ready
 
 .PHONY: help setup demo test whole unit lint house mutants docs bench clean
@@ -12,12 +13,15 @@ test whole unit: export PYTHONDONTWRITEBYTECODE =
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
+$(RUNS): pyproject.toml constraints.txt scripts/setup.sh
+	TOOLS= scripts/setup.sh
+
 $(READY): pyproject.toml constraints.txt scripts/setup.sh
 	scripts/setup.sh
 
 setup: $(READY)  ## make .venv with isthmus in it
 
-demo: $(READY)  ## train a small model across three emulated clusters and show the result
+demo: $(RUNS)  ## train a small model across three emulated clusters and show the result
 	@$(BIN)/isthmus demo
 
 test: $(READY) lint  ## lint, types, layer contracts, and all tests

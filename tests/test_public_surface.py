@@ -19,15 +19,15 @@ SURFACES = {
     "data": "Dataset TokenBatch open_dataset tokenizer_file",
     "plan": """
         DATA_SHEET TIME_MODEL_PARAMETERS Calibration DimensionWeights LogFormat Measurement MeshDegrees
-        ModelProfile Objective Observation PlanExport PlanForecast PlanLayout RunTable SearchLimits
-        SearchRequest SearchResult SearchStats ShapeTiming Timing TrainingWorkload add_measured_run
-        calibrate_chip calibrate_links calibrate_shapes calibration_for communication_matrix
-        compare_with_forecast draw_plan estimate_s evaluate_chips fit_calibration fit_shapes is_run_table
-        iteration_estimate_s job_limits layer_matrix load_calibration load_runs make_plans memory_table
-        model_weights observations parse_lengths pipeline_bounds predict profile_model read_training_log
-        render_chip_scores render_communication render_layer_matrix runtime_incompatibility save_calibration
-        score_plan search_plans serving_limits stage_memory summarise_log to_isthmus_runtime to_megatron
-        to_torchtitan
+        ModelProfile Objective Observation OverfullStage PlanExport PlanForecast PlanLayout RunTable
+        SearchLimits SearchRequest SearchResult SearchStats ShapeTiming SuggestedChange Timing TrainingWorkload
+        add_measured_run calibrate_chip calibrate_links calibrate_shapes calibration_for communication_matrix
+        compare_with_forecast draw_plan estimate_s evaluate_chips fit_calibration fit_shapes fitting_changes
+        is_run_table iteration_estimate_s job_limits layer_matrix load_calibration load_runs make_plans
+        memory_table mfu_fraction model_weights observations overfull_stages parse_lengths pipeline_bounds
+        predict profile_model read_training_log render_chip_scores render_communication render_layer_matrix
+        runtime_incompatibility save_calibration score_plan search_plans serving_limits stage_memory
+        suggest_changes summarise_log to_isthmus_runtime to_megatron to_torchtitan
     """,
     "schedule": """
         SCHEDULES Operation OperationKind Schedule add_communication check_schedule dualpipe forward_only
@@ -47,7 +47,10 @@ SURFACES = {
         ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker StopWorker
         WorkersObserved WriteRankMap awaits_checkpoint check_site
     """,
-    "wan": "BackgroundLinks Namespaces dial emulated_namespaces format_address links_in_background run_links",
+    "wan": """
+        BackgroundLinks Namespaces PortRange dial emulated_namespaces format_address links_in_background listen
+        run_links
+    """,
 }
 
 

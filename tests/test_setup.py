@@ -26,7 +26,7 @@ chmod +x "$3/bin/python" "$3/bin/isthmus"
 """
 
 
-def set_up(folder: Path, pip_status: int) -> subprocess.CompletedProcess[str]:
+def set_up(folder: Path, pip_status: int, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the script with stand-ins for Python and the system's packages."""
     tools = folder / "tools"
     tools.mkdir()
@@ -35,7 +35,7 @@ def set_up(folder: Path, pip_status: int) -> subprocess.CompletedProcess[str]:
         (tools / name).chmod(0o755)
     environment = os.environ | {
         "PATH": f"{tools}:{os.environ['PATH']}", "VENV": str(folder / "venv"), "PYTHON": str(tools / "python3"),
-        "TORCH": "torch==1", "PIP_STATUS": str(pip_status),
+        "TORCH": "torch==1", "PIP_STATUS": str(pip_status), **variables,
     }  # fmt: skip
     return subprocess.run(["sh", SCRIPT], env=environment, capture_output=True, text=True, check=False)
 
@@ -49,6 +49,16 @@ def test_set_up_prints_its_steps_and_nothing_of_its_tools(tmp_path: Path) -> Non
     assert "the reason" not in done.stderr
     assert "the reason" in (tmp_path / "venv" / "setup.log").read_text()
     assert (tmp_path / "venv" / "ready").exists()
+    assert "[server,postgres,agent,train,dev]" in (tmp_path / "venv" / "setup.log").read_text()
+
+
+@pytest.mark.timeout(60)
+def test_the_demo_needs_none_of_the_tools_of_the_tests(tmp_path: Path) -> None:
+    """`make demo` is the first command of a new user; `make test` adds the tools afterwards."""
+    assert set_up(tmp_path, pip_status=0, TOOLS="").returncode == 0
+    assert "[server,postgres,agent,train]" in (tmp_path / "venv" / "setup.log").read_text()
+    assert (tmp_path / "venv" / "runs").exists()
+    assert not (tmp_path / "venv" / "ready").exists()
 
 
 @pytest.mark.timeout(60)

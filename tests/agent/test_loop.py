@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -177,6 +178,12 @@ def test_a_second_agent_on_the_same_state_is_turned_away(tmp_path: Path, server:
     """Two agents never count the same devices from one table."""
     with lock_state_folder(tmp_path, "agent"), pytest.raises(UnavailableError, match="another agent uses"):
         run_agent(config(server, tmp_path))
+
+
+def test_a_storage_folder_that_is_absent_is_named(tmp_path: Path, server: Answering) -> None:
+    """A mistyped folder would otherwise be made, empty, on the system's disk, and every job would lack its files."""
+    with pytest.raises(InputError, match="no-disk does not exist"):
+        run_agent(replace(config(server, tmp_path), storage=tmp_path / "no-disk"))
 
 
 def test_an_agent_that_was_replaced_ends_with_the_reason(tmp_path: Path, server: Answering) -> None:

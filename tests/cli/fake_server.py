@@ -205,8 +205,12 @@ def run(
     terminal: bool = False,
     environ: dict[str, str] | None = None,
     sleep: Callable[[float], None] | None = None,
+    typed: str | None = None,
 ) -> Outcome:
-    """Run `isthmus ARGUMENTS` against `server`. Time is a clock that only sleeping advances."""
+    """Run `isthmus ARGUMENTS` against `server`. Time is a clock that only sleeping advances.
+
+    `typed` is what a person enters at a terminal; without it the input is no terminal and empty.
+    """
     now_s = [START_S]
 
     def advance(seconds: float) -> None:
@@ -218,6 +222,7 @@ def run(
         variables={"ISTHMUS_SERVER": URL, "ISTHMUS_TOKEN": TOKEN, "XDG_CONFIG_HOME": "/nonexistent"} | (environ or {}),
         stdout=Terminal() if terminal else io.StringIO(),
         stderr=io.StringIO(),
+        stdin=io.StringIO() if typed is None else Terminal(typed),
         transport=server.transport() if server else None,
         sleep=advance,
         now=lambda: now_s[0],

@@ -102,6 +102,17 @@ def test_an_agent_does_not_send_its_token_unencrypted(pool: Path, tmp_path: Path
     assert run(None, *words).status == 2
 
 
+@pytest.mark.parametrize("ports", ["41000", "a-b", "-1-5", "41100-41000", "80-90", "1-2-3", "70000-70001", "²-³"])
+def test_an_agent_refuses_what_is_no_range_of_ports(pool: Path, tmp_path: Path, ports: str) -> None:
+    """The value is repeated with an example, before anything is made."""
+    words = ("agent", "--pool", pool, "--cluster", "a", "--state", tmp_path / "st", f"--ports={ports}")
+    done = run(None, *words, environ={"ISTHMUS_TOKEN": "t"})
+    assert done.status == 2
+    assert ports in done.err
+    assert "41000-41100" in done.err
+    assert not (tmp_path / "st").exists()
+
+
 def test_links_need_a_pool_with_links(pool: Path, tmp_path: Path) -> None:
     """A pool without any is answered before a port is opened."""
     assert run(None, "links", pool, "--state", tmp_path / "st").status == 2

@@ -72,6 +72,18 @@ def test_show_says_why_behind_whom_until_when() -> None:
     assert row.split()[:3] == ["compute", "owner-a", "qingyang"]
 
 
+def test_show_says_what_a_running_part_waits_for() -> None:
+    """The part's row names the wait and how long it has lasted."""
+    made = FakeServer()
+    view = made.add(state="running")
+    waits = {"waiting": "rank 0 waits for rank 1 (site b) to write its part of checkpoint 40"}
+    part = view.parts[0].model_copy(update=waits | {"waiting_since_s": START_S - 12})
+    made.jobs[view.id] = view.model_copy(update={"parts": (part,)})
+    words = " ".join(run(made, "show", view.id).out.split())
+    assert "site b" in words
+    assert "checkpoint 40, 12.0 s" in words
+
+
 def test_show_names_whose_chips_a_job_could_have() -> None:
     """The victims of an offer: whose, at which owner, how many chips, and the work that would be lost."""
     made = server()

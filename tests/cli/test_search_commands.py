@@ -49,7 +49,7 @@ def plan(files: Path, *more: str) -> dict:
 def test_the_answer_has_plans_refusals_and_what_the_search_did(files: Path) -> None:
     """The contract: plans with what they rest on, refused combinations, and the search's own figures."""
     answer = plan(files)
-    assert set(answer) == {"plans", "refused", "search"}
+    assert set(answer) == {"plans", "refused", "search", "hints"}
     assert {"seconds", "evaluated", "pruned", "optimal", "bound_s"} <= set(answer["search"])
     best = answer["plans"][0]
     assert {"id", "stages", "dp", "micro_batches", "schedule", "predicted", "why"} <= set(best)
@@ -119,3 +119,56 @@ def test_local_steps_are_planned_simulated_explained_and_refused_where_they_cann
     shown = run(FakeServer(), "plan", job, "--pool", pool)
     assert "average their parameters every 2000 steps" in (files / "plans" / f"{local['id']}.json").read_text()
     assert shown.status == 0
+
+
+def test_a_job_without_a_plan_learns_what_would_make_one_fit(files: Path) -> None:
+    """Every hint was planned: the job or pool with that one change has a plan, and one node less has none."""
+    model = json.loads((files / "config.json").read_text()) | {"hidden_size": 4096, "num_hidden_layers": 32}
+    (files / "config.json").write_text(
+        json.dumps(model | {"intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 32})
+    )
+    pool, job = files / "pool.yaml", files / "job.yaml"
+    pool.write_text(pool.read_text().replace("chips_per_node: 2", "chips_per_node: 1"))
+    answer = plan(files)
+    assert answer["plans"] == []
+    changes = [one["change"] for one in answer["hints"]]
+    assert "training.optimizer_on_host: true" in changes
+    assert "training.precision: fp32" in changes
+    assert "2 nodes (2 chips) of h20 at a instead of 1" in changes
+    assert all(one["iteration_s"] > 0 for one in answer["hints"])
+    shown = run(FakeServer(), "plan", job, "--pool", pool)
+    assert "With one of these changes a plan fits" in shown.out
+    before = job.read_text()
+    for line in ("optimizer_on_host: true", "precision: fp32"):
+        job.write_text(before.replace("steps: 100,", f"steps: 100, {line},"))
+        assert plan(files)["plans"], line
+    job.write_text(before)
+    pool.write_text(pool.read_text().replace("chip: H20, nodes: 1", "chip: H20, nodes: 2"))
+    assert plan(files)["plans"]
+
+
+def test_a_limit_that_excludes_every_plan_is_named(files: Path) -> None:
+    """A budget that no plan keeps: lifting it is a hint; nothing that does not help is one."""
+    changes = [one["change"] for one in plan(files, "--budget", "0.000001")["hints"]]
+    assert changes == ["no deadline and no budget"]
+
+
+def test_explain_says_what_makes_an_overfull_plan_fit(files: Path) -> None:
+    """A plan whose stage exceeds its chip: the stage is named, and each hint makes the plan fit."""
+    answer = plan(files, "--save", str(files / "plans"), "--top", "1", "--pp", "1", "--dp", "1")
+    file = files / "plans" / f"{answer['plans'][0]['id']}.json"
+    large = json.loads(file.read_text()) | {
+        "micro_batch_size": 8,
+        "micro_batches": 2,
+        "model": str(files / "config.json"),
+    }
+    large |= {"sequence_length": 32768, "predicted": None}
+    large["stages"][0] |= {"recompute": "none", "recompute_layers": None}
+    file.write_text(json.dumps(large))
+    told = run(FakeServer(), "explain", file, "--pool", files / "pool.yaml", "--json").json
+    assert any("more than its 89.4 GiB" in one for one in told["sentences"])
+    changes = [one["change"] for one in told["hints"]]
+    assert "recompute: full in every stage" in changes
+    large["stages"][0]["recompute"] = "full"
+    file.write_text(json.dumps(large))
+    assert run(FakeServer(), "explain", file, "--pool", files / "pool.yaml", "--json").json["hints"] == []

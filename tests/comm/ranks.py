@@ -11,13 +11,14 @@ from functools import partial
 from isthmus.comm.connect_transport import connect_transport
 from isthmus.comm.group.gloo_group import join_gloo_group
 from isthmus.comm.group.isthmus_group import IsthmusGroup
-from isthmus.comm.tcp.endpoint import Endpoint, listen
+from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.peer import Peer
 from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.tcp_transport import TcpTransport
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import JoinedTransport
 from isthmus.core.base_model import TransportKind
+from isthmus.wan import listen
 
 LIMIT = timedelta(seconds=30)
 

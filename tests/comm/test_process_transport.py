@@ -20,9 +20,10 @@ from isthmus.comm.process.control_messages import ControlChannel, ControlMessage
 from isthmus.comm.process.process_transport import ProcessTransport
 from isthmus.comm.process.send_window import WINDOW_BYTES, OutgoingMessage, SendWindow
 from isthmus.comm.process.shared_memory_arena import SharedMemoryArena, SlotAllocator, slot_bytes
-from isthmus.comm.tcp.endpoint import Endpoint, listen
+from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
+from isthmus.wan import listen
 from tests.comm.ranks import transports
 
 LIMIT_S = 60.0

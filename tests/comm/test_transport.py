@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.comm.tcp.connection import Connection
-from isthmus.comm.tcp.endpoint import Endpoint, listen
+from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.peer import Peer
 from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.wire_format import (
@@ -37,6 +37,7 @@ from isthmus.comm.transport.receive_matching import ReceiveMatcher
 from isthmus.comm.transport.transport import Arrival, Transport
 from isthmus.core.base_model import TransportKind
 from isthmus.core.errors import PeerError, ProtocolError, UnavailableError
+from isthmus.wan import listen
 from tests.comm.ranks import tcp_transports, transports
 from tests.comm.relay import Relay
 

@@ -16,6 +16,7 @@ from isthmus.control.state.events import (
     PlanChosen,
     PlansMade,
     PreemptionAgreed,
+    SiteChecked,
     VictimNamed,
 )
 from isthmus.control.state.invariants import violations
@@ -24,11 +25,14 @@ from isthmus.core.messages.agent_messages import (
     ObservedLocalJob,
     ObservedPart,
     PartOrder,
+    PeerAddress,
+    PeerCheck,
     QueueEntry,
     VerifiedCheckpoint,
     WorkerAddress,
 )
 from isthmus.core.messages.api_views import JobState
+from isthmus.core.messages.preflight import CheckResult, CheckStatus, PreflightAnswer, PreflightOrder
 from isthmus.core.plan import Plan, PlanPart, PlanSet, Refusal
 from isthmus.core.pool import Cluster
 from tests.control.samples import cluster, plan, submission
@@ -47,6 +51,10 @@ class Driver:
         self.clusters: dict[str, Cluster] = {name: cluster(name, chips) for name in names}
         self.asked: dict[str, MakePlans] = {}
         self.local: dict[str, tuple[ObservedLocalJob, ...]] = {}
+        # What the agents of sites that check each other report.
+        self.addresses: dict[str, PeerAddress] = {}
+        self.checks: dict[str, tuple[PeerCheck, ...]] = {}
+        self.checking: set[str] = set()
         for name in names:
             self.report(name)
 
@@ -120,6 +128,9 @@ class Driver:
             parts=parts,
             local_jobs=self.local.get(site, ()),
             queue=queue,
+            peer_address=self.addresses.get(site),
+            peer_checks=self.checks.get(site, ()),
+            checks=site in self.checking,
         )
         told = self.tell(AgentReported.from_report(report, self.now_s))
         self.coordinator.record_report(site, self.now_s, report)
@@ -151,6 +162,13 @@ class Driver:
             job=order.job, attempt=order.attempt, state=order.desired, workers=workers, protection=saved
         )
 
+    def check(self, *sites: str, phases: int = 1, **failed: CheckStatus) -> None:
+        """Let each site answer its checks in `phases` phases; `failed` are the names of those that do not pass."""
+        for _ in range(phases):
+            for site in sites:
+                for order in self.coordinator.preflight_orders(site):
+                    self.tell(SiteChecked(now_s=self.now_s, cluster=site, answer=answered(order, **failed)))
+
     def orders(self, site: str) -> dict[tuple[str, int], str]:
         """Return what is wanted at a site, by (job, attempt)."""
         return {(order.job, order.attempt): order.desired for order in self.coordinator.orders(site)}
@@ -169,6 +187,32 @@ class Driver:
 
     def reason(self, job_id: str) -> str:
         return self.coordinator.job_view(job_id).reason
+
+
+def checked_pool(*names: str) -> Driver:
+    """A pool whose agents execute checks."""
+    pool = Driver(*names)
+    pool.checking = set(names)
+    for name in names:
+        pool.report(name)
+    return pool
+
+
+def answered(order: PreflightOrder, **failed: CheckStatus) -> PreflightAnswer:
+    """What a site answers to its checks: all pass but those named in `failed`."""
+    results = tuple(
+        CheckResult(
+            name=one.name,
+            status=failed.get(one.name, "passed"),
+            detail=f"{one.path} is bad" if one.name in failed else "",
+            peer=one.peer,
+        )
+        for one in order.checks
+    )
+    facts = {"checkpoints": "/there/c"} if order.phase == "own" else {}
+    return PreflightAnswer(
+        job=order.job, round=order.round, phase=order.phase, results=results, facts=facts, seconds=0.5
+    )
 
 
 def seen(job: str, attempt: int, state: str, detail: str = "") -> ObservedPart:

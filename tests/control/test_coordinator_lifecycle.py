@@ -50,6 +50,17 @@ def test_a_job_goes_the_whole_way() -> None:
     assert {c.cluster.name: c.free_chips for c in pool.coordinator.pool_view().clusters} == {n: {"g": 4} for n in "abc"}
 
 
+def test_what_a_rank_waits_for_is_in_the_view_of_its_job() -> None:
+    """A wait of a running part is shown with its beginning until the site reports its end."""
+    pool = started("a", "b")
+    waits = pool.done("a", pool.coordinator.orders("a")[0])
+    pool.report("a", waits.model_copy(update={"waiting": "rank 0 waits for rank 1", "waiting_since_s": 90.0}))
+    (first, other) = pool.coordinator.job_view("j").parts
+    assert (first.waiting, first.waiting_since_s, other.waiting) == ("rank 0 waits for rank 1", 90.0, "")
+    pool.report("a", waits)
+    assert pool.coordinator.job_view("j").parts[0].waiting == ""
+
+
 def test_an_order_carries_what_a_site_needs_and_a_release_nothing() -> None:
     """Who prepares or runs gets job, plan and lease; who releases needs only the part's name."""
     pool = started("a", "b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import socket
 import ssl
 import stat
@@ -12,10 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
+from isthmus.control.server.listen_addresses import printed_hosts
 from isthmus.control.server.run_server import ServerConfig, ServerInfo, load_certificate, run_server
-from isthmus.control.server.tls import Certificate, self_signed_certificate
+from isthmus.control.server.tls import Certificate, given_certificate, self_signed_certificate
 from isthmus.core.errors import InputError, UnavailableError
 from tests.full_disk import full_disk
 
@@ -108,30 +116,101 @@ def test_beyond_loopback_there_is_no_server_without_tls(tmp_path: Path, host: st
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_self_signed_server_is_trusted_by_its_certificate_alone(tmp_path: Path) -> None:
-    """TLS on every address: who has the certificate gets in, who has not is protected."""
+def test_every_printed_url_of_a_self_signed_server_works_with_the_printed_ca(tmp_path: Path) -> None:
+    """A client that verifies names gets through by each URL as printed; one without the CA does not."""
     config = ServerConfig(state=tmp_path, host="0.0.0.0", port=0, self_signed=True)
     with served(config) as listening:
         assert listening.certificate is not None
-        assert listening.url.startswith("https://")
-        assert len(listening.certificate.fingerprint) == 32 * 3 - 1
-        url = f"https://127.0.0.1:{httpx.URL(listening.url).port}/v1/health"
-        trusting = ssl.create_default_context(cafile=str(listening.certificate.cert))
-        assert httpx.get(url, verify=trusting).status_code == 200
+        assert listening.certificate.trust is not None
+        trusting = ssl.create_default_context(cafile=str(listening.certificate.trust))
+        own = {one.address for found in psutil.net_if_addrs().values() for one in found}
+        port = httpx.URL(listening.url).port
+        for url in (listening.url, *listening.other_urls):
+            assert httpx.URL(url).host in own
+            assert httpx.get(f"{url}/v1/health", verify=trusting, trust_env=False).status_code == 200
+        for host in ("localhost", "127.0.0.1"):
+            assert httpx.get(f"https://{host}:{port}/v1/health", verify=trusting).status_code == 200
         with pytest.raises(httpx.ConnectError, match="certificate"):
-            httpx.get(url)
-    key = tmp_path / "tls" / "key.pem"
-    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+            httpx.get(f"https://127.0.0.1:{port}/v1/health")
+        text = listening.certificate.trust.read_bytes()
+        digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(text.decode())).hexdigest().upper()
+        assert listening.certificate.fingerprint.replace(":", "") == digest
+    for name in ("key.pem", "ca-key.pem"):
+        assert stat.S_IMODE((tmp_path / "tls" / name).stat().st_mode) == 0o600
+
+
+def test_the_url_of_a_server_with_a_certificate_of_a_ca_has_a_name_of_the_certificate(tmp_path: Path) -> None:
+    """The certificate names `pool.example`: this is printed, and works for a client that trusts the CA."""
+    own = self_signed_certificate(tmp_path / "ca", ("pool.example",), datetime.datetime.now(datetime.UTC))
+    config = ServerConfig(state=tmp_path / "s", host="0.0.0.0", port=0, tls_cert=own.cert, tls_key=own.key)
+    with served(config) as listening:
+        assert listening.certificate is not None
+        assert listening.certificate.trust is None
+        assert httpx.URL(listening.url).host == "pool.example"
+        context = ssl.create_default_context(cafile=str(own.trust))
+        port = httpx.URL(listening.url).port or 0
+        with (
+            socket.create_connection(("127.0.0.1", port)) as plain,
+            context.wrap_socket(plain, server_hostname="pool.example") as secure,
+        ):
+            assert secure.version() == "TLSv1.3"
 
 
 def test_a_certificate_is_kept_until_it_no_longer_serves(tmp_path: Path) -> None:
-    """The same fingerprint at every start; a new one for a new host, or when the old one runs out."""
-    first = self_signed_certificate(tmp_path, ("10.0.0.1", "pool"), NOW).fingerprint
-    assert self_signed_certificate(tmp_path, ("10.0.0.1",), NOW).fingerprint == first
-    other = self_signed_certificate(tmp_path, ("10.0.0.2",), NOW).fingerprint
-    assert other != first
-    late = NOW + datetime.timedelta(days=397)
-    assert self_signed_certificate(tmp_path, ("10.0.0.2",), late).fingerprint != other
+    """The same one at every start; a new one for a new host, or when the old one runs out; always the same CA."""
+    first = self_signed_certificate(tmp_path, ("10.0.0.1", "pool"), NOW)
+    kept, ca = first.cert.read_bytes(), first.fingerprint
+    assert self_signed_certificate(tmp_path, ("10.0.0.1",), NOW).cert.read_bytes() == kept
+    other = self_signed_certificate(tmp_path, ("10.0.0.2",), NOW)
+    reissued = other.cert.read_bytes()
+    assert other.hosts == ("10.0.0.2",)
+    late = self_signed_certificate(tmp_path, ("10.0.0.2",), NOW + datetime.timedelta(days=397))
+    assert late.cert.read_bytes() != reissued
+    assert late.fingerprint == ca
+    assert self_signed_certificate(tmp_path, ("a",), NOW + datetime.timedelta(days=3600)).fingerprint != ca
+
+
+def test_a_self_signed_certificate_from_before_the_ca_stays_trusted(tmp_path: Path) -> None:
+    """Clients have a copy of `cert.pem` itself: a server with such a folder keeps it, and prints it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "isthmus")])
+    old = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, NOW, NOW + datetime.timedelta(days=30))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("pool")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (tmp_path / "cert.pem").write_bytes(old.public_bytes(Encoding.PEM))
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "key.pem").write_bytes(pem)
+    kept = self_signed_certificate(tmp_path, ("pool",), NOW)
+    assert kept.trust == kept.cert
+    assert given_certificate(kept.cert, kept.key) == kept
+    new = self_signed_certificate(tmp_path, ("pool", "10.0.0.1"), NOW)
+    assert new.trust == tmp_path / "ca.pem"
+
+
+def test_a_certificate_without_its_ca_is_replaced(tmp_path: Path) -> None:
+    """Clients could trust nothing else: the server makes a new CA and a certificate by it."""
+    made = self_signed_certificate(tmp_path, ("10.0.0.1",), NOW).fingerprint
+    (tmp_path / "ca.pem").unlink()
+    assert self_signed_certificate(tmp_path, ("10.0.0.1",), NOW).fingerprint != made
+    assert (tmp_path / "ca.pem").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "valid", "printed"),
+    [
+        ("10.0.0.1", ("10.0.0.1", "localhost"), ("10.0.0.1",)),
+        ("10.0.0.1", ("pool.example", "localhost"), ("pool.example",)),
+        ("10.0.0.1", (), ("10.0.0.1",)),
+        ("127.0.0.1", None, ("127.0.0.1",)),
+    ],
+)
+def test_the_printed_host_is_one_that_the_certificate_names(
+    host: str, valid: tuple[str, ...] | None, printed: tuple[str, ...]
+) -> None:
+    """The listen address if the certificate has it, else the certificate's names."""
+    assert printed_hosts(host, valid) == printed
 
 
 def test_the_operators_certificate_must_be_one(tmp_path: Path) -> None:
@@ -144,7 +223,7 @@ def test_the_operators_certificate_must_be_one(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=cert.name):
             load_certificate(ServerConfig(state=tmp_path, tls_cert=cert, tls_key=good.key))
     given = ServerConfig(state=tmp_path, host="0.0.0.0", tls_cert=good.cert, tls_key=good.key)
-    assert load_certificate(given) == Certificate(cert=good.cert, key=good.key)
+    assert load_certificate(given) == Certificate(cert=good.cert, key=good.key)  # of a CA that the operator knows
 
 
 def test_the_admins_token_is_in_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

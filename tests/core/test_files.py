@@ -1,5 +1,6 @@
 """Rules of the files users write: short, with defaults, and every mistake answered with its place."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -197,3 +198,25 @@ def test_a_file_without_end_is_a_mistake_in_the_file(tmp_path, text):
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(FileError, match="nested too deeply, or refers to itself"):
         load_job(tmp_path / "job.yaml")
+
+
+def bomb(first):
+    """Lines of aliases, each of which stands for nine times what the line before stands for."""
+    lines = (f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in itertools.pairwise("abcdefghijklmnop"))
+    return "\n".join([first, *lines])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("? [x]\n: y", "no word"),
+        (bomb("b: x"), "undefined alias"),
+        (bomb("a: &a [x]"), "repeats 1,000,000,000 or more values by aliases"),
+        ("steps: " + "9" * 5000, "is not YAML: .*4300"),
+        ("name: 2026-13-45", "is not YAML: .*month"),
+    ],
+)
+def test_a_hostile_file_is_a_mistake_in_the_file(tmp_path, text, message):
+    """Aliases that stand for a billion values, and numbers and dates that have no value, end as an error."""
+    with pytest.raises(FileError, match=message):
+        load_job(write(tmp_path, text))

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.messages.agent_messages import RankMap, WorkerAddress
-from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, WorkerWait, write_atomically
 
 
 def make_spec(**changes: object) -> WorkerSpec:
@@ -64,6 +64,22 @@ def test_what_is_not_there_yet_is_none(tmp_path: Path) -> None:
     assert folder.read_exit() is None
     with pytest.raises(InputError, match=r"spec\.json is missing"):
         folder.read_spec()
+
+
+def test_a_wait_keeps_the_time_of_its_beginning(tmp_path: Path) -> None:
+    """A repeated reason changes nothing, another one begins a new wait, and no reason ends it; length is bounded."""
+    folder = WorkerFolder(tmp_path)
+    assert folder.write_wait("waits for rank 3", 10.0)
+    assert not folder.write_wait("waits for rank 3", 12.0)
+    assert folder.read_wait() == WorkerWait(reason="waits for rank 3", since_s=10.0)
+    assert folder.write_wait("x" * 10_000, 14.0)
+    assert folder.read_wait() == WorkerWait(reason="x" * 300, since_s=14.0)
+    folder.write_wait("", 15.0)
+    folder.write_wait("", 15.0)
+    assert folder.read_wait() is None
+    folder.wait_path.write_text('{"reason": "' + "y" * 301 + '", "since_s": 1}')
+    with pytest.raises(InputError, match="reason"):
+        folder.read_wait()
 
 
 def test_another_version_is_a_protocol_error(tmp_path: Path) -> None:

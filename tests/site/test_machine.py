@@ -6,6 +6,7 @@ import pytest
 
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder, RankMap
+from isthmus.core.messages.worker_folder import WorkerWait
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import (
@@ -121,6 +122,19 @@ def test_an_order_to_run_what_was_never_prepared_fails(site: Site) -> None:
     assert site.obey(order("running")) == []
     assert site.states == {"a/1": "failed"}
     assert "holds no devices here" in site.detail()
+
+
+def test_a_part_reports_what_its_rank_waits_for(site: Site) -> None:
+    """Of several waiting ranks the one that waits longest is reported; an ended wait is withdrawn."""
+    running(site, "east/h20", "west/h20", "east/h20")
+    site.see("running", 0, wait=WorkerWait(reason="waits for rank 1", since_s=20))
+    site.see("running", 2, wait=WorkerWait(reason="waits for rank 0", since_s=10))
+    (seen,) = site.machine.observed_parts()
+    assert (seen.waiting, seen.waiting_since_s) == ("rank 2 waits for rank 0", 10)
+    site.see("running", 2)
+    site.see("running", 0)
+    (seen,) = site.machine.observed_parts()
+    assert (seen.waiting, seen.waiting_since_s) == ("", None)
 
 
 def test_a_running_part_outlives_any_silence_of_the_server(site: Site) -> None:

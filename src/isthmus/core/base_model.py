@@ -26,6 +26,9 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 
+Currency = Annotated[str, Field(pattern=r"^[A-Za-z]{0,8}$")]
+"""The unit of prices, such as `EUR`; empty if unnamed."""
+
 ComputeMode = Literal["real", "virtual"]
 """`real`: the chips compute; `virtual`: they wait for the predicted compute time instead."""
 

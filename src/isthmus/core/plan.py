@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from isthmus.core.base_model import (
     ComputeMode,
+    Currency,
     FrozenModel,
     Name,
     NonNegativeFloat,
@@ -80,6 +81,8 @@ class Prediction(FrozenModel):
 
     `gradient_gbps` maps `FROM>TO` to the mean gradient rate between clusters that hold the same layers.
     `storage_bytes` is what each stage adds at its cluster; data shared by its stages counts once.
+    `mfu_fraction` is the model FLOPs utilisation without recomputation (0: not predicted), `currency` the unit of
+    `cost_per_iteration` as the pool file names it.
     """
 
     iteration_s: NonNegativeFloat
@@ -90,6 +93,8 @@ class Prediction(FrozenModel):
     wan_gbps: tuple[NonNegativeFloat, ...] = ()
     gradient_gbps: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     cost_per_iteration: NonNegativeFloat = 0.0
+    currency: Currency = ""
+    mfu_fraction: NonNegativeFloat = 0.0
     stage_times: tuple[StageTime, ...] = ()
     assumptions: tuple[str, ...] = ()
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, PositiveFloat, PositiveInt
+from isthmus.core.base_model import Currency, FrozenModel, Name, NonNegativeFloat, PositiveFloat, PositiveInt
 from isthmus.core.chip import Chip, chip_catalogue
 from isthmus.core.errors import InputError
 from isthmus.core.priority import PriorityMap
@@ -111,13 +111,14 @@ class Link(FrozenModel):
 
 
 class Pool(FrozenModel):
-    """A snapshot of clusters, owners and links."""
+    """A snapshot of clusters, owners and links. `currency` names the unit of all prices, such as `EUR`."""
 
     version: Literal[1] = 1
     owners: tuple[Owner, ...] = ()
     chips: tuple[Chip, ...] = ()
     clusters: tuple[Cluster, ...] = Field(min_length=1)
     links: tuple[Link, ...] = ()
+    currency: Currency = ""
 
     @model_validator(mode="before")
     @classmethod

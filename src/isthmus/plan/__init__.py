@@ -30,11 +30,14 @@ from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 from isthmus.plan.search.finish.score_plan import calibration_for, score_plan
 from isthmus.plan.search.finish.select_plans import Objective
 from isthmus.plan.search.search_plans import SearchRequest, SearchResult, make_plans, search_plans
+from isthmus.plan.search.suggest_changes import SuggestedChange, suggest_changes
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, load_calibration, save_calibration
 from isthmus.plan.time.fit_calibration import Observation, fit_calibration, fit_shapes
+from isthmus.plan.time.fit_plan import OverfullStage, fitting_changes, overfull_stages
 from isthmus.plan.time.measured_runs import RunTable, is_run_table, load_runs, observations
 from isthmus.plan.time.measured_shapes import calibrate_shapes
 from isthmus.plan.time.micro_benchmarks import Measurement, ShapeTiming, Timing, calibrate_chip, calibrate_links
+from isthmus.plan.time.model_flops import mfu_fraction
 from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
 from isthmus.plan.time.predict import PlanForecast, estimate_s, pipeline_bounds, predict
 from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS
@@ -50,6 +53,7 @@ __all__ = [
     "ModelProfile",
     "Objective",
     "Observation",
+    "OverfullStage",
     "PlanExport",
     "PlanForecast",
     "PlanLayout",
@@ -59,6 +63,7 @@ __all__ = [
     "SearchResult",
     "SearchStats",
     "ShapeTiming",
+    "SuggestedChange",
     "Timing",
     "TrainingWorkload",
     "add_measured_run",
@@ -73,6 +78,7 @@ __all__ = [
     "evaluate_chips",
     "fit_calibration",
     "fit_shapes",
+    "fitting_changes",
     "is_run_table",
     "iteration_estimate_s",
     "job_limits",
@@ -81,8 +87,10 @@ __all__ = [
     "load_runs",
     "make_plans",
     "memory_table",
+    "mfu_fraction",
     "model_weights",
     "observations",
+    "overfull_stages",
     "parse_lengths",
     "pipeline_bounds",
     "predict",
@@ -97,6 +105,7 @@ __all__ = [
     "search_plans",
     "serving_limits",
     "stage_memory",
+    "suggest_changes",
     "summarise_log",
     "to_isthmus_runtime",
     "to_megatron",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from isthmus.core.messages.agent_messages import AgentOrders, RankMap, VerifiedCheckpoint, WorkerAddress
+from isthmus.core.messages.worker_folder import WorkerWait
 from isthmus.site.parts import PartKey, SitePart
 
 
@@ -49,6 +50,8 @@ class ObservedWorker:
     # Work since its last checkpoint, and the last checkpoint that it has verified.
     unsaved_s: float = 0.0
     protection: VerifiedCheckpoint | None = None
+    # What it waits for, if it reports that.
+    wait: WorkerWait | None = None
     # End of its log.
     log_tail: str = ""
 

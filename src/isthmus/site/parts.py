@@ -20,6 +20,7 @@ from isthmus.core.messages.agent_messages import (
     VerifiedCheckpoint,
     WorkerAddress,
 )
+from isthmus.core.messages.worker_folder import WorkerWait
 from isthmus.core.plan import Plan
 
 SitePartState = Literal[
@@ -72,6 +73,8 @@ class SiteWorker:
     # Work since its last checkpoint, and the last checkpoint that it has verified.
     unsaved_s: float = 0.0
     protection: VerifiedCheckpoint | None = None
+    # What it waits for, as last observed.
+    wait: WorkerWait | None = None
 
 
 @dataclass(kw_only=True, slots=True)

@@ -51,7 +51,9 @@ def observed_local_jobs(site: SiteState) -> tuple[ObservedLocalJob, ...]:
 
 
 def observe_part(part: SitePart) -> ObservedPart:
-    """Return a part as reported to the server."""
+    """Return a part as reported to the server, with the longest wait of its ranks."""
+    waits = [(worker.wait, rank) for rank, worker in part.workers.items() if worker.live and worker.wait is not None]
+    wait, rank = min(waits, key=lambda one: one[0].since_s, default=(None, 0))
     return ObservedPart(
         job=part.job,
         attempt=part.attempt,
@@ -61,6 +63,8 @@ def observe_part(part: SitePart) -> ObservedPart:
         workers=tuple(worker.address for worker in part.workers.values() if worker.address is not None),
         unsaved_s=round_unsaved_s(part.unsaved_s),
         protection=part.protection,
+        waiting=f"rank {rank} {wait.reason}" if wait else "",
+        waiting_since_s=wait.since_s if wait else None,
     )
 
 

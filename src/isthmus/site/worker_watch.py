@@ -26,6 +26,9 @@ def observe_worker(site: SiteState, observed: ObservedWorker, now_s: float) -> N
     if round_unsaved_s(observed.unsaved_s) != round_unsaved_s(worker.unsaved_s):
         part.observation = None
     worker.unsaved_s, worker.protection = observed.unsaved_s, observed.protection or worker.protection
+    if observed.wait != worker.wait:
+        worker.wait = observed.wait
+        site.mark_changed(part)
     if record_checkpoint(part):
         site.mark_changed(part)
     if observed.output_bytes != worker.num_bytes:

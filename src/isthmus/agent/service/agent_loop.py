@@ -17,12 +17,14 @@ from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, LocalAdapter
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.agent.service.file_fetcher import FileFetcher
 from isthmus.agent.service.file_transfer import read_sources
+from isthmus.agent.service.own_address import own_address
 from isthmus.agent.service.sync_client import SyncClient
-from isthmus.core.errors import ConflictError, UnavailableError
+from isthmus.core.errors import ConflictError, InputError, UnavailableError
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
 from isthmus.core.state_folder_lock import lock_state_folder
 from isthmus.core.stop_signals import handled_stop_signals
+from isthmus.wan import PortRange
 
 FAST_POLL_S = 0.05
 """Poll and sync interval while a part is about to change."""
@@ -46,8 +48,10 @@ class AgentConfig:
     cluster: Cluster
     # Folder that persists across restarts.
     state: Path
-    # Address where the site's workers listen.
-    host: str = "127.0.0.1"
+    # Address where the site's workers listen; None: this machine's address towards the server.
+    host: str | None = None
+    # First and last port for workers; None: any free ones.
+    ports: PortRange | None = None
     # JSON file `{cluster: {other: "host:port"}}` of proxies to other clusters.
     routes: Path | None = None
     worker_command: tuple[str, ...] = WORKER_COMMAND
@@ -128,9 +132,9 @@ class AgentLoop:
 def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     """Run the agent of one site until SIGINT, SIGTERM or `stop`, then stop all workers.
 
-    Raises `UnavailableError` if the state folder cannot be used; `AuthError` or `ProtocolError` if the server
-    rejects this agent (workers keep running for a later agent); `ConflictError` if another agent took the
-    cluster over (after stopping the workers).
+    Raises `InputError` if the storage folder does not exist; `UnavailableError` if the state folder cannot be
+    used; `AuthError` or `ProtocolError` if the server rejects this agent (workers keep running for a later agent);
+    `ConflictError` if another agent took the cluster over (after stopping the workers).
     """
     stop = stop or threading.Event()
     with (
@@ -138,12 +142,18 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         lock_state_folder(config.state, "agent"),
         SyncClient(config.server, config.token, config.cluster.name, config.ca) as exchange,
     ):
+        host = config.host or _own_address(config.server, stop)
+        if host is None:
+            return
+        _log.info("workers of %s listen at %s, %s", config.cluster.name, host, _ports_text(config.ports))
         shell = AgentService(
             cluster=config.cluster,
             adapter=LocalAdapter(config.cluster, config.state / "queue", config.worker_command),
             state=config.state,
             clock=time.monotonic,
-            host=config.host,
+            host=host,
+            ports=config.ports,
+            checks_peers=True,
             routes=config.routes,
             policy=config.policy,
             fetcher=_file_fetcher(config),
@@ -159,9 +169,31 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         loop.send_final_report()
 
 
+def _own_address(server: str, stop: threading.Event) -> str | None:
+    """Return this machine's address towards the server; wait for a route, None once `stop` is set."""
+    backoff, warned = Backoff(random.SystemRandom()), False
+    while not stop.is_set():
+        try:
+            return own_address(server)
+        except UnavailableError as error:
+            if not warned:
+                _log.warning("%s; retrying", error)
+            warned = True
+        stop.wait(backoff.next_wait_s())
+    return None
+
+
+def _ports_text(ports: PortRange | None) -> str:
+    return "at any free port" if ports is None else f"ports {ports[0]} to {ports[1]}"
+
+
 def _file_fetcher(config: AgentConfig) -> FileFetcher | None:
     if config.storage is None:
         return None
+    if not config.storage.is_dir():
+        raise InputError(
+            f"the storage folder {config.storage} does not exist", hint="create it, or mount the site's storage there"
+        )
     return FileFetcher(config.storage.absolute(), read_sources(config.sources) if config.sources else {})
 
 

@@ -23,6 +23,8 @@ from isthmus.agent.service.agent_state_folder import (
 from isthmus.agent.service.file_fetcher import FileFetcher
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
+from isthmus.agent.service.peer_prober import PeerProber
+from isthmus.agent.service.preflight_runner import PreflightRunner
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 from isthmus.core.errors import IsthmusError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, QueueEntry
@@ -54,6 +56,7 @@ from isthmus.site import (
     WriteRankMap,
     awaits_checkpoint,
 )
+from isthmus.wan import PortRange
 
 _NOT_STARTED_STATUS = 126
 """Exit status reported for a worker that could not be started."""
@@ -65,7 +68,8 @@ class AgentService:
     """The agent of one site: its state machine, adapter and state folder.
 
     `clock` is monotonic, `wall_clock` counts from the epoch; both in seconds. `fetcher` copies job files to
-    the site's own storage folder (None: all sites share a file system).
+    the site's own storage folder (None: all sites share a file system). Workers listen at `host`, within `ports`
+    if given. With `checks_peers` the agent takes part in the checks that sites reach each other.
     """
 
     def __init__(
@@ -76,6 +80,8 @@ class AgentService:
         state: Path,
         clock: Callable[[], float],
         host: str = "127.0.0.1",
+        ports: PortRange | None = None,
+        checks_peers: bool = False,
         routes: Path | None = None,
         policy: OwnerPolicy | None = None,
         fetcher: FileFetcher | None = None,
@@ -84,8 +90,9 @@ class AgentService:
         self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
         self._policy, self._fetcher = policy or OwnerPolicy(), fetcher
-        self._host, self._routes = host, routes
+        self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
+        self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
         self._table = PartTable(self.state_folder.path)
         known = self._table.load()
         self.machine = SiteMachine(
@@ -98,6 +105,7 @@ class AgentService:
             has_own_storage=fetcher is not None,
             now_s=clock(),
         )
+        self._preflights = PreflightRunner(cluster.name, fetcher.root if fetcher else None, clock)
         self.outbox = TelemetryOutbox(self.state_folder.runs)
         self._deferred: list[SiteInstruction] = []
         self._last_error = ""
@@ -111,7 +119,8 @@ class AgentService:
     @property
     def needs_fast_poll(self) -> bool:
         """Whether a part is about to change, so that the next poll should come soon."""
-        return any(_needs_fast_poll(part) for part in self.machine.parts.values())
+        checks = self._preflights.is_open or (self._prober is not None and self._prober.busy)
+        return checks or any(_needs_fast_poll(part) for part in self.machine.parts.values())
 
     def tick(self) -> None:
         """Poll the site once and execute what the machine decides."""
@@ -133,10 +142,18 @@ class AgentService:
 
     def apply_orders(self, orders: AgentOrders) -> None:
         """Execute the server's orders."""
+        if self._prober is not None:
+            self._prober.apply_orders(orders)
         self._handle(OrdersReceived(now_s=self._clock(), orders=orders))
+        if orders.fence >= self.machine.fence:
+            self._preflights.update(orders.preflights)
 
     def shut_down(self) -> None:
         """Start to stop every worker and release every device."""
+        if self._prober is not None:
+            self._prober.close()
+            self._prober = None
+        self._preflights.close()
         self._handle(ShutdownRequested(now_s=self._clock()))
 
     def report(self, incarnation: str) -> tuple[AgentReport, TelemetryBatch]:
@@ -154,6 +171,10 @@ class AgentService:
             queue=tuple(self.adapter.read_queue()),
             local_jobs=self.machine.local_jobs(),
             free_storage_bytes=self._fetcher.free_bytes() if self._fetcher else None,
+            peer_address=self._prober.address() if self._prober else None,
+            peer_checks=self._prober.checks() if self._prober else (),
+            checks=True,
+            preflights=self._preflights.answers(),
             metrics=tuple(batch.metrics),
             logs=tuple(batch.logs),
         )
@@ -235,7 +256,9 @@ class AgentService:
             else:
                 routes = read_routes(self._routes, self.cluster.name)
                 root = self._fetcher.root if self._fetcher else None
-                spec = worker_spec(part, rank, self.cluster, host=self._host, routes=routes, storage=root)
+                spec = worker_spec(
+                    part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes, storage=root
+                )
                 WorkerFolder(folder).write_spec(spec)
             self.adapter.start(folder, worker.devices, part.command)
         except (IsthmusError, OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
 from isthmus.core.pool import Cluster
 from isthmus.site import LocalJob, SitePart
+from isthmus.wan import PortRange
 
 _NAME: TypeAdapter[Name] = TypeAdapter(Name)
 _ROUTES: TypeAdapter[dict[str, dict[str, str]]] = TypeAdapter(dict[str, dict[str, str]])
@@ -43,6 +44,7 @@ def worker_spec(
     cluster: Cluster,
     *,
     host: str,
+    ports: PortRange | None = None,
     routes: dict[str, str],
     storage: Path | None = None,
 ) -> WorkerSpec:
@@ -66,6 +68,7 @@ def worker_spec(
         job=part.spec if storage is None else localise_paths(part.spec, storage),
         plan=part.plan,
         host=host,
+        ports=ports,
         routes=routes,
         stage_time=stage_time,
         trace_steps=tuple(sorted({min(2, steps - 1), steps // 2, steps - 1})),

@@ -39,9 +39,10 @@ def _observe_worker(
     try:
         address = None if known else WorkerFolder(folder).read_checkin()
         protection = None if part.local else WorkerFolder(folder).read_verified_checkpoint()
+        wait = None if part.local else WorkerFolder(folder).read_wait()
     except IsthmusError as error:
         _log.error("%s", error)
-        address = protection = None
+        address = protection = wait = None
     return ObservedWorker(
         job=part.job,
         attempt=part.attempt,
@@ -52,5 +53,6 @@ def _observe_worker(
         output_bytes=output_bytes(folder),
         unsaved_s=unsaved_work_s(folder, now_s),
         protection=protection,
+        wait=wait,
         log_tail=log_tail(folder) if status.state == "exited" else "",
     )

@@ -16,7 +16,8 @@ Generated from the commands' help by `python -m scripts.docs`; a test checks tha
 
 With `--json` every command prints JSON, one document per line; an error is then one line
 `{"error", "message", "hint"}` on standard output. Exit status: 0 success, 1 job did not succeed, 2 invalid
-input, 3 no plan, 4 not allowed, 5 not found, 6 conflict, 7 version mismatch, 8 unavailable, 130 Ctrl-C.
+input, 3 no plan, 4 not allowed, 5 not found, 6 conflict (also: a plan has to be chosen first), 7 version
+mismatch, 8 unavailable, 130 Ctrl-C.
 
 Commands that connect to a server read its URL and your token from `--server` and `--token-file`, else from
 `ISTHMUS_SERVER`, `ISTHMUS_TOKEN_FILE` or `ISTHMUS_TOKEN`, else from `isthmus/context.yaml` in

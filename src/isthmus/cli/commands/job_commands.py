@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from isthmus.cli.client.api_client import ApiClient
-from isthmus.cli.client.resolve_job import find_job, find_job_id
+from isthmus.cli.client.resolve_job import TERMINAL_STATES, find_job, find_job_id
 from isthmus.cli.command import JobArgument, command
-from isthmus.cli.commands.follow_commands import watch_job
+from isthmus.cli.commands.follow_commands import job_snapshots, watch_job
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.files.user_files import load_job
@@ -31,7 +31,8 @@ PLANNING_POLL_S = 0.3
     panel=PANEL,
     examples=[
         "isthmus submit job.yaml",
-        "isthmus submit job.yaml --watch",
+        "isthmus submit job.yaml --watch   (asks which plan to take)",
+        "isthmus submit job.yaml --watch --auto   (takes the plan that is predicted to be fastest)",
         "isthmus submit job.yaml --dry-run   (plans, queue position, expected start)",
         "isthmus submit job.yaml --json | jq -r .id",
         "isthmus submit job.yaml --key nightly-2026-11-20   (a retry returns the same job)",
@@ -42,6 +43,9 @@ def submit(
     client: ApiClient,
     file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file: see `isthmus schema job`.")],
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Take the fastest plan, as with `policy: auto` in the job.")
+    ] = False,
     key: Annotated[
         str | None,
         typer.Option(metavar="KEY", help="Idempotency key: a retry with the same key returns the same job."),
@@ -55,10 +59,15 @@ def submit(
 
     The job file and the model's config.json are read on this machine; relative paths start at the job file.
     Ctrl-C ends --watch, not the job.
+
+    A job with `policy: manual` starts after a plan is chosen: --watch shows the plans and asks. Without a
+    terminal, or with --json, it prints the command that chooses and ends with status 6. --auto needs no choice.
     """
     if dry_run and (watch or key):
         raise InputError("--dry-run excludes --watch and --key", hint="remove them")
     job = load_job(file)
+    if auto:
+        job = job.model_copy(update={"policy": "auto"})
     model = load_model(job.model)
     require_trainable(model)
     if job.parallel != ParallelDegrees():  # importing the planner takes half a second
@@ -73,10 +82,46 @@ def submit(
     env.answer(view, lambda: _next_steps(view, watching=watch))
     if watch:
         try:
+            if job.policy == "manual":
+                _choose_plan(env, client, view.id)
             watch_job(env, client, view.id)
         except KeyboardInterrupt:
             env.print_note(f"job {view.id} continues; `isthmus cancel {view.id}` stops it")
             raise
+
+
+def _choose_plan(env: CliEnvironment, client: ApiClient, job: str) -> None:
+    """Wait until job id `job` has plans to choose from, and choose one with the user.
+
+    Returns at once when the job has a plan or has ended. Raises `ConflictError` if no plan is chosen.
+    """
+    from isthmus.cli.terminal.plan_prompt import ask_for_plan
+
+    view, noted = client.job(job), "planning"
+    for snapshot in job_snapshots(env, client, job, PLANNING_POLL_S):
+        view = snapshot.view
+        if view.plan is not None or view.state in TERMINAL_STATES or _awaits_choice(view):
+            break
+        if view.state != noted:
+            noted = view.state
+            env.print_note(f"job {job} is {view.state}: {view.reason}")
+    if not _awaits_choice(view) or view.plans is None:
+        return
+    chosen = ask_for_plan(env, view.plans) if env.interactive else None
+    if chosen is None:
+        number, best = len(view.plans.plans), view.plans.plans[0].id
+        raise ConflictError(
+            f"job {job} waits until you choose one of its {number} plans",
+            hint=f"`isthmus choose {job} {best}` takes the fastest, then `isthmus watch {job}` follows it; "
+            f"`isthmus plans {job}` lists all; `submit --auto` needs no choice",
+        )
+    client.choose(job, chosen)
+
+
+def _awaits_choice(view: JobView) -> bool:
+    """Return whether the job continues only after its user has chosen a plan."""
+    offered = view.plans is not None and bool(view.plans.plans)
+    return view.plan is None and view.state in ("choosing", "waiting") and offered
 
 
 def _render_dry_run(found: DryRun, now_s: float) -> object:
@@ -87,7 +132,7 @@ def _render_dry_run(found: DryRun, now_s: float) -> object:
 
 def _next_steps(view: JobView, *, watching: bool) -> str:
     lines = [f"job {view.id} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
-    if view.job.policy == "manual":
+    if view.job.policy == "manual" and not watching:
         lines.append(f"  isthmus plans {view.id}           lists candidate plans")
         lines.append(f"  isthmus choose {view.id} PLAN     starts it with one of them")
     if not watching:

@@ -60,6 +60,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
     examples=[
         "isthmus serve --state /var/lib/isthmus --pool pool.yaml",
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem",
+        "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --self-signed",
         "isthmus serve --state st --pool pool.yaml --objective throughput",
         "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
@@ -76,7 +77,7 @@ def serve(
     tls_cert: CertificateOption = None,
     tls_key: KeyOption = None,
     self_signed: Annotated[
-        bool, typer.Option("--self-signed", help="Create a certificate in the state folder.")
+        bool, typer.Option("--self-signed", help="Create a CA and a certificate in the state folder.")
     ] = False,
     objective: ObjectiveOption = "arrival",
     patience_s: PatienceOption = 3600.0,
@@ -98,25 +99,43 @@ def serve(
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
-        found = {"server": listening.url}
+        found: dict[str, Any] = {"server": listening.url, "other_urls": list(listening.other_urls)}
         if listening.admin_token:
             found["admin_token"] = str(listening.admin_token.resolve())
         if listening.certificate:
-            found["certificate"] = str(listening.certificate.cert.resolve())
+            found["certificate"] = str((listening.certificate.trust or listening.certificate.cert).resolve())
+            found["fingerprint"] = listening.certificate.fingerprint
+            found["own_ca"] = listening.certificate.trust is not None
         env.answer(found, lambda: _usage_text(found))
 
     server.run_server(config, announce)
 
 
-def _usage_text(found: dict[str, str]) -> str:
+def _usage_text(found: dict[str, Any]) -> str:
     lines = [f"server listening at {found['server']}"]
+    lines += [f"also at {', '.join(found['other_urls'])}"] if found["other_urls"] else []
     if "admin_token" not in found:
         return "\n".join([*lines, "another server on the same database has created the admin token"])
     lines += ["to use it as admin:"]
     token = shlex.quote(found["admin_token"])
     lines += [f"  export ISTHMUS_SERVER={found['server']} ISTHMUS_TOKEN_FILE={token}"]
-    lines += [f"  export ISTHMUS_CA={shlex.quote(found['certificate'])}"] if "certificate" in found else []
-    return "\n".join([*lines, "  isthmus token create --user NAME", "  isthmus pool"])
+    if found.get("own_ca"):
+        lines += [f"  export ISTHMUS_CA={shlex.quote(found['certificate'])}"]
+    lines += ["  isthmus token create --user NAME", "  isthmus pool"]
+    return "\n".join([*lines, *_certificate_text(found)])
+
+
+def _certificate_text(found: dict[str, Any]) -> list[str]:
+    """Return what other machines need to trust the server's certificate."""
+    if "certificate" not in found:
+        return []
+    if not found["own_ca"]:
+        text = "machines that do not trust the CA of the certificate yet need its file: --ca or ISTHMUS_CA"
+        return [f"certificate {found['certificate']}, SHA-256 {found['fingerprint']}", text]
+    return [
+        f"other machines need a copy of {found['certificate']}: --ca or ISTHMUS_CA; compare its SHA-256",
+        f"  {found['fingerprint']}",
+    ]
 
 
 @command(
@@ -125,6 +144,7 @@ def _usage_text(found: dict[str, str]) -> str:
     examples=[
         "isthmus agent --cluster hangzhou --pool pool.yaml --state agent-state --token-file owner.token",
         "isthmus agent --cluster hangzhou --pool pool.yaml --state st --routes links/routes.json",
+        "isthmus agent --pool site.yaml --state st --host 10.0.0.2 --ports 41000-41100",
         "isthmus agent --pool site.yaml --state st --policy policy.yaml",
         "isthmus agent --pool site.yaml --state st --storage /data --sources sources.json",
     ],
@@ -137,7 +157,17 @@ def agent(
         str | None,
         typer.Option(metavar="NAME", help="This site's cluster (required if the pool has several)."),
     ] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen address of the site's workers.")] = "127.0.0.1",
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address where other sites reach this site's workers (default: this machine's towards the server).",
+        ),
+    ] = None,
+    ports: Annotated[
+        str | None,
+        typer.Option(metavar="FIRST-LAST", help="TCP ports of the workers, one each (default: any free ones)."),
+    ] = None,
     routes: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Proxies to other clusters: the routes.json of `isthmus links`."),
@@ -161,7 +191,8 @@ def agent(
 ) -> None:
     """Run a site's agent, which starts and monitors the workers.
 
-    It makes outbound connections only. Ctrl-C stops the agent and its workers.
+    The agent makes outbound connections only; other sites connect to its workers. Ctrl-C stops the agent and
+    its workers.
     """
     site = import_extra("isthmus.agent", "agent")
     settings = resolve_settings(env.variables, server=server, token_file=token_file, ca=ca)
@@ -177,7 +208,7 @@ def agent(
     site.run_agent(
         site.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
-            state=state, host=host, routes=routes, ca=settings.ca, policy=owner_policy,
+            state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
             storage=storage, sources=sources,
         )
     )  # fmt: skip
@@ -223,6 +254,20 @@ def import_extra(module: str, extra: str) -> ModuleType:
             f"this command needs the package '{error.name}', which is not installed",
             hint=f"pip install 'isthmus[{extra}]'",
         ) from error
+
+
+def _parse_ports(text: str | None) -> tuple[int, int] | None:
+    """Return the first and last port of `FIRST-LAST`; raise `InputError` for anything else."""
+    if text is None:
+        return None
+    first, _, last = text.partition("-")
+    if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()) or len(text) > 11:
+        raise InputError(f"--ports {text!r} is not a range of ports", hint="for example --ports 41000-41100")
+    if not 1024 <= int(first) <= int(last) <= 65535:
+        raise InputError(
+            f"--ports {text}: the ports must rise, from 1024 to 65535", hint="for example --ports 41000-41100"
+        )
+    return int(first), int(last)
 
 
 def _select_cluster(pool: Pool, name: str | None) -> Cluster:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from isthmus.cli.command import command
 from isthmus.cli.commands.plan_commands import model_path
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.interrupt import interruptible
-from isthmus.cli.terminal.tables import table
+from isthmus.cli.terminal.plan_pages import explain_page, search_page
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_job, load_plan, load_pool
 from isthmus.core.model import load_model
@@ -28,18 +25,23 @@ from isthmus.plan import (
     PlanLayout,
     SearchLimits,
     SearchRequest,
-    SearchResult,
     SearchStats,
     draw_plan,
+    fitting_changes,
+    overfull_stages,
     predict,
+    profile_model,
     runtime_incompatibility,
     search_plans,
+    suggest_changes,
 )
 
 commands = typer.Typer()
 PANEL = "Know before you run"
 PROGRESS_INTERVAL_S = 1.0
 """Interval of progress messages, in seconds."""
+HINTS_TIMEOUT_S = 30.0
+"""Longest search for changes that make a plan fit, in seconds."""
 
 
 @command(
@@ -79,31 +81,44 @@ def plan(
 ) -> None:
     """Search for the best plans for a job; explain each choice and each rejection.
 
-    Ctrl-C stops the search and returns the best plans found so far.
+    If none fits, changes of the job and the pool are planned, and those with which a plan fits are listed: optimizer
+    on the host, the other precision, lifted limits, more nodes. Ctrl-C stops the search and returns the best plans
+    found so far.
     """
     given = load_job(job)
     limits = SearchLimits(executable=runnable, tp=tp, pp=pp, dp=dp, micro_batch_size=micro_batch, schedule=schedule)
+    on = load_pool(pool)
     with interruptible() as interrupted:
         started_s = time.monotonic()
-        answer = search_plans(
-            SearchRequest(
-                job=given,
-                model=load_model(given.model),
-                pool=load_pool(pool),
-                objective=objective,
-                deadline_s=deadline,
-                budget=budget,
-                limits=limits,
-                num_plans=top,
-                should_continue=_SearchProgress(env, started_s, interrupted),
-            )
+        request = SearchRequest(
+            job=given,
+            model=load_model(given.model),
+            pool=on,
+            objective=objective,
+            deadline_s=deadline,
+            budget=budget,
+            limits=limits,
+            num_plans=top,
+            should_continue=_SearchProgress(env, started_s, interrupted),
         )
+        answer = search_plans(request)
         seconds = time.monotonic() - started_s
+        hints = [] if answer.plans or interrupted else _fitting_hints(env, request, interrupted)
     if save:
         _save_plans(save, answer.plans)
     record = answer.as_dict(seconds)
-    record["search"]["runnable"] = [one.id for one in answer.plans if runtime_incompatibility(one) is None]
-    env.answer(record, lambda: _render_result(answer, seconds))
+    runnable_ids = [one.id for one in answer.plans if runtime_incompatibility(one) is None]
+    record["search"]["runnable"] = runnable_ids
+    record["hints"] = [{"change": text, "iteration_s": step_s} for text, step_s in hints]
+    env.answer(record, lambda: search_page(answer, on, hints, runnable_ids, seconds))
+
+
+def _fitting_hints(env: CliEnvironment, request: SearchRequest, interrupted: list[int]) -> list[tuple[str, float]]:
+    """Return what gives a request without a plan one: changes that the planner has tried, with their step time."""
+    env.print_note("no plan fits; trying what would make one fit (Ctrl-C ends this)")
+    end_s = time.monotonic() + HINTS_TIMEOUT_S
+    found = suggest_changes(request, search_plans, lambda: not interrupted and time.monotonic() < end_s)
+    return [(one.text, one.iteration_s) for one in found]
 
 
 class _SearchProgress:
@@ -130,38 +145,6 @@ def _save_plans(folder: Path, plans: tuple[Plan, ...]) -> None:
         raise InputError(f"cannot write to {folder}: {error}", hint="choose another folder") from error
 
 
-def _render_result(answer: SearchResult, seconds: float) -> RenderableType:
-    rows = []
-    for one in answer.plans:
-        predicted = one.predicted
-        if predicted is None:
-            continue
-        rows.append(
-            (
-                one.id,
-                format_seconds(predicted.iteration_s),
-                f"{predicted.tgs_tokens_per_card_s:,.0f}",
-                f"{predicted.cost_per_iteration:.4g}",
-                " > ".join(one.clusters),
-                " + ".join(f"{len(some)} x {len(one.pipeline(some[0]))}" for some in one.replica_kinds),
-                one.schedule + (f", {one.local_steps} local steps" if one.local_steps > 1 else ""),
-                "yes" if runtime_incompatibility(one) is None else "",
-            )
-        )
-    head = ("plan", "step", "tokens/card s", "cost", "clusters", "replicas x stages", "schedule", "runnable")
-    parts: list[RenderableType] = [table("Plans", head, rows)] if rows else [Text("no plan found")]
-    parts += [Text(f"{one.id}: {one.why}") for one in answer.plans[:1]]
-    parts += [Text(f"rejected {', '.join(one.clusters)}: {one.reason}") for one in answer.refused]
-    coverage = "complete search" if answer.optimal else "large dimensions were sampled"
-    parts.append(
-        Text(
-            f"{format_seconds(seconds)}: {answer.evaluated} pipelines evaluated, {answer.pruned} pruned; "
-            f"{coverage}; lower bound on the step time {format_seconds(answer.bound_s)}"
-        )
-    )
-    return Group(*parts)
-
-
 @command(
     commands,
     panel=PANEL,
@@ -179,17 +162,33 @@ def explain(
     ] = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a drawing (SVG).")] = None,
 ) -> None:
-    """Explain a plan stage by stage: bottleneck, idle time, what would make it faster."""
+    """Explain a plan stage by stage: degrees, memory, bottleneck, idle time, what would make it faster or fit."""
     given = load_plan(plan)
-    forecast = predict(given, load_pool(pool), load_model(model_path(given, model)))
+    on, profile = load_pool(pool), profile_model(load_model(model_path(given, model)))
+    forecast = predict(given, on, profile)
     sentences = plan_sentences(given, forecast)
+    overfull = overfull_stages(given, on, forecast)
+    hints = fitting_changes(given, on, profile) if overfull else ()
+    sentences += [
+        f"Stage {one.stage} on {given.stages[one.stage].cluster} needs {format_bytes(one.peak_bytes)} per chip, "
+        f"more than its {format_bytes(one.chip_bytes)}."
+        for one in overfull
+    ]
     if picture:
         try:
             picture.write_text(draw_plan(given), encoding="utf-8")
         except OSError as error:
             raise InputError(f"cannot write {picture}: {error}", hint="choose another file") from error
-    answer = {"plan": given.id, "iteration_s": forecast.iteration_s, "sentences": sentences}
-    env.answer(json.loads(json.dumps(answer)), lambda: Text("\n".join(sentences)))
+    answer = {
+        "plan": given.id,
+        "iteration_s": forecast.iteration_s,
+        "mfu_fraction": forecast.mfu_fraction,
+        "cost": forecast.cost,
+        "currency": on.currency,
+        "sentences": sentences,
+        "hints": [{"change": text, "iteration_s": step_s} for text, step_s in hints],
+    }
+    env.answer(answer, lambda: explain_page(given, on, forecast, sentences, hints))
 
 
 def plan_sentences(plan: Plan, forecast: PlanForecast) -> list[str]:

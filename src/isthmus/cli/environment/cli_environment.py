@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
+MAX_ANSWER_CHARS = 4096
+"""Longest line that is read as the answer to a question."""
+
+
 class _NullStream(io.StringIO):
     """Discards output; replaces a standard stream that was closed before start (`>&-`)."""
 
@@ -32,6 +36,7 @@ class CliEnvironment:
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
     stdout: TextIO = field(default_factory=lambda: sys.stdout or _NullStream())
     stderr: TextIO = field(default_factory=lambda: sys.stderr or _NullStream())
+    stdin: TextIO = field(default_factory=lambda: sys.stdin or _NullStream())
     # Replaces the network in tests (None: the real one).
     transport: httpx.BaseTransport | None = None
     sleep: Callable[[float], None] = time.sleep
@@ -44,6 +49,18 @@ class CliEnvironment:
         """Print `?` for characters that the terminal cannot encode."""
         if isinstance(self.stdout, io.TextIOWrapper):
             self.stdout.reconfigure(errors="replace")
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a person can answer questions: input and output are terminals, and the output is not JSON."""
+        return not self.as_json and self.stdin.isatty() and self.stdout.isatty()
+
+    def read_answer(self, question: str) -> str | None:
+        """Print `question` and return the stripped line that the user enters, None at the end of the input."""
+        self.stdout.write(question)
+        self.stdout.flush()
+        line = self.stdin.readline(MAX_ANSWER_CHARS)
+        return line.strip() if line else None
 
     def console(self, stream: TextIO | None = None) -> Console:
         """Return a rich console on `stream` (default: standard output), with colour on a terminal only."""

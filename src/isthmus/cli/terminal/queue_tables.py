@@ -9,7 +9,8 @@ from rich.text import Text
 
 from isthmus.cli.client.resolve_job import TERMINAL_STATES
 from isthmus.cli.terminal.tables import plans_table, stages_text, state_text, table
-from isthmus.core.messages.api_views import JobView, VictimView
+from isthmus.core.messages.api_views import JobView, PartView, VictimView
+from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import Refusal
 from isthmus.core.units import format_seconds
@@ -64,12 +65,14 @@ def job_page(view: JobView, status: QueueStatus, now_s: float) -> RenderableType
                 " ".join(map(str, part.ranks)),
                 part.desired,
                 part.observed,
-                part.detail,
+                _wait_text(part, now_s) or part.detail,
             )
             for part in view.parts
         ]
         columns = ("cluster", "owner", "ranks", "desired", "observed", "detail")
         shown += [Text(""), table("Parts", columns, rows)]
+    if view.preflight and (view.state not in TERMINAL_STATES or view.state == "failed"):
+        shown += [Text(""), preflight_table(view.preflight)]
     if status.refused:
         shown += [Text(""), refusals_table(status.refused)]
     if view.offer:
@@ -80,17 +83,45 @@ def job_page(view: JobView, status: QueueStatus, now_s: float) -> RenderableType
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in status.notes))
 
 
+def _wait_text(part: PartView, now_s: float) -> str:
+    """Return what a part waits for, and for how long: `rank 0 waits for ..., 12 s`."""
+    if part.waiting_since_s is None:
+        return part.waiting
+    return f"{part.waiting}, {format_seconds(max(0.0, now_s - part.waiting_since_s))}"
+
+
 def dry_run_page(found: DryRun, now_s: float) -> RenderableType:
     """Return the page of a dry run: expected queue status, plans, missing resources."""
     one = found.standing
     shown: list[RenderableType] = [Text(f"dry run of job {one.name} (not submitted); if submitted now:")]
     shown += [*queue_status_lines(one, now_s), Text(""), plans_table(found.plans)]
+    if found.preflight:
+        shown += [Text(""), preflight_table(found.preflight)]
     missing = [refusal for refusal in one.refused if refusal not in found.plans.refused]
     if missing:
         shown += [Text(""), refusals_table(missing, "Missing now")]
     if found.victims:
         shown += [Text(""), victims_table("Jobs it could preempt", found.victims)]
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in one.notes))
+
+
+def preflight_table(sites: Sequence[SitePreflight]) -> RenderableType:
+    """Return the table of the checks at each site: one row for those that passed, one for each that did not."""
+    rows = []
+    for site in sites:
+        passed = [one.name for one in site.results if one.status == "passed"]
+        if passed:
+            names = ", ".join(dict.fromkeys(passed))
+            rows.append((site.cluster, names, Text("passed", style="green"), format_seconds(site.seconds)))
+        rows += [
+            (site.cluster, one.name, Text(one.status, style="red"), f"{one.detail}; {one.hint}".rstrip("; "))
+            for one in site.results
+            if one.status != "passed"
+        ]
+        if site.state in ("waiting", "not checked"):
+            why = "no answer yet" if site.state == "waiting" else "its agent executes no checks"
+            rows.append((site.cluster, "", Text(site.state, style="yellow"), why))
+    return table("Checks before the start", ("site", "checks", "result", "finding"), rows)
 
 
 def queue_status_lines(one: QueueStatus, now_s: float) -> Iterable[Text]:

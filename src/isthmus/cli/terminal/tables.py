@@ -5,41 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from isthmus.cli.job_statistics import predicted_tokens_per_s
+from isthmus.cli.terminal.folding_table import FoldingTable
+from isthmus.cli.terminal.plan_columns import (
+    SETTING_COLUMNS,
+    cost_note,
+    cost_text,
+    memory_text,
+    mfu_text,
+    setting_cells,
+)
 from isthmus.core.chip import Chip
 from isthmus.core.messages.api_views import JobView, PoolView
 from isthmus.core.plan import Plan, PlanSet, Prediction
 from isthmus.core.pool import Link
 from isthmus.core.units import format_bytes, format_seconds
 
-MAX_WORD_WIDTH = 24
-"""Longer words, such as paths, may be broken on narrow terminals."""
-
 _STATE_STYLE = {"running": "cyan", "succeeded": "green", "failed": "red", "cancelled": "yellow"}
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: str = "") -> Table:
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: str = "") -> FoldingTable:
     """Return a plain table; columns listed in `right` (separated by `|`) are right-aligned.
 
-    On narrow terminals cells wrap between words.
+    On narrow terminals text wraps between words, and the last columns follow their row.
     """
-    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
-    made = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for index, column in enumerate(columns):
-        words = [word for text in (column, *(row[index].plain for row in cells)) for word in text.split()]
-        made.add_column(
-            column,
-            justify="right" if column in right.split("|") else "left",
-            header_style="dim",
-            overflow="fold",
-            min_width=min(MAX_WORD_WIDTH, max(map(len, words), default=0)),
-        )
-    for row in cells:
-        made.add_row(*row)
-    return made
+    return FoldingTable(title, columns, rows, right)
 
 
 def state_text(state: str) -> Text:
@@ -75,11 +67,14 @@ def _pipeline_text(plan: Plan, replica: int) -> str:
 def plans_table(plans: PlanSet) -> RenderableType:
     """Return the candidate plans, fastest first, their explanations, and the rejected combinations."""
     if not plans.plans:
-        shown: list[RenderableType] = [Text("No candidate plans.")]
+        hint = "`isthmus plan JOB.yaml --pool POOL.yaml` tries what would give the job one."
+        shown: list[RenderableType] = [Text(f"No candidate plans. {hint}")]
     else:
-        columns = ("plan", "stages: layers", "iteration", "tokens/s", "WAN Gbit/s", "cost/step")
-        right = "iteration|tokens/s|WAN Gbit/s|cost/step"
-        shown = [table("Candidate plans, fastest first", columns, map(_plan_row, plans.plans), right)]
+        figures = ("iteration", "tokens/s", "WAN Gbit/s", "cost/step", "MFU", "memory/chip")
+        columns = ("plan", "stages: layers", *figures, *SETTING_COLUMNS)
+        shown = [table("Candidate plans, fastest first", columns, map(_plan_row, plans.plans), "|".join(figures))]
+    note = cost_note(plans.plans)
+    shown += [Text(note, style="dim")] if note else []
     reasons = [(plan.id, plan.why) for plan in plans.plans if plan.why]
     if reasons:
         shown += [Text(""), table("Why", ("plan", "reason"), reasons)]
@@ -92,7 +87,7 @@ def plans_table(plans: PlanSet) -> RenderableType:
 def _plan_row(plan: Plan) -> tuple[str, ...]:
     predicted = plan.predicted
     if predicted is None:
-        return (plan.id, stages_text(plan), "-", "-", "-", "-")
+        return (plan.id, stages_text(plan), *["-"] * 6, *setting_cells(plan))
     rate = predicted_tokens_per_s(plan)
     return (
         plan.id,
@@ -100,7 +95,10 @@ def _plan_row(plan: Plan) -> tuple[str, ...]:
         format_seconds(predicted.iteration_s),
         f"{rate:,.0f}" if rate is not None else "-",
         _wan_text(predicted),
-        f"{predicted.cost_per_iteration:.4g}",
+        cost_text(predicted.cost_per_iteration, predicted.currency),
+        mfu_text(predicted.mfu_fraction),
+        memory_text(plan),
+        *setting_cells(plan),
     )
 
 

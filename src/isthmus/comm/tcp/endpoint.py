@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from isthmus.comm.tcp.reconnect import GreetedSocket
 from isthmus.comm.tcp.wire_format import Greeting, send_greeting
-from isthmus.core.errors import IsthmusError, PeerError, RestartError, UnavailableError
+from isthmus.core.errors import IsthmusError, PeerError, RestartError
 from isthmus.wan import dial, format_address
 
 DIAL_TIMEOUT_S = 5.0
@@ -29,17 +29,6 @@ class Endpoint:
     """Number of connections; both sides of a pair must agree."""
     congestion_control: str | None = None
     """Congestion control to set on each connection, such as bbr; ignored if the kernel lacks it."""
-
-
-def listen(host: str, port: int = 0, backlog: int = 256) -> socket.socket:
-    """Return a socket that listens at `host` (port 0: any free one); `UnavailableError` if bind fails."""
-    try:
-        return socket.create_server((host, port), backlog=backlog)
-    except OSError as error:
-        raise UnavailableError(
-            f"cannot listen at {format_address(host, port)}: {error.strerror or error}",
-            hint="set the site's host to an address of this machine and choose a free port",
-        ) from error
 
 
 def set_socket_options(sock: socket.socket, congestion_control: str | None) -> None:

@@ -6,6 +6,8 @@ Each returns whether the event changes the state, and raises `ConflictError` or 
 from __future__ import annotations
 
 from isthmus.control.coordinator.agent_reports import report_differs
+from isthmus.control.coordinator.job_preflight import has_passed_once, needs_preflight
+from isthmus.control.queries.peer_checks import describe_unreached, unreached_pairs
 from isthmus.control.queries.preemption_victims import victims_suffice
 from isthmus.control.state.events import (
     AgentLost,
@@ -20,7 +22,9 @@ from isthmus.control.state.events import (
     PlansMade,
     PoolSet,
     PreemptionAgreed,
+    PreflightTimedOut,
     Restarted,
+    SiteChecked,
 )
 from isthmus.control.state.job_records import (
     TERMINAL_STATES,
@@ -30,6 +34,7 @@ from isthmus.control.state.job_records import (
     PoolState,
 )
 from isthmus.control.state.packed_submission import PackedSubmission
+from isthmus.control.state.update_indexes import is_checking
 from isthmus.core.errors import ConflictError, NotFoundError
 
 
@@ -91,6 +96,13 @@ def admit_preemption(state: PoolState, event: PreemptionAgreed) -> bool:
             f"job {job.id} has no plan, so it cannot preempt other jobs",
             hint=f"choose one first: isthmus plans {job.id}",
         )
+    if unreached_pairs(state, job.plan_parts):
+        raise ConflictError(f"job {job.id} cannot start: {describe_unreached(state, job.plan_parts)}")
+    if needs_preflight(state, job) and not has_passed_once(job):
+        raise ConflictError(
+            f"the sites of plan {job.plan.id} have not passed the checks of job {job.id} yet, so it cannot take chips",
+            hint=f"try again in a few seconds; isthmus show {job.id} lists the checks",
+        )
     if not victims_suffice(state, job, victims):
         raise ConflictError(
             f"the chips of these jobs no longer suffice for job {job.id}: "
@@ -129,6 +141,23 @@ def admit_report(state: PoolState, event: AgentReported) -> bool:
     """Return whether the report differs from the last one."""
     record = state.clusters.get(event.cluster.name)
     return record is None or not record.connected or report_differs(record, event)
+
+
+def admit_site_check(state: PoolState, event: SiteChecked) -> bool:
+    """Return whether the job waits for this answer of the site."""
+    job = state.jobs.get(event.answer.job)
+    return (
+        job is not None
+        and is_checking(job)
+        and job.preflight is not None
+        and job.preflight.expects(event.cluster, event.answer)
+    )
+
+
+def admit_preflight_timeout(state: PoolState, event: PreflightTimedOut) -> bool:
+    """Return whether the job still waits for answers of this preflight."""
+    job = state.jobs.get(event.job_id)
+    return job is not None and is_checking(job) and job.preflight is not None and job.preflight.round == event.round
 
 
 def admit_agent_loss(state: PoolState, event: AgentLost) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isthmus.control.coordinator.part_observations import apply_observation
+from isthmus.control.coordinator.reachability import record_peer_checks
 from isthmus.control.state import ledger
 from isthmus.control.state.events import AgentReported
 from isthmus.control.state.job_records import JobRecord, PoolState
@@ -29,8 +30,10 @@ def apply_report(state: PoolState, event: AgentReported) -> list[JobRecord]:
     record.cluster, record.free_chips, record.cached_free = event.cluster, event.free_chips, None
     record.reported_queue, record.free_storage_bytes = event.queue, event.free_storage_bytes
     local, record.local_jobs = record.local_jobs, {one.name: one for one in event.local_jobs}
+    record.checks = event.checks
     record.incarnation, record.connected, record.last_report_s = event.incarnation, True, event.now_s
     record.incarnations.add(event.incarnation)
+    record_peer_checks(state, record, event, restarted=reborn)
     touched = {key for key, part in seen.items() if known.get(key) != part} | (known.keys() - seen.keys())
     if back or reborn:
         touched |= record.parts.keys()
@@ -55,6 +58,9 @@ def report_differs(record: ClusterRecord, event: AgentReported) -> bool:
         or record.free_chips != event.free_chips
         or record.cluster != event.cluster
         or record.reported_queue != event.queue
+        or record.peer_address != event.peer_address
+        or any(record.to_check.get(check.cluster) == check.number for check in event.peer_checks)
+        or record.checks != event.checks
         or len(record.reported_parts) != len(event.parts)
         or len(record.local_jobs) != len(event.local_jobs)
     ):

@@ -24,7 +24,7 @@ from isthmus.control.coordinator.admission import require_job
 from isthmus.control.coordinator.agent_reports import record_unsaved_work
 from isthmus.control.coordinator.event_rules import EVENT_RULES
 from isthmus.control.coordinator.schedule_queue import schedule_queue
-from isthmus.control.queries import agent_orders, user_views
+from isthmus.control.queries import agent_orders, peer_checks, user_views
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import (
     Event,
@@ -37,8 +37,9 @@ from isthmus.control.state.events import (
 )
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.errors import IsthmusError
-from isthmus.core.messages.agent_messages import AgentReport, PartOrder
+from isthmus.core.messages.agent_messages import AgentReport, PartOrder, PeerToCheck
 from isthmus.core.messages.api_views import JobView, PoolView
+from isthmus.core.messages.preflight import PreflightOrder
 from isthmus.core.pool import Link
 
 __all__ = ["Coordinator", "CoordinatorConfig"]
@@ -112,7 +113,7 @@ class Coordinator:
         return self.state.epoch
 
     def due_events(self, now_s: float) -> tuple[Event, ...]:
-        """Return the `AgentLost` and `DeadlinePassed` events that are due."""
+        """Return the `AgentLost`, `PreflightTimedOut` and `DeadlinePassed` events that are due."""
         return agent_orders.due_events(self.state, now_s)
 
     def job_id_of_key(self, user: str, key: str) -> str | None:
@@ -130,9 +131,21 @@ class Coordinator:
         """Return the orders for every part that the cluster should hold or release."""
         return agent_orders.part_orders(self.state, cluster)
 
+    def preflight_orders(self, cluster: str) -> tuple[PreflightOrder, ...]:
+        """Return the checks that the cluster should execute (`AgentOrders.preflights`)."""
+        return agent_orders.preflight_orders(self.state, cluster)
+
     def site_queue(self, cluster: str) -> tuple[str, ...]:
         """Return the required order of the pool's jobs in the site's queue (`AgentOrders.queue`)."""
         return agent_orders.site_queue(self.state, cluster)
+
+    def opens_listener(self, cluster: str) -> bool:
+        """Return whether the site's agent must listen for the checks of other sites (`AgentOrders.opens_listener`)."""
+        return peer_checks.opens_listener(self.state, cluster)
+
+    def peers_to_check(self, cluster: str) -> tuple[PeerToCheck, ...]:
+        """Return the sites that this one is to dial (`AgentOrders.peers_to_check`)."""
+        return peer_checks.peers_to_check(self.state, cluster)
 
     def job_view(self, job_id: str) -> JobView:
         """Return a job with its plans and possible victims; raise `NotFoundError` if it does not exist."""

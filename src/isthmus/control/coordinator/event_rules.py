@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from isthmus.control.coordinator import admission, event_handlers
+from isthmus.control.coordinator import admission, event_handlers, job_preflight
 from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
@@ -20,7 +20,9 @@ from isthmus.control.state.events import (
     PlansMade,
     PoolSet,
     PreemptionAgreed,
+    PreflightTimedOut,
     Restarted,
+    SiteChecked,
 )
 from isthmus.control.state.job_records import PoolState
 
@@ -44,6 +46,8 @@ EVENT_RULES: Mapping[type[Any], EventRule] = MappingProxyType(
         JobCancelled: EventRule(admission.admit_cancellation, event_handlers.cancel_job),
         JobDeleted: EventRule(admission.admit_deletion, event_handlers.delete_job),
         AgentReported: EventRule(admission.admit_report, event_handlers.accept_report),
+        SiteChecked: EventRule(admission.admit_site_check, job_preflight.add_site_check),
+        PreflightTimedOut: EventRule(admission.admit_preflight_timeout, job_preflight.end_unanswered_preflight),
         AgentLost: EventRule(admission.admit_agent_loss, event_handlers.disconnect_cluster),
         DeadlinePassed: EventRule(admission.admit_deadline, event_handlers.end_overdue_state),
         EpochBegan: EventRule(admission.admit_epoch, event_handlers.begin_epoch),

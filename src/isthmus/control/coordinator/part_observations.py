@@ -26,7 +26,8 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
     """
     part.unsaved_s = seen.unsaved_s
     if seen.state == part.state:
-        if not (_add_workers(part, seen) | _update_fault(part, seen) | _record_checkpoint(part, seen)):
+        changed = _add_workers(part, seen) | _update_fault(part, seen) | _record_checkpoint(part, seen)
+        if not (changed | _record_wait(part, seen)):
             return False
         state.changed_jobs.add(part.job)
         return True
@@ -43,6 +44,7 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
     if not _update_fault(part, seen) and (seen.state != "released" or not part.detail):
         part.detail = seen.detail
     part.state = step(part, seen)
+    _record_wait(part, seen)
     _add_workers(part, seen)
     _record_checkpoint(part, seen)
     if part.state == "released":
@@ -79,6 +81,13 @@ def _record_checkpoint(part: PartRecord, seen: ObservedPart) -> bool:
         return False
     part.verified_checkpoint = seen.protection
     return True
+
+
+def _record_wait(part: PartRecord, seen: ObservedPart) -> bool:
+    """Adopt what the part waits for."""
+    before = part.waiting, part.waiting_since_s
+    part.waiting, part.waiting_since_s = seen.waiting, seen.waiting_since_s
+    return before != (part.waiting, part.waiting_since_s)
 
 
 def _accept(_part: PartRecord, seen: ObservedPart) -> PartState:

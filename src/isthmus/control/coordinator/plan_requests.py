@@ -8,6 +8,7 @@ on the free resources, and keeps its plan until another one fits.
 from __future__ import annotations
 
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
+from isthmus.control.preflight.conflicts import excluded_clusters, valid_conflicts
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import FreeChips, JobRecord, PlannerInput, PoolState
 from isthmus.control.state.update_indexes import job_at_key, park, queue_key, reindex_job
@@ -30,7 +31,7 @@ def is_plan_requested(state: PoolState, job: JobRecord) -> bool:
     return queue_key(job) in state.indexes.unplanned if job.auto_plan else job.number in state.indexes.interactive
 
 
-def take_due_requests(state: PoolState) -> list[JobRecord]:
+def take_due_requests(state: PoolState, now_s: float) -> list[JobRecord]:
     """Remove and return the jobs whose planner requests are sent now.
 
     `auto_plan` jobs are planned one at a time: each is planned on what the previous one left.
@@ -45,7 +46,7 @@ def take_due_requests(state: PoolState) -> list[JobRecord]:
     ):
         found.append(job_at_key(state, indexes.unplanned.pop(0)))
     for job in found:
-        _send_planner_request(state, job)
+        _send_planner_request(state, job, now_s)
     return found
 
 
@@ -85,8 +86,11 @@ def has_more_free(before: FreeChips | None, now: FreeChips) -> bool:
     )
 
 
-def _send_planner_request(state: PoolState, job: JobRecord) -> None:
-    """Open a planner request on the free resources, without those reserved for others, or the whole pool."""
+def _send_planner_request(state: PoolState, job: JobRecord, now_s: float) -> None:
+    """Open a planner request on the free resources, without those reserved for others, or the whole pool.
+
+    Sites at which a check of the job has failed are left out.
+    """
     storage, gbps = ({}, {}) if job.for_whole_pool else ledger.free_storage_and_links(state)
     if job.for_whole_pool:
         chips = ledger.total_chips(state)
@@ -94,12 +98,21 @@ def _send_planner_request(state: PoolState, job: JobRecord) -> None:
         chips = ledger.copy_free_chips(state)
     else:
         chips = ledger.unreserved_chips(state)
+    job.conflicts = valid_conflicts(job.conflicts, now_s, state.config.conflict_valid_s)
+    for name in _excluded_clusters(state, job):
+        chips.pop(name, None)
     job.round += 1
     job.planner_input = PlannerInput(
         free_chips=chips, free_storage_bytes=storage, free_gbps=gbps, freed_count=state.indexes.freed_count
     )
     if job.auto_plan:
         state.indexes.auto_planning.add(job.id)
+
+
+def _excluded_clusters(state: PoolState, job: JobRecord) -> set[str]:
+    """Return the clusters on which the job is not planned, since its checks have failed there."""
+    sizes = {name: sum(groups.values()) for name, groups in ledger.total_chips(state).items()}
+    return excluded_clusters(job.conflicts, sizes)
 
 
 def _handle_no_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float) -> None:
@@ -115,6 +128,11 @@ def _handle_no_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: flo
         job.last_planned_total = job.last_planned_free
     refused = job.plans.refused if job.for_whole_pool and job.plans and not job.plans.plans else plans.refused
     why = "; ".join(dict.fromkeys(refusal.reason for refusal in refused)) or why
+    if job.conflicts and job.state == "waiting" and not job.has_run:
+        sites = ", ".join(sorted(_excluded_clusters(state, job)))
+        ledger.assign_plan(state, job, None)
+        move_job(state, job, "failed", now_s, f"{job.last_restart_reason}; no plan without {sites}: {why}")
+        return
     job.plans = PlanSet(plans=(), refused=refused)
     leave_site_queues(state, job)
     ledger.assign_plan(state, job, None)

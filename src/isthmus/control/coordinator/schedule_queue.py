@@ -10,6 +10,7 @@ from itertools import islice
 
 from isthmus.control.algorithms.global_order import Release, WaitingJob, global_order
 from isthmus.control.coordinator.job_lifecycle import join_site_queues, move_job
+from isthmus.control.coordinator.job_preflight import begin_preflight, may_hold_chips, needs_preflight
 from isthmus.control.coordinator.plan_requests import (
     has_more_free,
     is_plan_requested,
@@ -17,11 +18,12 @@ from isthmus.control.coordinator.plan_requests import (
     take_due_requests,
     withdraw_plan_request,
 )
+from isthmus.control.coordinator.reachability import may_start
 from isthmus.control.coordinator.wound_wait import wound
 from isthmus.control.state import ledger
 from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
-from isthmus.control.state.update_indexes import job_at_key, park, queue_key, unpark
+from isthmus.control.state.update_indexes import is_checking, job_at_key, park, queue_key, unpark
 
 MAX_REPLANNED_JOBS = 16
 """Waiting jobs from the head of the queue that are replanned after capacity was freed."""
@@ -41,11 +43,11 @@ def schedule_queue(state: PoolState, now_s: float) -> list[JobRecord]:
         indexes.freed_count += 1
         _schedule_head(state, now_s)
     if (indexes.queue_changed or indexes.newly_queued) and _affects_advertised(state):
-        _advertise(state)
+        _advertise(state, now_s)
     indexes.capacity_freed = indexes.capacity_added = indexes.queue_changed = False
     indexes.queue_changed_from = None
     indexes.newly_queued.clear()
-    return take_due_requests(state)
+    return take_due_requests(state, now_s)
 
 
 def _unpark_jobs(state: PoolState) -> None:
@@ -67,10 +69,10 @@ def _start_newly_queued(state: PoolState, now_s: float) -> bool:
     must_order = False
     for key in sorted(indexes.newly_queued):
         job = job_at_key(state, key)
-        if _is_unholdable(state, job):
+        if _is_unholdable(state, job) or not may_start(state, job, now_s):
             continue
         if ledger.fits(state, job.needs or {}, indexes.reserved):
-            _start_job(state, job, now_s)
+            _start_or_check(state, job, now_s)
             continue
         if job.plan_fixed and job.state == "waiting":
             move_job(state, job, "blocked", now_s)
@@ -97,7 +99,8 @@ def _schedule_head(state: PoolState, now_s: float) -> None:
     """Order the head of the queue: start jobs, reserve chips, wound later jobs."""
     indexes = state.indexes
     indexes.reserved, indexes.reservers = {}, frozenset()
-    waiting = [job for job in _queue_head(state) if not _is_unholdable(state, job)]
+    held = (job for job in _queue_head(state) if not _is_unholdable(state, job))
+    waiting = [job for job in held if may_start(state, job, now_s)]
     if waiting:
         _order_and_start(state, waiting, now_s)
     _replan_waiting(state)
@@ -117,12 +120,12 @@ def _order_and_start(state: PoolState, waiting: list[JobRecord], now_s: float) -
     first = [*order.start, *order.reserve]
     for job in (state.jobs[job_id] for job_id in first):
         if job.id in order.start and ledger.fits(state, job.needs or {}, {}):
-            _start_job(state, job, now_s)
+            _start_or_check(state, job, now_s)
             continue
         _reserve(state, job)
         wound(state, job, now_s, order.start)  # spare the jobs that were just backfilled
     for job in waiting:
-        if job.plan_fixed and job.state == "waiting":
+        if job.plan_fixed and job.state == "waiting" and not is_checking(job):
             move_job(state, job, "blocked", now_s)
 
 
@@ -174,7 +177,11 @@ def _next_releases(state: PoolState) -> list[Release]:
     return [Release(at_s=end_s, chips=ledger.chip_needs(job.needs or {})) for end_s, job in jobs]
 
 
-def _start_job(state: PoolState, job: JobRecord, now_s: float) -> None:
+def _start_or_check(state: PoolState, job: JobRecord, now_s: float) -> None:
+    """Start a job that fits, or reserve its chips until its sites have passed its checks."""
+    if not may_hold_chips(state, job, now_s):
+        _reserve(state, job)
+        return
     withdraw_plan_request(state, job)
     move_job(state, job, "preparing", now_s)
 
@@ -214,6 +221,7 @@ def _replan_waiting(state: PoolState) -> None:
         waits = job.state == "waiting" and not job.plan_fixed and job.state_deadline_s is None
         if (
             waits
+            and not is_checking(job)
             and total >= _min_chips(job)
             and not is_plan_requested(state, job)
             and has_more_free(job.last_planned_free, free)
@@ -240,8 +248,8 @@ def _affects_advertised(state: PoolState) -> bool:
     return last is None or first is None or first <= queue_key(last)
 
 
-def _advertise(state: PoolState) -> None:
-    """Put the head of the queue into the queues of its sites."""
+def _advertise(state: PoolState, now_s: float) -> None:
+    """Put the head of the queue into the queues of its sites, and have its files checked there."""
     indexes, found = state.indexes, list[str]()
     for key in indexes.head(state.config.queue_window):
         if len(found) == state.config.num_advertised:
@@ -250,6 +258,9 @@ def _advertise(state: PoolState) -> None:
         if job.state in WAITING_STATES and job.plan is not None and job.state_deadline_s is None:
             if not job.in_site_queues and ledger.pool_can_hold(state, job):
                 join_site_queues(state, job)
+            is_new = job.preflight is None or job.preflight.plan_id != job.plan.id
+            if is_new and needs_preflight(state, job):
+                begin_preflight(state, job, now_s)
             if job.in_site_queues:
                 found.append(job.id)
     indexes.advertised = tuple(found)

@@ -11,7 +11,7 @@ from isthmus.control.placement.resources.plan_requirement import PlanRequirement
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan, Prediction, Stage
 from isthmus.core.pool import Pool
-from isthmus.plan import ModelProfile, TrainingWorkload, calibration_for, score_plan
+from isthmus.plan import ModelProfile, TrainingWorkload, calibration_for, mfu_fraction, score_plan
 
 
 def relocate_plan(
@@ -73,6 +73,7 @@ def _with_prediction(moved: Plan, plan: Plan, job: Job, profile: ModelProfile, p
         "tgs_tokens_per_card_s": moved.num_samples * moved.sequence_length / run.iteration_s / num_cards,
         "samples_per_s": moved.num_samples / run.iteration_s,
         "cost_per_iteration": per_s * run.iteration_s,
+        "mfu_fraction": mfu_fraction(moved, pool, profile, job.training.precision, run.iteration_s),
         "wan_gbps": tuple(
             moved.micro_batches_of(replica)
             * profile.boundary_bytes(moved.micro_batch_size_of(replica) * moved.sequence_length, precision_bytes)

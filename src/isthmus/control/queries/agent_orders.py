@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isthmus.control.state.events import AgentLost, DeadlinePassed, Event
+from isthmus.control.state.events import AgentLost, DeadlinePassed, Event, PreflightTimedOut
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import PartOrder
+from isthmus.core.messages.preflight import PreflightOrder
 
 _RELEASE_ORDER = PartOrder(job="j", attempt=1, desired="released")
 _ROUNDING_S = 1.0
@@ -72,6 +73,12 @@ def _new_order(state: PoolState, job: JobRecord, part: PartRecord) -> PartOrder:
     )
 
 
+def preflight_orders(state: PoolState, cluster: str) -> tuple[PreflightOrder, ...]:
+    """Return the checks that the site should execute or has executed, until all sites of the job have answered."""
+    records = (state.jobs[job_id].preflight for job_id in state.indexes.checking)
+    return tuple(record.orders[cluster] for record in records if record is not None and cluster in record.orders)
+
+
 def site_queue(state: PoolState, cluster: str) -> tuple[str, ...]:
     """Return the pool's jobs in a site's queue in their required order, first to start first."""
     found = []
@@ -90,7 +97,7 @@ def count_misplaced(state: PoolState, record: ClusterRecord) -> int:
 
 
 def due_events(state: PoolState, now_s: float) -> tuple[Event, ...]:
-    """Return the events due at `now_s`: lost agents and expired deadlines.
+    """Return the events due at `now_s`: lost agents, unanswered checks and expired deadlines.
 
     A deadline further ahead than its timeout allows was set before the clock was set back; it has expired.
     """
@@ -102,8 +109,14 @@ def due_events(state: PoolState, now_s: float) -> tuple[Event, ...]:
         and abs(now_s - record.last_report_s) > state.config.agent_timeout_s
     ]
     expired = [state.jobs[state.indexes.ids_by_number[number]] for number in sorted(set(_expired_jobs(state, now_s)))]
+    checked = [(job_id, state.jobs[job_id].preflight) for job_id in state.indexes.checking]
     return (
         *lost,
+        *(
+            PreflightTimedOut(now_s=now_s, job_id=job_id, round=record.round)
+            for job_id, record in checked
+            if record is not None and abs(now_s - record.asked_s) > state.config.preflight_timeout_s
+        ),
         *(
             DeadlinePassed(now_s=now_s, job_id=job.id, state=job.state, attempt=job.attempt)
             for job in expired

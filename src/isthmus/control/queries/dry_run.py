@@ -36,6 +36,11 @@ def dry_run_requests(state: PoolState, submission: Submission) -> tuple[MakePlan
     return now, now.model_copy(update=everything)
 
 
+def checking_sites(state: PoolState) -> frozenset[str]:
+    """Return the connected clusters whose agents execute the checks of jobs."""
+    return frozenset(name for name, record in state.clusters.items() if record.connected and record.checks)
+
+
 def find_plans(planner_requests: tuple[MakePlans, MakePlans], planner: Callable[[MakePlans], PlanSet]) -> PlanSet:
     """Return plans on the free resources; if none fits, plans on the idle pool with the refusals."""
     on_free, on_idle = planner_requests

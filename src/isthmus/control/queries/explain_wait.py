@@ -23,10 +23,11 @@ from isthmus.control.queries.forecast_inputs import (
     wanted_parts,
     wanted_plan,
 )
+from isthmus.control.queries.peer_checks import describe_unreached
 from isthmus.control.queries.shortages import refusals, shortages
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import JobRecord, PoolState
-from isthmus.control.state.update_indexes import job_at_key, queue_key
+from isthmus.control.state.update_indexes import is_checking, job_at_key, queue_key
 from isthmus.core.messages.queue_status import JobAhead, QueueStatus
 from isthmus.core.plan import Plan
 from isthmus.core.pool_resource import PoolResource
@@ -205,6 +206,8 @@ def _reason(state: PoolState, job: JobRecord, plan: Plan | None) -> str:
     )
     if where:
         return f"{plan.id} waits for resources at {', '.join(where)}"
+    if is_checking(job) and job.preflight is not None:
+        return f"{', '.join(job.preflight.waits_for)} must check the job's files and storage before it starts"
     if not ledger.fits(state, job.needs or {}, state.indexes.reserved):
         return "the resources are free, but reserved for jobs ahead of it"
-    return "the resources are free: it starts next"
+    return describe_unreached(state, wanted_parts(job)) or "the resources are free: it starts next"

@@ -16,7 +16,7 @@ from isthmus.control.state.job_records import (
     PoolState,
 )
 from isthmus.control.state.site_records import PartRecord
-from isthmus.control.state.update_indexes import queue_key
+from isthmus.control.state.update_indexes import is_checking, queue_key
 from isthmus.core.messages.api_views import ClusterView, JobView, PartView, PoolView, VictimView
 from isthmus.core.pool import Link
 
@@ -36,6 +36,7 @@ def job_view(state: PoolState, job: JobRecord, *, details: bool) -> JobView:
         job=job.spec,
         plan=job.plan,
         plans=job.plans if details else None,
+        preflight=job.preflight.views() if details and job.preflight else (),
         parts=tuple(_part_view(state, part) for part in job.current_parts()),
         place=state.indexes.order.index(queue_key(job)) + 1 if job.in_queue else None,
         offer=tuple(_offered_victims(state, job)) if details else (),
@@ -108,6 +109,8 @@ def _wait_reason(state: PoolState, job: JobRecord) -> str:
     """Describe the shortages of the job's plan, or the reservation that blocks it."""
     if job.plan is None or job.state_deadline_s is not None:
         return job.reason
+    if is_checking(job) and job.preflight is not None:
+        return f"{', '.join(job.preflight.waits_for)} must check the job's files and storage before it starts"
     lacks = describe_shortages(state, job.needs or {})
     if lacks:
         why = f"plan {job.plan.id} does not fit now: {lacks}"
@@ -126,6 +129,8 @@ def _part_view(state: PoolState, part: PartRecord) -> PartView:
         desired=part.desired,
         observed=part.state,
         detail=part.detail,
+        waiting=part.waiting,
+        waiting_since_s=part.waiting_since_s,
     )
 
 

@@ -17,7 +17,8 @@ import uvicorn
 from isthmus.control.coordinator.coordinator import CoordinatorConfig
 from isthmus.control.rest.create_app import create_app
 from isthmus.control.server.gc_tuning import tune_gc
-from isthmus.control.server.tls import Certificate, self_signed_certificate
+from isthmus.control.server.listen_addresses import certificate_hosts, printed_hosts
+from isthmus.control.server.tls import Certificate, given_certificate, self_signed_certificate
 from isthmus.control.service.auth import ADMIN_TOKEN_FILE, ensure_admin_token
 from isthmus.control.service.control_service import ControlService
 from isthmus.control.service.planner_process import PlannerProcess
@@ -61,6 +62,8 @@ class ServerInfo:
     """A listening server: its URL, certificate and admin token file."""
 
     url: str
+    # Its URLs at other addresses of this machine.
+    other_urls: tuple[str, ...] = ()
     # None: plain HTTP.
     certificate: Certificate | None
     # None if another server on the same database has created the token.
@@ -103,8 +106,10 @@ def run_server(
         tune_gc()  # after the replay: its records are long-lived
         service.start()
         token = config.state / ADMIN_TOKEN_FILE
+        urls = _listener_urls(config.host, listener, certificate)
         listening = ServerInfo(
-            url=_listener_url(config.host, listener, certificate),
+            url=urls[0],
+            other_urls=urls[1:],
             certificate=certificate,
             admin_token=token if token.exists() else None,
         )
@@ -117,16 +122,12 @@ def run_server(
 def load_certificate(config: ServerConfig) -> Certificate | None:
     """Return the server's certificate, None for plain HTTP on loopback; raise `InputError` otherwise."""
     if config.tls_cert is not None and config.tls_key is not None:
-        given = Certificate(cert=config.tls_cert, key=config.tls_key)
-        given.check()
-        return given
+        return given_certificate(config.tls_cert, config.tls_key)
     if config.tls_cert is not None or config.tls_key is not None:
         raise InputError("TLS needs both a certificate and its key", hint="give both files")
     if config.self_signed:
-        hosts = dict.fromkeys((config.host, "localhost", "127.0.0.1", socket.gethostname()))
-        everywhere = {"0.0.0.0", "::"}  # noqa: S104 - names of "every address", not bound here
-        names = tuple(host for host in hosts if host not in everywhere)
-        return self_signed_certificate(config.state / "tls", names, datetime.datetime.now(datetime.UTC))
+        hosts = certificate_hosts(config.host)
+        return self_signed_certificate(config.state / "tls", hosts, datetime.datetime.now(datetime.UTC))
     if not is_loopback(config.host):
         raise InputError(
             f"{config.host} is reachable from other machines and TLS is not configured",
@@ -183,10 +184,11 @@ def _bind_listener(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _listener_url(host: str, listener: socket.socket, certificate: Certificate | None) -> str:
-    scheme = "http" if certificate is None else "https"
-    shown = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{shown}:{listener.getsockname()[1]}"
+def _listener_urls(host: str, listener: socket.socket, certificate: Certificate | None) -> tuple[str, ...]:
+    """Return the server's URLs, the one to give to other machines first."""
+    scheme, port = "http" if certificate is None else "https", listener.getsockname()[1]
+    hosts = printed_hosts(host, certificate.hosts if certificate else None)
+    return tuple(f"{scheme}://[{one}]:{port}" if ":" in one else f"{scheme}://{one}:{port}" for one in hosts)
 
 
 def _uvicorn_config(service: ControlService, certificate: Certificate | None) -> uvicorn.Config:

@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.service.agent_takeover import AgentTakeover
 from isthmus.control.service.change_feed import ChangeFeed
-from isthmus.control.service.coordinator_actor import CoordinatorActor
+from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
+from isthmus.control.service.dry_run_checks import DryRunChecks
 from isthmus.control.service.progress_tracker import ProgressTracker
-from isthmus.control.state.events import AgentReported
+from isthmus.control.state.events import AgentReported, SiteChecked
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import InputError
@@ -23,8 +24,8 @@ from isthmus.core.pool import Cluster, Pool
 class AgentSessions:
     """The server's side of agent sync. `pool_file` is the operator's pool, `clock` returns seconds.
 
-    Metrics and logs go to the `store` and are announced to `changes` and `progress`; `leader_election` records
-    which clusters have reported.
+    Answers to the checks of `dry_runs` go there, others to the coordinator. Metrics and logs go to the `store` and are
+    announced to `changes` and `progress`; `leader_election` records which clusters have reported.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class AgentSessions:
         changes: ChangeFeed,
         progress: ProgressTracker,
         leader_election: LeaderElection,
+        dry_runs: DryRunChecks,
     ) -> None:
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
+        self._dry_runs = dry_runs
         self._ordered_jobs: set[tuple[str, str]] = set()
         self._takeover_lock = threading.Lock()
         self._takeover = AgentTakeover(actor.query(Coordinator.agent_incarnations))
@@ -72,13 +75,33 @@ class AgentSessions:
 
         def answer(coordinator: Coordinator) -> AgentOrders:
             coordinator.record_report(name, now_s, report)
-            parts, queue = coordinator.orders(name), coordinator.site_queue(name)
-            return AgentOrders(fence=coordinator.epoch, parts=parts, queue=queue)
+            checks = (*coordinator.preflight_orders(name), *self._dry_runs.orders(name))
+            return AgentOrders(
+                fence=coordinator.epoch,
+                parts=coordinator.orders(name),
+                queue=coordinator.site_queue(name),
+                preflights=checks,
+                opens_listener=coordinator.opens_listener(name),
+                peers_to_check=coordinator.peers_to_check(name),
+            )
 
-        orders = self._actor.propose(lambda _: AgentReported.from_report(report, now_s), answer)
+        *_, reply = self._actor.execute([*self._check_requests(report, now_s), _report_request(report, now_s, answer)])
+        orders: AgentOrders = reply.value()
         self._leader_election.record_report(name)
         self._ordered_jobs.update((part.job, name) for part in orders.parts)
         return orders
+
+    def _check_requests(self, report: AgentReport, now_s: float) -> list[ActorRequest]:
+        """Return a request for each of the site's answers to checks, except those of dry runs."""
+        cluster = report.cluster.name
+        answers = [found for found in report.preflights if not self._dry_runs.add_answer(cluster, found)]
+        return [
+            ActorRequest(
+                lambda _: None,
+                lambda _, found=found: SiteChecked(now_s=now_s, cluster=cluster, answer=found),  # type: ignore[misc]
+            )
+            for found in answers
+        ]
 
     def _store_output(self, report: AgentReport) -> None:
         """Store metrics and logs of jobs that have or had a part at the cluster.
@@ -103,6 +126,10 @@ class AgentSessions:
             self._store.append_logs([chunk for chunk in report.logs if chunk.job in accepted_jobs])
         for job_id in accepted_jobs:
             self._changes.record_output(job_id)
+
+
+def _report_request(report: AgentReport, now_s: float, answer: Callable[[Coordinator], AgentOrders]) -> ActorRequest:
+    return ActorRequest(answer, lambda _: AgentReported.from_report(report, now_s))
 
 
 def _joined_owner(coordinator: Coordinator, cluster: str) -> str | None:

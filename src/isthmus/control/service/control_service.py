@@ -14,12 +14,13 @@ from typing import TypeVar
 from isthmus.control.coordinator.admission import require_job
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.placement import check_degrees
-from isthmus.control.queries.dry_run import dry_run_requests, find_plans, query_dry_run
+from isthmus.control.queries.dry_run import checking_sites, dry_run_requests, find_plans, query_dry_run
 from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue
 from isthmus.control.service.agent_sessions import AgentSessions
 from isthmus.control.service.background_writes import BackgroundWriter
 from isthmus.control.service.change_feed import Change, ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent, CoordinatorActor
+from isthmus.control.service.dry_run_checks import DryRunChecks
 from isthmus.control.service.job_state_logger import JobStateLogger
 from isthmus.control.service.leader import Leader, log_failure
 from isthmus.control.service.planner_queue import Planner, PlannerQueue
@@ -102,8 +103,16 @@ class ControlService:
             functools.partial(self._execute_instructions, own=True),
         )
         self.submissions = Submissions(self._actor, pool_file, clock)
+        self._dry_run_checks = DryRunChecks(clock)
         self.agents = AgentSessions(
-            self._actor, store, pool_file, clock, self.changes, self._progress, self._leader_election
+            self._actor,
+            store,
+            pool_file,
+            clock,
+            self.changes,
+            self._progress,
+            self._leader_election,
+            self._dry_run_checks,
         )
         self._tick_thread = threading.Thread(target=self._tick_loop, name="ticks", daemon=True)
         self._constructed = True
@@ -119,6 +128,7 @@ class ControlService:
         self._closed.set()
         if self._tick_thread.is_alive():
             self._tick_thread.join()
+        self._dry_run_checks.close()
         self._leader_election.release()
         self._planner_queue.close()
         self._background_writer.close()
@@ -165,7 +175,7 @@ class ControlService:
         return answer_query(self._query(ask))[0]
 
     def dry_run(self, user: str, submission: Submission) -> DryRun:
-        """Return the plans, queue status and preemption victims of a job without submitting it.
+        """Return the plans, queue status, preemption victims and checks of a job without submitting it.
 
         Raises the errors of a submission, `PlanError` if the job cannot be planned and `ConflictError` if the
         planner is busy.
@@ -179,7 +189,9 @@ class ControlService:
         plans = find_plans(self._query(ask), self._planner_queue.plan_now)
         now_s, paces = self.clock(), self._progress.job_progress()
         asked = self._query(lambda c: query_dry_run(c.state, user, submission, plans, now_s, paces))
-        return DryRun(plans=plans, standing=answer_query(asked.query)[0], victims=asked.victims)
+        sites = self._query(lambda coordinator: checking_sites(coordinator.state))
+        checks = self._dry_run_checks.run(submission.job, plans.plans[0], sites) if plans.plans else ()
+        return DryRun(plans=plans, standing=answer_query(asked.query)[0], victims=asked.victims, preflight=checks)
 
     def choose(self, job_id: str, plan_id: str) -> JobView:
         """Choose one of a job's candidate plans."""

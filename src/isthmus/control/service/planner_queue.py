@@ -122,5 +122,7 @@ class PlannerQueue:
 def assemble_pool(clusters: tuple[Cluster, ...], pool_file: Pool | None) -> Pool:
     """Return the pool of `clusters` with the operator's chip definitions and the links between them."""
     names = {cluster.name for cluster in clusters}
-    links = tuple(link for link in pool_file.links if {link.source, link.target} <= names) if pool_file else ()
-    return Pool(clusters=clusters, chips=pool_file.chips if pool_file else (), links=links)
+    if pool_file is None:
+        return Pool(clusters=clusters)
+    links = tuple(link for link in pool_file.links if {link.source, link.target} <= names)
+    return Pool(clusters=clusters, chips=pool_file.chips, links=links, currency=pool_file.currency)

@@ -35,5 +35,7 @@ class Delays:
     tick_interval_s: float = 1.0
     # To copy a job's files to a site; 0: all sites share one storage.
     file_fetch_s: float = 0.0
+    # From an order to check a job's files until the answer; 0: sites are not asked, since the time is below the others.
+    preflight_s: float = 0.0
     # Between two reports without changes; infinite: such reports are omitted.
     heartbeat_interval_s: float = math.inf

@@ -26,6 +26,7 @@ from isthmus.control.simulation.simulated_server import DurableLog, QueueConfig,
 from isthmus.control.simulation.traces.job_trace import TraceJob
 from isthmus.control.simulation.traces.trace_planner import TracePlanner, trace_submission
 from isthmus.control.state.events import Event, JobCancelled, JobSubmitted
+from isthmus.control.state.update_indexes import is_checking
 from isthmus.core.errors import ConflictError, NotFoundError, UnavailableError
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.messages.agent_messages import VerifiedCheckpoint
@@ -242,7 +243,8 @@ class PoolSimulation:
         record = self.server.coordinator.state.jobs.get(job_id)
         if record is None:
             return
-        for _, cluster in record.parts:
+        checking = record.preflight.sites if is_checking(record) and record.preflight else ()
+        for cluster in (*(cluster for _, cluster in record.parts), *checking):
             self.agents[cluster].schedule_report(self.delays.poll_interval_s)
         if record.state == "succeeded":
             self.record_end(job_id)

@@ -23,6 +23,7 @@ from isthmus.control.simulation.worker_observations import (
     observe_saved,
 )
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, VerifiedCheckpoint
+from isthmus.core.messages.preflight import CheckResult, CheckStatus, PreflightAnswer, PreflightOrder
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
 from isthmus.sim import Kernel, ProcessGenerator
@@ -99,6 +100,7 @@ class SimulatedAgent:
         self._report_at_s: float | None = None
         self._wake_at_s: float | None = None
         self._next_unsaved_report_s = 0.0
+        self._preflights: dict[tuple[str, int, str], PreflightAnswer | None] = {}
         self._reported_changes = -1
         self._joined = joined
         self.schedule_report(0.0)
@@ -152,6 +154,7 @@ class SimulatedAgent:
         """Crash: the agent's memory is lost, its table and workers remain; it restarts later."""
         self._incarnation += 1
         self._sync_pending = False
+        self._preflights.clear()
         self.down_until_s = self._kernel.now_s + self._faults.draw_uniform(0.5, 8.0)
         self.scheduler.forget_ids()
         self._kernel.call_at(self.down_until_s, self._restart, self._incarnation)
@@ -193,6 +196,8 @@ class SimulatedAgent:
             parts=self.machine.observed_parts(),
             queue=self.machine.queue(),
             local_jobs=self.machine.local_jobs(),
+            checks=self._delays.preflight_s > 0,
+            preflights=tuple(answer for answer in self._preflights.values() if answer is not None),
         )
         if self.reports_falsely and self._faults.enabled:
             report = falsify_report(report, self._faults)
@@ -244,6 +249,7 @@ class SimulatedAgent:
         if self._faults.should_inject("agent dies before it saves"):
             self.crash()
             return
+        self._begin_checks(orders.preflights)
         instructions = self.machine.handle(OrdersReceived(now_s=self._kernel.now_s, orders=orders))
         if instructions and self._faults.should_inject("agent dies between saving and acting"):
             self.crash()
@@ -254,6 +260,28 @@ class SimulatedAgent:
             self.schedule_report(_LEASE_RENEWAL_S)
         elif self._delays.heartbeat_interval_s < math.inf:
             self.schedule_report(self._delays.heartbeat_interval_s)
+
+    def _begin_checks(self, orders: Iterable[PreflightOrder]) -> None:
+        """Begin the checks that are new, and drop those that are no longer ordered."""
+        listed = {(order.job, order.round, order.phase): order for order in orders}
+        self._preflights = {key: answer for key, answer in self._preflights.items() if key in listed}
+        for key in [key for key in listed if key not in self._preflights]:
+            self._preflights[key] = None
+            at_s = self._kernel.now_s + self._delays.preflight_s
+            self._kernel.call_at(at_s, self._finish_checks, (self._incarnation, listed[key]))
+
+    def _finish_checks(self, begun: tuple[int, PreflightOrder]) -> None:
+        """Answer an order: all checks pass, or one has no result."""
+        life, order = begun
+        key = order.job, order.round, order.phase
+        if life != self._incarnation or key not in self._preflights:
+            return
+        status: CheckStatus = "unknown" if self._faults.should_inject("check without result") else "passed"
+        results = tuple(CheckResult(name=one.name, status=status, peer=one.peer) for one in order.checks)
+        self._preflights[key] = PreflightAnswer(
+            job=order.job, round=order.round, phase=order.phase, results=results, seconds=self._delays.preflight_s
+        )
+        self.schedule_report(self._delays.report_delay_s)
 
     def handle(self, event: SiteEvent) -> None:
         """Pass an event to the site machine and execute its instructions."""

@@ -27,6 +27,7 @@ from isthmus.control.state.events import (
     PlansMade,
     PoolSet,
     Restarted,
+    SiteChecked,
 )
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
@@ -151,11 +152,16 @@ class SimulatedServer:
             return None
         name = report.cluster.name
         try:
+            for answer in report.preflights:
+                self._commit(SiteChecked(now_s=self.clock_s, cluster=name, answer=answer))
             self._commit(AgentReported.from_report(report, self.clock_s))
             coordinator, began_s = self.coordinator, time.perf_counter()
             coordinator.record_report(name, self.clock_s, report)
             orders = AgentOrders(
-                fence=coordinator.epoch, parts=coordinator.orders(name), queue=coordinator.site_queue(name)
+                fence=coordinator.epoch,
+                parts=coordinator.orders(name),
+                queue=coordinator.site_queue(name),
+                preflights=coordinator.preflight_orders(name),
             )
             self.decision_wall_s += time.perf_counter() - began_s
             self._maybe_crash("server dies before it answers")

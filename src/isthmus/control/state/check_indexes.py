@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
-from isthmus.control.state.update_indexes import belongs_in_queue, queue_key
+from isthmus.control.state.update_indexes import belongs_in_queue, is_checking, queue_key
 
 
 def index_violations(state: PoolState) -> Iterator[str]:
@@ -21,6 +21,7 @@ def index_violations(state: PoolState) -> Iterator[str]:
         ),
         "preparing": (set(indexes.preparing), {job.id for job in jobs if job.state == "preparing"}),
         "preempting": (set(indexes.preempting), {job.id for job in jobs if job.state == "preempting"}),
+        "checking": (set(indexes.checking), {job.id for job in jobs if is_checking(job)}),
         "preemptors": (set(indexes.preemptors), {job.id for job in jobs if job.victims}),
         "auto_planning": (
             indexes.auto_planning,

@@ -30,6 +30,14 @@ class CoordinatorConfig:
     checkpoint_timeout_s: float = 600.0
     # Time that victims have to release their chips.
     eviction_timeout_s: float = 150.0
+    # Time that all sites of a plan have to answer the checks of a job.
+    preflight_timeout_s: float = 30.0
+    # Age up to which passed checks admit a start.
+    preflight_valid_s: float = 60.0
+    # Age up to which a failed check excludes its site from the job's plans.
+    conflict_valid_s: float = 600.0
+    # Preflights in a row without a result after which the job counts the check as failed.
+    max_unknown_preflights: int = 5
     # Jobs from the head of the queue that are ordered together and planned.
     queue_window: int = 256
     # Jobs from the head of the queue that are in the sites' queues.

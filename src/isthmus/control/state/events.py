@@ -15,8 +15,16 @@ from pydantic import Field, TypeAdapter, ValidationError
 from isthmus.control.algorithms.global_order import Objective
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.errors import ProtocolError
-from isthmus.core.messages.agent_messages import AgentReport, ObservedLocalJob, ObservedPart, QueueEntry
+from isthmus.core.messages.agent_messages import (
+    AgentReport,
+    ObservedLocalJob,
+    ObservedPart,
+    PeerAddress,
+    PeerCheck,
+    QueueEntry,
+)
 from isthmus.core.messages.api_views import Submission
+from isthmus.core.messages.preflight import PreflightAnswer
 from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Cluster, Link
 
@@ -104,6 +112,9 @@ class AgentReported(_EventBase):
     queue: tuple[QueueEntry, ...] = ()
     local_jobs: tuple[ObservedLocalJob, ...] = ()
     free_storage_bytes: NonNegativeInt | None = None
+    peer_address: PeerAddress | None = None
+    peer_checks: tuple[PeerCheck, ...] = ()
+    checks: bool = False
 
     @classmethod
     def from_report(cls, report: AgentReport, now_s: float) -> AgentReported:
@@ -117,7 +128,26 @@ class AgentReported(_EventBase):
             queue=report.queue,
             local_jobs=report.local_jobs,
             free_storage_bytes=report.free_storage_bytes,
+            peer_address=report.peer_address,
+            peer_checks=report.peer_checks,
+            checks=report.checks,
         )
+
+
+class SiteChecked(_EventBase):
+    """A site answered the checks of a waiting job."""
+
+    kind: Literal["site-checked"] = "site-checked"
+    cluster: Name
+    answer: PreflightAnswer
+
+
+class PreflightTimedOut(_EventBase):
+    """A site of a waiting job has not answered its checks in time."""
+
+    kind: Literal["preflight-timed-out"] = "preflight-timed-out"
+    job_id: Name
+    round: PositiveInt
 
 
 class AgentLost(_EventBase):
@@ -173,6 +203,8 @@ Event = Annotated[
     | JobCancelled
     | JobDeleted
     | AgentReported
+    | SiteChecked
+    | PreflightTimedOut
     | AgentLost
     | DeadlinePassed
     | EpochBegan

@@ -45,6 +45,8 @@ class Indexes:
     preparing: dict[str, None] = field(default_factory=dict)
     # Ids of the jobs in state `preempting`.
     preempting: dict[str, None] = field(default_factory=dict)
+    # Ids of the waiting jobs whose sites have not answered their checks.
+    checking: dict[str, None] = field(default_factory=dict)
     # Ids of the jobs that have victims.
     preemptors: dict[str, None] = field(default_factory=dict)
     # (expected end, job number) of the running jobs.

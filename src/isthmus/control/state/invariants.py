@@ -36,6 +36,14 @@ def all_or_none(state: PoolState, now_s: float, grace_s: float = 0.0) -> Iterato
                 yield f"job {job.id} is in the queue of {part.cluster}, but not marked as queued"
 
 
+def checks_agree(state: PoolState) -> Iterator[str]:
+    """Invariant: a check that one site is ordered to make is awaited at the other, and the reverse."""
+    ordered = {(name, target) for name, record in state.clusters.items() for target in record.to_check}
+    awaited = {(source, name) for name, record in state.clusters.items() for source in record.checked_by}
+    for source, target in sorted(ordered ^ awaited):
+        yield f"the check that {source} reaches {target} is known at one of the two only"
+
+
 def within_capacity(state: PoolState) -> Iterator[str]:
     """Invariant 2: allocations of chips, storage and links stay within capacity, and the sums are right."""
     for name, record in state.clusters.items():
@@ -142,15 +150,26 @@ def _job_maps_agree(state: PoolState, job: JobRecord) -> Iterator[str]:
         yield f"job {job.id} is the victim of a missing job"
 
 
+def chips_follow_checks(state: PoolState) -> Iterator[str]:
+    """No chips are held for a job whose sites were asked for checks and have not passed them."""
+    for job in state.live_jobs.values():
+        record = job.preflight
+        asked = record is not None and job.plan is not None and record.plan_id == job.plan.id
+        if asked and record is not None and record.state != "passed" and job.state in ("preempting", "preparing"):
+            yield f"job {job.id} is {job.state}, but its preflight {record.round} is {record.state}"
+
+
 def violations(state: PoolState, now_s: float, *, grace_s: float = 0.0, job_ids: Iterable[str] = ()) -> list[str]:
     """Return every violation of every invariant; empty if all hold."""
     return [
         *all_or_none(state, now_s, grace_s),
         *within_capacity(state),
+        *checks_agree(state),
         *acknowledged_jobs_exist(state, job_ids),
         *victims_have_lower_level(state),
         *preemptions_are_joint(state),
         *attempts_do_not_overlap(state),
         *records_are_consistent(state),
+        *chips_follow_checks(state),
         *index_violations(state),
     ]

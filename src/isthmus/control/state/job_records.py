@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from isthmus.control.algorithms.global_order import Objective, WaitingJob
+from isthmus.control.preflight.preflight_record import PreflightRecord
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.indexes import Indexes
 from isthmus.control.state.packed_submission import PackedSubmission
@@ -103,6 +104,12 @@ class JobRecord:
     started_s: float = 0.0
     # The state that follows `stopping`.
     state_after_stop: StateAfterStop = "waiting"
+    # The checks at the sites of the plan, before chips are held there.
+    preflight: PreflightRecord | None = None
+    # Number of preflights.
+    num_preflights: int = 0
+    # Sets of clusters that the job cannot use together, with the reason and the time of its preflight.
+    conflicts: dict[frozenset[str], tuple[str, float]] = field(default_factory=dict)
     # When the current state times out.
     state_deadline_s: float | None = None
     # Jobs whose chips this job takes.
@@ -205,6 +212,8 @@ class PoolState:
     epoch: int = 0
     # Number of jobs ever submitted.
     num_submitted: int = 0
+    # Number of checks ever ordered of the way from one site to another.
+    num_peer_checks: int = 0
     clusters: dict[str, ClusterRecord] = field(default_factory=dict)
     # The operator's links.
     links: dict[PoolResource, Link] = field(default_factory=dict)

@@ -30,12 +30,21 @@ def assign_plan(state: PoolState, job: JobRecord, plan: Plan | None) -> None:
     """Assign `plan` to the job and compute its needs; None removes the plan."""
     job.plan, job.needs, job.plan_parts, job.predicted_run_s = plan, None, (), 0.0
     job.waiting_job, job.fits_inventory_version = None, -1
+    _drop_open_preflight(state, job, plan)
     if plan is None:
         return
     if plan.predicted is not None:
         job.predicted_run_s = plan.predicted.iteration_s * job.spec.training.steps
     job.plan_parts = plan.parts()
     job.needs = _needs_of_plan(state, job, plan, job.plan_parts)
+
+
+def _drop_open_preflight(state: PoolState, job: JobRecord, plan: Plan | None) -> None:
+    """Drop the unanswered checks of another plan; the chips reserved for it become free."""
+    if job.id in state.indexes.checking and job.preflight and (plan is None or plan.id != job.preflight.plan_id):
+        job.preflight = None
+        state.indexes.capacity_freed = True
+        del state.indexes.checking[job.id]
 
 
 def _needs_of_plan(state: PoolState, job: JobRecord, plan: Plan, parts: Iterable[PlanPart]) -> Amounts:

@@ -12,6 +12,7 @@ from isthmus.core.messages.agent_messages import (
     FailureCause,
     ObservedLocalJob,
     ObservedPart,
+    PeerAddress,
     QueueEntry,
     VerifiedCheckpoint,
     Victim,
@@ -58,6 +59,9 @@ class PartRecord:
     checkpoint_requested: bool = False
     # The checkpoint that the part has verified.
     verified_checkpoint: VerifiedCheckpoint | None = None
+    # What a rank of the part waits for, and since when.
+    waiting: str = ""
+    waiting_since_s: float | None = None
     # The workers that have checked in.
     workers: tuple[WorkerAddress, ...] = ()
     # Observed state changes.
@@ -66,6 +70,15 @@ class PartRecord:
     unsaved_s: float = field(default=0.0, compare=False)
     # Cached order for the site, with the values it depends on.
     cached_order: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerResult:
+    """The result of a check whether one site reaches another, and when it arrived."""
+
+    reached: bool
+    detail: str
+    at_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +97,8 @@ class ClusterRecord:
     # The site's own jobs by name, as last reported; their unsaved work is not part of the log.
     local_jobs: dict[str, ObservedLocalJob] = field(default_factory=dict)
     free_storage_bytes: int | None = None
+    # Its agent executes the checks of jobs.
+    checks: bool = False
     connected: bool = True
     # When the last report arrived.
     last_report_s: float | None = None
@@ -99,6 +114,14 @@ class ClusterRecord:
     allocated_bytes: int = 0
     # Allocated storage that the site still reports as free.
     unwritten_bytes: int = 0
+    # Where its workers listen, as last reported; None: the agent takes no part in the checks.
+    peer_address: PeerAddress | None = None
+    # The last results of its checks of other sites, by their names.
+    peer_results: dict[str, PeerResult] = field(default_factory=dict)
+    # The sites that it is to check: number of the order by name.
+    to_check: dict[str, int] = field(default_factory=dict)
+    # The sites that are to check it.
+    checked_by: set[str] = field(default_factory=set)
     # Cached result of `free_by_group`.
     cached_free: dict[str, int] | None = field(default=None, compare=False)
 

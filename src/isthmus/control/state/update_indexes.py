@@ -57,6 +57,7 @@ def reindex_job(state: PoolState, job: JobRecord) -> None:
         indexes.newly_queued[key] = None
     else:
         indexes.newly_queued.pop(key, None)
+    index_preflight(state, job)
     for index, name in ((indexes.preparing, "preparing"), (indexes.preempting, "preempting")):
         if job.state == name:
             index[job.id] = None
@@ -77,6 +78,19 @@ def belongs_in_queue(job: JobRecord) -> bool:
     if job.state == "planning":
         return job.auto_plan
     return job.state in WAITING_STATES and (job.auto_plan or job.plan is not None)
+
+
+def index_preflight(state: PoolState, job: JobRecord) -> None:
+    """Update the index of the jobs that are checked."""
+    if is_checking(job):
+        state.indexes.checking[job.id] = None
+    else:
+        state.indexes.checking.pop(job.id, None)
+
+
+def is_checking(job: JobRecord) -> bool:
+    """Return whether the job waits until the sites of its plan have answered its checks."""
+    return job.state in WAITING_STATES and job.preflight is not None and job.preflight.state == "pending"
 
 
 def park(state: PoolState, job: JobRecord) -> None:

@@ -15,10 +15,13 @@ so a late or repeated report cannot revert it. The agent therefore
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.job import Job
+from isthmus.core.messages.preflight import PreflightAnswer, PreflightOrder
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Cluster
 from isthmus.core.priority import Priority
@@ -102,7 +105,8 @@ class ObservedPart(FrozenModel):
     """The observed state of one part. After a failure `fault` classifies the cause and `detail` describes it.
 
     Both are reported until the part is dropped, so a lost report loses no reason. `unsaved_s` is the work
-    since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`.
+    since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`. `waiting` says
+    what the part's rank that has waited longest waits for, since `waiting_since_s` (epoch).
     """
 
     job: Name
@@ -113,6 +117,48 @@ class ObservedPart(FrozenModel):
     workers: tuple[WorkerAddress, ...] = ()
     unsaved_s: NonNegativeFloat = 0.0
     protection: VerifiedCheckpoint | None = None
+    waiting: Annotated[str, Field(max_length=400)] = ""
+    waiting_since_s: NonNegativeFloat | None = None
+
+
+PortNumber = Annotated[int, Field(ge=1, le=65535)]
+HostName = Annotated[str, Field(min_length=1, max_length=255)]
+Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+ShortText = Annotated[str, Field(max_length=300)]
+
+
+class PeerAddress(FrozenModel):
+    """Where the workers of a site listen: at `host`, from `first_port` to `last_port` (None: any free port).
+
+    While the server wants other sites to check this address, `port` is that of a listener which answers to `nonce`.
+    `problem` says why it could not be opened.
+    """
+
+    host: HostName
+    first_port: PortNumber | None = None
+    last_port: PortNumber | None = None
+    port: PortNumber | None = None
+    nonce: Nonce | None = None
+    problem: ShortText = ""
+
+
+class PeerToCheck(FrozenModel):
+    """An order to dial the open listener of site `cluster`; `number` identifies the order in the answer."""
+
+    cluster: Name
+    number: PositiveInt
+    host: HostName
+    port: PortNumber
+    nonce: Nonce
+
+
+class PeerCheck(FrozenModel):
+    """The answer to a `PeerToCheck`: whether this site has `reached` `cluster`, or why not."""
+
+    cluster: Name
+    number: PositiveInt
+    reached: bool
+    detail: ShortText = ""
 
 
 class PartOrder(FrozenModel):
@@ -140,7 +186,9 @@ class PartOrder(FrozenModel):
 class AgentReport(FrozenModel):
     """The request of a sync: the state of one site. `incarnation` is a new id at each start of the agent.
 
-    `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users.
+    `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users. An agent
+    without `peer_address` takes no part in the checks of the way between sites. `checks`: the agent
+    executes the checks of `AgentOrders.preflights`, whose answers are `preflights`.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -151,6 +199,10 @@ class AgentReport(FrozenModel):
     queue: tuple[QueueEntry, ...] = ()
     local_jobs: tuple[ObservedLocalJob, ...] = ()
     free_storage_bytes: NonNegativeInt | None = None
+    peer_address: PeerAddress | None = None
+    peer_checks: tuple[PeerCheck, ...] = ()
+    checks: bool = False
+    preflights: tuple[PreflightAnswer, ...] = ()
     metrics: tuple[StepMetrics, ...] = ()
     logs: tuple[LogChunk, ...] = ()
 
@@ -160,13 +212,18 @@ class AgentOrders(FrozenModel):
 
     A response also acknowledges that the metrics and logs of the report are durable at the server. `fence` is
     a fencing token that grows at each leader change: an agent ignores orders with a lower one than it has
-    seen. `queue` is the desired order of pool jobs in the site's queue.
+    seen. `queue` is the desired order of pool jobs in the site's queue. `opens_listener`: other sites are to check
+    that they reach this one; `peers_to_check` are the sites that this one is to dial. `preflights` are listed until
+    the preflight has ended at all sites of the job.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
     fence: NonNegativeInt = 0
     parts: tuple[PartOrder, ...] = ()
     queue: tuple[Name, ...] = ()
+    opens_listener: bool = False
+    peers_to_check: tuple[PeerToCheck, ...] = ()
+    preflights: tuple[PreflightOrder, ...] = ()
     poll_after_s: NonNegativeFloat = 0.2
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
+from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet
 from isthmus.core.pool import Cluster, Link
@@ -36,7 +37,10 @@ class Submission(FrozenModel):
 
 
 class PartView(FrozenModel):
-    """One part of the current attempt: its desired state and the state last reported by its site."""
+    """One part of the current attempt: its desired state and the state last reported by its site.
+
+    `waiting` says what a rank of it waits for, since `waiting_since_s` (epoch).
+    """
 
     cluster: Name
     owner: Name
@@ -44,6 +48,8 @@ class PartView(FrozenModel):
     desired: str
     observed: str
     detail: str = ""
+    waiting: str = ""
+    waiting_since_s: float | None = None
 
 
 class VictimView(FrozenModel):
@@ -65,7 +71,7 @@ class JobView(FrozenModel):
     """A job as shown to its user. `reason` says why it waits or how it ended.
 
     `place` is its queue position, from 1; `offer` lists the jobs that it could preempt now if its user
-    agrees, and `victims` the jobs that it is preempting.
+    agrees, and `victims` the jobs that it is preempting. `preflight` are the checks at the sites of its last plan.
     """
 
     id: Name
@@ -80,6 +86,7 @@ class JobView(FrozenModel):
     job: Job
     plan: Plan | None = None
     plans: PlanSet | None = None
+    preflight: tuple[SitePreflight, ...] = ()
     parts: tuple[PartView, ...] = ()
     place: PositiveInt | None = None
     offer: tuple[VictimView, ...] = ()

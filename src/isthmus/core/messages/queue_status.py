@@ -6,6 +6,7 @@ from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeInt, PositiveInt
 from isthmus.core.messages.api_views import JobState, VictimView
+from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.plan import PlanSet, Refusal
 from isthmus.core.priority import Priority
 
@@ -50,9 +51,10 @@ class DryRun(FrozenModel):
 
     If no plan fits the free chips, `plans` are those that the job would wait for. `standing` is the queue
     status of the first plan; `victims` are the jobs it could preempt to start that plan at once (empty: no
-    preemption needed, or none would suffice).
+    preemption needed, or none would suffice). `preflight` are the checks of its files at the sites of the first plan.
     """
 
     plans: PlanSet
     standing: QueueStatus
     victims: tuple[VictimView, ...] = ()
+    preflight: tuple[SitePreflight, ...] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -23,7 +23,7 @@ from isthmus.core.base_model import (
 )
 from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job
-from isthmus.core.messages.agent_messages import RankMap, VerifiedCheckpoint, WorkerAddress
+from isthmus.core.messages.agent_messages import PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
 
 WORKER_VERSION: Literal[1] = 1
@@ -33,14 +33,16 @@ _Model = TypeVar("_Model", bound=FrozenModel)
 class WorkerSpec(FrozenModel):
     """Start configuration of one rank.
 
-    `run` is the server's job id, used for metrics. The worker listens on `host`; `routes` maps another
-    cluster to the `host:port` of the HTTP CONNECT proxy that leads there. `device` `auto_plan` uses the first GPU
-    that the agent made visible, else the CPU. `stage_time` emulates a virtual chip: each forward and backward
-    is padded to that time (with `compute: virtual` the worker only waits). `trace_steps` are the steps whose
-    spans are recorded. `rendezvous_timeout_s` limits the wait for the rank map. Two workers in different
-    clusters share `lanes` TCP connections, with `congestion_control` if the kernel supports it. Peers send a
-    heartbeat every `heartbeat_s`; a connection reconnects after three missed ones, and a peer silent for
-    `peer_timeout_s` is lost. `peer_timeout_s` also limits the wait for a rank whose process restarts.
+    `run` is the server's job id, used for metrics. The worker listens on `host`, at a port of `ports` (first and
+    last; None: any free one); `routes` maps another cluster to the `host:port` of the HTTP CONNECT proxy that
+    leads there. `device` `auto_plan` uses the first GPU that the agent made visible, else the CPU.
+    `stage_time` emulates a virtual chip: each forward and backward is padded to that time (with `compute: virtual`
+    the worker only waits). `trace_steps` are the steps whose spans are recorded. `rendezvous_timeout_s` limits the
+    wait for the rank map. Two workers in different clusters share `lanes` TCP connections, with
+    `congestion_control` if the kernel supports it. Peers send a heartbeat every `heartbeat_s`; a connection
+    reconnects after three missed ones, and a peer silent for `peer_timeout_s` is lost. `peer_timeout_s` also limits
+    the wait for a rank whose process restarts. A rank that waits for other ranks' parts of a checkpoint fails after
+    `checkpoint_timeout_s` without progress.
     """
 
     version: Literal[1] = WORKER_VERSION
@@ -50,6 +52,7 @@ class WorkerSpec(FrozenModel):
     job: Job
     plan: Plan
     host: str = "127.0.0.1"
+    ports: tuple[PortNumber, PortNumber] | None = None
     routes: dict[Name, str] = Field(default_factory=dict)
     backend: Name = "isthmus"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -61,6 +64,7 @@ class WorkerSpec(FrozenModel):
     congestion_control: Name = "bbr"
     heartbeat_s: PositiveFloat = 0.3
     peer_timeout_s: PositiveFloat = 60.0
+    checkpoint_timeout_s: PositiveFloat = 600.0
 
     @model_validator(mode="after")
     def _check_rank(self) -> WorkerSpec:
@@ -83,6 +87,17 @@ class CheckpointRequest(FrozenModel):
     """Request for a durable checkpoint of a state after more than `after` steps."""
 
     after: NonNegativeInt
+
+
+MAX_REASON_CHARS = 300
+"""Longest reason of a wait, in characters."""
+
+
+class WorkerWait(FrozenModel):
+    """What a worker waits for, and since when (epoch)."""
+
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
+    since_s: NonNegativeFloat
 
 
 WorkerEventKind = Literal[
@@ -171,6 +186,11 @@ class WorkerFolder:
         return self.path / "saved"
 
     @property
+    def wait_path(self) -> Path:
+        """`WorkerWait`, written by the worker while it waits for other ranks; absent otherwise."""
+        return self.path / "wait.json"
+
+    @property
     def started_path(self) -> Path:
         """Written by the agent when it starts a local job; its mtime is the start time."""
         return self.path / "started"
@@ -222,6 +242,21 @@ class WorkerFolder:
     def write_verified_checkpoint(self, protection: VerifiedCheckpoint) -> None:
         """Publish the last verified checkpoint."""
         write_atomically(self.verified_checkpoint_path, protection.model_dump_json())
+
+    def read_wait(self) -> WorkerWait | None:
+        """Return what the worker waits for, or None."""
+        return _read_model(self.wait_path, WorkerWait)
+
+    def write_wait(self, reason: str, now_s: float) -> bool:
+        """Publish that the worker waits since `now_s`; "" ends the wait. Return whether the reason is new."""
+        if not reason:
+            self.wait_path.unlink(missing_ok=True)
+            return False
+        reason, known = reason[:MAX_REASON_CHARS], self.read_wait()
+        if known is not None and known.reason == reason:
+            return False
+        write_atomically(self.wait_path, WorkerWait(reason=reason, since_s=now_s).model_dump_json())
+        return True
 
     def read_exit(self) -> int | None:
         """Return the exit status, or None while the worker runs or if its wrapper died too."""

@@ -174,7 +174,7 @@ def search_plans(request: SearchRequest) -> SearchResult:
     whole = all(one.space.exhaustive for one in explorers) and not partial
     layouts = (layout for one in explorers for layout in one.best_layouts.layouts)
     return SearchResult(
-        plans=tuple(add_prediction(one, task) for one in chosen),
+        plans=tuple(add_prediction(one, task, request.pool) for one in chosen),
         refused=refused,
         evaluated=tally.evaluated,
         pruned=tally.pruned,

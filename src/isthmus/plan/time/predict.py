@@ -17,6 +17,7 @@ from isthmus.core.pool import Pool
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, ChipRates
 from isthmus.plan.time.collectives import all_reduce_s
+from isthmus.plan.time.model_flops import mfu_fraction
 from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
 from isthmus.plan.time.plan_links import simulated_links
 from isthmus.plan.time.replica_schedules import first_equal_replicas, replica_schedule
@@ -60,6 +61,10 @@ class PlanForecast:
     stages: tuple[StageCost, ...]
     """Costs of the stages of the first replica."""
     assumptions: tuple[str, ...]
+    mfu_fraction: float
+    """Model FLOPs utilisation: the share of the chips' peak that the model's own operations use."""
+    cost: float
+    """Price of one iteration, in the pool's currency."""
 
     @property
     def iteration_s(self) -> float:
@@ -85,6 +90,8 @@ class PlanForecast:
             "iteration_high_s": self.high_s,
             "tgs_tokens_per_card_s": self.tgs_tokens_per_card_s,
             "samples_per_s": self.samples_per_s,
+            "mfu_fraction": self.mfu_fraction,
+            "cost": self.cost,
             "stages": [stage.as_dict() for stage in self.result.stages],
             "links": [link.as_dict() for link in self.result.links if link.num_bytes],
             "calibration": self.calibration,
@@ -131,6 +138,8 @@ def predict(
         calibration=calibration.name,
         stages=first,
         assumptions=_assumptions(plan, pool, calibration, run),
+        mfu_fraction=mfu_fraction(plan, pool, profile, plan.precision or "bf16", run.iteration_s),
+        cost=_price_per_s(plan, pool) * run.iteration_s,
     )
 
 
@@ -180,6 +189,11 @@ def _replicas(
         schedule = replica_schedule(plan, costs, wires, replica)
         replica_of[replica] = Replica(stages=tuple(cost.load for cost in costs), schedule=schedule)
     return tuple(replica_of[replica] for replica in first_equal), first
+
+
+def _price_per_s(plan: Plan, pool: Pool) -> float:
+    groups = ((stage.num_chips, pool.node_group(stage.cluster, stage.node_group)) for stage in plan.stages)
+    return sum(count * group.price_per_chip_hour for count, group in groups) / 3600
 
 
 def _num_cards(plan: Plan, pool: Pool) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -12,10 +13,12 @@ import torch
 
 from isthmus.core.errors import PeerError, UnavailableError
 from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.publish_wait import PublishWait
 from isthmus.train.checkpoint.write_checkpoint import (
     find_failure,
     is_published,
     publish,
+    read_progress,
     report_failure,
     write_rank_part,
 )
@@ -23,6 +26,9 @@ from isthmus.train.update.host_copy import ReadyEvent, copy_to_host, record_read
 
 _POLL_S = 0.05
 """Interval at which a rank checks whether all ranks have written their parts."""
+
+REPORT_AFTER_S = 3.0
+"""A wait for other ranks is reported, and its progress checked, at this interval."""
 
 _LOSS_POLL_S = 0.5
 """Interval at which a waiting rank checks for a lost rank."""
@@ -33,7 +39,8 @@ class AsyncCheckpointWriter:
 
     `write_id` is an id that all ranks of this attempt share and other attempts do not. Rank 0 publishes each
     checkpoint and keeps the newest `keep`; other ranks poll for that. `find_loss` returns the error of a lost
-    rank.
+    rank. A wait for other ranks ends with an error after `progress_timeout_s` without progress; `report_wait` is
+    called with its reason, and with "" at its end. `clusters` are the sites of the ranks.
     """
 
     def __init__(
@@ -46,9 +53,13 @@ class AsyncCheckpointWriter:
         keep: int,
         find_loss: Callable[[], PeerError | None] = lambda: None,
         publish: Callable[..., bool] = publish,
+        clusters: Sequence[str] = (),
+        progress_timeout_s: float = 600.0,
+        report_wait: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self._folder, self._rank, self._num_ranks = folder, rank, num_ranks
         self._write_id, self._keep, self._find_loss, self._publish = write_id, keep, find_loss, publish
+        self._clusters, self._progress_timeout_s, self._report_wait = clusters, progress_timeout_s, report_wait
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="isthmus-durable")
         self._pending_write: Future[None] | None = None
         self._copied: Future[None] = Future()
@@ -122,13 +133,27 @@ class AsyncCheckpointWriter:
         on_complete()
 
     def _wait_published(self, step: int, samples: int) -> None:
-        while not self._cancelled.is_set():
-            if self._try_publish(step, samples):
-                return
-            if (why := find_failure(self._folder, step, self._write_id)) is not None:
-                raise UnavailableError(f"the checkpoint after step {step} failed: {why}")
-            self._cancelled.wait(_POLL_S)
-        raise UnavailableError(f"the checkpoint after step {step} was cancelled")
+        start_s = checked_s = time.monotonic()
+        waits = PublishWait(self._folder, step, self._clusters, limit_s=self._progress_timeout_s, now_s=start_s)
+        try:
+            while not self._cancelled.is_set():
+                if self._try_publish(step, samples):
+                    return
+                if (why := find_failure(self._folder, step, self._write_id)) is not None:
+                    raise UnavailableError(f"the checkpoint after step {step} failed: {why}")
+                self._cancelled.wait(_POLL_S)
+                if (now_s := time.monotonic()) - checked_s >= min(REPORT_AFTER_S, self._progress_timeout_s):
+                    checked_s = now_s
+                    self._check_progress(step, waits, now_s)
+            raise UnavailableError(f"the checkpoint after step {step} was cancelled")
+        finally:
+            if checked_s != start_s:
+                self._report_wait("")
+
+    def _check_progress(self, step: int, waits: PublishWait, now_s: float) -> None:
+        """Report what this rank waits for; raises `UnavailableError` if the other ranks make no progress."""
+        waits.update(read_progress(self._folder, step=step, num_ranks=self._num_ranks, write_id=self._write_id), now_s)
+        self._report_wait(waits.reason)
 
     def _try_publish(self, step: int, samples: int) -> bool:
         if self._rank:

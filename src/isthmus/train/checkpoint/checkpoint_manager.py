@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -115,10 +116,18 @@ class CheckpointManager:
             write_id=write_id,
             keep=self._spec.job.checkpoints.keep,
             find_loss=_find_loss,
+            clusters=self._spec.plan.rank_clusters,
+            progress_timeout_s=self._spec.checkpoint_timeout_s,
+            report_wait=self._report_wait,
         )
 
     def _random_state(self) -> TensorShard:
         return TensorShard.full(f"rng/rank-{self._spec.rank:05d}", torch.get_rng_state())
+
+    def _report_wait(self, reason: str) -> None:
+        with suppress(OSError):  # the wait itself has a limit
+            if self._worker_folder.write_wait(reason, time.time()):
+                print(f"rank {self._spec.rank} {reason}", flush=True)
 
     def _report_saved(self, step: int) -> None:
         with suppress(OSError):  # then the agent assumes an older checkpoint, which is safe

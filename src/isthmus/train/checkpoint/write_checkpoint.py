@@ -21,6 +21,7 @@ from isthmus.train.checkpoint.checkpoint_folder import (
     describe_file,
 )
 from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.publish_wait import PublishProgress
 
 
 class _RankPart(FrozenModel):
@@ -121,6 +122,16 @@ def is_published(folder: Path, step: int, write_id: str) -> bool:
     return (folder / checkpoint_name(step) / MANIFEST_FILE).is_file() and not _work_folder(
         folder, step, write_id
     ).exists()
+
+
+def read_progress(folder: Path, *, step: int, num_ranks: int, write_id: str) -> PublishProgress:
+    """Return how much of this checkpoint is visible here: the ranks without a part, and the bytes so far."""
+    work = _work_folder(folder, step, write_id)
+    missing = tuple(rank for rank in range(num_ranks) if not (work / f"{rank}.part").is_file())
+    num_bytes = 0
+    with suppress(OSError):  # rank 0 may rename the folder meanwhile
+        num_bytes = sum(file.stat().st_size for file in work.iterdir())
+    return PublishProgress(missing_ranks=missing, num_bytes=num_bytes)
 
 
 def clear_unfinished(folder: Path) -> None:

@@ -17,7 +17,6 @@ from collections import deque
 from pathlib import Path
 
 from isthmus.comm.group.isthmus_group import BACKEND
-from isthmus.comm.tcp.endpoint import listen
 from isthmus.core.errors import InputError, IsthmusError, PeerError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.core.units import format_seconds
@@ -32,6 +31,7 @@ from isthmus.train.process.worker import (
     error_line,
     run_in_process,
 )
+from isthmus.wan import listen
 
 MAX_RESTARTS = 5
 """Restarts allowed within `WINDOW_S`."""
@@ -52,7 +52,7 @@ def supervise(folder: WorkerFolder) -> int:
     """
     spec = folder.read_spec()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
-    with listen(spec.host) as listener, MemoryLease(spec) as lease:
+    with listen(spec.host, ports=spec.ports) as listener, MemoryLease(spec) as lease:
         status = _Supervisor(folder, spec, RankResources(listener, lease.run, Heartbeat(), is_supervised=True)).run()
         if status == PeerError.exit_code:
             lease.keep_for_next_attempt()

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +30,9 @@ from isthmus.train.pipeline.virtual_training import run_virtual_training
 from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.prepare_stage import PreparedStage, prepare_stage, worker_device
 from isthmus.train.process.training_loop import train
-from isthmus.train.recovery.group_membership import GroupMembership, listen
+from isthmus.train.recovery.group_membership import GroupMembership
 from isthmus.train.recovery.rank_recovery import RankRecovery
+from isthmus.wan import listen
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit status after SIGTERM."""
@@ -67,6 +69,8 @@ def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources)
     device = worker_device(spec)
     configure_torch(device, spec.threads)
     events = EventLog(folder, spec.rank)
+    with suppress(OSError):  # left by an earlier process of this rank
+        folder.write_wait("", 0.0)
     # Step 2: check in and join the process group.
     is_restart = resources.heartbeat.incarnation >= 0
     folder.write_checkin(_address(spec, resources.listener))
@@ -129,7 +133,7 @@ def main(arguments: list[str]) -> int:
             raise InputError("one argument is needed", hint="python -m isthmus.train.process.worker FOLDER")
         folder = WorkerFolder(Path(arguments[0]))
         spec = folder.read_spec()
-        with listen(spec.host) as listener, MemoryLease(spec) as lease:
+        with listen(spec.host, ports=spec.ports) as listener, MemoryLease(spec) as lease:
             return run_in_process(folder, spec, RankResources(listener, lease.run, Heartbeat()))
     except IsthmusError as error:
         print(f"error: {error_line(error)}", file=sys.stderr, flush=True)

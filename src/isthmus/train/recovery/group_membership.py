@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from isthmus.comm.connect_transport import connect_transport
 from isthmus.comm.group.isthmus_group import BACKEND, IsthmusGroup, IsthmusOptions, register_backend
-from isthmus.comm.tcp.endpoint import Endpoint, listen
+from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import JoinedTransport
 from isthmus.core.errors import PeerError, ProtocolError, RestartError
@@ -25,8 +25,6 @@ from isthmus.train.communication.connection_counts import num_connections
 from isthmus.train.communication.torch_process_group import GROUP_TIMEOUT, join_torch_group
 from isthmus.train.liveness.heartbeat import Heartbeat
 from isthmus.train.liveness.worker_events import EventLog
-
-__all__ = ["GroupMembership", "listen"]
 
 EXIT_GRACE_S = 4.0
 """How long after a final loss the main thread may take to exit before the process is ended."""

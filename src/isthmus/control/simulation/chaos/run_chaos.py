@@ -47,6 +47,8 @@ CONFIG = CoordinatorConfig(
     max_retry_s=8,
     checkpoint_timeout_s=5,
     eviction_timeout_s=8,
+    preflight_timeout_s=8,
+    max_unknown_preflights=10**6,
 )
 DELAYS = Delays(
     planning_s=0.05,
@@ -57,6 +59,7 @@ DELAYS = Delays(
     checkpoint_s=0.5,
     restore_s=0.3,
     heartbeat_interval_s=4.0,
+    preflight_s=0.2,
 )
 POLICY = OwnerPolicy(protect_s=3.0, hold_s=30.0, grace_s=2.0)
 PRIORITIES: tuple[Priority, ...] = ("low", "middle", "middle", "high")

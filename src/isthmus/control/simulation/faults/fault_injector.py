@@ -20,6 +20,7 @@ FAULT_RATES: Mapping[str, float] = {
     "lost reply": 0.02,
     "doubled report": 0.02,
     "late report": 0.02,
+    "check without result": 0.05,
     "lost local job id": 0.03,
     "re-used local job id": 0.2,
     "node failure": 0.4,

@@ -54,10 +54,10 @@ _MODEL = Model(path="trace", architecture="LlamaForCausalLM", num_layers=64, hid
 _JOB = Job(
     name="trace",
     model="trace",
-    data=DataConfig(paths=("trace",)),
+    data=DataConfig(paths=("/trace/data",)),
     training=TrainingConfig(steps=1),
-    checkpoints=CheckpointConfig(folder="trace"),
-    output="trace",
+    checkpoints=CheckpointConfig(folder="/trace/checkpoints"),
+    output="/trace/output",
     policy="auto",
     max_restarts=1_000_000,
 )

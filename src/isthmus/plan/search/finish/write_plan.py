@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan, Prediction, Stage, StageTime
+from isthmus.core.pool import Pool
 from isthmus.core.units import format_seconds
 from isthmus.plan.memory.stage_memory import OUTER_OPTIMIZER_BYTES
 from isthmus.plan.search.compose.plan_layout import PlacedPipeline, PlanLayout
 from isthmus.plan.search.costs.stage_cost_table import StageCostTable, TimedStage
 from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan.time.model_flops import mfu_fraction
 from isthmus.plan.time.predict import host_update_note
 from isthmus.schedule import warm_up_counts
 from isthmus.sim import SimulationResult
@@ -123,8 +125,8 @@ def _plan_id(layout: PlanLayout, stages: Sequence[Stage]) -> str:
     return "plan-" + hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def add_prediction(scored: ScoredPlan, workload: TrainingWorkload) -> Plan:
-    """Return the plan with its prediction and explanation."""
+def add_prediction(scored: ScoredPlan, workload: TrainingWorkload, pool: Pool) -> Plan:
+    """Return the plan on `pool` with its prediction and explanation."""
     plan, layout, run = scored.plan, scored.layout, scored.result
     cards = sum(
         pipeline.shape.dp * cost_table.num_chips / cost_table.chip.chips_per_card
@@ -144,6 +146,8 @@ def add_prediction(scored: ScoredPlan, workload: TrainingWorkload) -> Plan:
         peak_memory_bytes=tuple(_peak_bytes(layout)),
         wan_gbps=_wan_gbps(layout, run.iteration_s),
         cost_per_iteration=scored.cost,
+        currency=pool.currency,
+        mfu_fraction=mfu_fraction(plan, pool, workload.profile, workload.precision, run.iteration_s),
         stage_times=tuple(
             StageTime(
                 forward_s=cut.forward_s,

@@ -1,0 +1,115 @@
+"""`PreflightRunner`: executes the server's preflight orders in the background, with a limit on time and threads."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from isthmus.agent.service.preflight_checks import CheckContext, run_check, unfinished
+from isthmus.core.messages.preflight import CheckResult, PreflightAnswer, PreflightOrder
+
+LIMIT_S = 10.0
+"""Time that the checks of one order may take; those that have not finished are reported as unknown."""
+
+MAX_THREADS = 16
+"""Orders in execution, including those that a file system blocks; further ones wait for their turn."""
+
+RunKey = tuple[str, int]
+"""Job and round of a preflight."""
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """The execution of one order."""
+
+    order: PreflightOrder
+    context: CheckContext
+    started_s: float
+    results: list[CheckResult] = field(default_factory=list)
+    thread: threading.Thread | None = None
+    answer: PreflightAnswer | None = None
+
+
+class PreflightRunner:
+    """Runs checks at `site`, below its own storage folder `root` if it has one. `clock` is monotonic, in seconds."""
+
+    def __init__(self, site: str, root: Path | None, clock: Callable[[], float]) -> None:
+        self._site, self._root, self._clock = site, root, clock
+        self._runs: dict[RunKey, _Run] = {}
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server still lists an order."""
+        return bool(self._runs)
+
+    def update(self, orders: Iterable[PreflightOrder]) -> None:
+        """Start new orders; remove what the checks of finished preflights have left."""
+        listed = {(order.job, order.round): order for order in orders}
+        for key in [key for key in self._runs if key not in listed]:
+            self._remove(self._runs.pop(key))
+        for key, order in listed.items():
+            known = self._runs.get(key)
+            if known is not None and known.order.phase == order.phase:
+                continue
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            if len(self._threads) < MAX_THREADS:
+                self._runs[key] = self._start(order, known)
+
+    def answers(self) -> tuple[PreflightAnswer, ...]:
+        """Return the answer of every listed order that has finished or has used up its time."""
+        for run in self._runs.values():
+            if run.answer is None:
+                run.answer = self._answer(run)
+        return tuple(run.answer for run in self._runs.values() if run.answer is not None)
+
+    def close(self) -> None:
+        """Remove what the checks of all preflights have left."""
+        self.update(())
+
+    def _start(self, order: PreflightOrder, earlier: _Run | None) -> _Run:
+        """Start an order; the second phase continues with the files of the first one."""
+        context = earlier.context if earlier else CheckContext(site=self._site, root=self._root)
+        run = _Run(order=order, context=context, started_s=self._clock())
+
+        def work() -> None:
+            for check in order.checks:
+                run.results.append(run_check(check, context))
+
+        run.thread = threading.Thread(target=work, name=f"preflight of {order.job}", daemon=True)
+        self._threads.append(run.thread)
+        run.thread.start()
+        return run
+
+    def _answer(self, run: _Run) -> PreflightAnswer | None:
+        """Return the answer of an order, None while its checks still have time."""
+        seconds, is_alive = self._clock() - run.started_s, run.thread is not None and run.thread.is_alive()
+        if is_alive and seconds < LIMIT_S:
+            return None
+        results = list(run.results)
+        results += [unfinished(check, run.context, LIMIT_S) for check in run.order.checks[len(results) :]]
+        return PreflightAnswer(
+            job=run.order.job,
+            round=run.order.round,
+            phase=run.order.phase,
+            results=tuple(results),
+            facts=dict(run.context.facts),
+            seconds=seconds,
+        )
+
+    def _remove(self, run: _Run) -> None:
+        """Remove the files of a preflight, and the folders of a dry run, in the background: a disk may not answer."""
+
+        def work() -> None:
+            for file in list(run.context.made_files):
+                with contextlib.suppress(OSError):
+                    file.unlink(missing_ok=True)
+            for folder in reversed(run.context.made_folders if run.order.temporary else ()):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+        self._threads.append(threading.Thread(target=work, name="preflight's end", daemon=True))
+        self._threads[-1].start()

@@ -1,0 +1,1 @@
+"""Preflight of a job at the sites of its plan: which checks, and the state of their answers. Pure."""

@@ -1,0 +1,36 @@
+"""`listen`: a TCP listener at an address of this machine, at any free port or within a range of ports."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from isthmus.core.errors import UnavailableError
+from isthmus.wan.dial import format_address
+
+PortRange = tuple[int, int]
+"""The first and the last port of a range."""
+
+
+def listen(host: str, port: int = 0, backlog: int = 256, *, ports: PortRange | None = None) -> socket.socket:
+    """Return a socket that listens at `host`: at `port` (0: any free one), or at the lowest free port of `ports`.
+
+    Raises `UnavailableError` if the address cannot be bound or no port of the range is free.
+    """
+    numbers = (port,) if ports is None else range(ports[0], ports[1] + 1)
+    where = format_address(host, port) if ports is None else f"{format_address(host, ports[0])}-{ports[1]}"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for number in numbers:
+        try:
+            return socket.create_server((host, number), family=family, backlog=backlog)
+        except OSError as error:
+            if ports is not None and error.errno == errno.EADDRINUSE:
+                continue
+            raise UnavailableError(
+                f"cannot listen at {where}: {error.strerror or error}",
+                hint="set the site's host to an address of this machine and choose a free port",
+            ) from error
+    raise UnavailableError(
+        f"cannot listen at {where}: every port of the range is in use",
+        hint="give the agent a larger range: --ports FIRST-LAST, one port for each worker of the site",
+    )
