@@ -8,20 +8,8 @@ from pathlib import Path
 import httpx
 from pydantic import ValidationError
 
-from isthmus.core.errors import (
-    AuthError,
-    ConflictError,
-    InputError,
-    IsthmusError,
-    ProtocolError,
-    UnavailableError,
-)
-from isthmus.core.messages.agent_messages import (
-    PROTOCOL_VERSION,
-    AgentOrders,
-    AgentReport,
-    protocol_version_of,
-)
+from isthmus.core.errors import AuthError, ConflictError, InputError, IsthmusError, ProtocolError, UnavailableError
+from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport, protocol_version_of
 
 _TIMEOUT_S = 5.0
 _ERRORS: dict[int, type[IsthmusError]] = {
