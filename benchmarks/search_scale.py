@@ -13,15 +13,7 @@ import gc
 import resource
 import time
 
-from benchmarks._planning import (
-    LLAMA2_7B,
-    LLAMA2_70B,
-    deepseek_v2_lite,
-    gemma2_27b,
-    job,
-    llama,
-    pool,
-)
+from benchmarks._planning import LLAMA2_7B, LLAMA2_70B, deepseek_v2_lite, gemma2_27b, job, llama, pool
 from benchmarks.table import Row, print_rows
 from isthmus.core.pool import Pool
 from isthmus.plan.profile.model_profile import ModelProfile

@@ -13,14 +13,7 @@ from collections.abc import Callable
 
 from benchmarks.table import Row, compared, print_rows
 from isthmus.schedule import Schedule, check_schedule, make_schedule
-from isthmus.sim import (
-    Replica,
-    SimulatedLink,
-    SimulatedTraining,
-    SimulationResult,
-    StageLoad,
-    simulate_training,
-)
+from isthmus.sim import Replica, SimulatedLink, SimulatedTraining, SimulationResult, StageLoad, simulate_training
 from isthmus.sim.kernel import Kernel
 
 CHIPS_PER_STAGE = 8

@@ -94,8 +94,8 @@ LIMITS: Mapping[str, Limit] = {
     "units": Limit(95.0, 95.0, at_least=True),
     "shapes": Limit(95.0, 95.0, at_least=True),
     "clocks": Limit(28, 5),
-    "patches": Limit(54, 20),
-    "private": Limit(76, 10),
+    "patches": Limit(20, 20),
+    "private": Limit(10, 10),
     "lines": Limit(66_000, 49_563),
 }
 """Bound of each figure of `measure`."""

@@ -25,9 +25,10 @@ SURFACES = {
         compare_with_forecast draw_plan estimate_s evaluate_chips export_plan fit_calibration fit_shapes
         fitting_changes framework_request is_run_table iteration_estimate_s job_limits layer_matrix
         load_calibration load_runs make_plans memory_table mfu_fraction model_weights observations
-        overfull_stages predict profile_model read_training_log render_chip_scores render_communication
-        render_layer_matrix runtime_incompatibility save_calibration score_plan search_plans stage_memory
-        suggest_changes summarise_log to_isthmus_runtime to_megatron to_torchtitan
+        overfull_stages parse_lengths pipeline_bounds predict profile_model read_training_log
+        render_chip_scores render_communication render_layer_matrix runtime_incompatibility save_calibration
+        score_plan search_plans serving_limits stage_memory suggest_changes summarise_log to_isthmus_runtime
+        to_megatron to_torchtitan
     """,
     "schedule": """
         SCHEDULES Operation OperationKind Schedule add_communication check_schedule dualpipe forward_only
@@ -36,9 +37,9 @@ SURFACES = {
     """,
     "sim": """
         CheckpointInterval Failure FailureResult Interference Kernel LinkResult MessageTrace PipelineResult
-        ProcessGenerator Replica SimulatedLink SimulatedTraining SimulationResult StageLoad StageResult
-        TimelineSpan best_warm_up chrome_trace draw_failures run_pipeline simulate_failures simulate_training
-        simulated_link timeline_page
+        ProcessGenerator Replica ReplicaBounds SimulatedLink SimulatedTraining SimulationResult StageLoad
+        StageResult TimelineSpan best_warm_up chrome_trace draw_failures replica_bounds run_pipeline
+        simulate_failures simulate_training simulated_link timeline_page
     """,
     "site": """
         CLAIMING HOLDING UNSAVED_STEP_S DeviceAllocator DeviceCountAllocator DeviceIdAllocator FetchFiles

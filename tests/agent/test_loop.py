@@ -14,14 +14,7 @@ import pytest
 
 from isthmus.agent.service.agent_loop import FAST_POLL_S, POLL_S, AgentConfig, AgentLoop, Backoff, run_agent
 from isthmus.agent.service.sync_client import SyncClient
-from isthmus.core.errors import (
-    AuthError,
-    ConflictError,
-    InputError,
-    IsthmusError,
-    ProtocolError,
-    UnavailableError,
-)
+from isthmus.core.errors import AuthError, ConflictError, InputError, IsthmusError, ProtocolError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.state_folder_lock import lock_state_folder
 from tests.agent.test_shell import Site

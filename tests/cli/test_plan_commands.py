@@ -75,6 +75,14 @@ def test_simulate_answers_the_contract(folder):
     assert told["assumptions"]
 
 
+def test_simulate_prints_the_bounds_of_the_pipeline(folder):
+    """Between the critical path and one operation after another lies a simulated iteration without jitter."""
+    told = answer("simulate", folder / "far.yaml", "--pool", folder / "pool.yaml")
+    assert told["bounds"]["critical_path_s"] <= told["iteration_s"] * (1 + 1e-9)
+    assert told["bounds"]["critical_path_s"] < told["bounds"]["serial_s"]
+    assert "critical path" in run("simulate", folder / "far.yaml", "--pool", folder / "pool.yaml")[1]
+
+
 def test_simulate_shows_people_a_table_and_writes_trace_and_page(folder):
     """The trace is JSON of the Trace Event Format; the page stands alone."""
     status, text = run(
@@ -163,6 +171,40 @@ def test_profile_and_memory_answer(folder):
     assert {"weights", "gradients", "optimizer", "static"} == set(held["per_chip"])
     assert "per_chip.static" in run("memory", folder / "config.json")[1]
     assert "layers" in run("memory", folder / "config.json", "--parallel", "pp=9999")[1]
+
+
+def test_memory_counts_the_sequences_that_a_chip_serves(folder):
+    """From the cache that weights leave, by the longest, the mean and the distribution of measured lengths."""
+    model = folder / "config.json"
+    told = answer("memory", model, "--inference", "--chip", "H20", "--lengths", "1024,1024,8192")
+    limits, per_token = told["concurrent_sequences"], told["kv_bytes_per_token"]
+    assert limits["by_maximum"] == limits["cache_bytes"] // (8192 * per_token)
+    assert limits["by_maximum"] < limits["by_mean"] <= limits["by_distribution"]
+    alone = answer("memory", model, "--inference", "--chip", "H20", "--sequence", 2048)["concurrent_sequences"]
+    assert alone["by_maximum"] == alone["by_mean"] == alone["by_distribution"]
+    status, text = run("memory", model, "--inference", "--chip", "H20")
+    assert status == 0
+    assert "concurrent_sequences.by_distribution" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--chip", "H20"], "--inference"),
+        (["--inference", "--lengths", "8"], "--chip"),
+        (["--inference", "--chip", "H2O"], "unknown chip 'H2O'"),
+        *(
+            (["--inference", "--chip", "H20", "--lengths", wrong], "sequence length")
+            for wrong in ("", "0", "1,,2", "-1", "1e3", "٣", "9" * 5000, "1\n2")
+        ),
+    ],
+)
+def test_memory_refuses_options_that_count_nothing(folder, options, words):
+    """Each refusal names what is wrong, in a few words."""
+    status, text = run("memory", folder / "config.json", *options)
+    assert status == 2
+    assert words in text
+    assert len(text) < 1000
 
 
 def test_profile_adds_the_communication_between_layers(folder):

@@ -8,13 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from hypothesis import strategies as st
 
-from isthmus.control.placement import (
-    FreeLink,
-    FreeResources,
-    PipelineRequirement,
-    StageRequirement,
-    WanRequirement,
-)
+from isthmus.control.placement import FreeLink, FreeResources, PipelineRequirement, StageRequirement, WanRequirement
 from isthmus.control.placement.resources.free_resources import ClusterResources, FreeNodeGroup
 from isthmus.control.placement.resources.pipeline_requirement import StageRange
 from isthmus.core.job import PlacementConstraints

@@ -19,13 +19,7 @@ from isthmus.control.simulation.faults.torn_write_log import SqliteEventLog
 from isthmus.control.simulation.simulated_server import DurableLog, MemoryLog
 from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
 from tests.control.samples import submission
-from tests.control.simulated import (
-    RULES,
-    STEP_S,
-    Server,
-    Site,
-    User,
-)
+from tests.control.simulated import RULES, STEP_S, Server, Site, User
 from tests.control.world import KILL_POINTS, Chaos, World
 
 CHAOS_S, END_S = 60.0, 600.0

@@ -105,57 +105,56 @@ def _numbers(effects: list[Effect]) -> Counter[tuple[Any, ...]]:
 
 
 def _sites_behave_alike(parts: Doubled) -> None:
-    answers = list(parts._answers)
+    answers = list(parts.answers)
     for site, number in parts.sites_met[:1500]:
         for faulty in (False, True):
             steps = site.faults() if faulty else site.steps()
             other = [Effect(kind, name, site=parts.put(after)) for kind, name, after in steps]
             assert _numbers(other) == _numbers(parts.of_site(number, faulty))
-        if number in parts._looks:
+        if number in parts.looks:
             looked = site.copy()
             report = looked.look()
-            assert parts._looks[number][0] == parts.put(looked)
-            said, kept = parts.rules.said(report, "a"), parts.reports.things[parts._looks[number][1]]
+            assert parts.looks[number][0] == parts.put(looked)
+            said, kept = parts.rules.said(report, "a"), parts.reports.things[parts.looks[number][1]]
             assert said == parts.rules.said(kept, "a")
     met = {number: site for site, number in parts.sites_met}
     for looked_at, orders, place in answers:
         if looked_at in met:
             after = met[looked_at].copy()
             EXCHANGES[place][2](after, parts.orders.things[orders])
-            assert parts.put(after) == parts._answers[looked_at, orders, place]
+            assert parts.put(after) == parts.answers[looked_at, orders, place]
 
 
 def _servers_behave_alike(parts: Doubled) -> None:
     heard: dict[int, list[tuple[int, int]]] = {}
-    for server, at, report in parts._heard:
+    for server, at, report in parts.heard:
         heard.setdefault(server, []).append((at, report))
     for coordinator, placed in parts.servers_met[:1500]:
         steps = [*parts.rules.steps(coordinator), *parts.rules.faults(coordinator)]
-        other = [Effect(kind, name, heard=parts._told(placed.server, told)) for kind, name, told in steps]
+        other = [Effect(kind, name, heard=parts.hear_told(placed.server, told)) for kind, name, told in steps]
         kept = parts.of_server(placed.server, False) + parts.of_server(placed.server, True)
         assert _numbers(other) == _numbers(kept)
         for at, report in heard.get(placed.server, ()):
             here = placed.order.index(at)
             told = parts.rules.hear(coordinator, parts.scenario.sites[here], parts.reports.things[report])
-            expected = parts._heard[placed.server, at, report]
+            expected = parts.heard[placed.server, at, report]
             found = parts.place(told.coordinator)
             assert found.server == expected.placed.server
             assert bool(told.ended) == bool(expected.ended)
             seen = parts.server_facts[found.server].seen
             moved = [expected.placed.order[place] for place in placed.order]
             assert [seen[place] for place in found.order] == [seen[place] for place in moved]
-            name, name_kept = parts.scenario.sites[found.order[here]], parts._order(found.server, moved[here])
-            assert parts._order(found.server, parts.scenario.sites.index(name)) == name_kept
+            name, name_kept = parts.scenario.sites[found.order[here]], parts.order_at(found.server, moved[here])
+            assert parts.order_at(found.server, parts.scenario.sites.index(name)) == name_kept
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "scenario", [replace(ONE_JOB, faults=1), replace(TINY, evictions=1), SMALL_PREEMPTION], ids=str
 )
-def test_components_of_one_key_behave_alike(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_components_of_one_key_behave_alike(scenario: Scenario) -> None:
     """Whatever was taken for something met before does, in every step, what that did: names and all."""
-    monkeypatch.setattr("tests.control.model.states.Components", Doubled)
-    parts = sweep(scenario).all.parts
+    parts = sweep(scenario, components=Doubled).all.parts
     assert isinstance(parts, Doubled)
     assert parts.sites_met
     assert parts.servers_met
@@ -173,10 +172,10 @@ def _finds(scenario: Scenario, what: str) -> None:
 
 def test_both_find_a_site_that_gives_a_card_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that gives a part devices that others hold."""
-    is_free = DeviceIdAllocator._is_free
+    is_free = DeviceIdAllocator.is_free
     monkeypatch.setattr(
         DeviceIdAllocator,
-        "_is_free",
+        "is_free",
         lambda book, device, part: part is not None or is_free(book, device, part),
     )
     _finds(Scenario(jobs=(("j", "abc"),), faults=0, evictions=1), "two holders")

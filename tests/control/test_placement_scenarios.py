@@ -14,14 +14,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.control.placement import PlanRequest, propose_plans
-from isthmus.core.job import (
-    CheckpointConfig,
-    DataConfig,
-    Job,
-    ParallelDegrees,
-    PlacementConstraints,
-    TrainingConfig,
-)
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, ParallelDegrees, PlacementConstraints, TrainingConfig
 from isthmus.core.model import Model, load_model
 from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from isthmus.control.placement import (
-    FreeLink,
-    FreeResources,
-    PipelineRequirement,
-    PlacementResult,
-    place_pipelines,
-)
+from isthmus.control.placement import FreeLink, FreeResources, PipelineRequirement, PlacementResult, place_pipelines
 from isthmus.control.placement.resources.pipeline_requirement import StageRange
 from isthmus.core.job import PlacementConstraints
 from tests.control.placing import joined, pipelines, site

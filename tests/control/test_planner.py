@@ -106,7 +106,7 @@ def test_closing_ends_a_search_at_once() -> None:
     thread = threading.Thread(target=search)
     thread.start()
     deadline = time.monotonic() + 10
-    while planner._child is None and time.monotonic() < deadline:
+    while not planner.has_process and time.monotonic() < deadline:
         time.sleep(0.01)
     planner.close()
     thread.join(10)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from isthmus.control.placement import PlanRequest
-from isthmus.control.service import planner_queue
 from isthmus.control.service.planner_queue import PlannerQueue
 from isthmus.control.state.events import MakePlans
 from isthmus.core.errors import ConflictError
@@ -123,30 +123,27 @@ def test_a_dry_run_is_refused_as_the_job_would_be(server: Server) -> None:
     assert server.call("POST", "/v1/jobs:dry-run", submission(), token="owner-east").status_code == 403
 
 
-def test_who_asks_a_busy_planner_is_told_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No request hangs: after the time limit the answer is that there is no plan yet."""
-    monkeypatch.setattr(planner_queue, "INTERACTIVE_TIMEOUT_S", 0.01)
-    go_on = threading.Event()
+def test_who_asks_a_busy_planner_is_told_to_ask_again() -> None:
+    """No request hangs: after the time limit, or where enough already wait, the answer is that there is no plan yet."""
+    asked_for, go_on = threading.Event(), threading.Event()
 
     def slow(_: PlanRequest) -> PlanSet:
+        asked_for.set()
         go_on.wait(10)
         return PlanSet(plans=())
 
-    desk = PlannerQueue(slow, None, lambda: 0.0, lambda _: None)
+    hasty = PlannerQueue(slow, None, lambda: 0.0, lambda _: None, interactive_timeout_s=0.01)
     asked = MakePlans(job_id="j", round=1, submission=submission(), clusters=(EAST,), free_chips={})
     with pytest.raises(ConflictError, match=r"has not answered within 0\.01 s"):
-        desk.plan_now(asked)
-    monkeypatch.setattr(planner_queue, "INTERACTIVE_TIMEOUT_S", 10.0)
-    others = [
-        threading.Thread(target=desk.plan_now, args=(asked,)) for _ in range(planner_queue.MAX_INTERACTIVE_REQUESTS)
-    ]
-    for one in others:
-        one.start()
-    while desk._interactive_slots.acquire(blocking=False):
-        desk._interactive_slots.release()
-    with pytest.raises(ConflictError, match="4 requests already wait"):
-        desk.plan_now(asked)
-    go_on.set()
-    for one in others:
-        one.join()
-    desk.close()
+        hasty.plan_now(asked)
+    asked_for.clear()
+    full = PlannerQueue(slow, None, lambda: 0.0, lambda _: None, max_interactive_requests=1)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(full.plan_now, asked)
+        assert asked_for.wait(10)
+        with pytest.raises(ConflictError, match="1 requests already wait"):
+            full.plan_now(asked)
+        go_on.set()
+        assert waiting.result(10).plans == ()
+    for one in (hasty, full):
+        one.close()

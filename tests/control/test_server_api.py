@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from isthmus.control.rest.create_app import MAX_BODY_BYTES, create_app
 from isthmus.control.service.auth import token_digest
 from isthmus.control.service.control_service import ControlService
+from isthmus.control.service.planner_queue import Planner
 from isthmus.control.state.events import AgentReported, Event, JobCancelled
 from isthmus.control.store.store_interface import MemoryStore, StoredToken
 from isthmus.core.errors import IsthmusError
@@ -36,7 +37,10 @@ class Server:
         for role, name in (("admin", "root"), ("user", "ann"), ("user", "bob"), ("owner", "owner-east")):
             self.add_token(role, name)
         self.add_token("owner", "owner-west")
-        self.shell = ControlService(self.store, POOL, planner=plan_across, clock=lambda: self.now_s)
+        self.planner: Planner = plan_across
+        self.shell = ControlService(
+            self.store, POOL, planner=lambda request: self.planner(request), clock=lambda: self.now_s
+        )
         self.http = TestClient(create_app(self.shell), raise_server_exceptions=False)
 
     def add_token(self, role: str, name: str) -> None:
@@ -284,7 +288,7 @@ def test_a_planner_that_breaks_ends_the_job_with_the_reason(server: Server) -> N
     """A planner's own error, or a bug in it, is the job's reason and not the server's end."""
     for site in (EAST, WEST):
         server.sync(report(site))
-    server.shell._planner_queue.planner = lambda *_: 1 / 0  # type: ignore[assignment]
+    server.planner = lambda *_: 1 / 0  # type: ignore[assignment]
     found = server.submit()
     server.until(lambda: server.job(found.id).state == "failed")
     assert "the planner failed" in server.job(found.id).reason

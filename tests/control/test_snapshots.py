@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,21 +13,24 @@ from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.service.control_service import ControlService
 from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent, CoordinatorActor
 from isthmus.control.state.coordinator_config import CoordinatorConfig
-from isthmus.control.state.events import AgentReported, JobCancelled, JobSubmitted
+from isthmus.control.state.events import AgentReported, Event, JobCancelled, JobSubmitted
 from isthmus.control.store import snapshot_file as module
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import MemoryStore
+from isthmus.core.errors import UnavailableError
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
 
 
 class Life:
     """One life of an actor on a store, with the snapshots of a folder; `told` are the events it observed."""
 
-    def __init__(self, store: MemoryStore, folder: Path, rules: CoordinatorConfig | None = None) -> None:
+    def __init__(
+        self, store: MemoryStore, folder: Path, rules: CoordinatorConfig | None = None, code: str | None = None
+    ) -> None:
         self.told: list[int] = []
         self.resumed_at = 0
         self.actor = CoordinatorActor(
-            store, self._observe, rules, snapshot_file=SnapshotFile(folder), on_snapshot_loaded=self._resume
+            store, self._observe, rules, snapshot_file=SnapshotFile(folder, code), on_snapshot_loaded=self._resume
         )
 
     def _observe(self, folded: AppliedEvent) -> None:
@@ -67,9 +71,7 @@ def test_a_start_folds_only_what_follows_and_has_the_same_state(store: MemorySto
     assert [number for number, _ in store.events(5)] == [6]
 
 
-def test_a_snapshot_of_another_log_code_or_rules_is_passed_over(
-    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_of_another_log_code_or_rules_is_passed_over(store: MemoryStore, tmp_path: Path) -> None:
     """It is a cache: whatever it does not fit, the log is folded whole."""
     first = Life(store, tmp_path)
     first.submit("a")
@@ -80,8 +82,7 @@ def test_a_snapshot_of_another_log_code_or_rules_is_passed_over(
     assert Life(other, tmp_path).told == [1, 2, 3, 4, 5]
     assert Life(MemoryStore(), tmp_path).resumed_at == 0
     assert Life(store, tmp_path, CoordinatorConfig(retry_s=9)).resumed_at == 0
-    monkeypatch.setattr(module, "_code_fingerprint", lambda: "newer")
-    assert Life(store, tmp_path).told == [1, 2, 3]
+    assert Life(store, tmp_path, code="newer").told == [1, 2, 3]
 
 
 @pytest.mark.parametrize("damage", ["", "{}\n", "no json\n", "cut", "flipped"])
@@ -104,25 +105,42 @@ def test_a_snapshot_makes_nothing_but_data(caplog: pytest.LogCaptureFixture) -> 
     """A body that names any other thing, even of isthmus, is refused before that is called."""
     for body in (pickle.dumps(print), pickle.dumps(module.serialize_state), pickle.dumps(logging.Handler)):
         with pytest.raises(pickle.UnpicklingError, match="not allowed in a snapshot"):
-            module._SafeUnpickler(__import__("io").BytesIO(body)).load()
+            module.SafeUnpickler(__import__("io").BytesIO(body)).load()
 
 
-def test_a_failed_append_folds_from_the_snapshot(store: MemoryStore, tmp_path: Path) -> None:
+class Full(MemoryStore):
+    """A store that is full while `full`."""
+
+    full = False
+
+    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+        if self.full:
+            raise UnavailableError("the disk is full")
+        return super().append(events, expected_last)
+
+
+def test_a_failed_append_folds_from_the_snapshot(tmp_path: Path) -> None:
     """Where the coordinator is discarded, the next begins behind the snapshot; no event is observed twice."""
+    store = Full()
+    store.append([AgentReported.from_report(report(site), 0.5) for site in (EAST, WEST)])
     life = Life(store, tmp_path)
     life.submit("a")
     life.actor.save_snapshot()
-    life.actor._coordinator = None
+    store.full = True
+    with pytest.raises(UnavailableError):
+        life.submit("lost")
+    store.full = False
     life.submit("b")
     assert life.told == [1, 2, 3, 4]
     assert life.views() == Life(store, tmp_path / "none").views()
 
 
-def test_followers_and_meters_know_the_jobs_of_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followers_and_meters_know_the_jobs_of_a_snapshot(tmp_path: Path) -> None:
     """A server that starts behind a snapshot streams and counts what one does that folds the whole log."""
-    monkeypatch.setattr("isthmus.control.service.control_service.SNAPSHOT_INTERVAL_EVENTS", 1)
     store = MemoryStore()
-    first = ControlService(store, POOL, planner=plan_across, snapshot_file=SnapshotFile(tmp_path))
+    first = ControlService(
+        store, POOL, planner=plan_across, snapshot_file=SnapshotFile(tmp_path), snapshot_interval_events=1
+    )
     asked = [first.submissions.submit_request(user, submission()) for user in ("ann", "bob")]
     kept, gone = (request.value() for request in first.execute(asked))
     first.tick()

@@ -89,11 +89,11 @@ def test_a_full_disk_fails_the_append_and_keeps_the_rest(tmp_path: Path) -> None
     """An append that finds no space raises, is not half kept, and later ones succeed once there is space."""
     store = SqliteStore(tmp_path / "pool.db")
     store.append([event(1)])
-    pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
-    store._writer.execute(f"PRAGMA max_page_count = {pages}")
+    pages = store.writer.execute("PRAGMA page_count").fetchone()[0]
+    store.writer.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(UnavailableError, match=r"pool\.db cannot be used: database or disk is full"):
         store.append([event(number) for number in range(2000)])
-    store._writer.execute("PRAGMA max_page_count = 1000000")
+    store.writer.execute("PRAGMA max_page_count = 1000000")
     assert [one for _, one in store.events()] == [event(1)]
     assert store.append([event(2)]) == 2
     store.close()
@@ -145,13 +145,13 @@ def test_waiting_writers_share_a_flush(tmp_path: Path) -> None:
     """While one write is being flushed, all that arrive are committed together by the next (group commit)."""
     store = SqliteStore(tmp_path / "pool.db")
     commits: list[str] = []
-    store._writer.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
-    store._group_commit.lock.acquire()
+    store.writer.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+    store.group_commit.lock.acquire()
     with ThreadPoolExecutor(8) as pool:
         appends = [pool.submit(store.append, [event(number)]) for number in range(8)]
-        while len(store._group_commit.queue) < 8:
+        while len(store.group_commit.queue) < 8:
             pass
-        store._group_commit.lock.release()
+        store.group_commit.lock.release()
     assert sorted(done.result() for done in appends)[-1] == 8
     assert len(commits) == 1
     store.close()
@@ -161,13 +161,13 @@ def test_bad_data_of_one_writer_fails_nobody_elses_write(tmp_path: Path) -> None
     """Of writes that wait together only the one that cannot be stored fails, with an error about its data."""
     store = SqliteStore(tmp_path / "pool.db")
     huge = StepMetrics(job="j", attempt=1, rank=0, step=2**70, values={})
-    store._group_commit.lock.acquire()
+    store.group_commit.lock.acquire()
     with ThreadPoolExecutor(3) as pool:
         good = [pool.submit(store.append, [event(number)]) for number in range(2)]
         bad = pool.submit(store.append_metrics, [huge])
-        while len(store._group_commit.queue) < 3:
+        while len(store.group_commit.queue) < 3:
             pass
-        store._group_commit.lock.release()
+        store.group_commit.lock.release()
     assert sorted(done.result() for done in good) == [1, 2]
     with pytest.raises(InputError, match="too large to be stored"):
         bad.result()

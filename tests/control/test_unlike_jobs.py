@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.placement import (
-    FreeResources,
-    PlanRequest,
-    place_plan,
-    plan_requirement_of,
-    propose_plans,
-)
+from isthmus.control.placement import FreeResources, PlanRequest, place_plan, plan_requirement_of, propose_plans
 from isthmus.control.placement.relocate_plan import relocate_plan
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.model import load_model

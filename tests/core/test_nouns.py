@@ -10,12 +10,7 @@ from pydantic import ValidationError
 
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import IsthmusError, ModelError
-from isthmus.core.link_throughput import (
-    WIRE_OVERHEAD,
-    cubic_bytes_per_s,
-    effective_bytes_per_s,
-    transfer_time_s,
-)
+from isthmus.core.link_throughput import WIRE_OVERHEAD, cubic_bytes_per_s, effective_bytes_per_s, transfer_time_s
 from isthmus.core.model import load_model, require_trainable
 from isthmus.core.plan import Plan, RankAssignment, Stage, group_replicas_by_cluster
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool, VirtualChip

@@ -6,12 +6,7 @@ from hypothesis import strategies as st
 
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError
-from isthmus.plan.profile.chip_score import (
-    DimensionWeights,
-    evaluate_chips,
-    model_weights,
-    render_chip_scores,
-)
+from isthmus.plan.profile.chip_score import DimensionWeights, evaluate_chips, model_weights, render_chip_scores
 from isthmus.plan.profile.layer_matrix import layer_matrix
 from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.published import published

@@ -10,13 +10,7 @@ from isthmus.core.errors import InputError
 from isthmus.core.pool import Link
 from isthmus.sim.kernel import Kernel
 from isthmus.sim.links.link_queue import LINK_QUEUES
-from isthmus.sim.links.simulated_link import (
-    Interference,
-    SimulatedLink,
-    send_end_s,
-    simulated_link,
-    transferable_bytes,
-)
+from isthmus.sim.links.simulated_link import Interference, SimulatedLink, send_end_s, simulated_link, transferable_bytes
 
 sizes = st.floats(1, 1e4)
 interferences = st.builds(

@@ -16,13 +16,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from isthmus.core.errors import UnavailableError
-from isthmus.train.checkpoint.dcp_layout import (
-    TensorShard,
-    rank_file_name,
-    read_shards,
-    write_metadata,
-    write_shards,
-)
+from isthmus.train.checkpoint.dcp_layout import TensorShard, rank_file_name, read_shards, write_metadata, write_shards
 
 Model = dict[str, torch.Tensor]
 

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 
 from isthmus.core.errors import ModelError, PlanError
 from isthmus.train.model.stage_model import EMBEDDING_WEIGHT, HEAD_WEIGHT, StageModel, build_stage, token_loss
-from tests.train.small_models import (
-    NUM_LAYERS,
-    VARIANTS,
-    VOCABULARY,
-    save_model,
-    token_ids,
-    write_config,
-)
+from tests.train.small_models import NUM_LAYERS, VARIANTS, VOCABULARY, save_model, token_ids, write_config
 
 any_variant = pytest.mark.parametrize("variant", VARIANTS)
 cuts = st.sets(st.integers(1, NUM_LAYERS - 1)).map(lambda inner: [0, *sorted(inner), NUM_LAYERS])

@@ -10,6 +10,7 @@ from isthmus.plan.export.megatron import to_megatron
 from isthmus.plan.export.plan_export import PlanExport
 from isthmus.plan.export.torchtitan import to_torchtitan
 from isthmus.plan.export.training_logs import LogFormat, read_training_log
+from isthmus.plan.memory.kv_cache_limits import parse_lengths, serving_limits
 from isthmus.plan.memory.memory_table import MeshDegrees, memory_table
 from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.profile.chip_score import DimensionWeights, evaluate_chips, model_weights, render_chip_scores
@@ -39,7 +40,7 @@ from isthmus.plan.time.measured_shapes import calibrate_shapes
 from isthmus.plan.time.micro_benchmarks import Measurement, ShapeTiming, Timing, calibrate_chip, calibrate_links
 from isthmus.plan.time.model_flops import mfu_fraction
 from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
-from isthmus.plan.time.predict import PlanForecast, estimate_s, predict
+from isthmus.plan.time.predict import PlanForecast, estimate_s, pipeline_bounds, predict
 from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS
 
 __all__ = [
@@ -93,6 +94,8 @@ __all__ = [
     "model_weights",
     "observations",
     "overfull_stages",
+    "parse_lengths",
+    "pipeline_bounds",
     "predict",
     "profile_model",
     "read_training_log",
@@ -103,6 +106,7 @@ __all__ = [
     "save_calibration",
     "score_plan",
     "search_plans",
+    "serving_limits",
     "stage_memory",
     "suggest_changes",
     "summarise_log",

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from isthmus.core.errors import PlanError
-from isthmus.schedule.operation import Operation, OperationKind, Schedule
+from isthmus.schedule.operation import WAIT_OF, Operation, OperationKind, Schedule
 
 _RECEIVE_OF: dict[OperationKind, OperationKind] = {
     "forward": "receive_forward",
@@ -30,12 +30,6 @@ _SEND_OF: dict[OperationKind, OperationKind] = {
     "forward": "send_forward",
     "backward": "send_backward",
     "backward_input": "send_backward",
-}
-_WAIT_OF: dict[OperationKind, OperationKind] = {
-    "send_forward": "wait_send_forward",
-    "receive_forward": "wait_receive_forward",
-    "send_backward": "wait_send_backward",
-    "receive_backward": "wait_receive_backward",
 }
 
 
@@ -109,7 +103,7 @@ def _communication(kinds: dict[OperationKind, OperationKind], one: Operation) ->
 
 
 def _wait_for(one: Operation) -> Operation:
-    return Operation(_WAIT_OF[one.kind], one.micro_batch, one.chunk)
+    return Operation(WAIT_OF[one.kind], one.micro_batch, one.chunk)
 
 
 def _add_to_stage(flow: _DataFlow, stage: int, receive_ahead: int, max_pending_sends: float) -> Iterator[Operation]:

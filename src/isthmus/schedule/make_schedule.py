@@ -8,7 +8,7 @@ from isthmus.core.errors import PlanError
 from isthmus.schedule.add_communication import require_counts
 from isthmus.schedule.dualpipe import dualpipe
 from isthmus.schedule.interleaved import interleaved
-from isthmus.schedule.operation import Operation, OperationKind, Schedule
+from isthmus.schedule.operation import WAIT_OF, Operation, OperationKind, Schedule
 from isthmus.schedule.overlapped import overlapped
 from isthmus.schedule.zero_bubble import zero_bubble
 
@@ -98,7 +98,7 @@ class _StageCommunication:
     def exchange(self, *pairs: tuple[OperationKind, int]) -> list[Operation]:
         """Return operations that start all transfers, (kind, micro_batch) pairs, then wait for each."""
         kept = [Operation(kind, m) for kind, m in pairs if not self._is_omitted(kind)]
-        return kept + [Operation(_WAIT_OF[one.kind], one.micro_batch) for one in kept]
+        return kept + [Operation(WAIT_OF[one.kind], one.micro_batch) for one in kept]
 
     def forward_with_exchanges(self, m: int) -> list[Operation]:
         """Receive, compute, send."""
@@ -119,14 +119,6 @@ class _StageCommunication:
     def _is_omitted(self, kind: OperationKind) -> bool:
         before = kind in ("receive_forward", "send_backward")
         return self.is_first if before else self.is_last
-
-
-_WAIT_OF: dict[OperationKind, OperationKind] = {
-    "send_forward": "wait_send_forward",
-    "receive_forward": "wait_receive_forward",
-    "send_backward": "wait_send_backward",
-    "receive_backward": "wait_receive_backward",
-}
 
 
 def _one_f_one_b_stage(communication: _StageCommunication, warm_up: int, num_micro_batches: int) -> Iterator[Operation]:

@@ -28,6 +28,14 @@ and never block; the `wait_*` of the same name blocks until it completes. `*_for
 the next stage, `*_backward` their gradients to the previous one. `update` applies the optimizer after the
 last backward."""
 
+WAIT_OF: dict[OperationKind, OperationKind] = {
+    "send_forward": "wait_send_forward",
+    "receive_forward": "wait_receive_forward",
+    "send_backward": "wait_send_backward",
+    "receive_backward": "wait_receive_backward",
+}
+"""The operation that waits for each transfer."""
+
 
 @dataclass(frozen=True)
 class Operation:

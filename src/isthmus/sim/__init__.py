@@ -1,6 +1,7 @@
 """Discrete-event simulation of training: schedules, replicas, links and failures on a virtual clock."""
 
 from isthmus.sim.failures import CheckpointInterval, Failure, FailureResult, draw_failures, simulate_failures
+from isthmus.sim.iteration.replica_bounds import ReplicaBounds, replica_bounds
 from isthmus.sim.iteration.simulate_training import simulate_training
 from isthmus.sim.iteration.simulated_training import Replica, SimulatedTraining, StageLoad
 from isthmus.sim.kernel import Kernel, ProcessGenerator
@@ -22,6 +23,7 @@ __all__ = [
     "PipelineResult",
     "ProcessGenerator",
     "Replica",
+    "ReplicaBounds",
     "SimulatedLink",
     "SimulatedTraining",
     "SimulationResult",
@@ -31,6 +33,7 @@ __all__ = [
     "best_warm_up",
     "chrome_trace",
     "draw_failures",
+    "replica_bounds",
     "run_pipeline",
     "simulate_failures",
     "simulate_training",

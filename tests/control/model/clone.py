@@ -19,7 +19,7 @@ Copier = Callable[[Any, Memo], Any]
 
 _OBJECTS: dict[type, tuple[str, ...]] = {
     SiteMachine: ("site", "next_due_s"),
-    Coordinator: ("state", "_admitted"),
+    Coordinator: ("state", "admitted"),
     DeviceIdAllocator: ("_holder_by_device", "_claimer_by_device"),
 }
 """Classes that are no data classes, with the attributes that change."""
@@ -108,9 +108,7 @@ def _device_ids(thing: DeviceIdAllocator, memo: Memo) -> DeviceIdAllocator:
     """Share the inventory, which never changes."""
     copy = memo[id(thing)] = object.__new__(DeviceIdAllocator)
     copy.__dict__.update(thing.__dict__)
-    copy.__dict__.update(
-        _holder_by_device=dict(thing._holder_by_device), _claimer_by_device=dict(thing._claimer_by_device)
-    )
+    copy.__dict__.update({name: dict(thing.__dict__[name]) for name in _OBJECTS[DeviceIdAllocator]})
     return copy
 
 

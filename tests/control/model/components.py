@@ -80,10 +80,10 @@ class Components:
         self.reports, self.orders = Counted(things=[], numbers={}), Counted(things=[], numbers={})
         self.known = Counted(things=[], numbers={})
         self.server_facts, self.site_facts = Facts[ServerFacts](), Facts[SiteFacts]()
-        self._looks: dict[int, tuple[int, int]] = {}
-        self._heard: dict[tuple[int, int, int], Heard] = {}
+        self.looks: dict[int, tuple[int, int]] = {}
+        self.heard: dict[tuple[int, int, int], Heard] = {}
         self._ordered: dict[tuple[int, int], int] = {}
-        self._answers: dict[tuple[int, int, int], int] = {}
+        self.answers: dict[tuple[int, int, int], int] = {}
         self._shelf: Shelf = {}
         self._restarts: dict[int, Heard] = {}
 
@@ -127,7 +127,7 @@ class Components:
     def of_server(self, number: int, faulty: bool) -> list[Effect]:
         """Return the steps of a server alone."""
         steps = (self.rules.faults if faulty else self.rules.steps)(self.server(number))
-        return [Effect(kind, name, heard=self._told(number, told)) for kind, name, told in steps]
+        return [Effect(kind, name, heard=self.hear_told(number, told)) for kind, name, told in steps]
 
     def of_both(self, server: int, at: int, number: int, faulty: bool) -> list[Effect]:
         """Return the steps that are a message between a server and the site at one of its places."""
@@ -136,7 +136,7 @@ class Components:
             looked, report = self._look(number)
             heard = self._hear(server, at, report)
             after = heard.placed
-            orders = self._order(after.server, after.order[at])
+            orders = self.order_at(after.server, after.order[at])
             for place, (kind, name, _) in enumerate(EXCHANGES):
                 if (kind == Kind.FAULT) == faulty:
                     found.append(Effect(kind, name, heard, self._answer(looked, orders, place)))
@@ -153,28 +153,28 @@ class Components:
             found.append(Effect(Kind.ORDINARY, "has a late report arrive", heard, self.put(without)))
         return found
 
-    def _told(self, server: int, told: Told) -> Heard:
+    def hear_told(self, server: int, told: Told) -> Heard:
         if not told.events:
             return Heard(Placed(server, tuple(range(len(self.scenario.sites)))), (), "")
         return Heard(self.place(told.coordinator), told.ended, told.wrong)
 
     def _look(self, number: int) -> tuple[int, int]:
         """Return the site after its agent has looked, and its report."""
-        if number not in self._looks:
+        if number not in self.looks:
             after = self.site(number).copy()
             report = after.look()
-            self._looks[number] = self.put(after), self.reports.number(report_key(report), report)
-        return self._looks[number]
+            self.looks[number] = self.put(after), self.reports.number(report_key(report), report)
+        return self.looks[number]
 
     def _hear(self, server: int, at: int, report: int) -> Heard:
         key = server, at, report
-        if key not in self._heard:
+        if key not in self.heard:
             said: AgentReport = self.reports.things[report]
             told = self.rules.hear(self.server(server), self.scenario.sites[at], said)
-            self._heard[key] = self._told(server, told)
-        return self._heard[key]
+            self.heard[key] = self.hear_told(server, told)
+        return self.heard[key]
 
-    def _order(self, server: int, at: int) -> int:
+    def order_at(self, server: int, at: int) -> int:
         key = server, at
         if key not in self._ordered:
             orders = self.rules.orders(self.server(server), self.scenario.sites[at])
@@ -184,21 +184,21 @@ class Components:
     def _answer(self, looked: int, orders: int, place: int) -> int:
         """Return what becomes of a site that has looked where the answer fares as in `EXCHANGES[place]`."""
         key = looked, orders, place
-        if key not in self._answers:
+        if key not in self.answers:
             site = self.site(looked).copy()
             EXCHANGES[place][2](site, self.orders.things[orders])
-            self._answers[key] = self.put(site)
-        return self._answers[key]
+            self.answers[key] = self.put(site)
+        return self.answers[key]
 
     def _restart(self, server: int) -> Heard:
         if server not in self._restarts:
-            self._restarts[server] = self._told(server, self.rules.restart(self.server(server)))
+            self._restarts[server] = self.hear_told(server, self.rules.restart(self.server(server)))
         return self._restarts[server]
 
 
 def _forget_stories(coordinator: Coordinator) -> None:
     """Let go of what is only there to be told: there are many coordinators."""
-    coordinator._admitted = None
+    coordinator.admitted = None
     for job in coordinator.state.jobs.values():
         job.history = JobHistory()
         for part in job.parts.values():

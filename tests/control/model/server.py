@@ -80,7 +80,7 @@ class Server:
         if not coordinator.admit(event):
             return Told(coordinator=coordinator)
         after, todo = clone(coordinator), [event]
-        coordinator._admitted = None
+        coordinator.admitted = None
         events, ended, wrong = list[Event](), list[tuple[str, int]](), ""
         while todo:
             now = todo.pop(0)

@@ -52,9 +52,9 @@ Found = tuple[Ints, Ints, Ints, Columns]
 class States:
     """The states of a scenario, and their steps."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, components: type[Components] = Components) -> None:
         self.scenario = scenario
-        self.parts = Components(scenario)
+        self.parts = components(scenario)
         self.num_sites = len(scenario.sites)
         self._wishes = {kind: num for kind, num in scenario.wishes.items() if num}
         self._all_left = math.prod(num + 1 for num in self._wishes.values()) - 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.control.model.canonical import Key
+from tests.control.model.components import Components
 from tests.control.model.kinds import Kind
 from tests.control.model.pool import Pool, World, whole_key
 from tests.control.model.rows import Flags, Ints
@@ -58,9 +59,11 @@ class _Level:
 
 
 class _Sweep:
-    def __init__(self, scenario: Scenario, progress: Callable[[Swept], None] | None) -> None:
+    def __init__(
+        self, scenario: Scenario, progress: Callable[[Swept], None] | None, components: type[Components]
+    ) -> None:
         self.scenario, self.progress = scenario, progress
-        self.all = States(scenario)
+        self.all = States(scenario, components)
         self.met = np.empty(0, dtype=np.int64)
         self.levels, self.found = list[_Level](), Swept(all=self.all)
 
@@ -190,11 +193,16 @@ class _Sweep:
         raise AssertionError("a state that nothing leads to")
 
 
-def sweep(scenario: Scenario, *, progress: Callable[[Swept], None] | None = None) -> Swept:
+def sweep(
+    scenario: Scenario,
+    *,
+    progress: Callable[[Swept], None] | None = None,
+    components: type[Components] = Components,
+) -> Swept:
     """Look at every state of a scenario; stop at the first that is wrong."""
     gc.disable()
     try:
-        return _Sweep(scenario, progress).run()
+        return _Sweep(scenario, progress, components).run()
     finally:
         gc.enable()
         gc.unfreeze()

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import logging
 import random
-import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +23,7 @@ from isthmus.core.errors import ConflictError, InputError, UnavailableError
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
 from isthmus.core.state_folder_lock import lock_state_folder
+from isthmus.core.stop_signals import handled_stop_signals
 from isthmus.wan import PortRange
 
 FAST_POLL_S = 0.05
@@ -140,7 +138,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     """
     stop = stop or threading.Event()
     with (
-        _stop_on_signals(stop),
+        handled_stop_signals(lambda *_: stop.set()),
         lock_state_folder(config.state, "agent"),
         SyncClient(config.server, config.token, config.cluster.name, config.ca) as exchange,
     ):
@@ -204,18 +202,3 @@ def _stop_workers(service: AgentService) -> None:
     while not service.stopped:
         time.sleep(FAST_POLL_S)
         service.tick()
-
-
-@contextmanager
-def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` on SIGINT and SIGTERM; no effect outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

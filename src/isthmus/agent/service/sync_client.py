@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 from pydantic import ValidationError
 
-from isthmus.core.errors import (
-    AuthError,
-    ConflictError,
-    InputError,
-    IsthmusError,
-    ProtocolError,
-    UnavailableError,
-)
-from isthmus.core.messages.agent_messages import (
-    PROTOCOL_VERSION,
-    AgentOrders,
-    AgentReport,
-    protocol_version_of,
-)
+from isthmus.core.errors import AuthError, ConflictError, InputError, IsthmusError, ProtocolError, UnavailableError
+from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport, protocol_version_of
 
 _TIMEOUT_S = 5.0
 _ERRORS: dict[int, type[IsthmusError]] = {
@@ -55,9 +42,7 @@ class SyncClient:
     def __enter__(self) -> SyncClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def sync(self, report: AgentReport) -> AgentOrders:

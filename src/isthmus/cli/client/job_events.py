@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from types import TracebackType
 
 from httpx_sse import ServerSentEvent
 
@@ -40,9 +39,7 @@ class JobEvents:
     def __enter__(self) -> JobEvents:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stream.close()
 
     def wait(self) -> None:

@@ -8,11 +8,10 @@ from typing import Annotated, get_args
 import typer
 
 from isthmus.cli.command import command
-from isthmus.cli.commands.plan_commands import PANEL
+from isthmus.cli.commands.plan_commands import PANEL, find_chips
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.core.chip import Chip, Precision, chip_catalogue
+from isthmus.core.chip import Precision
 from isthmus.core.errors import InputError
-from isthmus.core.files.user_files import load_pool
 from isthmus.core.model import load_model
 from isthmus.plan import (
     DimensionWeights,
@@ -56,7 +55,7 @@ def score_chips(
     """Score chips by compute, memory and communication, each relative to the best of them."""
     if weights is not None and model is not None:
         raise InputError("both --weights and --model", hint="give one: --model computes the weights")
-    compared = _chips(chips, pool)
+    compared = find_chips(chips, pool)
     weighed = DimensionWeights.parse(weights) if weights is not None else DimensionWeights()
     if model is not None:
         rows = layer_matrix(profile_model(load_model(model)), sequence_length=sequence, num_tokens=sequence)
@@ -68,12 +67,3 @@ def score_chips(
         {"precision": precision, "weights": shares, "chips": [vars(one) for one in scores]},
         lambda: f"{head}\n\n{render_chip_scores(scores)}",
     )
-
-
-def _chips(names: list[str] | None, pool: Path | None) -> list[Chip]:
-    """Return the named chips, or all, of the catalogue and the pool file; raise `InputError` for an unknown name."""
-    known = {**chip_catalogue(), **({chip.name: chip for chip in load_pool(pool).chips} if pool else {})}
-    for name in names or ():
-        if name not in known:
-            raise InputError(f"unknown chip '{name}'", hint="available: " + ", ".join(known))
-    return [known[name] for name in dict.fromkeys(names or known)]

@@ -13,6 +13,7 @@ from rich.text import Text
 from isthmus.cli.command import command
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.tables import table
+from isthmus.core.chip import Chip, chip_catalogue
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_plan, load_pool
 from isthmus.core.model import load_model
@@ -29,10 +30,13 @@ from isthmus.plan import (
     load_calibration,
     load_runs,
     memory_table,
+    parse_lengths,
+    pipeline_bounds,
     predict,
     profile_model,
     render_communication,
     render_layer_matrix,
+    serving_limits,
 )
 from isthmus.sim import chrome_trace, timeline_page
 
@@ -52,6 +56,15 @@ ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging F
 def read_calibration(path: Path | None) -> Calibration:
     """Return the calibration from a file, or the data-sheet calibration."""
     return load_calibration(path) if path else DATA_SHEET
+
+
+def find_chips(names: list[str] | None, pool: Path | None) -> list[Chip]:
+    """Return the named chips, or all, of the catalogue and the pool file; raise `InputError` for an unknown name."""
+    known = {**chip_catalogue(), **({chip.name: chip for chip in load_pool(pool).chips} if pool else {})}
+    for name in names or ():
+        if name not in known:
+            raise InputError(f"unknown chip '{name}'", hint="available: " + ", ".join(known))
+    return [known[name] for name in dict.fromkeys(names or known)]
 
 
 def model_path(plan: Plan, given: str | None) -> str:
@@ -83,19 +96,21 @@ def simulate(
 ) -> None:
     """Simulate one iteration of a plan: time, throughput, bubbles, communication, memory, links."""
     given = load_plan(plan)
-    forecast = predict(
-        given,
-        load_pool(pool),
-        load_model(model_path(given, model)),
-        read_calibration(calibration),
-        seed=seed,
-        details=bool(trace or page),
-    )
+    inputs = given, load_pool(pool), load_model(model_path(given, model)), read_calibration(calibration)
+    forecast, bounds = predict(*inputs, seed=seed, details=bool(trace or page)), pipeline_bounds(*inputs)
     if trace:
         _write_text(trace, json.dumps(chrome_trace(forecast.result)))
     if page:
         _write_text(page, timeline_page(forecast.result, f"{given.id}: one iteration"))
-    env.answer(forecast.as_dict(), lambda: render_forecast(forecast))
+    path = (
+        f"The critical path of a pipeline takes {format_seconds(bounds.critical_path_s)} "
+        f"({bounds.critical_path_s / forecast.iteration_s:.0%} of the iteration); its operations and messages "
+        f"one after another take {format_seconds(bounds.serial_s)}."
+    )
+    env.answer(
+        {**forecast.as_dict(), "bounds": bounds._asdict()},
+        lambda: Group(render_forecast(forecast), Text(""), Text(path)),
+    )
 
 
 def _write_text(file: Path, text: str) -> None:
@@ -238,6 +253,7 @@ def profile(
     examples=[
         "isthmus memory config.json --parallel tp=4,pp=4,cp=4,ep=32 --sequence 32768",
         "isthmus memory config.json --parallel tp=8 --sequence 8192 --inference --json",
+        "isthmus memory config.json --parallel tp=8 --inference --chip H20 --lengths 1024,2048,32768",
         "isthmus memory config.json --parallel tp=4,pp=4 --sequence 32768 --accounting report",
     ],
 )
@@ -250,13 +266,30 @@ def memory(
     accounting: Annotated[
         Literal["default", "report"], typer.Option(metavar="default|report", help="Accounting rules.")
     ] = "default",
+    chip: Annotated[
+        str | None, typer.Option(metavar="CHIP", help="With --inference: count the sequences that fit on it.")
+    ] = None,
+    lengths: Annotated[
+        str | None, typer.Option(metavar="TOKENS,...", help="Measured lengths, with --chip (default: --sequence).")
+    ] = None,
 ) -> None:
     """Print memory per chip: weights by group, gradients, optimizer, activations of a layer, KV cache."""
+    if chip is not None and not inference:
+        raise InputError("--chip without --inference", hint="training keeps no KV cache: add --inference")
+    if lengths is not None and chip is None:
+        raise InputError("--lengths without --chip", hint="add --chip, whose memory holds the sequences")
     degrees = MeshDegrees.parse(parallel)
     answer = memory_table(
         load_model(model), degrees, sequence_length=sequence, inference=inference, accounting=accounting
     )
+    if chip is not None:
+        sample = parse_lengths(lengths) if lengths is not None else (sequence,)
+        answer["concurrent_sequences"] = serving_limits(answer, find_chips([chip], None)[0].memory_bytes, sample)
     env.answer(answer, lambda: table("", ("item", "bytes", ""), _flatten(answer), "bytes"))
+
+
+_COUNTS = frozenset({"layers_per_chip", "by_maximum", "by_mean", "by_distribution", "tightest_length"})
+"""Entries of the table that are no bytes."""
 
 
 def _flatten(value: dict[str, Any], path: str = "") -> list[tuple[str, str, str]]:
@@ -266,7 +299,7 @@ def _flatten(value: dict[str, Any], path: str = "") -> list[tuple[str, str, str]
         name = f"{path}{key}"
         if isinstance(one, dict):
             rows += _flatten(one, f"{name}.")
-        elif isinstance(one, str) or key == "layers_per_chip":
+        elif isinstance(one, str) or key in _COUNTS:
             rows.append((name, str(one), ""))
         else:
             rows.append((name, f"{one:,.0f}", format_bytes(one)))

@@ -50,7 +50,8 @@ class Coordinator:
 
     def __init__(self, config: CoordinatorConfig | None = None) -> None:
         self.state = PoolState(config=config or CoordinatorConfig())
-        self._admitted: Event | None = None
+        self.admitted: Event | None = None
+        """The event that `admit` has accepted and `handle` has not applied yet."""
 
     @classmethod
     def replay(cls, events: Iterable[Event], config: CoordinatorConfig | None = None) -> Coordinator:
@@ -76,7 +77,7 @@ class Coordinator:
         allowed now. `Restarted` is never admitted: pass it to `handle` without logging it.
         """
         admitted = EVENT_RULES[type(event)].admit(self.state, event)
-        self._admitted = event if admitted else None
+        self.admitted = event if admitted else None
         return admitted
 
     def handle(self, event: Event) -> list[Instruction]:
@@ -88,7 +89,7 @@ class Coordinator:
         if isinstance(event, Restarted):
             rule.handle(state, event)
             return [self._planner_request(job) for job in state.live_jobs.values() if job.planner_input]
-        known, self._admitted = self._admitted is event, None
+        known, self.admitted = self.admitted is event, None
         if not known and not rule.admit(state, event):
             return []
         state.changed_jobs.clear()

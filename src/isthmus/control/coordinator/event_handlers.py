@@ -26,13 +26,7 @@ from isthmus.control.state.events import (
 )
 from isthmus.control.state.job_records import WAITING_STATES, ClusterVictim, JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord
-from isthmus.control.state.update_indexes import (
-    index_job,
-    reindex_job,
-    set_state_deadline,
-    unindex_job,
-    unpark,
-)
+from isthmus.control.state.update_indexes import index_job, reindex_job, set_state_deadline, unindex_job, unpark
 from isthmus.core.pool_resource import PoolResource
 
 

@@ -91,14 +91,13 @@ def _send_planner_request(state: PoolState, job: JobRecord, now_s: float) -> Non
 
     Sites at which a check of the job has failed are left out.
     """
-    storage, gbps = ledger.free_storage_and_links(state)
-    chips = ledger.total_chips(state) if job.for_whole_pool else ledger.copy_free_chips(state)
+    storage, gbps = ({}, {}) if job.for_whole_pool else ledger.free_storage_and_links(state)
     if job.for_whole_pool:
-        storage, gbps = {}, {}
-    elif job.number not in state.indexes.reservers:
-        for (_, cluster, group), kept in ledger.chip_needs(state.indexes.reserved).items():
-            if group in chips.get(cluster, {}):
-                chips[cluster][group] = max(0, chips[cluster][group] - kept)
+        chips = ledger.total_chips(state)
+    elif job.number in state.indexes.reservers:
+        chips = ledger.copy_free_chips(state)
+    else:
+        chips = ledger.unreserved_chips(state)
     job.conflicts = valid_conflicts(job.conflicts, now_s, state.config.conflict_valid_s)
     for name in _excluded_clusters(state, job):
         chips.pop(name, None)

@@ -21,10 +21,7 @@ DRY_RUN_JOB_ID = "dry-run"
 def dry_run_requests(state: PoolState, submission: Submission) -> tuple[MakePlans, MakePlans]:
     """Return the planner requests: on the free resources, and on the idle pool."""
     storage, gbps = ledger.free_storage_and_links(state)
-    whole, free = ledger.total_chips(state), ledger.copy_free_chips(state)
-    for (_, cluster, group), kept in ledger.chip_needs(state.indexes.reserved).items():
-        if group in free.get(cluster, {}):
-            free[cluster][group] = max(0, free[cluster][group] - kept)
+    whole, free = ledger.total_chips(state), ledger.unreserved_chips(state)
     clusters = tuple(state.clusters[name].cluster for name in free)
     now = MakePlans(
         job_id=DRY_RUN_JOB_ID,

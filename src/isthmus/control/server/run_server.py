@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
-import signal
 import socket
 import threading
 import time
@@ -32,6 +31,7 @@ from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.loopback import is_loopback
 from isthmus.core.pool import Pool
 from isthmus.core.state_folder_lock import lock_state_folder
+from isthmus.core.stop_signals import handled_stop_signals
 
 __all__ = ["ServerConfig", "ServerInfo", "create_app", "run_server"]
 
@@ -232,13 +232,5 @@ class _UvicornServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop the server on SIGINT and SIGTERM; restore the previous handlers afterwards."""
-        if threading.current_thread() is not threading.main_thread():
+        with handled_stop_signals(self.handle_exit):
             yield
-            return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -76,6 +76,7 @@ class ControlService:
         clock: Callable[[], float] = time.time,
         leader_election: LeaderElection | None = None,
         snapshot_file: SnapshotFile | None = None,
+        snapshot_interval_events: int = SNAPSHOT_INTERVAL_EVENTS,
     ) -> None:
         self.store, self.pool_file, self.clock = store, pool_file, clock
         self._constructed = False
@@ -94,7 +95,7 @@ class ControlService:
             self._restore_from_snapshot,
         )
         self._background_writer = BackgroundWriter(self._actor)
-        self._snapshot_event = self._actor.last_event_number
+        self._snapshot_event, self._snapshot_interval = self._actor.last_event_number, snapshot_interval_events
         self._leader = Leader(
             self._actor,
             self._leader_election,
@@ -300,7 +301,7 @@ class ControlService:
         """Save a snapshot once enough events were applied since the last one."""
         since = self._actor.last_event_number - self._snapshot_event
         if (
-            since >= SNAPSHOT_INTERVAL_EVENTS
+            since >= self._snapshot_interval
             and since >= self._query(lambda coordinator: len(coordinator.state.jobs)) // 2
         ):
             self._snapshot_event = self._actor.save_snapshot()

@@ -72,6 +72,11 @@ class PlannerProcess:
             raise PlanError(answer.error)
         return answer.plans
 
+    @property
+    def has_process(self) -> bool:
+        """Whether the planner's process has been started and not killed."""
+        return self._child is not None
+
     def close(self) -> None:
         """Kill the process, even during a search; further calls raise `PlanningEndedError`."""
         self._closed = True

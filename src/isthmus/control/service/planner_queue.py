@@ -40,11 +40,15 @@ class PlannerQueue:
         pool_file: Pool | None,
         clock: Callable[[], float],
         on_result: Callable[[Event], None],
+        *,
+        interactive_timeout_s: float = INTERACTIVE_TIMEOUT_S,
+        max_interactive_requests: int = MAX_INTERACTIVE_REQUESTS,
     ) -> None:
         self.planner = planner
         self._pool_file, self._clock, self._on_result = pool_file, clock, on_result
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
-        self._interactive_slots = threading.BoundedSemaphore(MAX_INTERACTIVE_REQUESTS)
+        self._interactive_timeout_s, self._max_interactive = interactive_timeout_s, max_interactive_requests
+        self._interactive_slots = threading.BoundedSemaphore(max_interactive_requests)
         self._closed = False
 
     def enqueue(self, request: MakePlans) -> None:
@@ -55,23 +59,24 @@ class PlannerQueue:
     def plan_now(self, request: MakePlans) -> PlanSet:
         """Wait for the plans of a request, queued behind earlier ones; no event results.
 
-        Raises `ConflictError` after `INTERACTIVE_TIMEOUT_S` or if `MAX_INTERACTIVE_REQUESTS` requests already wait, and
-        the planner's errors.
+        Raises `ConflictError` after `interactive_timeout_s` or if `max_interactive_requests` already wait, and the
+        planner's errors.
         """
         if self._closed:
             raise PlanningEndedError("the server is shutting down")
         if not self._interactive_slots.acquire(blocking=False):
             raise ConflictError(
-                f"the planner is busy: {MAX_INTERACTIVE_REQUESTS} requests already wait",
+                f"the planner is busy: {self._max_interactive} requests already wait",
                 hint="retry in a moment",
             )
         try:
             future = self._executor.submit(self._make_plans, request)
-            return future.result(INTERACTIVE_TIMEOUT_S)
+            return future.result(self._interactive_timeout_s)
         except TimeoutError as error:
             future.cancel()
             raise ConflictError(
-                f"the planner has not answered within {INTERACTIVE_TIMEOUT_S:g} s: it is busy, or this search is long",
+                f"the planner has not answered within {self._interactive_timeout_s:g} s: "
+                "it is busy, or this search is long",
                 hint="retry in a moment",
             ) from error
         finally:

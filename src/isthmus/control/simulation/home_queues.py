@@ -59,7 +59,7 @@ class PoolContext(Protocol):
     def cancel(self, job: str) -> None:
         """Cancel a job of the pool on behalf of its user."""
 
-    def record_start(self, job: str, *, in_pool: bool) -> None:
+    def record_start(self, job: str) -> None:
         """Record that a job trains."""
 
     def record_end(self, job: str) -> None:
@@ -104,7 +104,7 @@ class HomeQueues:
         progress = world.runs.job_progress[name]
         if status is None:
             home_job.run_number, home_job.started_s = home_job.run_number + 1, world.kernel.now_s
-            world.record_start(name, in_pool=False)
+            world.record_start(name)
             left_s = progress.total_s - progress.saved_s
             world.kernel.call_at(world.kernel.now_s + left_s, self._finish, (name, home_job.run_number))
             if home_job.has_sibling:

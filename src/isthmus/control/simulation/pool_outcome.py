@@ -23,8 +23,6 @@ class JobOutcome:
     ended_s: float | None = None
     # Number of interruptions of its training, by preemption or failure.
     num_interruptions: int = 0
-    # Whether the pool ran it last, rather than its owner's queue.
-    ran_in_pool: bool = False
 
     @property
     def waited_s(self) -> float | None:

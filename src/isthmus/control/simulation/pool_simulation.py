@@ -190,10 +190,9 @@ class PoolSimulation:
         self._hit_by_failure.add(key[0])
         self.agents[site].fail_part(key)
 
-    def record_start(self, job: str, *, in_pool: bool) -> None:
-        """Record that a job trains; `in_pool` is true if the pool runs it."""
+    def record_start(self, job: str) -> None:
+        """Record that a job trains."""
         fate = self.job_outcomes[job]
-        fate.ran_in_pool = in_pool
         if fate.started_s is None:
             fate.started_s = self.kernel.now_s
 
@@ -256,7 +255,7 @@ class PoolSimulation:
         self.agents[site].record_checkpoint((job, attempt), checkpoint)
 
     def _on_run_started(self, job: str) -> None:
-        self.record_start(job, in_pool=True)
+        self.record_start(job)
         self.home_queues.on_pool_start(job)
 
     def _on_run_stopped(self, job: str) -> None:

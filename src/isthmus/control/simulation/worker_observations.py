@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from isthmus.core.messages.agent_messages import VerifiedCheckpoint, WorkerAddress
 from isthmus.site import ObservedWorker, SitePart
 
@@ -24,27 +26,18 @@ def observe_running(part: SitePart, cluster: str, unsaved_s: float = 0.0) -> tup
 def observe_saved(part: SitePart, checkpoint: VerifiedCheckpoint, unsaved_s: float) -> tuple[ObservedWorker, ...]:
     """Return observations that every worker of `part` has verified its share of a checkpoint."""
     share = checkpoint.model_copy(update={"num_bytes": checkpoint.num_bytes // len(part.workers)})
-    return tuple(
-        ObservedWorker(
-            job=part.job,
-            attempt=part.attempt,
-            rank=rank,
-            state="running",
-            protection=share,
-            unsaved_s=unsaved_s,
-        )
-        for rank in part.workers
-    )
+    return _observe(part, state="running", protection=share, unsaved_s=unsaved_s)
 
 
 def observe_exited(part: SitePart, exit_status: int) -> tuple[ObservedWorker, ...]:
     """Return observations that every worker of `part` has exited."""
-    return tuple(
-        ObservedWorker(job=part.job, attempt=part.attempt, rank=rank, state="exited", exit_status=exit_status)
-        for rank in part.workers
-    )
+    return _observe(part, state="exited", exit_status=exit_status)
 
 
 def observe_absent(part: SitePart) -> tuple[ObservedWorker, ...]:
     """Return observations that no worker of `part` was ever started."""
-    return tuple(ObservedWorker(job=part.job, attempt=part.attempt, rank=rank, state="absent") for rank in part.workers)
+    return _observe(part, state="absent")
+
+
+def _observe(part: SitePart, **observed: Any) -> tuple[ObservedWorker, ...]:
+    return tuple(ObservedWorker(job=part.job, attempt=part.attempt, rank=rank, **observed) for rank in part.workers)

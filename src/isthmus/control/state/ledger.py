@@ -230,6 +230,15 @@ def copy_free_chips(state: PoolState) -> dict[str, dict[str, int]]:
     return {name: dict(groups) for name, groups in state.free_chips().items()}
 
 
+def unreserved_chips(state: PoolState) -> dict[str, dict[str, int]]:
+    """Return the chips that can be allocated now and are not reserved for a job, by cluster and node group."""
+    chips = copy_free_chips(state)
+    for (_, cluster, group), kept in chip_needs(state.indexes.reserved).items():
+        if group in chips.get(cluster, {}):
+            chips[cluster][group] = max(0, chips[cluster][group] - kept)
+    return chips
+
+
 def link_kbps(gbps: float) -> int:
     """Return a link's bandwidth in kbit/s."""
     return _kbps(gbps)

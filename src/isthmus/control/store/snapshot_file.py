@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import pickle
 import platform
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import encode_event
 from isthmus.control.state.job_records import PoolState
 from isthmus.control.store.store_interface import Store
+from isthmus.core.messages.worker_folder import write_atomically
 
 SNAPSHOT_FILE_NAME = "snapshot"
 _ALLOWED_CONTAINERS = frozenset(
@@ -46,17 +46,17 @@ _log = logging.getLogger("isthmus.server")
 
 
 class SnapshotFile:
-    """The newest snapshot of one server, a file in `folder`."""
+    """The newest snapshot of one server, a file in `folder`; `code` identifies the code that writes and reads it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / SNAPSHOT_FILE_NAME
+    def __init__(self, folder: Path, code: str | None = None) -> None:
+        self.path, self._code = folder / SNAPSHOT_FILE_NAME, code or _code_fingerprint()
 
     def save(self, store: Store, number: int, body: bytes) -> None:
         """Save `body`, the state after event `number` as returned by `serialize_state`. I/O errors are only logged."""
-        head = {"code": _code_fingerprint(), "event": _event_digest(store, number), "number": number}
+        head = {"code": self._code, "event": _event_digest(store, number), "number": number}
         head |= {"sha256": hashlib.sha256(body).hexdigest()}
         try:
-            _write_atomically(self.path, json.dumps(head).encode() + b"\n" + body)
+            write_atomically(self.path, json.dumps(head).encode() + b"\n" + body, 0o600)
         except OSError as error:
             _log.warning("could not write snapshot %s: %s", self.path, error)
 
@@ -66,11 +66,11 @@ class SnapshotFile:
             line, _, body = self.path.read_bytes().partition(b"\n")
             head = json.loads(line)
             number = int(head["number"])
-            fits = head["code"] == _code_fingerprint() and head["sha256"] == hashlib.sha256(body).hexdigest()
+            fits = head["code"] == self._code and head["sha256"] == hashlib.sha256(body).hexdigest()
             if not fits or head["event"] != _event_digest(store, number):
                 return None
             with gc_paused():
-                state = _SafeUnpickler(io.BytesIO(body)).load()
+                state = SafeUnpickler(io.BytesIO(body)).load()
         except FileNotFoundError:
             return None
         except (
@@ -96,19 +96,6 @@ def serialize_state(coordinator: Coordinator) -> bytes:
     return pickle.dumps(coordinator.state, protocol=5)
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically with mode 0600."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 @contextmanager
 def gc_paused() -> Iterator[None]:
     """Disable the cyclic garbage collector while many objects are created, which it would scan repeatedly."""
@@ -121,8 +108,11 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-class _SafeUnpickler(pickle.Unpickler):
+class SafeUnpickler(pickle.Unpickler):
+    """Unpickler of snapshots: containers and the classes of `control` and `core`, no function."""
+
     def find_class(self, module: str, name: str) -> Any:
+        """Return an allowed class; raise `pickle.UnpicklingError` for any other name."""
         if (module, name) in _ALLOWED_CONTAINERS:
             return super().find_class(module, name)
         if module.startswith(("isthmus.control.", "isthmus.core.")):

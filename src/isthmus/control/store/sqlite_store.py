@@ -59,7 +59,7 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
 
     def __init__(self, path: str | Path, *, busy_timeout_s: float = 5.0) -> None:
         self.path, self._busy_timeout_s = Path(path), busy_timeout_s
-        self._group_commit = GroupCommit[sqlite3.Connection](self._commit, data_errors=(OverflowError, LogMovedError))
+        self.group_commit = GroupCommit[sqlite3.Connection](self._commit, data_errors=(OverflowError, LogMovedError))
         self._read_lock = threading.Lock()
         self._connections: list[sqlite3.Connection] = []
         self._lock_file = self._lock_store_file()
@@ -67,7 +67,7 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
             with self._translate_errors():
                 os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
                 self.path.chmod(0o600)
-                self._writer, self._reader = self._connect(), self._connect()
+                self.writer, self._reader = self._connect(), self._connect()
             self._write(_migrate)
         except BaseException:
             self.close()
@@ -93,7 +93,7 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
 
     def close(self) -> None:
         """Close the file and release its lock; see `Store`."""
-        with self._group_commit.lock, self._read_lock:
+        with self.group_commit.lock, self._read_lock:
             for connection in self._connections:
                 connection.close()
             self._lock_file.close()
@@ -127,7 +127,7 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
 
     def _write(self, write: WriteFunction) -> Any:
         with self._translate_errors():
-            return self._group_commit.write(write)
+            return self.group_commit.write(write)
 
     def _execute(self, session: sqlite3.Connection, sql: str, *values: Any) -> Any:
         return session.execute(sql, values)
@@ -140,13 +140,13 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
 
     def _commit(self, writes: Sequence[WriteFunction]) -> list[Any]:
         """Run writes in one transaction; if one fails, roll back all."""
-        self._writer.execute("BEGIN IMMEDIATE")
+        self.writer.execute("BEGIN IMMEDIATE")
         try:
-            results = [write(self._writer) for write in writes]
-            self._writer.execute("COMMIT")
+            results = [write(self.writer) for write in writes]
+            self.writer.execute("COMMIT")
         except BaseException:
-            if self._writer.in_transaction:
-                self._writer.execute("ROLLBACK")
+            if self.writer.in_transaction:
+                self.writer.execute("ROLLBACK")
             raise
         return results
 

@@ -271,13 +271,13 @@ class WorkerFolder:
         write_atomically(self.exit_path, f"{status}\n")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` atomically and durably; create its folder."""
+def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Write `content` to `path` atomically and durably; create its folder. A new file has `mode` less the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

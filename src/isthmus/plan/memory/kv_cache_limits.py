@@ -7,10 +7,14 @@ while the longest still grow, so the number still running must stay below cache 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from isthmus.core.errors import InputError
+
+USABLE_SHARE = 0.9
+"""Share of a chip's memory that a serving framework uses by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,32 @@ class SequenceLimits:
     """By the distribution of lengths."""
     tightest_length: int
     """The length in tokens at which the distribution is closest to the limit."""
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Parse `1024,8192`; raise `InputError` for anything but whole numbers of at least 1, separated by commas."""
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not (word.isascii() and word.isdecimal() and len(word) < 10 and int(word)):
+            raise InputError(f"sequence length '{word[:20]}'", hint="write measured lengths in tokens: 1024,2048,8192")
+    return tuple(map(int, words))
+
+
+def serving_limits(table: Mapping[str, Any], memory_bytes: float, lengths: Sequence[int]) -> dict[str, float]:
+    """Return how many sequences a chip of `memory_bytes` serves concurrently, by three estimates.
+
+    `table` is the result of `memory_table` for inference: weights, one layer's activations of a sequence (an
+    upper bound of the working memory, since no layer is kept for a backward pass), and cache bytes per token.
+    """
+    activations = table["per_layer_activations"]
+    cache_bytes = available_cache_bytes(
+        memory_bytes,
+        weights_bytes=table["per_chip"]["static"],
+        peak_activation_bytes=activations["attention"]["total"] + activations["moe"]["balanced"],
+        other_bytes=0.0,
+        usable_share=USABLE_SHARE,
+    )
+    return {"cache_bytes": cache_bytes, **vars(sequence_limits(cache_bytes, table["kv_bytes_per_token"], lengths))}
 
 
 def available_cache_bytes(

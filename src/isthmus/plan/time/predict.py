@@ -26,9 +26,11 @@ from isthmus.plan.time.stage_time import HOST_LINK_BYTES_PER_S, HOST_MEMORY_BYTE
 from isthmus.sim import (
     Interference,
     Replica,
+    ReplicaBounds,
     SimulatedLink,
     SimulatedTraining,
     SimulationResult,
+    replica_bounds,
     simulate_training,
 )
 
@@ -154,6 +156,30 @@ def simulate_plan(
 ) -> tuple[SimulationResult, tuple[StageCost, ...]]:
     """Return only the simulation and the costs of the first replica's stages; otherwise as `predict`."""
     wires = simulated_links(plan, pool, calibration, dict(interference or {}))
+    replicas, first = _replicas(plan, pool, profile, calibration, wires)
+    training = SimulatedTraining(
+        replicas=replicas, links=wires, transport=plan.transport, iterations=iterations, seed=seed,
+        local_steps=plan.local_steps,
+    )  # fmt: skip
+    return simulate_training(training, details=details), first
+
+
+def pipeline_bounds(plan: Plan, pool: Pool, model: Model, calibration: Calibration = DATA_SHEET) -> ReplicaBounds:
+    """Return the closed-form bounds of the replica with the longest critical path. Raises as `predict`."""
+    wires = simulated_links(plan, pool, calibration)
+    replicas, _ = _replicas(plan, pool, profile_model(model), calibration, wires)
+    distinct = {id(one): one for one in replicas}.values()
+    return max(replica_bounds(one, wires) for one in distinct)
+
+
+def _replicas(
+    plan: Plan,
+    pool: Pool,
+    profile: ModelProfile,
+    calibration: Calibration,
+    wires: dict[tuple[str, str], SimulatedLink],
+) -> tuple[tuple[Replica, ...], tuple[StageCost, ...]]:
+    """Return the replicas of a plan, equal ones as one object, and the costs of the first one's stages."""
     replica_of: dict[int, Replica] = {}
     first: tuple[StageCost, ...] = ()
     first_equal = first_equal_replicas(plan)
@@ -162,12 +188,7 @@ def simulate_plan(
         first = first or costs
         schedule = replica_schedule(plan, costs, wires, replica)
         replica_of[replica] = Replica(stages=tuple(cost.load for cost in costs), schedule=schedule)
-    replicas = [replica_of[replica] for replica in first_equal]
-    training = SimulatedTraining(
-        replicas=tuple(replicas), links=wires, transport=plan.transport, iterations=iterations, seed=seed,
-        local_steps=plan.local_steps,
-    )  # fmt: skip
-    return simulate_training(training, details=details), first
+    return tuple(replica_of[replica] for replica in first_equal), first
 
 
 def _price_per_s(plan: Plan, pool: Pool) -> float:

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from isthmus.core.errors import PlanError
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
-from isthmus.plan.memory.plan_stage_memory import (
-    max_in_flight,
-    plan_stage_memory,
-    stage_degrees,
-    weight_element_bytes,
-)
+from isthmus.plan.memory.plan_stage_memory import max_in_flight, plan_stage_memory, stage_degrees, weight_element_bytes
 from isthmus.plan.memory.stage_memory import StageDegrees, StageMemory
 from isthmus.plan.profile.model_profile import ModelProfile
 from isthmus.plan.time.calibration import Calibration

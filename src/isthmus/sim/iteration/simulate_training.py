@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from isthmus.core.errors import InputError, PlanError
-from isthmus.core.plan import StageTime, group_replicas_by_cluster
-from isthmus.schedule import Operation
+from isthmus.core.plan import group_replicas_by_cluster
 from isthmus.sim.iteration.gradient_all_reduce import GradientAllReduce, GradientHolder
 from isthmus.sim.iteration.merge_equal_replicas import expand_replicas, merge_equal_replicas
+from isthmus.sim.iteration.replica_bounds import load_durations
 from isthmus.sim.iteration.simulated_training import Replica, SimulatedTraining
 from isthmus.sim.kernel import Kernel
 from isthmus.sim.links.link_queue import LinkQueue
 from isthmus.sim.pipeline import log_analysis
 from isthmus.sim.pipeline.compile_schedule import CompiledSchedule, compile_schedule
 from isthmus.sim.pipeline.pipeline_processes import Barrier, MessagePath, Pipeline
-from isthmus.sim.pipeline.run_pipeline import make_link_queues, operation_durations
+from isthmus.sim.pipeline.run_pipeline import make_link_queues
 from isthmus.sim.simulation_result import LinkResult, SimulationResult, StageResult
 
 
@@ -57,13 +57,6 @@ class _Simulation:
 
     def _make_pipeline(self, number: int, replica: Replica, program: CompiledSchedule) -> Pipeline:
         loads = replica.stages
-        times = [StageTime(forward_s=x.forward_s, backward_s=x.backward_s) for x in loads]
-        shares = [x.weight_gradient_share for x in loads]
-        usual = operation_durations(replica.schedule, times, shares, [x.update_s for x in loads])
-        overrides = {(s, one): seconds for s, x in enumerate(loads) for one, seconds in x.duration_overrides}
-
-        def duration_s(stage: int, one: Operation) -> float:
-            return overrides.get((stage, one), usual(stage, one)) if overrides else usual(stage, one)
 
         def path(sender: int, receiver: int) -> MessagePath:
             source, target = loads[sender].cluster, loads[receiver].cluster
@@ -74,7 +67,7 @@ class _Simulation:
         return Pipeline(
             kernel=self.kernel,
             compiled=program,
-            duration_s=duration_s,
+            duration_s=load_durations(replica),
             boundary_bytes=lambda stage: loads[stage].boundary_bytes,
             path=path,
             transport=self.training.transport,

@@ -9,13 +9,7 @@ from typing import Literal
 from isthmus.schedule import Operation, Schedule
 from isthmus.sim.kernel import Event, Kernel, ProcessGenerator
 from isthmus.sim.links.link_queue import LinkQueue
-from isthmus.sim.pipeline.compile_schedule import (
-    POST_RECEIVE,
-    SEND,
-    WAIT_SENT,
-    CompiledSchedule,
-    PlannedMessage,
-)
+from isthmus.sim.pipeline.compile_schedule import POST_RECEIVE, SEND, WAIT_SENT, CompiledSchedule, PlannedMessage
 
 SendMode = Literal["buffered", "rendezvous"]
 """When a message starts: with its send, or once its receive is posted as well."""

@@ -31,7 +31,7 @@ class DeviceIdAllocator(DeviceAllocator):
         """Assign each worker of `part` its devices, neighbours together."""
         ids: dict[str, list[str]] = {}
         for group, num in taken.free.items():
-            ids[group] = [device for device in self.ids[group] if self._is_free(device, part)][:num]
+            ids[group] = [device for device in self.ids[group] if self.is_free(device, part)][:num]
         for key, devices in taken.victims.items():
             for group, num in devices.items():
                 ids[group] += self._obtainable_ids(key, part)[group][:num]
@@ -44,7 +44,7 @@ class DeviceIdAllocator(DeviceAllocator):
 
     def num_free(self, part: SitePart | None = None) -> DevicesByGroup:
         """Return the number of devices that no part holds and that no part other than `part` has claimed."""
-        return {group: sum(self._is_free(device, part) for device in devices) for group, devices in self.ids.items()}
+        return {group: sum(self.is_free(device, part) for device in devices) for group, devices in self.ids.items()}
 
     def used_by_pool(self, without: SitePart | None = None) -> DevicesByGroup:
         """Return the number of devices that parts of the pool, except `without`, hold or have claimed."""
@@ -66,7 +66,8 @@ class DeviceIdAllocator(DeviceAllocator):
     def _position_of(self, device: str) -> int:
         return self._position.get(device, 0)
 
-    def _is_free(self, device: str, part: SitePart | None) -> bool:
+    def is_free(self, device: str, part: SitePart | None) -> bool:
+        """Return whether no part holds `device` and no part other than `part` has claimed it."""
         claimer = self._claimer_by_device.get(device)
         return device not in self._holder_by_device and (claimer is None or (part is not None and claimer == part.key))
 

@@ -71,11 +71,6 @@ class MemoryCheckpoint:
         if copying is not None:
             copying.result()
 
-    @property
-    def is_copying(self) -> bool:
-        """Whether a snapshot is being copied."""
-        return self._pending_copy is not None and not self._pending_copy.done()
-
     def steps(self) -> tuple[int, ...]:
         """Return the steps of the valid snapshots, newest last."""
         self.wait()

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from uuid import uuid4
 
 from isthmus.core.messages.worker_folder import WorkerSpec
@@ -55,9 +54,7 @@ class MemoryLease:
             os.write(self._lock, self._digest.encode())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._is_kept:
             shutil.rmtree(self._folder / f"isthmus-{self.run}", ignore_errors=True)
         if self._lock is not None:

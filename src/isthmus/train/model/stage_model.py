@@ -28,11 +28,7 @@ from isthmus.train.model.transformers_model import (
     rotary_embedding,
     sliding_window_layers,
 )
-from isthmus.train.tensor_parallel.shard_layers import (
-    VocabParallelEmbedding,
-    register_collectives,
-    shard_parameters,
-)
+from isthmus.train.tensor_parallel.shard_layers import VocabParallelEmbedding, register_collectives, shard_parameters
 from isthmus.train.tensor_parallel.tensor_parallel_group import (
     TensorParallelGroup,
     enter_parallel_region,

@@ -24,13 +24,7 @@ from isthmus.train.checkpoint.memory_lease import MemoryLease
 from isthmus.train.liveness.heartbeat import Heartbeat
 from isthmus.train.liveness.stall import detect_stall
 from isthmus.train.liveness.worker_events import EventLog
-from isthmus.train.process.worker import (
-    TERMINATED,
-    UNEXPECTED_ERROR,
-    RankResources,
-    error_line,
-    run_in_process,
-)
+from isthmus.train.process.worker import TERMINATED, UNEXPECTED_ERROR, RankResources, error_line, run_in_process
 from isthmus.wan import listen
 
 MAX_RESTARTS = 5

@@ -46,7 +46,6 @@ class GradientReducer:
         self._shared = [
             (number, one) for number, one in enumerate(buckets) if one.is_shared and _local_owners(one, rank)
         ]
-        self._num_buckets = len(buckets)
 
     def reduce(self, view: SegmentView, *, to_all_owners: bool) -> None:
         """Replace each segment by its sum over contributors, on all owners (`to_all_owners`) or leaders only."""

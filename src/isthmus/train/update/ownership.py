@@ -6,13 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from isthmus.train.update.buckets import (
-    BUCKET_ELEMENTS,
-    GradientBucket,
-    HeldRows,
-    ParameterSegment,
-    make_buckets,
-)
+from isthmus.train.update.buckets import BUCKET_ELEMENTS, GradientBucket, HeldRows, ParameterSegment, make_buckets
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from isthmus.control.placement.resources.free_resources import ClusterPair, FreeLink, FreeResources
-from isthmus.control.placement.resources.pipeline_requirement import (
-    PipelineRequirement,
-    StageRange,
-    WanRequirement,
-)
+from isthmus.control.placement.resources.pipeline_requirement import PipelineRequirement, StageRange, WanRequirement
 from isthmus.core.plan import Refusal
 
 MAX_REFUSALS = 12

@@ -11,14 +11,7 @@ from isthmus.plan.profile.model_profile import LayerProfile
 from isthmus.plan.search.costs.slots import ChipSlot
 from isthmus.plan.search.costs.workload import TrainingWorkload, ZeroStage
 from isthmus.plan.time.collectives import all_reduce_s
-from isthmus.plan.time.stage_time import (
-    ChipModel,
-    MicroBatchShape,
-    host_update_s,
-    pass_time,
-    stage_pass_time,
-    update_s,
-)
+from isthmus.plan.time.stage_time import ChipModel, MicroBatchShape, host_update_s, pass_time, stage_pass_time, update_s
 from isthmus.plan.time.stage_work import layer_work
 
 COMPUTE_EFFICIENCY = 0.45
