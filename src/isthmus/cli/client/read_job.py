@@ -7,7 +7,7 @@ from pathlib import Path
 
 from isthmus.cli.client.hub_model import fetch_hub_model
 from isthmus.core.errors import ModelError
-from isthmus.core.files.model_tokenizer import check_vocabulary, describe_tokenizer, pin_tokenizer
+from isthmus.core.files.model_tokenizer import check_chat_template, check_vocabulary, describe_tokenizer, pin_tokenizer
 from isthmus.core.files.user_files import load_job
 from isthmus.core.job import Job
 from isthmus.core.model import HUB_SCHEME, HubName, Model, load_model
@@ -26,12 +26,14 @@ class ReadJob:
 def read_job(file: Path) -> ReadJob:
     """Read `file` and its model; pin the commit of a model of the Hub, and the tokenizer.
 
-    Raises `FileError`, `ModelError`, or `DataError` if the tokenizer has more ids than the model's vocabulary.
+    Raises `FileError`, `ModelError`, or `DataError` if the tokenizer has more ids than the model's vocabulary or
+    conversations have no chat template.
     """
     asked, hub_notes = pin_model(load_job(file), file)
     model = load_model(asked.model)
     job = pin_tokenizer(asked)
     check_vocabulary(job, model)
+    check_chat_template(job)
     notes = hub_notes if job.compute == "virtual" else (*hub_notes, describe_tokenizer(asked, job))
     return ReadJob(job=job, model=model, notes=notes)
 
