@@ -57,6 +57,15 @@ def page_of(**changes: Any) -> Page:
     return Page(render_report(make_view(**changes), make_metrics(), make_pool()))
 
 
+def test_the_page_names_the_tokenizer_and_the_commit_of_the_model() -> None:
+    """What a job was given by default or by name is in the facts of the report."""
+    job = make_job()
+    data = job.data.model_copy(update={"tokenizer": "/models/tiny/tokenizer.json"})
+    page = page_of(job=job.model_copy(update={"data": data, "model_source": "org/tiny@0123"}))
+    assert "/models/tiny/tokenizer.json" in page.text
+    assert "org/tiny@0123" in page.text
+
+
 def test_the_page_says_what_was_trained_where_and_how_it_went() -> None:
     """Job, owners, virtual chips, loss, prediction against measurement, refusals with reasons."""
     page = Page(render_report(make_view(state="succeeded"), make_metrics(), make_pool(), extra={"efficiency": 0.87}))

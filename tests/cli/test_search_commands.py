@@ -174,6 +174,14 @@ def test_explain_says_what_makes_an_overfull_plan_fit(files: Path) -> None:
     assert run(FakeServer(), "explain", file, "--pool", files / "pool.yaml", "--json").json["hints"] == []
 
 
+def test_plan_says_which_tokenizer_the_job_uses(files: Path) -> None:
+    """Under the table, and as `notes` in JSON: bytes where the model has none, else the model's own."""
+    done = run(FakeServer(), "plan", files / "job.yaml", "--pool", files / "pool.yaml")
+    assert "tokenizer: bytes, one token per byte, since there is no tokenizer.json" in " ".join(done.out.split())
+    (files / "tokenizer.json").write_text("{}")
+    assert plan(files)["notes"] == [f"tokenizer: {files / 'tokenizer.json'}, the model's own"]
+
+
 @pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
 def test_every_plan_saved_for_a_framework_exports_there(files: Path, framework: str) -> None:
     """`plan --for X --save` writes files that `export --to X` takes as they are."""

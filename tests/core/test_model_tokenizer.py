@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.core.errors import DataError, FileError
 from isthmus.core.files.model_tokenizer import (
+    check_chat_template,
     check_vocabulary,
     describe_tokenizer,
     pin_tokenizer,
@@ -114,6 +115,29 @@ def test_a_chat_template_is_read_into_the_job(tmp_path: Path, model: Path) -> No
     assert read(tmp_path, ", chat_template: chat.jinja").data.chat_template == "{{ messages }}"
     assert read(tmp_path, ", chat_template: plain").data.chat_template == "plain"
     assert read(tmp_path, ", chat_template: '{% if a %}{% endif %}'").data.chat_template == "{% if a %}{% endif %}"
+
+
+def test_conversations_without_a_template_are_refused_before_they_are_sent(tmp_path: Path, model: Path) -> None:
+    """Bytes and a tokenizer without a template need one of the job; a file, a setting or a far tokenizer pass."""
+
+    def check(data: str = "", task: str = "finetune") -> None:
+        check_chat_template(pin_tokenizer(read(tmp_path, data, task=task)))
+
+    with pytest.raises(DataError, match="tokenizer bytes has no chat template"):
+        check()
+    check(", chat_template: plain")
+    check(task="pretrain")
+    check(", tokenizer: /nowhere/on/this/machine")
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json has no chat template"):
+        check()
+    (model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    check()
+    (model / "tokenizer_config.json").write_text("{")  # the workers say what is wrong with it
+    check()
+    (model / "tokenizer_config.json").unlink()
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    check()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from isthmus.train.model.load_weights import INDEX_FILE, SINGLE_FILE, read_tensor_headers
+from isthmus.core.model import WEIGHTS_FILE, WEIGHTS_INDEX_FILE
+from isthmus.train.model.load_weights import read_tensor_headers
 from isthmus.train.model.save_weights import export_shard, finish_export
 from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.folder_crash_points import cut_off
@@ -30,10 +31,10 @@ def export(stages: list[StageModel], output: Path, model: Path) -> None:
 
 def is_whole(output: Path, num_tensors: int) -> bool:
     """Tell whether a reader finds the new model; fail where it finds half of one, or of two."""
-    assert not (output / SINGLE_FILE).exists() or not (output / INDEX_FILE).exists()
-    if not (output / INDEX_FILE).exists():
+    assert not (output / WEIGHTS_FILE).exists() or not (output / WEIGHTS_INDEX_FILE).exists()
+    if not (output / WEIGHTS_INDEX_FILE).exists():
         return False
-    weight_map = json.loads((output / INDEX_FILE).read_text())["weight_map"]
+    weight_map = json.loads((output / WEIGHTS_INDEX_FILE).read_text())["weight_map"]
     assert len(weight_map) == num_tensors
     assert all(name in read_tensor_headers(output / file) for name, file in weight_map.items())
     assert (output / "config.json").exists()
@@ -53,11 +54,11 @@ def main(folder: Path) -> int:
         output = folder / f"{before:04d}"
         save_model(output, "llama", num_hidden_layers=2)  # the folder holds another model
         died = cut_off(output, before, lambda to=output: export(stages, to, model))
-        if not (output / SINGLE_FILE).exists():
+        if not (output / WEIGHTS_FILE).exists():
             is_whole(output, num_tensors)
         export(stages, output, model)
         assert is_whole(output, num_tensors)
-        assert not (output / SINGLE_FILE).exists()
+        assert not (output / WEIGHTS_FILE).exists()
         if not died:
             return before - 1
     return 1000

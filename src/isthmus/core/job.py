@@ -157,6 +157,10 @@ class ParallelDegrees(FrozenModel):
 class Job(FrozenModel):
     """A training job: one model, one data set, one result.
 
+    `model` is a folder, a `config.json`, or the name of a model of the Hugging Face Hub: `ORG/NAME`, or
+    `ORG/NAME@REVISION`. `submit` replaces a name by the folder in this machine's cache, and notes the commit in
+    `model_source`.
+
     `output` receives the trained Hugging Face model. `policy` selects among the candidate plans: `manual`
     waits for the user, `auto_plan` takes the predicted fastest. After a worker failure the job restarts from its
     last checkpoint, at most `max_restarts` times. A job of higher `priority` may, if its user agrees, preempt
@@ -174,6 +178,7 @@ class Job(FrozenModel):
     version: Literal[1] = 1
     name: Name
     model: PathName
+    model_source: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+@[\w./-]+$", max_length=400)] | None = None
     task: TrainingTask = "pretrain"
     data: DataConfig
     training: TrainingConfig

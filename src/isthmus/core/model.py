@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,8 +27,37 @@ MAX_LAYERS = 10_000
 MAX_DIMENSION = 1_000_000_000
 """Maximum size of any model dimension."""
 
+WEIGHTS_FILE, WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+"""Names of a model's only file of weights, and of the index of several."""
+
+HUB_SCHEME = "hf://"
+"""Prefix of the name of a model of the Hugging Face Hub."""
+
+_HUB_NAME = re.compile(
+    r"(hf://)?(?P<repository>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(@(?P<revision>[A-Za-z0-9][\w./-]{0,127}))?"
+)
+
 _MAX_BY_FIELD = {"num_hidden_layers": MAX_LAYERS, "hidden_size": MAX_DIMENSION, "vocab_size": MAX_DIMENSION}
 Dimension = Annotated[int, Field(ge=1, le=MAX_DIMENSION)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubName:
+    """The name of a model of the Hub: `ORG/NAME`, or `ORG/NAME@REVISION` with a branch, tag or commit."""
+
+    repository: str
+    revision: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> HubName | None:
+        """Return the name that `text` is, with or without `hf://`; None if it is no such name."""
+        found = _HUB_NAME.fullmatch(text)
+        if found is None or ".." in text or "--" in found["repository"]:
+            return None
+        return cls(repository=found["repository"], revision=found["revision"])
+
+    def __str__(self) -> str:
+        return self.repository + (f"@{self.revision}" if self.revision else "")
 
 
 class Model(FrozenModel):

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from isthmus.core.errors import DataError
-from isthmus.core.files.model_tokenizer import tokenizer_file
+from isthmus.core.files.model_tokenizer import TEMPLATE_FILE, missing_template, tokenizer_file
 from isthmus.core.job import BYTES_TOKENIZER, MAX_TEMPLATE_CHARS, PLAIN_TEMPLATE, DataConfig, is_template_text
 from isthmus.data.chat import ChatMessage, Turn
 from isthmus.data.tokenizer import tokenizer_settings
@@ -24,7 +24,6 @@ PLAIN_TEMPLATE_TEXT = (
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
 """The built-in template: see `chat.py`."""
-TEMPLATE_FILE = "chat_template.jinja"
 _RENDERER = Path(__file__).with_name("chat_renderer.py")
 
 
@@ -65,11 +64,7 @@ def find_chat_template(data: DataConfig, special_tokens: dict[str, str]) -> Chat
         return ChatTemplate(text=given, origin="of the job", tokens=tokens)
     found = None if tokenizer == BYTES_TOKENIZER else _template_of(tokenizer_file(tokenizer).parent)
     if found is None:
-        raise DataError(
-            f"the data are conversations, and tokenizer {tokenizer} has no chat template",
-            hint="set data.chat_template to a Jinja template, to the path of one, or to 'plain' (a built-in one); "
-            f"or add {TEMPLATE_FILE} beside the tokenizer",
-        )
+        raise missing_template(tokenizer)
     origin, text = found
     if len(text) > MAX_TEMPLATE_CHARS:
         raise DataError(

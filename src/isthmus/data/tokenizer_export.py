@@ -6,10 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
-from isthmus.core.files.model_tokenizer import TOKENIZER_FILE, TOKENIZER_FILES, tokenizer_file
+from isthmus.core.files.model_tokenizer import TEMPLATE_FILE, TOKENIZER_FILE, TOKENIZER_FILES, tokenizer_file
 from isthmus.core.job import BYTES_TOKENIZER
 from isthmus.data.byte_tokenizer import write_byte_tokenizer
-from isthmus.data.chat_template import TEMPLATE_FILE, ChatTemplate
+from isthmus.data.chat_template import ChatTemplate
 from isthmus.data.tokenizer import tokenizer_settings
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.core.files.model_tokenizer import check_vocabulary, describe_tokenizer, pin_tokenizer
+from isthmus.cli.client.hub_model import fetch_hub_model
+from isthmus.core.errors import ModelError
+from isthmus.core.files.model_tokenizer import check_chat_template, check_vocabulary, describe_tokenizer, pin_tokenizer
 from isthmus.core.files.user_files import load_job
 from isthmus.core.job import Job
-from isthmus.core.model import Model, load_model
+from isthmus.core.model import HUB_SCHEME, HubName, Model, load_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +24,29 @@ class ReadJob:
 
 
 def read_job(file: Path) -> ReadJob:
-    """Read `file` and its model; pin the tokenizer.
+    """Read `file` and its model; pin the commit of a model of the Hub, and the tokenizer.
 
-    Raises `FileError`, `ModelError`, or `DataError` if the tokenizer has more ids than the model's vocabulary.
+    Raises `FileError`, `ModelError`, or `DataError` if the tokenizer has more ids than the model's vocabulary or
+    conversations have no chat template.
     """
-    asked = load_job(file)
+    asked, hub_notes = pin_model(load_job(file), file)
     model = load_model(asked.model)
     job = pin_tokenizer(asked)
     check_vocabulary(job, model)
-    virtual = job.compute == "virtual"
-    return ReadJob(job=job, model=model, notes=() if virtual else (describe_tokenizer(asked, job),))
+    check_chat_template(job)
+    notes = hub_notes if job.compute == "virtual" else (*hub_notes, describe_tokenizer(asked, job))
+    return ReadJob(job=job, model=model, notes=notes)
+
+
+def pin_model(job: Job, file: Path) -> tuple[Job, tuple[str, ...]]:
+    """Return `job` with the name of a Hub model replaced by its folder and commit, and what to say of it."""
+    name = HubName.parse(job.model) if job.model.startswith(HUB_SCHEME) else None
+    if name is None:
+        return job, ()
+    try:
+        found = fetch_hub_model(name, needs_weights=job.task != "pretrain" and job.compute == "real")
+    except ModelError as error:
+        folder = file.resolve().parent / name.repository
+        raise ModelError(f"no folder {folder}; {error.message}", hint=error.hint) from error
+    pinned = job.model_copy(update={"model": str(found.folder), "model_source": found.source})
+    return pinned, (f"model: {found.source} of the Hub, in {found.folder}",)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from isthmus.cli.client.read_job import pin_model
 from isthmus.cli.command import command
 from isthmus.cli.commands.plan_commands import (
     PANEL,
@@ -79,7 +80,7 @@ def export(
     If the framework cannot express the plan, explain why.
     """
     given = load_plan(plan)
-    requested = load_job(job) if job else None
+    requested = pin_model(load_job(job), job)[0] if job else None
     read = load_model(Path(model or (requested.model if requested else model_path(given, None))).resolve())
     if to != "isthmus" and pool is None:
         raise InputError(f"{to} needs a launch command per node", hint="give the pool with --pool")

@@ -22,7 +22,7 @@ def header_section(view: JobView, stats: JobStatistics, pool: PoolView | None, s
     facts = [
         ("job", view.id),
         ("user", view.user),
-        ("model", _model_name(view.job.model)),
+        ("model", view.job.model_source or _model_name(view.job.model)),
         ("task", view.job.task),
         ("tokenizer", view.job.data.tokenizer),
     ]

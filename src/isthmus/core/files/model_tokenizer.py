@@ -11,9 +11,10 @@ from isthmus.core.job import BYTES_TOKENIZER, MODEL_TOKENIZER, Job
 from isthmus.core.model import Model, config_path
 
 TOKENIZER_FILE = "tokenizer.json"
+TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-    "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
+    "vocab.json", "vocab.txt", "merges.txt", TEMPLATE_FILE,
 )  # fmt: skip
 """Names of the files that make up a tokenizer in a Hugging Face folder."""
 BYTES_VOCABULARY = 259
@@ -101,6 +102,38 @@ def require_vocabulary(name: str, tokenizer_size: int, model_size: int) -> None:
             f"the tokenizer {name} has {tokenizer_size} tokens, the model only {model_size}",
             hint="use the tokenizer of the model, or a model with a larger vocab_size",
         )
+
+
+def check_chat_template(job: Job) -> None:
+    """Raise `DataError` if a pinned `job` trains on conversations and, as far as this machine sees, has no template.
+
+    A tokenizer that is not on this machine is left to the workers, which check the same.
+    """
+    if job.task != "finetune" or job.compute == "virtual" or job.data.chat_template is not None:
+        return
+    name = job.data.tokenizer
+    if name == BYTES_TOKENIZER:
+        raise missing_template(name)
+    folder = tokenizer_file(name).parent
+    if not tokenizer_file(name).is_file() or (folder / TEMPLATE_FILE).is_file():
+        return
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        settings = {}
+    except (OSError, ValueError, RecursionError):
+        return
+    if not (isinstance(settings, dict) and settings.get("chat_template")):
+        raise missing_template(name)
+
+
+def missing_template(tokenizer: str) -> DataError:
+    """Return the error for conversations without a chat template."""
+    return DataError(
+        f"the data are conversations, and tokenizer {tokenizer} has no chat template",
+        hint="set data.chat_template to a Jinja template, to the path of one, or to 'plain' (a built-in one); "
+        f"or add {TEMPLATE_FILE} beside the tokenizer",
+    )
 
 
 def _vocabulary_size(file: Path) -> int | None:

@@ -16,6 +16,7 @@ from isthmus.core.errors import FileError
 from isthmus.core.files.validation_errors import to_file_error
 from isthmus.core.files.yaml_lines import read_yaml
 from isthmus.core.job import MAX_TEMPLATE_CHARS, PLAIN_TEMPLATE, Job, is_template_text
+from isthmus.core.model import HUB_SCHEME, HubName
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
@@ -66,12 +67,20 @@ def load_job(path: str | Path) -> Job:
     folder = job.checkpoints.model_copy(update={"folder": absolute(job.checkpoints.folder)})
     return job.model_copy(
         update={
-            "model": absolute(job.model),
+            "model": _hub_name(job.model, base) or absolute(job.model),
             "output": absolute(job.output),
             "data": data,
             "checkpoints": folder,
         }
     )
+
+
+def _hub_name(model: str, base: Path) -> str | None:
+    """Return `hf://NAME` for the name of a model of the Hub; None for a path, which is preferred if it exists."""
+    name = HubName.parse(model)
+    if name is None or (not model.startswith(HUB_SCHEME) and (base / model).exists()):
+        return None
+    return f"{HUB_SCHEME}{name}"
 
 
 def _read_template(value: str | None, absolute: Callable[[str], str]) -> str | None:

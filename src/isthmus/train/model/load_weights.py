@@ -14,11 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from isthmus.core.errors import ModelError
-from isthmus.core.model import config_path, load_model
+from isthmus.core.model import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, config_path, load_model
 from isthmus.train.model.huggingface_layout import PublishedTensor, stored_layouts
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -52,13 +50,13 @@ def load_weights(parameters: Iterable[tuple[str, torch.Tensor]], model: str | Pa
 
 def tensor_files(folder: Path) -> dict[str, Path]:
     """Return the file of every tensor in `folder`; raises `ModelError` if it has no safetensors weights."""
-    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    single, index = folder / WEIGHTS_FILE, folder / WEIGHTS_INDEX_FILE
     if single.is_file():
         with _open_safetensors(single) as file:
             return dict.fromkeys(file.keys(), single)
     if not index.is_file():
         raise ModelError(
-            f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}",
+            f"{folder} has neither {WEIGHTS_FILE} nor {WEIGHTS_INDEX_FILE}",
             hint="train from scratch (task: pretrain), or save the model as safetensors with save_pretrained",
         )
     try:

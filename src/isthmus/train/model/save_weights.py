@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 
 from isthmus.core.errors import ModelError, UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
-from isthmus.core.model import config_path, read_config
+from isthmus.core.model import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, config_path, read_config
 from isthmus.core.state_folder_lock import fsync_path
 from isthmus.train.model.gather_full_parameters import gather_full_parameters
 from isthmus.train.model.huggingface_layout import published_tensors
-from isthmus.train.model.load_weights import INDEX_FILE, SINGLE_FILE, TensorHeader, read_tensor_headers
+from isthmus.train.model.load_weights import TensorHeader, read_tensor_headers
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.stage_model import EMBEDDING_WEIGHT, StageModel
 from isthmus.train.model.transformers_model import build_meta_model, model_class
@@ -75,7 +75,7 @@ def check_output(output: Path, model: str | Path) -> None:
     source = config_path(model).parent
     if output.resolve() != source.resolve():
         return
-    if (source / SINGLE_FILE).exists() or (source / INDEX_FILE).exists():
+    if (source / WEIGHTS_FILE).exists() or (source / WEIGHTS_INDEX_FILE).exists():
         raise ModelError(
             f"output {output} is the folder of the source model",
             hint="use another output folder: an export must not overwrite the source weights",
@@ -100,14 +100,14 @@ def finish_export(
     names = {file: f"model-{i:05d}-of-{len(pending):05d}.safetensors" for i, file in enumerate(pending, 1)}
     # Step 2: replace the old model by the shards; the index comes last.
     try:
-        for old in (output / INDEX_FILE, output / SINGLE_FILE, *output.glob("model-*-of-*.safetensors")):
+        for old in (output / WEIGHTS_INDEX_FILE, output / WEIGHTS_FILE, *output.glob("model-*-of-*.safetensors")):
             old.unlink(missing_ok=True)
         for file, name in names.items():
             file.replace(output / name)
         _copy_generation_config(config_path(model).parent, output)
         write_tokenizer()
         write_atomically(output / "config.json", _json(_config(model, dtype)))
-        write_atomically(output / INDEX_FILE, _json(_index(stored, names)))
+        write_atomically(output / WEIGHTS_INDEX_FILE, _json(_index(stored, names)))
         shutil.rmtree(output / _PENDING_FOLDER)
     except OSError as error:
         raise _write_error(output, error) from error
