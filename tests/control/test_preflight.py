@@ -6,7 +6,14 @@ import pytest
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.preflight.plan_checks import own_checks
-from isthmus.control.state.events import PreflightTimedOut, SiteChecked, decode_event, encode_event
+from isthmus.control.state.events import (
+    PreemptionAgreed,
+    PreflightTimedOut,
+    SiteChecked,
+    VictimNamed,
+    decode_event,
+    encode_event,
+)
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages.preflight import MAX_CHECKS, CheckStatus
 from isthmus.core.plan import Prediction
@@ -237,8 +244,10 @@ def test_no_victim_is_preempted_for_a_job_whose_files_are_missing() -> None:
     pool.submit("j", plan("a"), policy="manual", priority="high", root="/pool/")
     pool.choose("j", "p")
     assert checks(pool, "a") == list(OWN), "a job that waits for chips is checked early"
+    assert pool.coordinator.job_view("j").offer == ()
+    victims = (VictimNamed(cluster="a", job="low", attempt=1),)
     with pytest.raises(ConflictError, match="have not passed the checks of job j yet"):
-        pool.preempt("j")
+        pool.tell(PreemptionAgreed(now_s=pool.now_s, job_id="j", victims=victims))
     pool.check("a")
     pool.preempt("j")
     assert pool.state("j") == "preempting"

@@ -35,6 +35,7 @@ MAX_JSON_BYTES = 64 << 20
 MARKER_WAIT_S = 5.0
 """How long a check looks for a file of another site: a network file system may show it late."""
 
+_MAX_PASSED_CHARS = 100
 _MARKER_POLL_S = 0.1
 _SAMPLE_BYTES = 1
 
@@ -73,7 +74,7 @@ def run_check(check: SiteCheck, context: CheckContext) -> CheckResult:
         return _result(check, "failed", f"{where}: {error.strerror or error}", _hint_of(check, error))
     except (ValueError, RecursionError) as error:
         return _result(check, "failed", f"{context.local(check.path)}: {error}", "correct the file")
-    return _result(check, "passed", detail)
+    return _result(check, "passed", detail[:_MAX_PASSED_CHARS])
 
 
 def unfinished(check: SiteCheck, context: CheckContext, limit_s: float) -> CheckResult:
