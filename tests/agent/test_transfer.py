@@ -211,3 +211,10 @@ def test_a_site_that_shares_its_files_fetches_none() -> None:
     site = Site()
     assert site.obey(order("prepared", files_at=("north",))) == []
     assert site.states == {"a/1": "prepared"}
+
+
+def test_a_copy_command_that_hangs_ends_with_an_error(tmp_path: Path) -> None:
+    """It is killed at its limit, and the error names the command and what to check."""
+    source = CommandSource(("sleep", "60"), limit_s=0.05)
+    with pytest.raises(UnavailableError, match=r"'sleep 60' has not finished within 0\.05 s \(check the link"):
+        source.fetch("text", tmp_path / "text", lambda *_: None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from isthmus.cli.history_text import local_time
 from isthmus.core.messages.api_views import HistoryEvent, VictimView
+from isthmus.core.messages.preflight import CheckResult, SitePreflight
 from isthmus.core.messages.queue_status import JobAhead, QueueStatus
 from isthmus.core.plan import Refusal
 from tests.cli.fake_server import FakeServer, run
@@ -83,6 +84,34 @@ def test_show_says_what_a_running_part_waits_for() -> None:
     words = " ".join(run(made, "show", view.id).out.split())
     assert "site b" in words
     assert "checkpoint 40, 12.0 s" in words
+
+
+def test_show_lists_the_checks_of_each_site() -> None:
+    """One row for what passed at a site, one for each finding with what to do, one for a site without an answer."""
+    sites = (
+        SitePreflight(
+            cluster="east",
+            state="failed",
+            results=(
+                CheckResult(name="model", status="passed"),
+                CheckResult(name="checkpoints", status="passed"),
+                CheckResult(name="data", status="failed", detail="/d: no file", hint="copy the data"),
+            ),
+            seconds=0.25,
+        ),
+        SitePreflight(cluster="west", state="waiting"),
+        SitePreflight(cluster="old", state="not checked"),
+    )
+    made = server()
+    made.jobs["j-3f9a2c"] = made.jobs["j-3f9a2c"].model_copy(update={"preflight": sites})
+    lines = run(made, "show", "stdlib-moe").out.splitlines()
+    rows = [" ".join(line.split()) for line in lines[lines.index("Checks before the start") + 2 :]]
+    assert rows[:4] == [
+        "east model, checkpoints passed 250.0 ms",
+        "east data failed /d: no file; copy the data",
+        "west waiting no answer yet",
+        "old not checked its agent executes no checks",
+    ]
 
 
 def test_show_names_whose_chips_a_job_could_have() -> None:

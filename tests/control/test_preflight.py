@@ -5,11 +5,20 @@ from __future__ import annotations
 import pytest
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.state.events import PreflightTimedOut, SiteChecked, decode_event, encode_event
+from isthmus.control.preflight.plan_checks import own_checks
+from isthmus.control.state.events import (
+    PreemptionAgreed,
+    PreflightTimedOut,
+    SiteChecked,
+    VictimNamed,
+    decode_event,
+    encode_event,
+)
 from isthmus.core.errors import ConflictError
-from isthmus.core.messages.preflight import CheckStatus
+from isthmus.core.messages.preflight import MAX_CHECKS, CheckStatus
+from isthmus.core.plan import Prediction
 from tests.control.driver import RULES, Driver, answered, checked_pool, seen
-from tests.control.samples import plan
+from tests.control.samples import plan, submission
 
 OWN = ("model", "data", "checkpoints", "output", "storage")
 
@@ -235,8 +244,10 @@ def test_no_victim_is_preempted_for_a_job_whose_files_are_missing() -> None:
     pool.submit("j", plan("a"), policy="manual", priority="high", root="/pool/")
     pool.choose("j", "p")
     assert checks(pool, "a") == list(OWN), "a job that waits for chips is checked early"
+    assert pool.coordinator.job_view("j").offer == ()
+    victims = (VictimNamed(cluster="a", job="low", attempt=1),)
     with pytest.raises(ConflictError, match="have not passed the checks of job j yet"):
-        pool.preempt("j")
+        pool.tell(PreemptionAgreed(now_s=pool.now_s, job_id="j", victims=victims))
     pool.check("a")
     pool.preempt("j")
     assert pool.state("j") == "preempting"
@@ -252,3 +263,22 @@ def test_the_log_rebuilds_the_preflight(status: CheckStatus) -> None:
     again = Coordinator.replay([decode_event(encode_event(event)) for event in pool.log], RULES)
     assert again.state.jobs == pool.coordinator.state.jobs
     assert again.preflight_orders("a") == pool.coordinator.preflight_orders("a")
+
+
+def test_what_a_site_checks_follows_from_job_and_plan() -> None:
+    """Weights for finetuning, the bytes that all sites write, nothing for URLs, and a bounded number of checks."""
+    job = submission(root="/pool/", task="finetune").job
+    predicted = Prediction.model_construct(storage_bytes=(3, 4))
+    wide = plan("a", "b").model_copy(update={"predicted": predicted})
+    found = {one.name: one for one in own_checks(job, wide, "a", "mark")}
+    assert (found["model"].value, found["storage"].num_bytes) == ("weights", 7)
+    assert {name: one.value for name, one in found.items() if one.kind == "write"} == dict.fromkeys(
+        ("checkpoints", "output"), "mark"
+    )
+    remote = job.data.model_copy(update={"paths": ("s3://bucket/text", "relative"), "tokenizer": "/pool/tokenizer"})
+    names = [one.name for one in own_checks(job.model_copy(update={"data": remote}), wide, "b", "")]
+    assert names == ["model", "tokenizer", "checkpoints", "output", "storage"]
+    many = job.data.model_copy(update={"paths": tuple(f"/pool/{number}" for number in range(10_000))})
+    assert len(own_checks(job.model_copy(update={"data": many}), wide, "b", "")) < MAX_CHECKS
+    fetched = [one.name for one in own_checks(job, wide, "a", "", has_files=False)]
+    assert fetched == ["checkpoints", "output", "storage"]

@@ -12,8 +12,10 @@ from isthmus.control.service.planner_queue import PlannerQueue
 from isthmus.control.state.events import MakePlans
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics
+from isthmus.core.messages.preflight import PreflightOrder
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import PlanSet
+from tests.control.driver import answered
 from tests.control.serving import EAST, WEST, report, submission
 from tests.control.test_server_api import Server
 
@@ -147,3 +149,43 @@ def test_who_asks_a_busy_planner_is_told_to_ask_again() -> None:
         assert waiting.result(10).plans == ()
     for one in (hasty, full):
         one.close()
+
+
+def test_a_dry_run_shows_what_the_sites_find_and_leaves_no_event(server: Server) -> None:
+    """The sites of the first plan are asked although there is no job; a site without an answer is shown as such."""
+    for site in (EAST, WEST):
+        server.sync(report(site, checks=True))
+    fields = {"model": "/pool/model", "output": "/pool/out", "checkpoints": {"folder": "/pool/ckpt"}}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(dry_run, server, **fields)
+        orders: list[PreflightOrder] = []
+        server.until(lambda: bool(orders.extend(server.sync(report(EAST, checks=True)).preflights) or orders))
+        assert orders[0].temporary
+        server.sync(report(EAST, checks=True, preflights=(answered(orders[0], model="failed"),)))
+        (order,) = server.sync(report(WEST, checks=True)).preflights
+        server.sync(report(WEST, checks=True, preflights=(answered(order),)))
+        found = asked.result(10)
+    assert [(one.cluster, one.state) for one in found.preflight] == [("east", "failed"), ("west", "passed")]
+    assert [one.detail for one in found.preflight[0].results if one.status == "failed"] == ["/pool/model is bad"]
+    assert server.sync(report(EAST, checks=True)).preflights == ()
+
+
+def test_a_site_answers_the_checks_of_a_job_with_its_reports(server: Server) -> None:
+    """Orders are repeated until all sites have answered, also for a report that was lost on its way."""
+    for site in (EAST, WEST):
+        server.sync(report(site, checks=True))
+    fields = {"model": "/pool/model", "output": "/pool/out", "checkpoints": {"folder": "/pool/ckpt"}}
+    job = server.submit("ann", **fields)
+    server.until(lambda: server.job(job.id).plan is not None)
+    for phase in ("own", "peers"):
+        for site in (EAST, WEST):
+            (order,) = server.sync(report(site, checks=True)).preflights
+            assert (order.phase, order.temporary) == (phase, False)
+            assert server.sync(report(site, checks=True)).preflights == (order,)
+            assert server.job(job.id).state == "waiting"
+            server.sync(report(site, checks=True, preflights=(answered(order),)))
+    assert server.job(job.id).state == "preparing"
+    assert [(one.cluster, one.state) for one in server.job(job.id).preflight] == [
+        ("east", "passed"),
+        ("west", "passed"),
+    ]

@@ -17,6 +17,7 @@ from tests.e2e.site import (
     make_model,
     state_is,
     submit,
+    wait_until,
 )
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,8 @@ def test_a_job_is_preempted_at_all_owners_and_goes_on_later_with_the_same_losses
     patient = submit(client, patient_job).id
     at_step(client, patient, 5)
     choose(client, urgent)
-    offered = state_is(client, urgent, "blocked").offer
+    state_is(client, urgent, "blocked")
+    offered = wait_until("its sites have checked its files", lambda: client.job(urgent).offer)
     assert {(victim.job, victim.cluster) for victim in offered} == {(patient, "north"), (patient, "south")}
 
     client.preempt(urgent, offered)

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -14,6 +13,8 @@ import pytest
 
 from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.core.errors import AuthError, ConflictError, NotFoundError
+from isthmus.core.messages.api_views import Submission
+from isthmus.core.model import load_model
 from tests.e2e.site import (
     all_metrics,
     as_one_process,
@@ -119,12 +120,30 @@ def test_a_rehearsal_takes_the_predicted_time_and_leaves_figures_alone(site):
     wait_until("everything is free again", lambda: nothing_is_held(site))
 
 
-def test_missing_data_ends_the_job_with_the_path_and_holds_nothing(site):
-    """The reason names site, rank and path at once, whichever ranks lost a peer by it; nothing is left behind."""
-    job = make_job(site.folder, "no-data", data={"paths": [str(site.folder / "nowhere")], "tokenizer": "bytes"})
+def test_missing_data_ends_the_job_before_any_site_holds_chips(site):
+    """The reason names site, path and advice within seconds, and no worker was started for it.
+
+    A dry run of the same job shows the finding of each site without a job, and leaves no folder behind.
+    """
+    missing = str(site.folder / "nowhere")
+    job = make_job(site.folder, "no-data", data={"paths": [missing], "tokenizer": "bytes"})
+    found = site.client.dry_run(Submission(job=job, model=load_model(job.model)))
+    results = {one.cluster: {r.name: r.detail for r in one.results if r.status == "failed"} for one in found.preflight}
+    reading = [stage.cluster for stage in found.plans.plans[0].pipeline()]
+    assert results == {
+        name: {"data": f"{missing}: no such file or folder"} if name in (reading[0], reading[-1]) else {}
+        for name in reading
+    }
+    wait_until("the dry run has left nothing", lambda: not (site.folder / "no-data").exists())
     view = ended(site, submit(site.client, job).id)
-    assert (view.state, view.attempt, view.restarts) == ("failed", 1, 0)
-    assert re.search(r"^(north|south|west) failed its part \(ranks .\): rank . .*DataError.*nowhere", view.reason)
+    assert view.changed_s - view.submitted_s < 10
+    assert (view.state, view.restarts, {part.observed for part in view.parts} & {"prepared", "running"}) == (
+        "failed",
+        0,
+        set(),
+    )
+    assert f"data: {missing}: no such file or folder (copy it to this site" in view.reason
+    assert not list(site.folder.glob(f"*/runs/{view.id}/*/rank-*")), "a worker was started"
     wait_until("everything is free again", lambda: nothing_is_held(site))
 
 

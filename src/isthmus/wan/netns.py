@@ -26,6 +26,9 @@ from isthmus.core.errors import NotFoundError, UnavailableError
 from isthmus.core.pool import Pool
 from isthmus.wan.shaper import links_both_ways
 
+_COMMAND_LIMIT_S = 60.0
+"""Longest run of an `ip` command."""
+
 TUN_DEVICE = Path("/dev/net/tun")
 NAMESPACE_FOLDER = Path("/run/netns")
 MTU_BYTES = 1500
@@ -149,13 +152,15 @@ def delete_namespaces(names: Sequence[str]) -> None:
     for name in names:
         if not (NAMESPACE_FOLDER / name).exists():
             continue
-        pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+        pids = subprocess.run(
+            ["ip", "netns", "pids", name], capture_output=True, text=True, check=False, timeout=_COMMAND_LIMIT_S
+        )
         for pid in pids.stdout.split():
             try:
                 os.kill(int(pid), signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False, timeout=_COMMAND_LIMIT_S)
 
 
 def _add_site(namespace: str, address: str) -> int:
@@ -227,7 +232,7 @@ def _run_ip(*arguments: str) -> None:
 
 
 def _run_checked(argv: list[str]) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_COMMAND_LIMIT_S)
     if done.returncode:
         raise UnavailableError(
             f"`{' '.join(argv)}` failed: {done.stderr.strip()}",

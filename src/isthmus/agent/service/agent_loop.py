@@ -32,6 +32,9 @@ FAST_POLL_S = 0.05
 POLL_S = 0.2
 """Poll interval for workers otherwise."""
 
+STOP_MARGIN_S = 120.0
+"""Wait for the end of killed workers when the agent stops, beyond their grace; a blocked disk can exceed it."""
+
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.2, 5.0
 
 _log = logging.getLogger("isthmus.agent")
@@ -198,7 +201,14 @@ def _file_fetcher(config: AgentConfig) -> FileFetcher | None:
 
 
 def _stop_workers(service: AgentService) -> None:
+    """Stop every worker; after their grace and `STOP_MARGIN_S` name the parts that still have processes."""
     service.shut_down()
+    limit_s = service.stop_grace_s + STOP_MARGIN_S
+    deadline_s = time.monotonic() + limit_s
     while not service.stopped:
+        if time.monotonic() > deadline_s:
+            left = ", ".join(f"{part.job}/{part.attempt}" for part in service.machine.parts.values() if part.live)
+            _log.error("processes of %s did not end within %g s: end them by hand", left, limit_s)
+            return
         time.sleep(FAST_POLL_S)
         service.tick()

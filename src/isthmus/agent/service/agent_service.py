@@ -119,6 +119,11 @@ class AgentService:
         return self.machine.shutting_down and not any(part.live for part in self.machine.parts.values())
 
     @property
+    def stop_grace_s(self) -> float:
+        """Time between SIGTERM and SIGKILL that the owner grants local jobs."""
+        return self._policy.grace_s
+
+    @property
     def needs_fast_poll(self) -> bool:
         """Whether a part is about to change, so that the next poll should come soon."""
         checks = self._preflights.is_open or (self._prober is not None and self._prober.busy)

@@ -24,6 +24,9 @@ _SOURCES: TypeAdapter[dict[str, str | tuple[str, ...]]] = TypeAdapter(dict[str, 
 _BLOCK_BYTES = 1 << 20
 _MAX_ERROR_CHARS = 300
 
+COMMAND_LIMIT_S = 6 * 3600.0
+"""Longest run of a copy command for one path; it resumes where it was when the job is tried again."""
+
 ProgressCallback = Callable[[int, int], None]
 """Called with the bytes copied so far and the total."""
 
@@ -63,16 +66,21 @@ class FolderSource:
 
 @dataclass(frozen=True)
 class CommandSource:
-    """A copy command; `{path}` and `{target}` are substituted."""
+    """A copy command, ended after `limit_s`; `{path}` and `{target}` are substituted."""
 
     command: tuple[str, ...]
+    limit_s: float = COMMAND_LIMIT_S
 
     def fetch(self, path: str, target: Path, on_progress: ProgressCallback) -> bool:
         """Run the command (see `FileSource`); exit status 0 means success."""
         target.parent.mkdir(parents=True, exist_ok=True)
         argv = [word.format(path=path.lstrip("/"), target=target) for word in self.command]
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=self.limit_s)
+        except subprocess.TimeoutExpired as error:
+            raise UnavailableError(
+                f"'{' '.join(argv)}' has not finished within {self.limit_s:g} s", hint="check the link to the source"
+            ) from error
         except OSError as error:
             raise UnavailableError(f"cannot run '{argv[0]}': {error.strerror}") from error
         if done.returncode:

@@ -35,18 +35,23 @@ MAX_JSON_BYTES = 64 << 20
 MARKER_WAIT_S = 5.0
 """How long a check looks for a file of another site: a network file system may show it late."""
 
+_MAX_PASSED_CHARS = 100
 _MARKER_POLL_S = 0.1
 _SAMPLE_BYTES = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckContext:
-    """Where checks run: `root` is the site's own storage folder, None with a shared file system."""
+    """Where checks run: `root` is the site's own storage folder, None with a shared file system.
+
+    A file of another site is looked for during `marker_wait_s`.
+    """
 
     site: str
     root: Path | None = None
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    marker_wait_s: float = MARKER_WAIT_S
     # Files and folders that checks have made, for the caller to remove, the latest last.
     made_files: list[Path] = field(default_factory=list)
     made_folders: list[Path] = field(default_factory=list)
@@ -69,7 +74,7 @@ def run_check(check: SiteCheck, context: CheckContext) -> CheckResult:
         return _result(check, "failed", f"{where}: {error.strerror or error}", _hint_of(check, error))
     except (ValueError, RecursionError) as error:
         return _result(check, "failed", f"{context.local(check.path)}: {error}", "correct the file")
-    return _result(check, "passed", detail)
+    return _result(check, "passed", detail[:_MAX_PASSED_CHARS])
 
 
 def unfinished(check: SiteCheck, context: CheckContext, limit_s: float) -> CheckResult:
@@ -127,7 +132,8 @@ def _check_write(check: SiteCheck, context: CheckContext) -> str:
     context.made_folders.extend(reversed(missing))
     file = folder / (check.value or f".preflight-{os.getpid()}-{time.monotonic_ns()}")
     context.made_files.append(file)
-    with file.open("wb") as stream:
+    file.unlink(missing_ok=True)
+    with file.open("xb") as stream:  # follows no link that another user has put there
         stream.write(b"written by the preflight of a job\n")
         stream.flush()
         os.fsync(stream.fileno())
@@ -154,7 +160,7 @@ def _check_space(check: SiteCheck, context: CheckContext) -> str:
 
 def _check_marker(check: SiteCheck, context: CheckContext) -> str:
     """Check that a folder holds the file that another site has left in the same folder of the job."""
-    folder, deadline_s = context.local(check.path), context.monotonic() + MARKER_WAIT_S
+    folder, deadline_s = context.local(check.path), context.monotonic() + context.marker_wait_s
     _require_file_name(check.value)
     while not (folder / check.value).is_file():
         if context.monotonic() >= deadline_s:
@@ -189,7 +195,7 @@ def _result(check: SiteCheck, status: str, detail: str, hint: str = "") -> Check
 def _hint_of(check: SiteCheck, error: OSError) -> str:
     if isinstance(error, PermissionError):
         need = "write to" if check.kind in ("write", "space") else "read"
-        return f"let the agent's user (uid {os.getuid()}) {need} it"
+        return f"let the agent's user (uid {os.geteuid()}) {need} it"
     if isinstance(error, FileNotFoundError):
         return "copy it to this site, or correct the path in the job"
     return "check the file system at this site"
@@ -201,7 +207,7 @@ def _require_size(file: Path) -> None:
 
 
 def _require_file_name(name: str) -> None:
-    if name and (Path(name).name != name or "\0" in name):
+    if name and (Path(name).name != name or name == ".." or "\0" in name):
         raise InputError(f"'{name[:80]}' is not a file name", hint="use the same release of agent and server")
 
 
@@ -234,6 +240,8 @@ def _visible_files(path: Path) -> Iterator[Path]:
     elif first:
         base = Path(*path.parts[:first])
         found = base.glob("/".join(path.parts[first:]))
+    elif path.exists():
+        raise InputError(f"{path} is neither a file nor a folder", hint="correct data.paths in the job")
     else:
         raise FileNotFoundError(errno.ENOENT, "no such file or folder", str(path))
     for file in itertools.islice(found, MAX_ENTRIES):

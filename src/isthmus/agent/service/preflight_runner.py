@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from isthmus.agent.service.preflight_checks import CheckContext, run_check, unfinished
+from isthmus.agent.service.preflight_checks import MARKER_WAIT_S, CheckContext, run_check, unfinished
 from isthmus.core.messages.preflight import CheckResult, PreflightAnswer, PreflightOrder
 
 LIMIT_S = 10.0
@@ -34,12 +34,17 @@ class _Run:
 
 
 class PreflightRunner:
-    """Runs checks at `site`, below its own storage folder `root` if it has one. `clock` is monotonic, in seconds."""
+    """Runs checks at `site`, below its own storage folder `root` if it has one. `clock` is monotonic, in seconds.
 
-    def __init__(self, site: str, root: Path | None, clock: Callable[[], float]) -> None:
-        self._site, self._root, self._clock = site, root, clock
+    `threads` are those in which checks run.
+    """
+
+    def __init__(
+        self, site: str, root: Path | None, clock: Callable[[], float], marker_wait_s: float = MARKER_WAIT_S
+    ) -> None:
+        self._site, self.root, self._clock, self._marker_wait_s = site, root, clock, marker_wait_s
         self._runs: dict[RunKey, _Run] = {}
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
 
     @property
     def is_open(self) -> bool:
@@ -55,8 +60,8 @@ class PreflightRunner:
             known = self._runs.get(key)
             if known is not None and known.order.phase == order.phase:
                 continue
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
-            if len(self._threads) < MAX_THREADS:
+            self.threads = [thread for thread in self.threads if thread.is_alive()]
+            if len(self.threads) < MAX_THREADS:
                 self._runs[key] = self._start(order, known)
 
     def answers(self) -> tuple[PreflightAnswer, ...]:
@@ -72,7 +77,7 @@ class PreflightRunner:
 
     def _start(self, order: PreflightOrder, earlier: _Run | None) -> _Run:
         """Start an order; the second phase continues with the files of the first one."""
-        context = earlier.context if earlier else CheckContext(site=self._site, root=self._root)
+        context = earlier.context if earlier else self._new_context()
         run = _Run(order=order, context=context, started_s=self._clock())
 
         def work() -> None:
@@ -80,9 +85,12 @@ class PreflightRunner:
                 run.results.append(run_check(check, context))
 
         run.thread = threading.Thread(target=work, name=f"preflight of {order.job}", daemon=True)
-        self._threads.append(run.thread)
+        self.threads.append(run.thread)
         run.thread.start()
         return run
+
+    def _new_context(self) -> CheckContext:
+        return CheckContext(site=self._site, root=self.root, marker_wait_s=self._marker_wait_s)
 
     def _answer(self, run: _Run) -> PreflightAnswer | None:
         """Return the answer of an order, None while its checks still have time."""
@@ -111,5 +119,5 @@ class PreflightRunner:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
-        self._threads.append(threading.Thread(target=work, name="preflight's end", daemon=True))
-        self._threads[-1].start()
+        self.threads.append(threading.Thread(target=work, name="preflight's end", daemon=True))
+        self.threads[-1].start()

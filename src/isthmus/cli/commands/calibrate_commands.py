@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -177,6 +178,10 @@ def _measure_chip(chip: str, name: str, start: Calibration, copies: int, parts: 
     return calibrate_shapes(made, known[chip], profile, found[0].precision, shapes)
 
 
+BENCHMARK_LIMIT_S = 3600.0
+"""Longest run of the micro-benchmarks of one chip."""
+
+
 def _run_benchmarks(copies: int, options: Sequence[str]) -> list[Measurement]:
     """Run `copies` benchmark processes concurrently; several are pinned to one core each."""
     argv = [sys.executable, "-m", "isthmus.train.measure.measure_chip", *options]
@@ -185,7 +190,16 @@ def _run_benchmarks(copies: int, options: Sequence[str]) -> list[Measurement]:
         subprocess.Popen([*argv, *core], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for core in core_options
     ]
-    printed = [process.communicate() for process in processes]
+    deadline_s = time.monotonic() + BENCHMARK_LIMIT_S
+    try:
+        printed = [process.communicate(timeout=max(0.0, deadline_s - time.monotonic())) for process in processes]
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(
+            f"the micro-benchmarks have not finished within {BENCHMARK_LIMIT_S:g} s", hint="see that the chip is idle"
+        ) from error
+    finally:
+        for process in processes:
+            process.kill()
     for process, (_, errors) in zip(processes, printed, strict=True):
         if process.returncode:
             last = (errors.strip().splitlines() or ["no error output"])[-1]

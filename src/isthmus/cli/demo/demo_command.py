@@ -28,6 +28,9 @@ from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
 
 commands = typer.Typer()
+PLANNING_LIMIT_S = 300.0
+"""Longest wait for the planner."""
+
 BASELINE_STEPS = 24
 """Steps of the comparison run without wide-area links."""
 
@@ -110,10 +113,7 @@ def _heading_printer(env: CliEnvironment):  # type: ignore[no-untyped-def]
 
 def _submit(env: CliEnvironment, client: ApiClient, job: Job) -> tuple[JobView, Plan]:
     """Submit the job, wait for its candidate plans, show them, and return the fastest."""
-    view = client.submit(Submission(job=job, model=load_model(job.model)))
-    while view.state == "planning":
-        env.sleep(0.1)
-        view = client.job(view.id)
+    view = _wait_planned(env, client, client.submit(Submission(job=job, model=load_model(job.model))))
     plans = client.plans(view.id)
     if not plans.plans:
         reasons = "; ".join(f"{'+'.join(one.clusters)}: {one.reason}" for one in plans.refused)
@@ -122,6 +122,19 @@ def _submit(env: CliEnvironment, client: ApiClient, job: Job) -> tuple[JobView, 
         env.print("\nNo single cluster has enough memory for the job. Candidate plans, predicted fastest first:")
         env.print(plans_table(plans))
     return view, plans.plans[0]
+
+
+def _wait_planned(env: CliEnvironment, client: ApiClient, view: JobView) -> JobView:
+    """Return the job once it is planned; raise `IsthmusError` after `PLANNING_LIMIT_S`."""
+    deadline_s = env.now() + PLANNING_LIMIT_S
+    while view.state == "planning":
+        if env.now() > deadline_s:
+            raise IsthmusError(
+                f"job {view.id} is not planned after {PLANNING_LIMIT_S:g} s", hint="see the log of the server"
+            )
+        env.sleep(0.1)
+        view = client.job(view.id)
+    return view
 
 
 def _train(env: CliEnvironment, site: DemoPool, view: JobView, plan: Plan) -> FinishedJob:
@@ -143,10 +156,8 @@ def _run_baseline(env: CliEnvironment, site: DemoPool, job: Job, plan: Plan) -> 
             "output": str(folder / "result"),
         }
     )
-    view = site.client.submit(Submission(job=short, model=load_model(job.model)))
-    while view.state == "planning":
-        env.sleep(0.1)
-        view = site.client.job(view.id)
+    submitted = site.client.submit(Submission(job=short, model=load_model(job.model)))
+    view = _wait_planned(env, site.client, submitted)
     site.client.choose(view.id, plan.id)
     return _wait_finished(env, site.client, view.id)
 

@@ -225,10 +225,20 @@ def _ignore_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+MODULE_LIMIT_S = 3600.0
+"""Longest run of a module of the demo."""
+
+
 def run_module(arguments: list[str], log: Path) -> str:
     """Run a Python module and return its output; raise `IsthmusError` with the end of its errors."""
     with log.open("wb") as errors:
-        done = subprocess.run([sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=errors, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            check=False,
+            timeout=MODULE_LIMIT_S,
+        )
     if done.returncode:
         tail = log.read_text(errors="replace").strip()[-600:]
         raise IsthmusError(f"{arguments[0]} failed with status {done.returncode}: {tail}", hint=f"log: {log}")

@@ -6,9 +6,9 @@ Each returns whether the event changes the state, and raises `ConflictError` or 
 from __future__ import annotations
 
 from isthmus.control.coordinator.agent_reports import report_differs
-from isthmus.control.coordinator.job_preflight import has_passed_once, needs_preflight
 from isthmus.control.queries.peer_checks import describe_unreached, unreached_pairs
 from isthmus.control.queries.preemption_victims import victims_suffice
+from isthmus.control.queries.preflight_status import has_passed_once, needs_preflight
 from isthmus.control.state.events import (
     AgentLost,
     AgentReported,

@@ -12,6 +12,7 @@ from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_jo
 from isthmus.control.coordinator.plan_requests import request_plans, withdraw_plan_request
 from isthmus.control.preflight.conflicts import describe_conflicts, excluded_clusters, is_excluded, valid_conflicts
 from isthmus.control.preflight.preflight_record import PreflightRecord
+from isthmus.control.queries.preflight_status import executes_checks, has_passed_once, needs_preflight
 from isthmus.control.state import ledger
 from isthmus.control.state.events import PreflightTimedOut, SiteChecked
 from isthmus.control.state.job_records import JobRecord, PoolState
@@ -28,22 +29,12 @@ def may_hold_chips(state: PoolState, job: JobRecord, now_s: float) -> bool:
     return _has_passed(state, job, now_s)
 
 
-def needs_preflight(state: PoolState, job: JobRecord) -> bool:
-    """Return whether a site of the job's plan executes checks."""
-    return any(_checks(state, cut.cluster) for cut in job.plan_parts)
-
-
-def has_passed_once(job: JobRecord) -> bool:
-    """Return whether the sites of the job's plan have passed its checks, however long ago."""
-    return job.preflight is not None and job.preflight.state == "passed" and job.preflight.plan_id == _plan_of(job).id
-
-
 def begin_preflight(state: PoolState, job: JobRecord, now_s: float) -> None:
     """Ask the sites of the job's plan for its checks, unless they are asked already."""
     plan, known = _plan_of(job), job.preflight
     if known is not None and known.state == "pending":
         return
-    sites = {name for name in plan.clusters if _checks(state, name)}
+    sites = {name for name in plan.clusters if executes_checks(state, name)}
     job.num_preflights += 1
     job.preflight = PreflightRecord.begin(
         job.id,
@@ -140,12 +131,6 @@ def _has_passed(state: PoolState, job: JobRecord, now_s: float) -> bool:
     """Return whether the checks of the job's plan have passed and are still valid."""
     record = job.preflight
     return record is not None and has_passed_once(job) and now_s - record.answered_s <= state.config.preflight_valid_s
-
-
-def _checks(state: PoolState, cluster: str) -> bool:
-    """Return whether the agent of the cluster executes checks."""
-    record = state.clusters.get(cluster)
-    return record is not None and record.connected and record.checks
 
 
 def _fetches_files(state: PoolState, job: JobRecord, cluster: str) -> bool:

@@ -10,7 +10,7 @@ from itertools import islice
 
 from isthmus.control.algorithms.global_order import Release, WaitingJob, global_order
 from isthmus.control.coordinator.job_lifecycle import join_site_queues, move_job
-from isthmus.control.coordinator.job_preflight import begin_preflight, may_hold_chips, needs_preflight
+from isthmus.control.coordinator.job_preflight import begin_preflight, may_hold_chips
 from isthmus.control.coordinator.plan_requests import (
     has_more_free,
     is_plan_requested,
@@ -20,6 +20,7 @@ from isthmus.control.coordinator.plan_requests import (
 )
 from isthmus.control.coordinator.reachability import may_start
 from isthmus.control.coordinator.wound_wait import wound
+from isthmus.control.queries.preflight_status import needs_preflight
 from isthmus.control.state import ledger
 from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState

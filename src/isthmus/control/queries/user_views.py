@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from isthmus.control.queries.agent_orders import count_misplaced, site_queue
 from isthmus.control.queries.preemption_victims import find_victims
+from isthmus.control.queries.preflight_status import has_passed_once, needs_preflight
 from isthmus.control.queries.shortages import describe_shortages
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import (
@@ -110,11 +111,11 @@ def _wait_reason(state: PoolState, job: JobRecord) -> str:
     """Describe the shortages of the job's plan, or the reservation that blocks it."""
     if job.plan is None or job.state_deadline_s is not None:
         return job.reason
-    if is_checking(job) and job.preflight is not None:
-        return f"{', '.join(job.preflight.waits_for)} must check the job's files and storage before it starts"
     lacks = describe_shortages(state, job.needs or {})
     if lacks:
         why = f"plan {job.plan.id} does not fit now: {lacks}"
+    elif is_checking(job) and job.preflight is not None:
+        why = f"{', '.join(job.preflight.waits_for)} must check the job's files and storage before it starts"
     elif not ledger.fits(state, job.needs or {}, state.indexes.reserved):
         why = f"the chips of plan {job.plan.id} are reserved for jobs ahead of it in the queue"
     else:
@@ -136,6 +137,9 @@ def _part_view(state: PoolState, part: PartRecord) -> PartView:
 
 
 def _offered_victims(state: PoolState, job: JobRecord) -> Iterator[VictimView]:
+    """Yield the jobs that it could preempt, once its sites have passed its checks."""
+    if job.id in state.jobs and needs_preflight(state, job) and not has_passed_once(job):
+        return
     for source in find_victims(state, job):
         for one in source.victims:
             yield _victim_view(state, one)

@@ -12,7 +12,7 @@ from isthmus.core.job import Job
 from isthmus.core.messages.preflight import PreflightAnswer, PreflightOrder, SitePreflight
 from isthmus.core.plan import Plan
 
-ANSWER_TIMEOUT_S = 12.0
+ANSWER_TIMEOUT_S = 8.0
 """How long a dry run waits for the sites; those without an answer are shown as waiting."""
 
 MAX_DRY_RUNS = 8
