@@ -124,7 +124,7 @@ class Case:
             {
                 "name": "real",
                 "model": str(model),
-                "data": {"paths": [f"{sysconfig.get_path('stdlib')}/*.py"]},
+                "data": {"paths": [f"{sysconfig.get_path('stdlib')}/*.py"], "tokenizer": "bytes"},
                 "training": {
                     "steps": steps,
                     "sequence_length": self.sequence_length,

@@ -61,22 +61,36 @@ def rehearse(
 
     Raises `RuntimeError` with a worker's last words where one fails.
     """
+    metrics = run_workers(plan, times, model, folder, routes, steps + 1)
+    return _outcome([one[1:] for one in metrics], [_planned_s(plan, times, r) for r in range(len(metrics))])
+
+
+def run_workers(
+    plan: Plan,
+    times: Sequence[StageTime],
+    model: Path,
+    folder: Path,
+    routes: dict[str, dict[str, str]],
+    steps: int,
+    trace_steps: Sequence[int] = (),
+) -> list[list[StepMetrics]]:
+    """Run `steps` steps of `plan`; return the metrics of each rank, with the timeline of `trace_steps`.
+
+    Raises `RuntimeError` with a worker's last words where one fails.
+    """
     workers = [WorkerFolder(folder / f"rank-{rank}") for rank in range(len(plan.ranks))]
-    job = _job(plan, model, folder, steps + 1)
+    job = _job(plan, model, folder, steps)
     for rank, worker in enumerate(workers):
         worker.write_spec(
             WorkerSpec(
                 run="whitepaper", attempt=1, rank=rank, job=job, plan=plan, stage_time=times[rank],
-                routes=routes.get(plan.stage_of(rank).cluster, {}),
+                routes=routes.get(plan.stage_of(rank).cluster, {}), trace_steps=tuple(trace_steps),
             )
         )  # fmt: skip
     with _started(workers) as processes:
         _introduce(workers, processes)
-        _wait(workers, processes, steps + 1)
-    return _outcome(
-        [_metrics(worker)[1:] for worker in workers],
-        [_planned_s(plan, times, r) for r in range(len(workers))],
-    )
+        _wait(workers, processes, steps)
+    return [_metrics(worker) for worker in workers]
 
 
 def _job(plan: Plan, model: Path, folder: Path, steps: int) -> Job:

@@ -18,6 +18,8 @@ from isthmus.core.errors import AuthError, ConflictError, IsthmusError, NotFound
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, LogChunk, StepMetrics
 from isthmus.core.messages.api_views import (
     Health,
+    HistoryEvent,
+    HistoryPage,
     JobView,
     LogPage,
     MetricsPage,
@@ -39,6 +41,7 @@ class FakeServer:
 
     jobs: dict[str, JobView] = field(default_factory=dict)
     metrics: dict[str, list[StepMetrics]] = field(default_factory=dict)
+    history: dict[str, list[HistoryEvent]] = field(default_factory=dict)
     logs: dict[str, list[LogChunk]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     standings: dict[str, QueueStatus] = field(default_factory=dict)
@@ -127,8 +130,6 @@ class FakeServer:
         return self._change(view, state="preparing", plan=plans[said["plan"]])
 
     def _job(self, method: str, view: JobView, rest: list[str], request: httpx.Request) -> httpx.Response:
-        query = request.url.params
-        after = int(query.get("after", 0))
         match method, rest:
             case "GET", []:
                 return _answer(view)
@@ -145,10 +146,24 @@ class FakeServer:
                     raise ConflictError(f"job {view.id} is {view.state}", hint="cancel it first")
                 del self.jobs[view.id]
                 return httpx.Response(204)
-            case "GET", ["metrics"]:
+            case "GET", [kind]:
+                return self._output(kind, view, request)
+        return httpx.Response(405, text="not so")
+
+    def _output(self, kind: str, view: JobView, request: httpx.Request) -> httpx.Response:
+        query = request.url.params
+        after = int(query.get("after", 0))
+        match kind:
+            case "history":
+                events = [one for one in self.history.get(view.id, []) if one.number > after][: int(query["limit"])]
+                return _answer(HistoryPage(events=tuple(events), next=events[-1].number if events else after))
+            case "metrics" if query.get("newest"):
+                page = self.metrics.get(view.id, [])[-int(query["limit"]) :]
+                return _answer(MetricsPage(metrics=tuple(page), next=len(self.metrics.get(view.id, []))))
+            case "metrics":
                 page = self.metrics.get(view.id, [])[after : after + self.page_size]
                 return _answer(MetricsPage(metrics=tuple(page), next=after + len(page)))
-            case "GET", ["logs"]:
+            case "logs":
                 chunks = self.logs.get(view.id, [])
                 if "rank" in query:
                     chunks = [chunk for chunk in chunks if chunk.rank == int(query["rank"])]

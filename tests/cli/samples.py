@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
-from isthmus.core.messages.agent_messages import Span, StepMetrics
+from isthmus.core.messages.agent_messages import ReceivedMessage, Span, StepMetrics
 from isthmus.core.messages.api_views import ClusterView, JobView, PartView, PoolView
 from isthmus.core.plan import Plan, PlanSet, Prediction, Refusal, Stage, StageTime
 from isthmus.core.pool import Cluster, Link, NodeGroup, VirtualChip
@@ -106,7 +106,7 @@ def make_metrics(steps: int = 40, *, traced: tuple[int, ...] = (5, 20), job: str
     found: list[StepMetrics] = []
     clock_s = START_S
     for step in range(steps):
-        spans, busy, length_s = one_step(clock_s)
+        spans, messages, busy, length_s = one_step(clock_s)
         step_s = length_s * (1 + 0.03 * dice.random()) + (0.4 if step == 0 else 0.0)
         loss = 2.2 + 3.4 * math.exp(-step / 12) + dice.gauss(0, 0.05)
         for rank in range(3):
@@ -127,16 +127,20 @@ def make_metrics(steps: int = 40, *, traced: tuple[int, ...] = (5, 20), job: str
                 if step % 10 == 9:
                     values["validation_loss"] = loss + 0.08
             kept = tuple(spans[rank]) if step in traced else ()
-            found.append(StepMetrics(job=job, attempt=1, rank=rank, step=step, values=values, spans=kept))
+            received = tuple(messages[rank]) if step in traced else ()
+            found.append(
+                StepMetrics(job=job, attempt=1, rank=rank, step=step, values=values, spans=kept, messages=received)
+            )
         clock_s += step_s
     return found
 
 
 def one_step(
     start_s: float, micro_batches: int = 4, hop_s: float = 0.014
-) -> tuple[list[list[Span]], list[tuple[float, float]], float]:
-    """Run all forwards, then all backwards: spans and (compute, waiting) seconds by rank, and the length."""
+) -> tuple[list[list[Span]], list[list[ReceivedMessage]], list[tuple[float, float]], float]:
+    """Run all forwards, then all backwards: spans, messages and (compute, waiting) seconds by rank, and the length."""
     spans: list[list[Span]] = [[], [], []]
+    messages: list[list[ReceivedMessage]] = [[], [], []]
     free_s = [start_s] * 3
     ready: dict[tuple[str, int, int], float] = {(("forward"), m, 0): start_s for m in range(micro_batches)}
 
@@ -151,6 +155,7 @@ def one_step(
         if then is not None:
             spans[rank].append(Span(kind="send", micro_batch=m, start_s=end_s, end_s=end_s + 0.002))
             ready[kind, m, then] = end_s + hop_s
+            messages[then].append(message(kind, m, rank, end_s, end_s + 0.001, end_s + hop_s))
             free_s[rank] += 0.002
 
     for m in range(micro_batches):
@@ -171,4 +176,14 @@ def one_step(
         )
         for own in spans
     ]
-    return spans, busy, end_s + 0.01 - start_s
+    return spans, messages, busy, end_s + 0.01 - start_s
+
+
+def message(
+    kind: str, micro_batch: int, source: int, sent_s: float, left_s: float, arrived_s: float, ahead_s: float = 0.0
+) -> ReceivedMessage:
+    """Return the record of a message of one fragment."""
+    return ReceivedMessage(
+        kind=kind, micro_batch=micro_batch, source=source, num_bytes=131_072, sent_s=sent_s, first_left_s=left_s,
+        last_left_s=left_s, arrived_s=arrived_s, clock_offset_s=ahead_s,
+    )  # fmt: skip

@@ -21,7 +21,7 @@ CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "num_hidden_layers": 4,
     "hidden_size": 64,
-    "vocab_size": 256,
+    "vocab_size": 512,
 }
 
 
@@ -46,6 +46,23 @@ def test_submit_sends_job_and_model_and_says_what_to_do_next(job_file: Path) -> 
     assert view.job.model == str(job_file.parent / "config.json")
     assert f"isthmus plans {view.id}" in done.out
     assert f"isthmus choose {view.id} PLAN" in done.out
+
+
+def test_submit_pins_the_tokenizer_and_says_which(job_file: Path) -> None:
+    """Without a tokenizer beside the model it is bytes, aloud; with one it is that; a larger one is not sent."""
+    server = FakeServer()
+    assert (
+        "tokenizer: bytes, one token per byte, since there is no tokenizer.json" in run(server, "submit", job_file).out
+    )
+    file = job_file.parent / "tokenizer.json"
+    file.write_text('{"model": {"vocab": {"a": 511}}}')
+    assert f"tokenizer: {file}, the model's own" in run(server, "submit", job_file).out
+    assert [view.job.data.tokenizer for view in server.jobs.values()] == ["bytes", str(file)]
+    file.write_text('{"model": {"vocab": {"a": 512}}}')
+    done = run(server, "submit", job_file)
+    assert done.status == 2
+    assert "has 513 tokens, the model only 512" in done.err
+    assert len(server.jobs) == 2
 
 
 def test_ctrl_c_while_watching_what_was_submitted_says_that_the_job_goes_on(job_file: Path) -> None:

@@ -41,8 +41,10 @@ def test_watch_prints_plain_lines_off_a_terminal() -> None:
     assert "step 6/40" in lines[1]
     assert "tokens/s" in lines[1]
     assert "left" in lines[1]
-    assert lines[-1].endswith("succeeded")
-    assert len(lines) == len(set(lines)) == 8
+    assert lines[-3].endswith("succeeded")
+    assert lines[-2].startswith("validation loss") or "perplexity" in lines[-2]
+    assert lines[-1] == "/runs/model (Hugging Face format, written by qingyang, hangzhou, nanjing)"
+    assert len(lines) == len(set(lines)) == 10
 
 
 def test_watch_as_json_gives_an_object_a_line() -> None:
@@ -86,7 +88,7 @@ def test_watch_waits_for_a_server_that_is_away_but_not_for_ever() -> None:
     server, sleep = training()
 
     def outage(seconds: float) -> None:
-        if len(server.seen) == 7:
+        if len(server.seen) == 8:
             server.outages = 6
         sleep(seconds)
 

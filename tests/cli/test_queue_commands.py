@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from isthmus.core.messages.api_views import VictimView
+from isthmus.cli.history_text import local_time
+from isthmus.core.messages.api_views import HistoryEvent, VictimView
 from isthmus.core.messages.queue_status import JobAhead, QueueStatus
 from isthmus.core.plan import Refusal
 from tests.cli.fake_server import FakeServer, run
-from tests.cli.samples import START_S
+from tests.cli.samples import START_S, make_metrics
 
 
 def standing(**changes: Any) -> QueueStatus:
@@ -147,7 +148,7 @@ def job_file(folder: Path) -> Path:
         "architectures": ["LlamaForCausalLM"],
         "num_hidden_layers": 4,
         "hidden_size": 64,
-        "vocab_size": 256,
+        "vocab_size": 512,
     }
     (folder / "config.json").write_text(json.dumps(config))
     file = folder / "job.yaml"
@@ -178,3 +179,54 @@ def test_a_dry_run_cannot_be_watched(tmp_path: Path) -> None:
     done = run(FakeServer(), "submit", job_file(tmp_path), "--dry-run", "--watch")
     assert done.status == 2
     assert "--dry-run excludes --watch and --key" in done.err
+
+
+def failed_server() -> FakeServer:
+    """A server with a job that failed after a worker was replaced once."""
+    cause = "hangzhou failed its part (ranks 1): out of memory"
+    made = FakeServer()
+    view = made.add(state="failed", worker_restarts=1, reason=f"{cause}; restarts used: 0 of 0")
+    made.metrics[view.id] = make_metrics()
+    made.history[view.id] = [
+        HistoryEvent(number=1, time_s=START_S, kind="submitted"),
+        HistoryEvent(number=2, time_s=START_S + 5, kind="worker-lost", attempt=1, cluster="nanjing", rank=2),
+        HistoryEvent(number=3, time_s=START_S + 7, kind="resumed", attempt=1, step=40, seconds=2.0),
+        HistoryEvent(number=4, time_s=START_S + 9, kind="lost", attempt=1, cluster="hangzhou", text=cause),
+        HistoryEvent(number=5, time_s=START_S + 9, kind="failed", attempt=1, text="restarts used: 0 of 0"),
+    ]
+    return made
+
+
+def test_show_tells_the_history_the_held_out_loss_and_what_to_do_next() -> None:
+    """Every event with its time, the cause once, perplexity, worker restarts, the next command; oldest first."""
+    done = run(failed_server(), "show", "stdlib-moe", environ={"COLUMNS": "160"})
+    assert done.status == 0
+    places = [done.out.index(word) for word in ("submitted", "worker lost: rank 2 at nanjing", "resumed from step 40")]
+    assert places == sorted(places)
+    assert local_time(START_S + 5) in done.out
+    assert done.out.count("out of memory") == 1
+    assert "perplexity" in done.out
+    assert "1 worker processes replaced" in done.out
+    assert "isthmus logs j-3f9a2c" in done.out
+
+
+def test_show_bounds_the_history_in_text_and_json_alike() -> None:
+    """`--events N` shows the newest N in the same order in both, and text says how many are older."""
+    done = run(failed_server(), "show", "stdlib-moe", "--events", "2", environ={"COLUMNS": "160"})
+    assert "3 older events" in done.out
+    assert "worker lost" not in done.out
+    told = run(failed_server(), "show", "stdlib-moe", "--events", "2", "--json").json
+    assert [one["number"] for one in told["history"]] == [4, 5]
+    assert told["perplexity"] > 1
+    assert told["result"] is None
+    assert told["next"][0] == "isthmus logs j-3f9a2c"
+
+
+def test_watch_tells_each_event_once_and_the_cause_once() -> None:
+    """Off a terminal events are lines with their time; the last error does not repeat the cause they named."""
+    done = run(failed_server(), "watch", "stdlib-moe")
+    assert done.status == 1
+    assert (done.out + done.err).count("out of memory") == 1
+    assert len([line for line in done.out.splitlines() if local_time(START_S + 9) in line]) == 2
+    lines = run(failed_server(), "watch", "stdlib-moe", "--json").lines
+    assert [event["number"] for line in lines for event in line.get("events", ())] == [1, 2, 3, 4, 5]

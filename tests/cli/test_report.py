@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.cli.job_report.stage_trace import trace_events, wan_transfers
+from isthmus.cli.job_report.stage_trace import on_one_clock, trace_events, wan_transfers
 from isthmus.cli.job_report.write_report import MAX_POINTS, MAX_TIMELINES, render_report
-from isthmus.core.messages.agent_messages import StepMetrics
-from tests.cli.samples import CLUSTERS, make_job, make_metrics, make_plan, make_pool, make_view
+from isthmus.core.messages.agent_messages import Span, StepMetrics
+from isthmus.core.messages.api_views import HistoryEvent
+from tests.cli.samples import CLUSTERS, START_S, make_job, make_metrics, make_plan, make_pool, make_view, message
 
 VOID = {"meta", "br", "link", "img", "input"}
 
@@ -146,17 +147,67 @@ def test_transfers_follow_the_pipeline_both_ways() -> None:
     assert ways == {("forward", 0, 1), ("forward", 1, 2), ("backward", 2, 1), ("backward", 1, 0)}
     assert all(one.end_s >= one.start_s for one in found)
     first = next(one for one in found if (one.kind, one.source, one.micro_batch) == ("forward", 0, 0))
-    assert first.end_s - first.start_s == pytest.approx(0.014, abs=1e-6)
+    assert first.end_s - first.start_s == pytest.approx(0.013, abs=1e-6)
+    assert first.start_s - first.sent_s == pytest.approx(0.001, abs=1e-6)
 
 
-def test_transfers_are_known_without_send_or_receive_spans() -> None:
-    """Then they last from the end of the computation that made the message to the start of the next."""
-    step = [
-        one.model_copy(update={"spans": tuple(x for x in one.spans if x.kind in ("forward", "backward"))})
-        for one in make_metrics(6)
-        if one.step == 5
+def test_a_late_wait_moves_no_message() -> None:
+    """Under the overlapped schedule a stage waits for its sends long after they arrived: bars follow the record.
+
+    1. Rank 0 computes micro-batch 0 until 20 ms; the message leaves at 21 ms and arrives at 31 ms. 2. It waits for
+    that send at 200 ms, in 0 ms. 3. Rank 1 waits for the receive from 30 to 31 ms. 4. The bar lasts from 21 to 31 ms.
+    """
+    spans = [
+        [
+            Span(kind="forward", micro_batch=0, start_s=0.0, end_s=0.020),
+            Span(kind="send", micro_batch=0, start_s=0.2, end_s=0.2),
+        ],
+        [Span(kind="receive", micro_batch=0, start_s=0.030, end_s=0.031)],
     ]
-    assert len(wan_transfers(step, make_plan())) == 16
+    received = (message("forward", 0, 0, 0.020, 0.021, 0.031),)
+    step = [
+        StepMetrics(job="j", attempt=1, rank=rank, step=5, values={"step_s": 1.0}, spans=tuple(own), messages=messages)
+        for rank, (own, messages) in enumerate(zip(spans, ((), received), strict=True))
+    ]
+    page = Page(render_report(make_view(), step, make_pool()))
+    (link,) = page.data["timelines"][0]["links"]
+    assert link == {"label": f"{CLUSTERS[0]} → {CLUSTERS[1]}", "spans": [["forward", 0, 21.0, 31.0, 1.0]]}
+
+
+def test_ranks_with_different_clocks_share_one_timeline() -> None:
+    """Clocks may be seconds apart: spans and messages are drawn on the clock of the first rank, via any chain.
+
+    Rank 1 is 5 s ahead of rank 0, rank 2 is 2 s behind rank 1. Every rank records its own clock.
+    """
+    ahead_s = (0.0, 5.0, 3.0)
+    truth = [one for one in make_metrics(6) if one.step == 5]
+
+    def recorded(one: StepMetrics) -> StepMetrics:
+        own_s = ahead_s[one.rank]
+        spans = [x.model_copy(update={"start_s": x.start_s + own_s, "end_s": x.end_s + own_s}) for x in one.spans]
+        times = ("sent_s", "first_left_s", "last_left_s", "arrived_s")
+        messages = [
+            x.model_copy(
+                update={name: getattr(x, name) + own_s for name in times}
+                | {"clock_offset_s": ahead_s[x.source] - own_s}
+            )
+            for x in one.messages
+        ]
+        return one.model_copy(update={"spans": tuple(spans), "messages": tuple(messages)})
+
+    found = on_one_clock([recorded(one) for one in truth], make_plan())
+    for one, true in zip(found, truth, strict=True):
+        assert [x.start_s for x in one.spans] == pytest.approx([x.start_s for x in true.spans], abs=1e-5)
+        assert [x.arrived_s for x in one.messages] == pytest.approx([x.arrived_s for x in true.messages], abs=1e-5)
+
+
+def test_a_run_that_recorded_no_messages_gets_no_invented_ones() -> None:
+    """Metrics of an earlier version have spans only: the page says so instead of drawing guesses."""
+    old = [one.model_copy(update={"messages": ()}) for one in make_metrics()]
+    text = render_report(make_view(), old, make_pool())
+    timelines = Page(text).data["timelines"]
+    assert [(one["links"], one["has_links"]) for one in timelines] == [([], True)] * 2
+    assert "not recorded by this run" in text
 
 
 def test_a_trace_is_json_in_the_order_of_time() -> None:
@@ -198,3 +249,23 @@ def test_no_spans_give_no_events() -> None:
     assert trace_events(make_metrics(traced=()), make_plan()) == []
     stranger = [StepMetrics(job="j", attempt=1, rank=9, step=5, values={}, spans=make_metrics(6)[15].spans)]
     assert [event for event in trace_events(stranger, make_plan()) if event["ph"] == "X"] == []
+
+
+def test_the_page_tells_the_history_and_the_first_cause_once() -> None:
+    """Events with their times, perplexity, both kinds of restarts, and what to do next; the cause stands once."""
+    cause = "hangzhou failed its part (ranks 1): out of memory"
+    events = (
+        HistoryEvent(number=1, time_s=START_S, kind="started", attempt=1),
+        HistoryEvent(number=2, time_s=START_S + 5, kind="worker-lost", attempt=1, cluster="nanjing", rank=2),
+        HistoryEvent(number=3, time_s=START_S + 7, kind="resumed", attempt=1, step=40, seconds=2.0),
+        HistoryEvent(number=4, time_s=START_S + 9, kind="lost", attempt=1, cluster="hangzhou", text=cause),
+        HistoryEvent(number=5, time_s=START_S + 9, kind="failed", attempt=1, text="restarts used: 1 of 1"),
+    )
+    view = make_view(state="failed", restarts=1, worker_restarts=1, reason=f"{cause}; restarts used: 1 of 1")
+    page = Page(render_report(view, make_metrics(), make_pool(), history=events))
+    for word in (
+        "worker lost: rank 2 at nanjing", "resumed from step 40 in 2", "perplexity", "isthmus logs j-3f9a2c",
+        "1 worker processes replaced", "1 of 3 restarts of the job used",
+    ):  # fmt: skip
+        assert word in page.text, word
+    assert page.text.count("out of memory") == 1

@@ -49,7 +49,7 @@ def plan(files: Path, *more: str) -> dict:
 def test_the_answer_has_plans_refusals_and_what_the_search_did(files: Path) -> None:
     """The contract: plans with what they rest on, refused combinations, and the search's own figures."""
     answer = plan(files)
-    assert set(answer) == {"plans", "refused", "search", "hints"}
+    assert set(answer) == {"plans", "refused", "search", "hints", "notes"}
     assert {"seconds", "evaluated", "pruned", "optimal", "bound_s"} <= set(answer["search"])
     best = answer["plans"][0]
     assert {"id", "stages", "dp", "micro_batches", "schedule", "predicted", "why"} <= set(best)
@@ -172,3 +172,22 @@ def test_explain_says_what_makes_an_overfull_plan_fit(files: Path) -> None:
     large["stages"][0]["recompute"] = "full"
     file.write_text(json.dumps(large))
     assert run(FakeServer(), "explain", file, "--pool", files / "pool.yaml", "--json").json["hints"] == []
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_every_plan_saved_for_a_framework_exports_there(files: Path, framework: str) -> None:
+    """`plan --for X --save` writes files that `export --to X` takes as they are."""
+    found = plan(files, "--for", framework, "--save", str(files / "saved"))
+    assert found["plans"]
+    for one in found["plans"]:
+        out = files / "export.py"
+        saved = files / "saved" / f"{one['id']}.json"
+        done = run(FakeServer(), "export", saved, "--to", framework, "--pool", files / "pool.yaml", "--output", out)
+        assert done.status == 0, done.err
+
+
+def test_for_excludes_runnable(files: Path) -> None:
+    """The Isthmus runtime is no other framework."""
+    more = ("--pool", files / "pool.yaml", "--for", "megatron", "--runnable")
+    done = run(FakeServer(), "plan", files / "job.yaml", *more)
+    assert (done.status, "--for excludes --runnable" in done.err) == (2, True)

@@ -20,7 +20,7 @@ JOB = "j-0000"
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
     """A job file without `policy`, so `manual`, with its model beside it."""
-    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 256}
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 260}
     (tmp_path / "config.json").write_text(json.dumps(config))
     file = tmp_path / "job.yaml"
     file.write_text(

@@ -134,7 +134,7 @@ def test_a_window_that_failed_fails_what_waits_and_what_comes() -> None:
         tag=st.integers(-(2**63), 2**63 - 1),
         offset=st.integers(0, 2**64 - 1),
         num_bytes=st.integers(0, 2**64 - 1),
-        times_s=st.tuples(*[st.floats(allow_nan=False)] * 2),
+        times_s=st.tuples(*[st.floats(allow_nan=False)] * 5),
         text=st.text(max_size=30),
     )
 )

@@ -11,7 +11,7 @@ from isthmus.comm.tcp.wire_format import DATA, FrameHeader
 from isthmus.comm.transport.receive_matching import ReceiveMatcher
 from isthmus.comm.transport.transport import Arrival
 
-ARRIVAL = Arrival(1.0, 2.0)
+ARRIVAL = Arrival(1.0, 1.0, 1.0, 2.0)
 
 
 def fragment(number: int, offset: int = 0, size: int = 4, total: int = 8) -> FrameHeader:
@@ -29,12 +29,14 @@ class Peer:
     def begin(self, header: FrameHeader, connection: object = "a", dead: bool = False) -> memoryview | None:
         return self.reassembler.begin_fragment(header, connection, lambda: dead)
 
-    def deliver(self, header: FrameHeader, data: bytes, connection: object = "a") -> bool:
+    def deliver(
+        self, header: FrameHeader, data: bytes, connection: object = "a", arrival: Arrival = ARRIVAL
+    ) -> Arrival | None:
         buffer = self.begin(header, connection)
         assert buffer is not None
         assert len(buffer) == len(data)
         buffer[:] = data
-        return self.reassembler.end_fragment(header, ARRIVAL)
+        return self.reassembler.end_fragment(header, arrival)
 
 
 def test_a_message_is_complete_with_its_last_fragment() -> None:
@@ -46,9 +48,18 @@ def test_a_message_is_complete_with_its_last_fragment() -> None:
     assert not received.done()
     assert peer.deliver(fragment(0), b"1234")
     assert peer.reassembler.has_message(0)
-    assert received.result(0) is ARRIVAL
+    assert received.result(0) == ARRIVAL
     assert bytes(into) == b"12345678"
     assert peer.shut == []
+
+
+def test_a_message_left_with_its_first_fragment_and_arrived_with_its_last() -> None:
+    """Connections overtake each other: the times of a message are the extremes of its fragments' times."""
+    peer, into = Peer(), bytearray(8)
+    received = peer.matcher.post_receive(9, "x", memoryview(into))
+    assert peer.deliver(fragment(0, offset=4), b"5678", "b", Arrival(1.0, 1.5, 1.5, 2.0, 0.25)) is None
+    peer.deliver(fragment(0), b"1234", arrival=Arrival(1.0, 1.25, 1.25, 2.5, 0.25))
+    assert received.result(0) == Arrival(1.0, 1.25, 1.5, 2.5, 0.25)
 
 
 def test_a_message_that_lacks_one_byte_is_not_complete() -> None:

@@ -397,7 +397,7 @@ def test_a_mailbox_loses_and_doubles_nothing(steps: list[tuple[bool, int]]) -> N
             slot = mailbox.begin_message(tag, "x", 1)
             slot.buffer[0] = sent[tag]
             sent[tag] += 1
-            mailbox.complete(slot, Arrival(0, 0))
+            mailbox.complete(slot, Arrival(0, 0, 0, 0))
         else:
             asked[tag].append(bytearray(1))
             futures[tag].append(mailbox.post_receive(tag, "x", memoryview(asked[tag][-1])))
@@ -489,9 +489,9 @@ def test_a_mailbox_remembers_no_tag_that_is_over() -> None:
     mailbox = ReceiveMatcher(0)
     for tag in range(100):
         future = mailbox.post_receive(tag, "x", memoryview(bytearray(1)))
-        mailbox.complete(mailbox.begin_message(tag, "x", 1), Arrival(0, 0))
+        mailbox.complete(mailbox.begin_message(tag, "x", 1), Arrival(0, 0, 0, 0))
         future.result(0)
-        mailbox.complete(mailbox.begin_message(tag, "x", 1), Arrival(0, 0))
+        mailbox.complete(mailbox.begin_message(tag, "x", 1), Arrival(0, 0, 0, 0))
         mailbox.post_receive(tag, "x", memoryview(bytearray(1))).result(0)
     assert (mailbox.num_tags, mailbox.unclaimed_bytes) == (0, 0)
 
@@ -502,7 +502,7 @@ def test_a_message_that_ends_after_the_loss_changes_nothing() -> None:
     future = mailbox.post_receive(1, "x", memoryview(bytearray(4)))
     slot = mailbox.begin_message(1, "x", 4)
     mailbox.fail(PeerError("another one"))
-    mailbox.complete(slot, Arrival(0, 0))
+    mailbox.complete(slot, Arrival(0, 0, 0, 0))
     assert isinstance(future.exception(0), PeerError)
 
 
@@ -511,12 +511,12 @@ def test_a_message_of_another_size_fails_its_receive_alone(asked_first: bool) ->
     """A mismatch names both labels; the next message of the tag still finds its receive."""
     mailbox = ReceiveMatcher(3)
     wrong = mailbox.post_receive(1, "float32[2]", memoryview(bytearray(8))) if asked_first else None
-    mailbox.complete(mailbox.begin_message(1, "float32[1]", 4), Arrival(0, 0))
+    mailbox.complete(mailbox.begin_message(1, "float32[1]", 4), Arrival(0, 0, 0, 0))
     wrong = wrong or mailbox.post_receive(1, "float32[2]", memoryview(bytearray(8)))
     with pytest.raises(PeerError, match=r"peer 3 sent float32\[1\] where float32\[2\] was expected"):
         wrong.result(0)
     right = mailbox.post_receive(1, "float32[2]", memoryview(bytearray(8)))
-    mailbox.complete(mailbox.begin_message(1, "float32[2]", 8), Arrival(0, 0))
+    mailbox.complete(mailbox.begin_message(1, "float32[2]", 8), Arrival(0, 0, 0, 0))
     right.result(0)
 
 
@@ -538,7 +538,7 @@ def test_a_full_mailbox_holds_the_reader_until_someone_asks() -> None:
     """Unasked-for messages beyond the bound stop reading, unless a receive waits for one further behind."""
     mailbox = ReceiveMatcher(0, max_unclaimed_bytes=4)
     slot = mailbox.begin_message(1, "x", 8)
-    mailbox.complete(slot, Arrival(0, 0))
+    mailbox.complete(slot, Arrival(0, 0, 0, 0))
     assert not mailbox.wait_for_space(0)
     mailbox.post_receive(2, "x", memoryview(bytearray(1)))
     assert mailbox.wait_for_space(0)

@@ -36,7 +36,7 @@ from isthmus.comm.tcp.wire_format import (
 )
 from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
 
-HEADER = FrameHeader(DATA, 2**40, -3, 1.5, "é", message_bytes=100, offset=60, payload_bytes=40)
+HEADER = FrameHeader(DATA, 2**40, -3, 1.5, "é", message_bytes=100, offset=60, payload_bytes=40, left_s=2.5)
 MINE = Greeting("run", 2, 0, 3, incarnation=4)
 NO_WORKER = "^malformed greeting: the other side is not an Isthmus worker$"
 
@@ -74,8 +74,8 @@ class SilentSocket:
 
 
 def test_a_header_has_the_documented_bytes() -> None:
-    """Kind, label length, number, tag, send time, message bytes, offset and payload bytes, in network order."""
-    expected = struct.pack("!BBQqdQQQ", DATA, 2, 2**40, -3, 1.5, 100, 60, 40) + "é".encode()
+    """Kind, label length, number, tag, send time, time of writing, three lengths, in network order."""
+    expected = struct.pack("!BBQqddQQQ", DATA, 2, 2**40, -3, 1.5, 2.5, 100, 60, 40) + "é".encode()
     assert pack_header(HEADER) == expected
 
 
@@ -117,6 +117,17 @@ def test_an_unknown_kind_or_a_fragment_past_the_end_is_malformed(
     near, far = pair
     near.sendall(pack_header(header))
     with pytest.raises(ValueError, match=f"^kind {header.kind} with"):
+        read_header(far)
+
+
+@pytest.mark.parametrize("times", [{"sent_s": float("nan")}, {"left_s": float("inf")}])
+def test_a_header_with_a_time_that_is_no_number_is_malformed(
+    pair: tuple[socket.socket, socket.socket], times: dict[str, float]
+) -> None:
+    """Times enter the metrics, which accept finite numbers only."""
+    near, far = pair
+    near.sendall(pack_header(FrameHeader(DATA, message_bytes=1, payload_bytes=1, **times)))
+    with pytest.raises(ValueError, match=r"^message 0 has the times"):
         read_header(far)
 
 
@@ -217,7 +228,7 @@ def test_a_greeting_tells_version_byte_order_and_identity() -> None:
         ({}, ""),
         ({"rank": 2}, ""),
         ({"incarnation": 9}, ""),
-        ({"isthmus": 2}, "isthmus is 2 there and 3 here"),
+        ({"isthmus": 2}, "isthmus is 2 there and 4 here"),
         ({"run": "x"}, "run is 'x' there and 'run' here"),
         ({"attempt": 3}, "attempt is 3 there and 2 here"),
         ({"size": None}, "size is None there and 3 here"),

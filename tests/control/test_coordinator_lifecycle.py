@@ -336,10 +336,10 @@ def test_a_table_lacks_every_other_step() -> None:
             continue
         job = JobRecord.create("j", 1, "u", submission(), 0.0)
         job.state = before
-        job.add_history("1.000 submitted by u")
-        with pytest.raises(IllegalTransitionError, match=f"no step from {before} to {after}; .*submitted by u"):
+        job.history.add("submitted", 1.0, 0, "by u")
+        with pytest.raises(IllegalTransitionError, match=f"no step from {before} to {after}; .*submitted .* by u"):
             move_job(state, job, after, 2.0)
-        assert (job.state, job.changed_s, len(job.history)) == (before, 0, 1)
+        assert (job.state, job.changed_s, job.history.num_added) == (before, 0, 1)
 
 
 def test_no_report_can_ask_a_part_for_a_step_it_does_not_have() -> None:

@@ -77,7 +77,7 @@ def _check_end(server: Server, sites: Sequence[Site], users: Sequence[User], wor
             continue
         assert [job.id for job in mine] == [user.job_id], "lost or doubled"
         job = mine[0]
-        assert job.state in TERMINAL_STATES, f"{job.id} is still {job.state}: {list(job.history)}"
+        assert job.state in TERMINAL_STATES, f"{job.id} is still {job.state}: {job.history}"
         assert job.state != "cancelled" or user.asked_to_cancel
         assert job.state != "failed" or job.restarts == job.max_restarts
     for site in sites:

@@ -131,15 +131,18 @@ def test_a_follower_resumes_where_it_was_cut(server: Streaming) -> None:
 
 
 def test_one_job_is_told_at_once_and_its_lines_are_announced(server: Streaming) -> None:
-    """What `watch` follows: the job as it is, then a word whenever metrics or logs of it have come."""
+    """What `watch` follows: the job as it is, its history, then a word whenever metrics or logs of it have come."""
     for site in (EAST, WEST):
         body = report(site).model_dump(mode="json", by_alias=True)
         server.call("POST", f"/v1/agents/{site.name}/sync", site.owner, body)
     job = server.submit()
     with server.events(job=job) as events:
         assert next(events)[0] == "hello"
-        while next(events)[2].get("state") != "preparing":
-            pass
+        told = []
+        while "reserving" not in told:
+            kind, _, data = next(events)
+            told += [str(data["kind"])] if kind == "history" else []
+        assert told == ["submitted", "planned", "waiting", "reserving"]
         line = StepMetrics(job=job, attempt=1, rank=0, step=0, values={"loss": 1.0})
         body = report(EAST, metrics=(line,)).model_dump(mode="json", by_alias=True)
         assert server.call("POST", "/v1/agents/east/sync", "owner-east", body).status_code == 200

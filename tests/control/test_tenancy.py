@@ -61,6 +61,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/jobs/{job_id}/queue"): ANN,
     ("GET", "/v1/jobs/{job_id}/metrics"): ANN,
     ("GET", "/v1/jobs/{job_id}/logs"): ANN,
+    ("GET", "/v1/jobs/{job_id}/history"): ANN,
     ("POST", "/v1/jobs/{job_id}/choose"): Rule(may=("ann", "root"), sees=("ann", "root"), body={"plan": "p1"}),
     ("POST", "/v1/jobs/{job_id}/preempt"): Rule(
         may=(),  # it has its chips: no token may, and ann learns that

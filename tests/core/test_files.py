@@ -137,7 +137,7 @@ def test_relative_paths_of_a_job_start_where_the_job_file_is(tmp_path):
     assert job.model == str(Path(base) / "model")
     assert job.data.paths == (str(Path(base) / "text"), "s3://bucket/x", "/abs")
     assert (job.output, job.checkpoints.folder) == (f"{base}/out", f"{base}/checkpoints")
-    assert job.data.tokenizer == "bytes"
+    assert job.data.tokenizer == "model"
 
 
 @pytest.mark.parametrize(

@@ -36,17 +36,22 @@ def conversation(*contents: str) -> dict[str, Any]:
 def opened(
     *paths: str, task: TrainingTask = "pretrain", sequence_length: int = 16, seed: int = 0, **fields: Any
 ) -> Dataset:
-    """Open a data set of `paths`; without a held-out split unless `fields` ask for one."""
-    data = DataConfig(paths=paths, **{"validation_fraction": 0.0, **fields})
+    """Open a data set of `paths`: bytes and the plain chat template, no held-out split, unless `fields` say else."""
+    defaults = {"validation_fraction": 0.0, "tokenizer": "bytes"}
+    if "tokenizer" not in fields and task == "finetune":
+        defaults["chat_template"] = "plain"
+    data = DataConfig(paths=paths, **{**defaults, **fields})
     return open_dataset(data, task=task, sequence_length=sequence_length, seed=seed)
 
 
-def write_tokenizer(folder: Path, *, settings: dict[str, Any] | None = None, specials: Sequence[str] = ()) -> Path:
+def write_tokenizer(
+    folder: Path, *, settings: dict[str, Any] | None = None, specials: Sequence[str] = (), vocab_size: int = 300
+) -> Path:
     """Train a byte-level BPE tokenizer on a few words, write it to `folder` and return the folder."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=300,
+        vocab_size=vocab_size,
         special_tokens=list(specials),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

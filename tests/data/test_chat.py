@@ -7,8 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import DataError
-from isthmus.data.chat import plain_template, tokenize_conversation
-from isthmus.data.tokenizer import ByteTokenizer
+from isthmus.core.job import DataConfig
+from isthmus.data.byte_tokenizer import ByteTokenizer
+from isthmus.data.chat import Turn, tokenize_conversation
+from isthmus.data.chat_template import ChatRenderer, ChatTemplate, RenderLimits, find_chat_template
 from tests.data.corpora import conversation, opened, write_lines, write_tokenizer
 
 END, PADDING = 257, 258
@@ -42,7 +44,7 @@ def test_the_plain_template_is_the_one_that_is_stated(tmp_path):
 
 
 @given(lines=conversations)
-@on_disk
+@settings(on_disk, max_examples=8)
 def test_every_token_of_every_answer_is_learned_once(tmp_path_factory, lines):
     """Over an epoch the labels are exactly the answers with their ends, however they are packed."""
     path = write_lines(tmp_path_factory.mktemp("data") / "a.jsonl", lines)
@@ -56,12 +58,13 @@ def test_every_token_of_every_answer_is_learned_once(tmp_path_factory, lines):
 def test_pieces_fit_and_cut_only_what_is_too_long(tmp_path_factory, lines, width):
     """A piece never exceeds the width, and an exchange that fits is never divided."""
     for line in lines:
-        pieces = tokenize_conversation(line["messages"], plain_template, ByteTokenizer(), width)
+        texts = [message["content"] for message in line["messages"]]
+        turns = [Turn(prompt=f"<{a}>", answer=b) for a, b in zip(texts[::2], texts[1::2], strict=True)]
+        pieces = tokenize_conversation(line["messages"], lambda _: [turns], ByteTokenizer(), width)  # noqa: B023
         assert all(len(piece.tokens) <= width for piece in pieces)
-        whole = [bytes(token for token in piece.tokens if token < 256).decode() for piece in pieces]
-        for exchange in plain_template(line["messages"])[0]:
-            text = exchange.prompt + exchange.answer
-            if len(text) + 1 <= width:
+        whole = [bytes(piece.tokens.tolist()).decode() for piece in pieces]
+        for text in (turn.prompt + turn.answer for turn in turns):
+            if len(text) <= width:
                 assert any(text in piece for piece in whole)
 
 
@@ -183,3 +186,95 @@ def test_half_surrogates_in_a_conversation_are_replaced(tmp_path):
     (tmp_path / "a.jsonl").write_text(f'{{"messages": [{turns}]}}\n')
     batch = opened(str(tmp_path / "a.jsonl"), task="finetune", sequence_length=64).train_batch(0, 1)
     assert bytes(one for one in batch.labels[0].tolist() if 0 <= one < 256) == b"a?"
+
+
+def rendered(text, messages=({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}), **limits):
+    template = ChatTemplate(text=text, origin="hostile", tokens={"eos_token": "</s>"})
+    with ChatRenderer(template, RenderLimits(**limits)) as render:
+        return render(list(messages))
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "a folder without a template"])
+def test_conversations_without_a_template_are_refused(tmp_path, tokenizer):
+    """The error says what to add; nothing is rendered in a format that nobody chose."""
+    name = tokenizer if tokenizer == "bytes" else str(write_tokenizer(tmp_path / "t", specials=["</s>"]))
+    path = write_lines(tmp_path / "a.jsonl", [conversation("hello", "world")])
+    with pytest.raises(DataError, match="has no chat template") as caught:
+        opened(path, task="finetune", tokenizer=name)
+    assert "data.chat_template" in caught.value.hint
+    assert "chat_template.jinja beside the tokenizer" in caught.value.hint
+
+
+def test_the_template_of_the_job_wins_and_is_logged(tmp_path):
+    """`chat_template` of the job replaces the tokenizer's; the log names its origin and digest."""
+    folder = chat_tokenizer(tmp_path / "tokenizer")
+    path = write_lines(tmp_path / "a.jsonl", [conversation("hello", "world")])
+    own = "{% for m in messages %}{{ m.content }}{% if m.role == 'user' %}>{% endif %}{% endfor %}"
+    dataset = opened(path, task="finetune", sequence_length=40, tokenizer=folder, chat_template=own)
+    assert decoded(folder, dataset.train_batch(0, 1).input_ids[0].tolist()).startswith("hello>world")
+    log = dataset.describe()
+    assert log[0].startswith(f"tokenizer {folder}: ")
+    assert log[1].startswith(f"chat template of the job: {len(own)} characters, sha256 ")
+
+
+def test_the_plain_template_ends_answers_with_the_token_that_ends_documents(tmp_path):
+    """A tokenizer whose settings name no eos_token still ends each answer."""
+    folder = str(write_tokenizer(tmp_path / "t", specials=["</s>"]))
+    path = write_lines(tmp_path / "a.jsonl", [conversation("hello", "world")])
+    batch = opened(path, task="finetune", sequence_length=40, tokenizer=folder, chat_template="plain").train_batch(0, 1)
+    assert decoded(folder, learned(batch)[0]) == "world</s>"
+
+
+def test_a_template_renders_as_in_transformers(tmp_path):
+    """Blocks are trimmed, `tojson` keeps letters, loop controls, `generation` and the first date work."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    text = """{%- set found = namespace(n=0) %}
+{% for m in messages %}
+    {% if m.role == 'tool' %}{% continue %}{% endif %}
+    {% set found.n = found.n + 1 %}
+{{ found.n }} {{ m | tojson }}{{ dict(a=1)['a'] }}
+    {%- if m.role == 'assistant' %}{% generation %}é<{{ m.content }}{% endgeneration %}{{ eos_token }}{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}go{% endif %}"""
+    messages = [{"role": "user", "content": "ä'<"}, {"role": "assistant", "content": "b"}]
+    template = ChatTemplate(text=text, origin="test", tokens={"eos_token": "</s>"})
+    expected = [
+        render_jinja_template([part], chat_template=text, add_generation_prompt=ask, eos_token="</s>")[0][0]
+        for part, ask in ((messages[:1], True), (messages, False))
+    ]
+    with ChatRenderer(template) as render, pytest.raises(DataError, match="does not render the answer"):
+        render(messages)  # the prompt ends with "go": the answer cannot follow it
+    with ChatRenderer(ChatTemplate(text=text.replace("go", ""), origin="test", tokens={"eos_token": "</s>"})) as render:
+        (turn,) = render(messages)[0]
+    assert turn.prompt + "go" == expected[0]
+    assert turn.prompt + turn.answer == expected[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'a' * 10**11 }}",
+        "{{ 9**(9**9) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for a in range(99999) %}{{ 'abcdefgh' * 100000 }}{% endfor %}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ ''.__class__.__mro__ }}{{ cycler.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ 'a' * 300000 }}",
+    ],
+    ids=["loop", "memory", "power", "recursion", "output", "format", "attributes", "mutation", "long"],
+)
+def test_a_hostile_template_ends_within_its_limits(text):
+    """A template that loops, grows or reaches for Python is a `DataError`, within CPU time and memory."""
+    with pytest.raises(DataError, match="hostile"):
+        rendered(text, cpu_s=0.3, memory_bytes=256 << 20, chars=100_000)
+
+
+def test_a_template_file_without_end_is_read_to_its_limit(tmp_path):
+    """A template beside the tokenizer may be of any size: it is refused by its length."""
+    folder = write_tokenizer(tmp_path / "t", specials=["</s>"])
+    (folder / "chat_template.jinja").write_text("{{ 1 }}" + " " * (1 << 18))
+    with pytest.raises(DataError, match="at most 262,144"):
+        find_chat_template(DataConfig(paths=("x",), tokenizer=str(folder)), {})

@@ -107,7 +107,7 @@ def make_job(folder: Path, name: str, *, steps: int = 24, every_steps: int = 4, 
     fields: dict[str, Any] = {
         "name": name,
         "model": str(folder / "model"),
-        "data": {"paths": [str(folder / "text")], "validation_fraction": 0.1},
+        "data": {"paths": [str(folder / "text")], "validation_fraction": 0.1, "tokenizer": "bytes"},
         "training": {
             "steps": steps,
             "sequence_length": 32,

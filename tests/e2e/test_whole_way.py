@@ -121,7 +121,7 @@ def test_a_rehearsal_takes_the_predicted_time_and_leaves_figures_alone(site):
 
 def test_missing_data_ends_the_job_with_the_path_and_holds_nothing(site):
     """The reason names site, rank and path at once, whichever ranks lost a peer by it; nothing is left behind."""
-    job = make_job(site.folder, "no-data", data={"paths": [str(site.folder / "nowhere")]})
+    job = make_job(site.folder, "no-data", data={"paths": [str(site.folder / "nowhere")], "tokenizer": "bytes"})
     view = ended(site, submit(site.client, job).id)
     assert (view.state, view.attempt, view.restarts) == ("failed", 1, 0)
     assert re.search(r"^(north|south|west) failed its part \(ranks .\): rank . .*DataError.*nowhere", view.reason)

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from isthmus.core.errors import ModelError, UnavailableError
+from isthmus.data import export_tokenizer
 from isthmus.train.model.save_weights import check_output, export_shard, finish_export, make_output_folder
 from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.small_models import NUM_LAYERS, VARIANTS, save_model, token_ids, write_config
@@ -188,18 +189,20 @@ def test_large_stages_are_written_in_several_files(tmp_path):
     assert torch.equal(logits(tmp_path / "output"), logits(tmp_path / "source"))
 
 
-def test_tokenizer_and_generation_files_come_along(tmp_path):
-    """Continued training keeps what makes a folder usable; the job's own tokenizer wins."""
+def test_the_tokenizer_of_the_run_and_generation_files_come_along(tmp_path):
+    """Only the files of the tokenizer that was used are exported: none of the model's, none of an older export."""
     source, tokenizer, output = tmp_path / "source", tmp_path / "tokenizer", tmp_path / "output"
     save_model(source, "qwen3")
     tokenizer.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (source / name).write_text("of the source")
+    output.mkdir()
+    (source / "chat_template.jinja").write_text("of the source")
+    (output / "merges.txt").write_text("of an older export")
     (tokenizer / "tokenizer.json").write_text("of the job")
     export_shard(load(source), output, 0)
-    finish_export(output, source, 1, tokenizer_folder=tokenizer)
+    finish_export(output, source, 1, write_tokenizer=lambda: export_tokenizer(output, str(tokenizer)))
     assert (output / "tokenizer.json").read_text() == "of the job"
-    assert (output / "tokenizer_config.json").read_text() == "of the source"
+    assert not (output / "merges.txt").exists()
+    assert not (output / "chat_template.jinja").exists()
     assert (output / "generation_config.json").exists()
 
 

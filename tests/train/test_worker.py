@@ -11,17 +11,19 @@ import time
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from isthmus.core.errors import InputError, ModelError, PeerError, PlanError
-from isthmus.core.job import Job
+from isthmus.core.job import DataConfig, Job
 from isthmus.core.messages.agent_messages import VerifiedCheckpoint
 from isthmus.core.messages.worker_folder import CheckpointRequest, WorkerSpec
 from isthmus.core.plan import Plan
+from isthmus.train.liveness.worker_events import read_events
 from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.verify import verify
 from tests.comm.relay import Relay
-from tests.train.small_models import write_config
+from tests.data.corpora import conversation, write_lines, write_tokenizer
+from tests.train.small_models import save_model, write_config
 from tests.train.worker_jobs import LIMIT_S, Workers, make_job, make_plan, run_job, started, whole
 
 STEPS = 20
@@ -115,6 +117,29 @@ def test_schedules_of_a_plan_are_followed(tmp_path: Path, fixed: dict) -> None:
     assert verify(cut)["loss"] == pytest.approx(workers.losses("validation_loss")[-1], rel=1e-4)
 
 
+@pytest.mark.slow
+def test_a_chat_model_is_tuned_with_its_own_tokenizer_and_exported_with_it(tmp_path: Path) -> None:
+    """Without `data.tokenizer` the model's own is used; the log names it and the template; the result carries both."""
+    job = make_job(tmp_path, steps=2, training={"sequence_length": 32, "global_batch_size": 2})
+    line = conversation("hello world", "the capital of Gansu is Lanzhou")
+    chats = write_lines(tmp_path / "chats.jsonl", [line] * 40)
+    template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    settings = {"chat_template": template, "eos_token": "</s>"}
+    write_tokenizer(Path(job.model), specials=["</s>"], settings=settings, vocab_size=272)
+    save_model(Path(job.model), "llama", vocab_size=272, pad_token_id=None)
+    data = DataConfig(paths=(chats,))
+    job = job.model_copy(update={"task": "finetune", "data": data})
+    workers = run_job(tmp_path, job, whole(job))
+    assert f"tokenizer {job.model}/tokenizer.json: 272 tokens" in workers.log(0)
+    assert f"chat template of {job.model}/tokenizer_config.json: {len(template)} characters, sha256" in workers.log(0)
+    loaded = AutoTokenizer.from_pretrained(job.output)
+    ids = loaded.apply_chat_template(line["messages"], tokenize=True, return_dict=False)
+    own = AutoTokenizer.from_pretrained(job.model)
+    assert ids == own.apply_chat_template(line["messages"], tokenize=True, return_dict=False)
+    assert ids[-1] == own.eos_token_id
+    assert verify(job)["loss"] > 0
+
+
 @pytest.mark.on_the_clock
 @pytest.mark.slow
 def test_sigterm_ends_a_worker_at_once(tmp_path: Path) -> None:
@@ -156,6 +181,8 @@ def test_a_worker_without_a_folder_says_what_it_needs() -> None:
 def test_a_killed_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
     """In bf16, with balanced experts and recomputation: killed and resumed, each loss is that of one run.
 
+    Rank 0 records from which step training continues, and every checkpoint, for the history of the job.
+
     1. Two stages train all steps. 2. The same again, killed behind the second checkpoint. 3. It goes on.
     """
     training, checkpoints = {"precision": "bf16"}, {"every_steps": 2}
@@ -175,6 +202,10 @@ def test_a_killed_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
     assert first.losses() + second.losses()[len(first.losses()) - done :] == straight.losses()
     assert second.losses() == straight.losses()[done:]
     assert second.losses("balance_loss") == straight.losses("balance_loss")[done:]
+    told = [(event.kind, event.step) for event in read_events(second.folders[0])]
+    assert told[0] == ("resumed", done)
+    assert ("saved", 9) in told
+    assert [one for one in read_events(second.folders[1]) if one.kind in ("resumed", "saved")] == []
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def make_job(folder: Path, variant: str = "llama", *, steps: int = 6, **changes:
         {
             "name": "small",
             "model": str(model),
-            "data": {"paths": [str(folder / "text.txt")], "validation_fraction": 0.05},
+            "data": {"paths": [str(folder / "text.txt")], "validation_fraction": 0.05, "tokenizer": "bytes"},
             "training": training,
             "checkpoints": {"folder": str(folder / "checkpoints"), "every_steps": 0} | changes.pop("checkpoints", {}),
             "output": str(folder / "output"),

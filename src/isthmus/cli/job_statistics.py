@@ -57,6 +57,11 @@ class JobStatistics:
         """Steps with metrics of at least one rank, in order."""
         return sorted(self._by_step)
 
+    def mean_overrun_s(self) -> float | None:
+        """Return by how much real computation overran virtual chips, mean per step of the slowest stage, or None."""
+        overrun_s = [value for _, value in self.series("overrun_s")]
+        return fmean(overrun_s) if overrun_s else None
+
     def num_steps_done(self, num_steps: int) -> int:
         """Return the number of finished steps, at most `num_steps`."""
         return min(num_steps, self.steps[-1] + 1) if self._by_step else 0

@@ -23,19 +23,47 @@ from isthmus.core.priority import Priority
 TrainingTask = Literal["pretrain", "continue", "finetune"]
 
 
+BYTES_TOKENIZER = "bytes"
+"""One token per UTF-8 byte."""
+MODEL_TOKENIZER = "model"
+"""The tokenizer in the folder of the model."""
+PLAIN_TEMPLATE = "plain"
+"""The built-in chat template."""
+MAX_TEMPLATE_CHARS = 1 << 18
+"""Largest chat template."""
+
+
 class DataConfig(FrozenModel):
     """Training text: folders, files or globs, local or any fsspec URL.
 
-    `format` `auto_plan` reads `.jsonl` as JSON Lines and everything else as text; `chat` is JSON Lines with a
-    `messages` list. `tokenizer` is `bytes` or the path of a `tokenizer.json`.
+    `format` `auto` reads `.jsonl` as JSON Lines and everything else as text; `chat` is JSON Lines with a
+    `messages` list.
+
+    `tokenizer` is `model` (the one in the model's folder), `bytes` (one token per byte), or the path of a
+    `tokenizer.json` or its folder. `submit` replaces `model` by the path that it finds, or by `bytes` if there is
+    none, and says so.
+
+    `chat_template` renders the conversations of task `finetune`: a Jinja template, the path of one, or `plain` for
+    a built-in one. Without it the template of the tokenizer is used; without either the job is refused.
     """
 
     paths: tuple[PathName, ...] = Field(min_length=1)
     format: Literal["auto", "text", "jsonl", "chat"] = "auto"
     text_field: str = "text"
-    tokenizer: PathName = "bytes"
+    tokenizer: PathName = MODEL_TOKENIZER
+    chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.01
     max_bytes: PositiveInt | None = None
+
+    @property
+    def tokenizer_path(self) -> str | None:
+        """The path of the tokenizer; None if `tokenizer` is a keyword."""
+        return None if self.tokenizer in (BYTES_TOKENIZER, MODEL_TOKENIZER) else self.tokenizer
+
+
+def is_template_text(value: str) -> bool:
+    """Return whether a `chat_template` is a Jinja template, not the path of one."""
+    return "{{" in value or "{%" in value
 
 
 class TrainingConfig(FrozenModel):

@@ -100,8 +100,8 @@ class OwnerPolicy(FrozenModel):
 def _job_paths(job: Job) -> Iterator[str]:
     """Yield every path that a job reads or writes."""
     yield from (*job.data.paths, job.model, job.checkpoints.folder, job.output)
-    if job.data.tokenizer != "bytes":
-        yield job.data.tokenizer
+    if job.data.tokenizer_path is not None:
+        yield job.data.tokenizer_path
 
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:

@@ -1,11 +1,6 @@
 """Training data: text or conversations, tokenised and packed into samples that are read by number."""
 
-from isthmus.data.dataset import Dataset, TokenBatch, open_dataset
-from isthmus.data.tokenizer import tokenizer_file
+from isthmus.data.dataset import Dataset, TokenBatch, open_dataset, open_job_data
+from isthmus.data.tokenizer_export import export_tokenizer
 
-__all__ = [
-    "Dataset",
-    "TokenBatch",
-    "open_dataset",
-    "tokenizer_file",
-]
+__all__ = ["Dataset", "TokenBatch", "export_tokenizer", "open_dataset", "open_job_data"]

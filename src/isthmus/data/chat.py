@@ -1,7 +1,6 @@
 """Tokenises conversations and marks the answers, whose tokens count in the loss.
 
-The chat template of the tokenizer folder is used if there is one (`chat_template.py`). Otherwise a
-conversation is rendered as
+A chat template renders a conversation (`chat_template.py`). The built-in one, `chat_template: plain`, renders
 
     <|system|>
     You are terse.
@@ -10,8 +9,8 @@ conversation is rendered as
     <|assistant|>
     Lanzhou.
 
-in plain text, with a line break after each message but the tokenizer's end token after each answer. The loss
-covers the answers and their end tokens.
+with a line break after each message but the tokenizer's end token after each answer. The loss covers what the
+template adds to the prompt for an answer, its end token included.
 """
 
 from __future__ import annotations
@@ -35,11 +34,9 @@ class Turn:
 
     prompt: str
     answer: str
-    ends_turn: bool = False
-    """Whether the answer's text already ends the turn, so that it needs no end token."""
 
 
-ChatTemplate = Callable[[Sequence[ChatMessage]], list[list[Turn]]]
+Renderer = Callable[[Sequence[ChatMessage]], list[list[Turn]]]
 """Renders a conversation as runs of turns; the turns of one run are concatenated."""
 
 
@@ -65,21 +62,8 @@ def parse_messages(value: dict[str, Any], where: str) -> list[ChatMessage]:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
-def plain_template(messages: Sequence[ChatMessage]) -> list[list[Turn]]:
-    """Render with the template at the top of this file; drop messages after the last answer."""
-    run: list[Turn] = []
-    prompt = ""
-    for message in messages:
-        if message["role"] == "assistant":
-            run.append(Turn(prompt=f"{prompt}<|assistant|>\n", answer=message["content"]))
-            prompt = ""
-        else:
-            prompt += f"<|{message['role']}|>\n{message['content']}\n"
-    return [run]
-
-
 def tokenize_conversation(
-    messages: Sequence[ChatMessage], template: ChatTemplate, tokenizer: Tokenizer, max_tokens: int
+    messages: Sequence[ChatMessage], render: Renderer, tokenizer: Tokenizer, max_tokens: int
 ) -> list[TokenSequence]:
     """Return a conversation as token sequences of at most `max_tokens` tokens.
 
@@ -87,7 +71,7 @@ def tokenize_conversation(
     token, so that every answer token is a label exactly once. Sequences without a label are dropped.
     """
     pieces: list[TokenSequence] = []
-    for run in template(messages):
+    for run in render(messages):
         group: list[TokenSequence] = []
         for turn in run:
             piece = _encode_turn(turn, tokenizer)
@@ -100,10 +84,9 @@ def tokenize_conversation(
 
 
 def _encode_turn(turn: Turn, tokenizer: Tokenizer) -> TokenSequence:
-    texts = [text.encode("utf-8", errors="replace") for text in (turn.prompt, turn.answer)]
-    prompt, answer = tokenizer.encode(texts)
-    end = [] if turn.ends_turn else [tokenizer.end_id]
-    tokens = np.concatenate([prompt, answer, np.array(end, dtype=np.int32)]).astype(np.int32)
+    texts = [text.encode("utf-8", errors="replace").decode() for text in (turn.prompt, turn.answer)]
+    prompt, answer = tokenizer.encode_rendered(texts)
+    tokens = np.concatenate([prompt, answer]).astype(np.int32)
     return TokenSequence(tokens=tokens, loss_mask=np.arange(len(tokens)) >= len(prompt))
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from isthmus.core.errors import DataError
-from isthmus.core.job import DataConfig, TrainingTask
+from isthmus.core.files.model_tokenizer import require_vocabulary, tokenizer_name
+from isthmus.core.job import BYTES_TOKENIZER, DataConfig, Job, TrainingTask
 from isthmus.data.chat import parse_messages, tokenize_conversation
-from isthmus.data.chat_template import open_chat_template
+from isthmus.data.chat_template import ChatRenderer, ChatTemplate, find_chat_template
 from isthmus.data.data_files import DataFile, read_files
 from isthmus.data.documents import file_kind, read_documents, read_json_lines
 from isthmus.data.holdout import hold_out_items, hold_out_tokens
@@ -40,8 +41,17 @@ class Dataset:
     """
 
     def __init__(
-        self, *, train: Samples, validation: Samples, vocab_size: int, seed: int, num_skipped_files: int = 0
+        self,
+        *,
+        train: Samples,
+        validation: Samples,
+        vocab_size: int,
+        seed: int,
+        tokenizer: str = BYTES_TOKENIZER,
+        template: ChatTemplate | None = None,
+        num_skipped_files: int = 0,
     ) -> None:
+        self.tokenizer, self.template = tokenizer, template
         self._train, self._validation, self._seed = train, validation, seed
         self.vocab_size = vocab_size
         self.num_samples = len(train)
@@ -78,11 +88,20 @@ class Dataset:
                 f"the data yields {self.num_samples} samples, one batch needs {num_samples}",
                 hint="use more data, a smaller global_batch_size or a shorter sequence_length",
             )
-        if vocab_size is not None and self.vocab_size > vocab_size:
-            raise DataError(
-                f"the tokenizer has {self.vocab_size} tokens, the model only {vocab_size}",
-                hint="use the tokenizer of the model, or a model with a larger vocab_size",
-            )
+        if vocab_size is not None:
+            require_vocabulary(self.tokenizer, self.vocab_size, vocab_size)
+
+    def describe(self) -> list[str]:
+        """Return lines for a log: the tokenizer, and the chat template if there is one."""
+        lines = [f"tokenizer {self.tokenizer}: {self.vocab_size} tokens"]
+        return lines if self.template is None else [*lines, str(self.template)]
+
+
+def open_job_data(job: Job) -> Dataset:
+    """Open the data of `job`, with its tokenizer; raises `DataError` if one is missing or malformed."""
+    data = job.data.model_copy(update={"tokenizer": tokenizer_name(job)})
+    training = job.training
+    return open_dataset(data, task=job.task, sequence_length=training.sequence_length, seed=training.seed)
 
 
 def open_dataset(data: DataConfig, *, task: TrainingTask, sequence_length: int, seed: int) -> Dataset:
@@ -95,13 +114,18 @@ def open_dataset(data: DataConfig, *, task: TrainingTask, sequence_length: int, 
     """
     found = read_files(data.paths, data.max_bytes)
     tokenizer = open_tokenizer(data.tokenizer)
-    pack = _pack_conversations if task == "finetune" else _pack_text
-    train, validation = pack(found.files, data, task, tokenizer, sequence_length)
+    template = find_chat_template(data, tokenizer.special_tokens) if task == "finetune" else None
+    if template is None:
+        train, validation = _pack_text(found.files, data, task, tokenizer, sequence_length)
+    else:
+        train, validation = _pack_conversations(found.files, data, template, tokenizer, sequence_length)
     dataset = Dataset(
         train=train,
         validation=validation,
         vocab_size=tokenizer.vocab_size,
         seed=seed,
+        tokenizer=data.tokenizer,
+        template=template,
         num_skipped_files=found.num_skipped,
     )
     dataset.check_job_fits()
@@ -139,17 +163,17 @@ def _join_documents(documents: Sequence[np.ndarray], tokenizer: Tokenizer) -> np
 def _pack_conversations(
     files: Sequence[DataFile],
     data: DataConfig,
-    task: TrainingTask,
+    template: ChatTemplate,
     tokenizer: Tokenizer,
     sequence_length: int,
 ) -> tuple[Samples, Samples]:
-    render = open_chat_template(data.tokenizer)
     conversations = []
-    for file in files:
-        file_kind(file.name, data, task)
-        for where, value in read_json_lines(file):
-            messages = parse_messages(value, where)
-            conversations.append(tokenize_conversation(messages, render, tokenizer, sequence_length + 1))
+    with ChatRenderer(template) as render:
+        for file in files:
+            file_kind(file.name, data, "finetune")
+            for where, value in read_json_lines(file):
+                messages = parse_messages(value, where)
+                conversations.append(tokenize_conversation(messages, render, tokenizer, sequence_length + 1))
     tokens = [np.concatenate([piece.tokens for piece in pieces]) for pieces in conversations]
     held_out = hold_out_items(tokens, data.validation_fraction)
     train, validation = (

@@ -11,9 +11,13 @@ import numpy as np
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from isthmus.core.errors import DataError
+from isthmus.core.files.model_tokenizer import tokenizer_file
+from isthmus.core.job import BYTES_TOKENIZER
+from isthmus.data.byte_tokenizer import ByteTokenizer
 
 _END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 _BATCH_TEXTS = 512
+_MAX_SETTINGS_BYTES = 32 << 20
 
 
 class Tokenizer(Protocol):
@@ -24,23 +28,16 @@ class Tokenizer(Protocol):
     """Id of the token that ends a document or an answer."""
     padding_id: int
     """Id of the token that pads samples."""
+    special_tokens: dict[str, str]
+    """Special tokens by the name under which a chat template sees them, such as `eos_token`."""
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         """Return the token ids of UTF-8 `texts`, one int `[L]` array each, without special tokens."""
         ...
 
-
-class ByteTokenizer:
-    """One token per UTF-8 byte: ids 0 to 255, then begin (256), end (257) and padding (258)."""
-
-    vocab_size = 259
-    begin_id = 256
-    end_id = 257
-    padding_id = 258
-
-    def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """Return the bytes of each text as ids, uint8 `[L]`."""
-        return [np.frombuffer(text, dtype=np.uint8) for text in texts]
+    def encode_rendered(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the token ids of `texts` that a chat template rendered, one int `[L]` array each."""
+        ...
 
 
 class FileTokenizer:
@@ -68,6 +65,8 @@ class FileTokenizer:
                 hint="set eos_token in tokenizer_config.json in the same folder",
             )
         self.end_id = ids[end]
+        named = {name: _token_text(value) for name, value in settings.items() if name.endswith("_token")}
+        self.special_tokens = {name: text for name, text in named.items() if text is not None} | {"eos_token": end}
         self.padding_id = ids.get(_token_text(settings.get("pad_token")) or end, self.end_id)
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
@@ -75,9 +74,13 @@ class FileTokenizer:
         arrays: list[np.ndarray] = []
         for start in range(0, len(texts), _BATCH_TEXTS):
             batch = [text.decode("utf-8", errors="replace") for text in texts[start : start + _BATCH_TEXTS]]
-            encodings = self._tokenizer.encode_batch(batch, add_special_tokens=False)
-            arrays.extend(np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
+            arrays += self.encode_rendered(batch)
         return arrays
+
+    def encode_rendered(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each text, int32 `[L]`."""
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
 
 def open_tokenizer(name: str) -> Tokenizer:
@@ -85,7 +88,7 @@ def open_tokenizer(name: str) -> Tokenizer:
 
     Raises `DataError` if the file is missing, unreadable, or has no token that ends a document.
     """
-    if name == "bytes":
+    if name == BYTES_TOKENIZER:
         return ByteTokenizer()
     file = tokenizer_file(name)
     if not file.is_file():
@@ -96,24 +99,21 @@ def open_tokenizer(name: str) -> Tokenizer:
     return FileTokenizer(file)
 
 
-def tokenizer_file(name: str) -> Path:
-    """Return the path of the `tokenizer.json` at a file or folder name."""
-    given = Path(name).expanduser()
-    return given / "tokenizer.json" if given.is_dir() else given
-
-
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """Return `tokenizer_config.json` of `folder` as a dict; empty if missing."""
     file = folder / "tokenizer_config.json"
     if not file.is_file():
         return {}
+    if file.stat().st_size > _MAX_SETTINGS_BYTES:
+        raise DataError(f"{file} is larger than {_MAX_SETTINGS_BYTES >> 20} MiB", hint="check the file")
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not JSON: {error}") from error
     return settings if isinstance(settings, dict) else {}
 
 
 def _token_text(token: Any) -> str | None:
     """Return the text of a special token, given as a string or as an object with `content`."""
-    return token.get("content") if isinstance(token, dict) else token
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

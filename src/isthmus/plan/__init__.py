@@ -3,6 +3,7 @@
 This is the API for notebooks; see `docs/guide/plan.md` and `docs/guide/simulate.md`.
 """
 
+from isthmus.plan.export.export_plan import export_plan, framework_request
 from isthmus.plan.export.isthmus_runtime import to_isthmus_runtime
 from isthmus.plan.export.log_summary import add_measured_run, compare_with_forecast, summarise_log
 from isthmus.plan.export.megatron import to_megatron
@@ -76,9 +77,11 @@ __all__ = [
     "draw_plan",
     "estimate_s",
     "evaluate_chips",
+    "export_plan",
     "fit_calibration",
     "fit_shapes",
     "fitting_changes",
+    "framework_request",
     "is_run_table",
     "iteration_estimate_s",
     "job_limits",

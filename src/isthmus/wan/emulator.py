@@ -15,7 +15,7 @@ from typing import Any
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.pool import Pool
 from isthmus.wan.precise_timing import precise_event_loop, request_prompt_wakeup
-from isthmus.wan.tcp_relay import TcpRelay
+from isthmus.wan.tcp_relay import LinkRecord, TcpRelay
 
 ROUTES_FILE = "routes.json"
 """File of routes, {cluster: {other cluster: "host:port"}}; exists while the links accept connections."""
@@ -31,12 +31,14 @@ STATISTICS_INTERVAL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def run_links(pool: Pool, state_folder: Path, seed: int = 0, *, runs_first: bool = False) -> None:
+def run_links(
+    pool: Pool, state_folder: Path, seed: int = 0, *, runs_first: bool = False, record: LinkRecord | None = None
+) -> None:
     """Emulate the links of `pool` until SIGTERM or SIGINT; call it in the main thread.
 
     Writes `routes.json` and `others.json` to `state_folder` when the links listen and removes them at the end;
-    writes `links.json` every second. `runs_first` is that of `TcpRelay`. Raises `InputError` if the pool has
-    no links, `UnavailableError` if the folder is not writable or no port is free.
+    writes `links.json` every second. `runs_first` and `record` are those of `TcpRelay`. Raises `InputError`
+    if the pool has no links, `UnavailableError` if the folder is not writable or no port is free.
     """
     if not pool.links:
         raise InputError("the pool has no links to emulate", hint="add `links` to pool.yaml")
@@ -44,7 +46,7 @@ def run_links(pool: Pool, state_folder: Path, seed: int = 0, *, runs_first: bool
         state_folder.mkdir(parents=True, exist_ok=True)
         request_prompt_wakeup()
         with asyncio.Runner(loop_factory=precise_event_loop) as runner:
-            runner.run(_serve(TcpRelay(pool, seed=seed, runs_first=runs_first), state_folder))
+            runner.run(_serve(TcpRelay(pool, seed=seed, runs_first=runs_first, record=record), state_folder))
     except OSError as error:
         raise UnavailableError(
             f"cannot write the link files in {state_folder}: {error.strerror}",

@@ -11,6 +11,8 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
@@ -20,15 +22,33 @@ _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER value that makes close() send a TCP reset."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeliveredChunk:
+    """Bytes that crossed a link, in the order of their stream, and when (seconds of the event loop's clock)."""
+
+    # Number of the stream among those of its direction.
+    stream: int
+    data: bytes
+    # When the link took the bytes from the sender, and when it passed them to the receiver.
+    read_s: float
+    delivered_s: float
+
+
 class LinkDirection:
     """One direction of one link: schedules its connections round-robin and delivers chunks when due.
 
     Use only on the thread of `loop`. `delivered_bytes` counts payload. `max_late_s` is the largest delay of a
-    delivery that the machine added since the caller last reset it to 0.
+    delivery that the machine added since the caller last reset it to 0. `record` gets every delivered chunk.
     """
 
-    def __init__(self, shaper: Shaper, loop: asyncio.AbstractEventLoop) -> None:
-        self.shaper, self.loop = shaper, loop
+    def __init__(
+        self,
+        shaper: Shaper,
+        loop: asyncio.AbstractEventLoop,
+        record: Callable[[DeliveredChunk], None] | None = None,
+    ) -> None:
+        self.shaper, self.loop, self.record = shaper, loop, record
+        self.num_streams = 0
         self.delivered_bytes = 0
         self.max_late_s = 0.0
         self.is_cut = False
@@ -154,6 +174,8 @@ class HalfStream:
     ) -> None:
         self.direction, self.source, self.target, self.flow = direction, source, target, flow
         self.on_finished = on_finished
+        direction.num_streams += 1
+        self.number = direction.num_streams
         self.unwritten_bytes = 0
         self.finished = False
         self.window_full = False
@@ -175,7 +197,10 @@ class HalfStream:
         """Send bytes read from the source over the link; empty bytes mean end of stream."""
         self.unwritten_bytes += len(data)
         self._at_eof = not data
-        self.direction.admit(len(data), self.flow, self._deliver, data)
+        deliver = self._deliver
+        if self.direction.record is not None:
+            deliver = partial(self._deliver_recorded, self.direction.record, self.direction.loop.time())
+        self.direction.admit(len(data), self.flow, deliver, data)
 
     def read(self) -> bool:
         """Read one chunk and send it; return True if it was full, since more is probably available."""
@@ -197,6 +222,11 @@ class HalfStream:
         self._write_queue.append(memoryview(data))
         if len(self._write_queue) == 1:
             self._write()
+
+    def _deliver_recorded(self, record: Callable[[DeliveredChunk], None], read_s: float, data: bytes) -> None:
+        now_s = self.direction.loop.time()
+        record(DeliveredChunk(stream=self.number, data=data, read_s=read_s, delivered_s=now_s))
+        self._deliver(data)
 
     def _write(self) -> None:
         try:

@@ -11,18 +11,22 @@ import asyncio
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from typing import TypeAlias
 
 from isthmus.core.errors import InputError, NotFoundError, UnavailableError
 from isthmus.core.pool import Pool
 from isthmus.wan.dial import MAX_HEAD_BYTES, format_address, parse_address
-from isthmus.wan.link_direction import HalfStream, LinkDirection, close_with_reset
+from isthmus.wan.link_direction import DeliveredChunk, HalfStream, LinkDirection, close_with_reset
 from isthmus.wan.shaper import Flow, Shaper, links_both_ways
 
 ClusterPair: TypeAlias = tuple[str, str]
 """(source, target) cluster of a direction."""
+
+LinkRecord: TypeAlias = "Callable[[ClusterPair, DeliveredChunk], None]"
+"""Gets every chunk that a link delivers."""
 
 CONNECT_TIMEOUT_S = 10.0
 """Time limit for a client's CONNECT request, and for connecting to the worker at the far end."""
@@ -130,11 +134,19 @@ class TcpRelay:
     After `await start()`, `routes()` returns the address that each cluster dials for each other one;
     `await close()` breaks every connection. A link given in one direction only is mirrored. With
     `runs_first`, other traffic (`other_routes`) gets the bandwidth that runs leave; without it all
-    connections share equally.
+    connections share equally. `record` gets the chunks of runs with their direction.
     """
 
-    def __init__(self, pool: Pool, *, seed: int = 0, host: str = "127.0.0.1", runs_first: bool = False) -> None:
-        self.pool, self.host, self.runs_first = pool, host, runs_first
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        seed: int = 0,
+        host: str = "127.0.0.1",
+        runs_first: bool = False,
+        record: LinkRecord | None = None,
+    ) -> None:
+        self.pool, self.host, self.runs_first, self._record = pool, host, runs_first, record
         self.links = links_both_ways(pool)
         self._rngs = {ends: Random(f"{seed}/{ends[0]}/{ends[1]}") for ends in self.links}
         self.directions: dict[ClusterPair, LinkDirection] = {}
@@ -150,7 +162,8 @@ class TcpRelay:
         try:
             for ends, link in self.links.items():
                 shaper = Shaper(link, self._rngs[ends], self.links[ends[::-1]])
-                self.directions[ends] = self.other_directions[ends] = LinkDirection(shaper, loop)
+                record = None if self._record is None else partial(self._record, ends)
+                self.directions[ends] = self.other_directions[ends] = LinkDirection(shaper, loop, record)
                 if self.runs_first:
                     shaper.low_priority = Shaper(link, self._rngs[ends], self.links[ends[::-1]])
                     self.other_directions[ends] = LinkDirection(shaper.low_priority, loop)

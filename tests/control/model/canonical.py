@@ -26,7 +26,7 @@ from tests.control.model.site import Site
 
 Key = tuple[Hashable, ...]
 
-_TEXTS = {"history", "observation", "spec", "detail", "reason", "last_restart_reason"}
+_TEXTS = {"history", "last_events", "worker_restarts", "observation", "spec", "detail", "reason", "last_restart_reason"}
 _TIMES = {"submitted_s", "changed_s", "since_s", "claimed_s", "lease_s", "last_write_s", "unsaved_s"}
 _JOB = _TEXTS | _TIMES | {
     "id", "number", "user", "packed", "round", "last_planned_free", "last_planned_total", "parts", "plans",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.state.job_history import JobHistory
 from isthmus.core.messages.agent_messages import AgentReport
 from tests.control.model.canonical import orders_key, report_key, server_key, site_key
 from tests.control.model.clone import Shelf, share
@@ -199,7 +200,7 @@ def _forget_stories(coordinator: Coordinator) -> None:
     """Let go of what is only there to be told: there are many coordinators."""
     coordinator.admitted = None
     for job in coordinator.state.jobs.values():
-        job.history = None
+        job.history = JobHistory()
         for part in job.parts.values():
             part.history, part.cached_order = [], None
 

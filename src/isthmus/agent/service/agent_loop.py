@@ -96,7 +96,7 @@ class AgentLoop:
     def step(self, now_s: float) -> float:
         """Poll, sync if due or if a part has changed, and return the seconds until the next step."""
         self.service.tick()
-        observed = self.service.machine.observed_parts()
+        observed = self.service.observed_parts()
         if now_s >= self._next_report_s or (observed != self._reported_parts and not self._disconnected):
             self._sync(now_s)
         pause_s = FAST_POLL_S if self.service.needs_fast_poll else POLL_S

@@ -26,8 +26,9 @@ from isthmus.agent.service.part_table import PartTable
 from isthmus.agent.service.peer_prober import PeerProber
 from isthmus.agent.service.preflight_runner import PreflightRunner
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
+from isthmus.agent.service.worker_event_tails import WorkerEventTails
 from isthmus.core.errors import IsthmusError, UnavailableError
-from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, QueueEntry
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, ObservedPart, QueueEntry
 from isthmus.core.messages.worker_folder import CheckpointRequest, WorkerFolder, write_atomically
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
@@ -107,6 +108,7 @@ class AgentService:
         )
         self._preflights = PreflightRunner(cluster.name, fetcher.root if fetcher else None, clock)
         self.outbox = TelemetryOutbox(self.state_folder.runs)
+        self._event_tails = WorkerEventTails()
         self._deferred: list[SiteInstruction] = []
         self._last_error = ""
         self._save()
@@ -140,6 +142,10 @@ class AgentService:
         # Step 4: remove folders of finished attempts.
         self._remove_finished_attempts()
 
+    def observed_parts(self) -> tuple[ObservedPart, ...]:
+        """Return the pool's parts as reported to the server, with the newest events of their workers."""
+        return tuple(self._with_events(one) for one in self.machine.observed_parts())
+
     def apply_orders(self, orders: AgentOrders) -> None:
         """Execute the server's orders."""
         if self._prober is not None:
@@ -167,7 +173,7 @@ class AgentService:
             cluster=self.cluster,
             incarnation=incarnation,
             free_chips=self.machine.free_chips(),
-            parts=self.machine.observed_parts(),
+            parts=self.observed_parts(),
             queue=tuple(self.adapter.read_queue()),
             local_jobs=self.machine.local_jobs(),
             free_storage_bytes=self._fetcher.free_bytes() if self._fetcher else None,
@@ -179,6 +185,14 @@ class AgentService:
             logs=tuple(batch.logs),
         )
         return report, batch
+
+    def _with_events(self, seen: ObservedPart) -> ObservedPart:
+        """Return a part's observation with the newest events of its workers."""
+        part = self.machine.parts.get((seen.job, seen.attempt))
+        if part is None:
+            return seen
+        events = self._event_tails.newest(self.state_folder.worker_folder(part, rank) for rank in part.workers)
+        return seen.model_copy(update={"events": events}) if events else seen
 
     def _handle(self, event: SiteEvent) -> None:
         """Handle `event`, save the state, execute the instructions.
@@ -295,6 +309,7 @@ class AgentService:
                 continue
             key = attempt.parent.name, int(attempt.name)
             if key not in self.machine.parts and self.outbox.is_attempt_drained(attempt):
+                self._event_tails.forget(attempt.glob("rank-*"))
                 shutil.rmtree(attempt, ignore_errors=True)
                 if not any(attempt.parent.iterdir()):
                     attempt.parent.rmdir()

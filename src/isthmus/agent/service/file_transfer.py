@@ -17,6 +17,7 @@ from typing import Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from isthmus.core.errors import FileError, UnavailableError
+from isthmus.core.files.model_tokenizer import tokenizer_paths
 from isthmus.core.job import Job
 
 _SOURCES: TypeAdapter[dict[str, str | tuple[str, ...]]] = TypeAdapter(dict[str, str | tuple[str, ...]])
@@ -109,9 +110,9 @@ def localise_paths(job: Job, root: Path) -> Job:
     def here(path: str) -> str:
         return path if "://" in path else str(storage_path(root, path))
 
-    data = {"paths": tuple(map(here, job.data.paths))}
-    if job.data.tokenizer != "bytes":
-        data["tokenizer"] = here(job.data.tokenizer)  # type: ignore[assignment]
+    data: dict[str, object] = {"paths": tuple(map(here, job.data.paths))}
+    if job.data.tokenizer_path is not None:
+        data["tokenizer"] = here(job.data.tokenizer_path)
     return job.model_copy(
         update={
             "model": here(job.model),
@@ -124,8 +125,7 @@ def localise_paths(job: Job, root: Path) -> Job:
 
 def job_paths(job: Job) -> tuple[str, ...]:
     """Return the paths that a job needs to resume at another site: checkpoints first, URLs omitted."""
-    named = [job.checkpoints.folder, job.model, *job.data.paths]
-    named += [] if job.data.tokenizer == "bytes" else [job.data.tokenizer]
+    named = [job.checkpoints.folder, job.model, *job.data.paths, *tokenizer_paths(job.data.tokenizer_path)]
     return tuple(path for path in dict.fromkeys(named) if "://" not in path)
 
 

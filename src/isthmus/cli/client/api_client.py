@@ -21,6 +21,7 @@ from isthmus.core.loopback import is_loopback
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION
 from isthmus.core.messages.api_views import (
     Health,
+    HistoryPage,
     JobView,
     LogPage,
     MetricsPage,
@@ -149,9 +150,14 @@ class ApiClient:
         """Delete an ended job with its metrics and logs."""
         self._call(type(None), "DELETE", f"/v1/jobs/{_quote_segment(job)}")
 
-    def metrics(self, job: str, *, after: int = 0, limit: int = 1000) -> MetricsPage:
-        """Return up to `limit` step metrics after the cursor `after`."""
+    def history(self, job: str, *, after: int = 0, limit: int = 1000) -> HistoryPage:
+        """Return up to `limit` events of the job's history after the cursor `after`."""
         query = {"after": after, "limit": limit}
+        return self._call(HistoryPage, "GET", f"/v1/jobs/{_quote_segment(job)}/history", params=query)
+
+    def metrics(self, job: str, *, after: int = 0, limit: int = 1000, newest: bool = False) -> MetricsPage:
+        """Return up to `limit` step metrics after the cursor `after`: the first ones, or with `newest` the last."""
+        query: dict[str, int | bool] = {"after": after, "limit": limit} | ({"newest": True} if newest else {})
         return self._call(MetricsPage, "GET", f"/v1/jobs/{_quote_segment(job)}/metrics", params=query)
 
     def logs(self, job: str, *, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:

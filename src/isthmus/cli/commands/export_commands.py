@@ -30,12 +30,10 @@ from isthmus.plan import (
     PlanExport,
     add_measured_run,
     compare_with_forecast,
+    export_plan,
     predict,
     read_training_log,
     summarise_log,
-    to_isthmus_runtime,
-    to_megatron,
-    to_torchtitan,
 )
 
 commands = typer.Typer()
@@ -83,13 +81,9 @@ def export(
     given = load_plan(plan)
     requested = load_job(job) if job else None
     read = load_model(Path(model or (requested.model if requested else model_path(given, None))).resolve())
-    if to == "isthmus":
-        made = to_isthmus_runtime(given, read, job=requested)
-    elif pool is None:
+    if to != "isthmus" and pool is None:
         raise InputError(f"{to} needs a launch command per node", hint="give the pool with --pool")
-    else:
-        write = to_megatron if to == "megatron" else to_torchtitan
-        made = write(given, read, load_pool(pool), job=requested, data=data)
+    made = export_plan(to, given, read, load_pool(pool) if pool else None, job=requested, data=data)
     if output:
         _write_export(output, made)
     if env.as_json:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
+from isthmus.cli.client.read_job import read_job
 from isthmus.cli.command import command
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.chip import chip_catalogue
@@ -17,13 +18,12 @@ from isthmus.core.files.user_files import (
     FILE_KINDS,
     FileKind,
     json_schema,
-    load_job,
     load_plan,
     load_policy,
     load_pool,
 )
 from isthmus.core.files.yaml_lines import read_yaml
-from isthmus.core.model import load_model, require_trainable
+from isthmus.core.model import require_trainable
 from isthmus.core.owner_policy import OwnerPolicy
 
 commands = typer.Typer()
@@ -97,10 +97,10 @@ def _check_pool(file: Path) -> dict[str, Any]:
 
 
 def _check_job(file: Path) -> dict[str, Any]:
-    job = load_job(file)
-    model = load_model(job.model)
-    require_trainable(model)
-    return {"name": job.name, "model": model.architecture, "layers": model.num_layers}
+    read = read_job(file)
+    require_trainable(read.model)
+    found = {"name": read.job.name, "model": read.model.architecture, "layers": read.model.num_layers}
+    return found | {"tokenizer": read.job.data.tokenizer}
 
 
 def _check_plan(file: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -13,14 +14,16 @@ from isthmus.cli.client.job_events import JobEvents
 from isthmus.cli.client.resolve_job import TERMINAL_STATES, find_job_id
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.cli.history_text import event_line, held_out_text, result_place
 from isthmus.cli.job_statistics import JobStatistics
-from isthmus.cli.terminal.dashboard import status_line, status_record
-from isthmus.core.errors import IsthmusError, UnavailableError
+from isthmus.cli.terminal.dashboard import needs_choice, status_line, status_record
+from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
 from isthmus.core.messages.agent_messages import LogChunk
-from isthmus.core.messages.api_views import JobView, PoolView
+from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 
 commands = typer.Typer()
 PANEL = "Jobs"
+HISTORY_PAGE_SIZE = 1000
 MAX_OUTAGE_S = 60.0
 """Seconds that a server may be unreachable before following a job fails."""
 
@@ -37,8 +40,33 @@ class JobSnapshot:
     view: JobView
     # All metrics so far.
     stats: JobStatistics
+    # The history so far, as far as the server keeps it.
+    history: tuple[HistoryEvent, ...] = ()
     # Whether the server was unreachable, so that `view` is the last known one.
     server_down: bool = False
+
+
+@dataclass(frozen=True)
+class KnownHistory:
+    """The events of a job that the server keeps, and how many there were with those it dropped."""
+
+    events: tuple[HistoryEvent, ...] = ()
+    num_known: int = 0
+
+
+def read_history(client: ApiClient, job: str) -> KnownHistory:
+    """Return the history of job id `job`; empty from a server of an earlier version."""
+    events: list[HistoryEvent] = []
+    cursor = dropped = 0
+    while True:
+        try:
+            page = client.history(job, after=cursor, limit=HISTORY_PAGE_SIZE)
+        except NotFoundError:
+            return KnownHistory(tuple(events), len(events))
+        events += page.events
+        cursor, dropped = page.next, page.dropped
+        if len(page.events) < HISTORY_PAGE_SIZE:
+            return KnownHistory(tuple(events), len(events) + dropped)
 
 
 class Outage:
@@ -73,7 +101,7 @@ def job_snapshots(
     Changes come from the server's event stream; if it breaks, `on_stream_cut` is called and the job is polled every
     `interval_s` seconds. Raises `UnavailableError` if the server is unreachable for longer than `MAX_OUTAGE_S`.
     """
-    figures, cursor = JobStatistics(), 0
+    figures, cursor, history = JobStatistics(), 0, KnownHistory()
     view = client.job(job)
     outage = Outage(env)
     with JobEvents(env, client, job, interval_s, on_stream_cut) as changes:
@@ -81,12 +109,13 @@ def job_snapshots(
             try:
                 view = client.job(job)
                 cursor = _drain_metrics(client, job, cursor, figures)
+                history = read_history(client, job)
                 outage.reset()
             except UnavailableError as error:
                 outage.raise_if_expired(error)
-                yield JobSnapshot(view, figures, server_down=True)
+                yield JobSnapshot(view, figures, history.events, server_down=True)
             else:
-                yield JobSnapshot(view, figures)
+                yield JobSnapshot(view, figures, history.events)
                 if view.state in TERMINAL_STATES:
                     return
             changes.wait()
@@ -106,30 +135,48 @@ def watch_job(env: CliEnvironment, client: ApiClient, job: str, interval_s: floa
     """Display job id `job` until it ends; raise `IsthmusError` unless it succeeded."""
     last = _show_until_ended(env, client, job, interval_s)
     if last.view.state != "succeeded":
-        reason = f": {last.view.reason}" if last.view.reason else ""
+        is_told = bool(last.history) and not env.as_json  # the history names the cause once
+        reason = f": {last.view.reason}" if last.view.reason and not is_told else ""
         raise IsthmusError(f"job {job} {last.view.state}{reason}", hint=f"see `isthmus logs {job}`")
+    if not env.as_json:
+        for text in (held_out_text(last.stats), result_place(last.view)):
+            if text:
+                env.print(text)
 
 
 def _show_until_ended(env: CliEnvironment, client: ApiClient, job: str, interval_s: float) -> JobSnapshot:
     live = env.stdout.isatty() and not env.as_json
     followed = job_snapshots(env, client, job, interval_s, ignore_note if live else env.print_note)
     if env.as_json:
-        return _print_changes(followed, lambda now: env.print_json(status_record(now.view, now.stats)))
+        return _print_changes(followed, lambda now, new: env.print_json(status_record(now.view, now.stats, new)))
     if live:
         return _show_live(env, client, followed)
-    return _print_changes(followed, lambda now: env.print(status_line(now.view, now.stats)))
+    return _print_changes(followed, partial(_print_lines, env))
 
 
-def _print_changes(snapshots: Iterator[JobSnapshot], emit: Callable[[JobSnapshot], None]) -> JobSnapshot:
-    """Emit each snapshot whose state or step differs from the previous one; return the last."""
+def _print_changes(
+    snapshots: Iterator[JobSnapshot], emit: Callable[[JobSnapshot, Sequence[HistoryEvent]], None]
+) -> JobSnapshot:
+    """Emit each snapshot that differs from the previous one, with its new events; return the last."""
     previous: Any = None
+    last_number = 0
     for snapshot in snapshots:
         view = snapshot.view
+        new = [event for event in snapshot.history if event.number > last_number]
         state = (view.state, view.reason, view.attempt, snapshot.stats.steps[-1:])
-        if state != previous:
-            emit(snapshot)
+        if new or state != previous:
+            emit(snapshot, new)
             previous = state
+            last_number = new[-1].number if new else last_number
     return snapshot
+
+
+def _print_lines(env: CliEnvironment, now: JobSnapshot, new: Sequence[HistoryEvent]) -> None:
+    """Print new events, then the state unless an event has told it."""
+    for event in new:
+        env.print(f"{now.view.id}  {event_line(event)}")
+    if not now.history or (now.view.state == "running" and now.stats.steps) or needs_choice(now.view):
+        env.print(status_line(now.view, now.stats))
 
 
 def _show_live(env: CliEnvironment, client: ApiClient, snapshots: Iterator[JobSnapshot]) -> JobSnapshot:
@@ -140,7 +187,7 @@ def _show_live(env: CliEnvironment, client: ApiClient, snapshots: Iterator[JobSn
     pool = _pool_if_allowed(client)
     with Live(console=env.console(), auto_refresh=False, vertical_overflow="visible") as live:
         for snapshot in snapshots:
-            page = dashboard(snapshot.view, snapshot.stats, pool, server_down=snapshot.server_down)
+            page = dashboard(snapshot.view, snapshot.stats, pool, snapshot.history, server_down=snapshot.server_down)
             live.update(page, refresh=True)
     return snapshot
 
@@ -158,7 +205,7 @@ def _pool_if_allowed(client: ApiClient) -> PoolView | None:
     examples=["isthmus watch my-job", "isthmus watch my-job --json | jq -c '{step, loss}'"],
 )
 def watch(env: CliEnvironment, client: ApiClient, job: JobArgument, interval_s: IntervalOption = 1.0) -> None:
-    """Follow a job until it ends: state, stages, loss, links.
+    """Follow a job until it ends: its history, state, stages, loss, links.
 
     The exit status is 0 only if the job succeeded. Waits for a server that restarts.
     """

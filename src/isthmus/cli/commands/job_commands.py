@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from isthmus.cli.client.api_client import ApiClient
+from isthmus.cli.client.read_job import read_job
 from isthmus.cli.client.resolve_job import TERMINAL_STATES, find_job, find_job_id
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.commands.follow_commands import job_snapshots, watch_job
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import ConflictError, InputError
-from isthmus.core.files.user_files import load_job
 from isthmus.core.job import ParallelDegrees
 from isthmus.core.messages.api_views import JobView, Submission
 from isthmus.core.messages.queue_status import DryRun
-from isthmus.core.model import load_model, require_trainable
+from isthmus.core.model import require_trainable
 from isthmus.core.plan import PlanSet
 
 commands = typer.Typer()
@@ -65,10 +66,10 @@ def submit(
     """
     if dry_run and (watch or key):
         raise InputError("--dry-run excludes --watch and --key", hint="remove them")
-    job = load_job(file)
+    read = read_job(file)
+    job, model = read.job, read.model
     if auto:
         job = job.model_copy(update={"policy": "auto"})
-    model = load_model(job.model)
     require_trainable(model)
     if job.parallel != ParallelDegrees():  # importing the planner takes half a second
         from isthmus.control.placement import check_degrees
@@ -76,10 +77,10 @@ def submit(
         check_degrees(job, model)
     if dry_run:
         found = client.dry_run(Submission(job=job, model=model))
-        env.answer(found, lambda: _render_dry_run(found, env.now()))
+        env.answer(found, lambda: _render_dry_run(found, read.notes, env.now()))
         return
     view = client.submit(Submission(job=job, model=model, key=key or secrets.token_hex(16)))
-    env.answer(view, lambda: _next_steps(view, watching=watch))
+    env.answer(view, lambda: _next_steps(view, read.notes, watching=watch))
     if watch:
         try:
             if job.policy == "manual":
@@ -124,14 +125,18 @@ def _awaits_choice(view: JobView) -> bool:
     return view.plan is None and view.state in ("choosing", "waiting") and offered
 
 
-def _render_dry_run(found: DryRun, now_s: float) -> object:
+def _render_dry_run(found: DryRun, notes: Sequence[str], now_s: float) -> object:
+    from rich.console import Group
+    from rich.text import Text
+
     from isthmus.cli.terminal.queue_tables import dry_run_page
 
-    return dry_run_page(found, now_s)
+    return Group(dry_run_page(found, now_s), *map(Text, notes))
 
 
-def _next_steps(view: JobView, *, watching: bool) -> str:
+def _next_steps(view: JobView, notes: Sequence[str], *, watching: bool) -> str:
     lines = [f"job {view.id} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
+    lines += [f"  {note}" for note in notes]
     if view.job.policy == "manual" and not watching:
         lines.append(f"  isthmus plans {view.id}           lists candidate plans")
         lines.append(f"  isthmus choose {view.id} PLAN     starts it with one of them")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from isthmus.cli.client.api_client import ApiClient
 from isthmus.cli.client.resolve_job import find_job_id
 from isthmus.cli.command import JobArgument, command
+from isthmus.cli.commands.follow_commands import read_history
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.cli.history_text import next_steps, perplexity, result_place
+from isthmus.cli.job_statistics import JobStatistics
 
 commands = typer.Typer()
+NEWEST_METRICS = 2000
+"""Newest metrics in which `show` looks for the held-out loss."""
 PANEL = "Jobs"
 
 
@@ -44,14 +51,34 @@ def queue(env: CliEnvironment, client: ApiClient) -> None:
         "isthmus show my-job --json | jq '.queue.refused[] | {stage, owner, reason}'",
     ],
 )
-def show(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
-    """Show a job: where it runs, or missing resources, jobs ahead of it and expected start."""
+def show(
+    env: CliEnvironment,
+    client: ApiClient,
+    job: JobArgument,
+    num_events: Annotated[
+        int, typer.Option("--events", metavar="N", min=0, max=1000, help="The newest N events of its history.")
+    ] = 30,
+) -> None:
+    """Show a job: where it runs or why it waits, its history, held-out loss, result, and what to do next."""
     found = find_job_id(client, job)
     view, standing = client.job(found), client.queue_status(found)
+    history = read_history(client, found)
+    events = history.events[-num_events:] if num_events else ()
+    stats = JobStatistics(client.metrics(found, limit=NEWEST_METRICS, newest=True).metrics)
+    loss = stats.latest("validation_loss")
+    record = {
+        "job": view,
+        "queue": standing,
+        "history": list(events),
+        "validation_loss": loss,
+        "perplexity": perplexity(loss),
+        "result": view.job.output if result_place(view) else None,
+        "next": [command for command, _ in next_steps(view)],
+    }
 
     def shown() -> object:
-        from isthmus.cli.terminal.queue_tables import job_page
+        from isthmus.cli.terminal.show_page import show_page
 
-        return job_page(view, standing, env.now())
+        return show_page(view, standing, stats, events, num_older=history.num_known - len(events), now_s=env.now())
 
-    env.answer({"job": view, "queue": standing}, shown)
+    env.answer(record, shown)

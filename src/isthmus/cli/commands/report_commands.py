@@ -11,6 +11,7 @@ import typer
 from isthmus.cli.client.api_client import ApiClient
 from isthmus.cli.client.resolve_job import find_job
 from isthmus.cli.command import JobArgument, command
+from isthmus.cli.commands.follow_commands import read_history
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import ConflictError, UnavailableError
 from isthmus.core.messages.agent_messages import StepMetrics
@@ -43,13 +44,14 @@ def report(
 ) -> None:
     """Write a job's report as one self-contained HTML page.
 
-    Loss, throughput, the timeline of traced steps, stages, links, and the plan predicted against measured.
+    Loss, throughput, history, the timeline of traced steps, stages, links, and the plan predicted against measured.
     """
     from isthmus.cli.job_report.write_report import write_report
 
     view = find_job(client, job)
     path = output or Path(f"{view.id}.html")
-    write_report(view, all_metrics(client, view.id), client.pool(), path)
+    history = read_history(client, view.id).events
+    write_report(view, all_metrics(client, view.id), client.pool(), path, history=history)
     env.answer({"report": str(path), "job": view.id}, lambda: f"wrote {path}")
 
 

@@ -9,13 +9,14 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
+from isthmus.cli.client.read_job import read_job
 from isthmus.cli.command import command
 from isthmus.cli.commands.plan_commands import model_path
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.interrupt import interruptible
 from isthmus.cli.terminal.plan_pages import explain_page, search_page
 from isthmus.core.errors import InputError
-from isthmus.core.files.user_files import load_job, load_plan, load_pool
+from isthmus.core.files.user_files import load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.units import format_bytes, format_seconds
@@ -28,6 +29,7 @@ from isthmus.plan import (
     SearchStats,
     draw_plan,
     fitting_changes,
+    framework_request,
     overfull_stages,
     predict,
     profile_model,
@@ -38,6 +40,7 @@ from isthmus.plan import (
 
 commands = typer.Typer()
 PANEL = "Know before you run"
+Framework = Literal["megatron", "torchtitan"]
 PROGRESS_INTERVAL_S = 1.0
 """Interval of progress messages, in seconds."""
 HINTS_TIMEOUT_S = 30.0
@@ -52,6 +55,7 @@ HINTS_TIMEOUT_S = 30.0
         "isthmus plan job.yaml --pool pool.yaml --objective cost --deadline 86400",
         "isthmus plan job.yaml --pool pool.yaml --tp 4 --top 1 --json",
         "isthmus plan job.yaml --pool pool.yaml --save plans   (one file per plan, for `explain`)",
+        "isthmus plan job.yaml --pool pool.yaml --for megatron --save plans   (plans that `export` takes)",
     ],
 )
 def plan(
@@ -77,6 +81,10 @@ def plan(
     runnable: Annotated[
         bool, typer.Option("--runnable", help="Only plans that the Isthmus runtime can execute.")
     ] = False,
+    framework: Annotated[
+        Framework | None,
+        typer.Option("--for", metavar="|".join(get_args(Framework)), help="Only plans that export to this framework."),
+    ] = None,
     save: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write each plan to its own file.")] = None,
 ) -> None:
     """Search for the best plans for a job; explain each choice and each rejection.
@@ -85,14 +93,16 @@ def plan(
     on the host, the other precision, lifted limits, more nodes. Ctrl-C stops the search and returns the best plans
     found so far.
     """
-    given = load_job(job)
+    given = read_job(job)
+    if framework and runnable:
+        raise InputError("--for excludes --runnable, which means the Isthmus runtime", hint="remove one of them")
     limits = SearchLimits(executable=runnable, tp=tp, pp=pp, dp=dp, micro_batch_size=micro_batch, schedule=schedule)
     on = load_pool(pool)
     with interruptible() as interrupted:
         started_s = time.monotonic()
         request = SearchRequest(
-            job=given,
-            model=load_model(given.model),
+            job=given.job,
+            model=given.model,
             pool=on,
             objective=objective,
             deadline_s=deadline,
@@ -101,6 +111,7 @@ def plan(
             num_plans=top,
             should_continue=_SearchProgress(env, started_s, interrupted),
         )
+        request = framework_request(request, framework) if framework else request
         answer = search_plans(request)
         seconds = time.monotonic() - started_s
         hints = [] if answer.plans or interrupted else _fitting_hints(env, request, interrupted)
@@ -110,7 +121,8 @@ def plan(
     runnable_ids = [one.id for one in answer.plans if runtime_incompatibility(one) is None]
     record["search"]["runnable"] = runnable_ids
     record["hints"] = [{"change": text, "iteration_s": step_s} for text, step_s in hints]
-    env.answer(record, lambda: search_page(answer, on, hints, runnable_ids, seconds))
+    record["notes"] = list(given.notes)
+    env.answer(record, lambda: search_page(answer, on, hints, runnable_ids, seconds, given.notes))
 
 
 def _fitting_hints(env: CliEnvironment, request: SearchRequest, interrupted: list[int]) -> list[tuple[str, float]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,7 @@ from isthmus.cli.command import command
 from isthmus.cli.commands.follow_commands import job_snapshots, watch_job
 from isthmus.cli.demo.demo_folder import demo_folder
 from isthmus.cli.demo.demo_pool import DemoPool, run_module
+from isthmus.cli.demo.efficiency import MeasuredSteps, efficiency_text, measure_steps, overran
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.job_report.write_report import write_report
 from isthmus.cli.job_statistics import JobStatistics
@@ -22,7 +22,7 @@ from isthmus.cli.terminal.tables import plans_table, pool_table
 from isthmus.core.errors import IsthmusError
 from isthmus.core.files.user_files import load_job, load_pool
 from isthmus.core.job import Job
-from isthmus.core.messages.api_views import JobView, Submission
+from isthmus.core.messages.api_views import HistoryEvent, JobView, Submission
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
@@ -30,12 +30,6 @@ from isthmus.core.plan import Plan
 commands = typer.Typer()
 BASELINE_STEPS = 24
 """Steps of the comparison run without wide-area links."""
-WARM_UP_STEPS = 4
-"""First steps that are not counted (allocations, connection setup)."""
-MAX_OVERRUN_FRACTION = 0.05
-"""A step is disturbed if real computation overran the virtual time by more than this fraction of the step."""
-MIN_UNDISTURBED_STEPS = 5
-"""With fewer undisturbed steps than this, all steps are counted."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +38,12 @@ class FinishedJob:
 
     view: JobView
     stats: JobStatistics
+    history: tuple[HistoryEvent, ...] = ()
 
     @property
-    def step_s(self) -> float:
-        """Median time of undisturbed steps in seconds (of all steps if too few are undisturbed)."""
-        steps = {step: s for step, s in self.stats.series("step_s") if step >= WARM_UP_STEPS}
-        overruns = dict(self.stats.series("overrun_s"))
-        undisturbed = [s for step, s in steps.items() if overruns.get(step, 0.0) <= MAX_OVERRUN_FRACTION * s]
-        enough = len(undisturbed) >= MIN_UNDISTURBED_STEPS
-        return statistics.median(undisturbed if enough else steps.values())
+    def steps(self) -> MeasuredSteps:
+        """The steps that count."""
+        return measure_steps(self.stats)
 
 
 @command(
@@ -94,12 +85,12 @@ def _run(env: CliEnvironment, folder: Path, steps: int | None) -> None:
     check = _check_result(folder, job, trained.stats)
     report = folder / "report.html"
     extra = {
-        "step with wide-area links": f"{trained.step_s:.3f} s",
-        "step without them": f"{baseline.step_s:.3f} s",
-        "efficiency": f"{baseline.step_s / trained.step_s:.1%} of the same plan without wide-area links",
+        "step with wide-area links": f"{trained.steps.step_s:.3f} s",
+        "step without them": f"{baseline.steps.step_s:.3f} s",
+        "efficiency": efficiency_text(trained.steps, baseline.steps),
         "loss in transformers": f"{check['loss']:.4f} (differs by {check['difference']:.1e})",
     }
-    write_report(trained.view, trained.stats.metrics, pool_view, report, extra=extra)
+    write_report(trained.view, trained.stats.metrics, pool_view, report, history=trained.history, extra=extra)
     result = _result_record(job, plan, trained, baseline) | {
         "checkpoint_loss_difference": check["difference"],
         "report": str(report),
@@ -165,7 +156,7 @@ def _wait_finished(env: CliEnvironment, client: ApiClient, job: str) -> Finished
         last = snapshot
     if last.view.state != "succeeded":
         raise IsthmusError(f"the demo's job {job} {last.view.state}: {last.view.reason}")
-    return FinishedJob(last.view, last.stats)
+    return FinishedJob(last.view, last.stats, last.history)
 
 
 def _check_result(folder: Path, job: Job, stats: JobStatistics) -> dict[str, float]:
@@ -181,7 +172,7 @@ def _check_result(folder: Path, job: Job, stats: JobStatistics) -> dict[str, flo
 
 def _result_record(job: Job, plan: Plan, trained: FinishedJob, near: FinishedJob) -> dict[str, object]:
     """Return the demo's result, as printed with `--json`."""
-    losses = trained.stats.series("loss")
+    losses, linked, alone = trained.stats.series("loss"), trained.steps, near.steps
     return {
         "clusters": list(plan.clusters),
         "schedule": plan.schedule,
@@ -189,9 +180,12 @@ def _result_record(job: Job, plan: Plan, trained: FinishedJob, near: FinishedJob
         "loss_first": losses[0][1],
         "loss_last": losses[-1][1],
         "training_s": training_s(trained.stats),
-        "iteration_s": trained.step_s,
+        "iteration_s": linked.step_s,
         "predicted_iteration_s": plan.predicted.iteration_s if plan.predicted else None,
-        "efficiency": near.step_s / trained.step_s,
+        "efficiency": alone.step_s / linked.step_s,
+        "efficiency_text": efficiency_text(linked, alone),
+        "machine_overran": overran(linked, alone),
+        "overrun_s": linked.overrun_s,
         "checkpoint": job.output,
     }
 
@@ -200,7 +194,7 @@ def _summary(result: dict[str, object]) -> str:
     return (
         f"\nLoss {result['loss_first']:.2f} -> {result['loss_last']:.2f} nats per byte "
         f"in {result['steps']} steps, {result['training_s']:.0f} s.\n"
-        f"Efficiency {result['efficiency']:.1%} of the same plan without wide-area links "
+        f"Efficiency {result['efficiency_text']} "
         f"(schedule {result['schedule']}; virtual chips: computation is padded to their time).\n"
         f"Checkpoint {result['checkpoint']}: loads in transformers, its loss differs by "
         f"{result['checkpoint_loss_difference']:.1e}.\n"

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import PurePath
-from statistics import fmean
 from typing import Any
 
 from isthmus.cli.client.resolve_job import TERMINAL_STATES
+from isthmus.cli.history_text import event_text, next_steps, perplexity, restarts_text, result_place
 from isthmus.cli.job_report import html_elements
 from isthmus.cli.job_statistics import JobStatistics, predicted_tokens_per_s
-from isthmus.core.messages.api_views import JobView, PoolView
+from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.plan import Plan
 from isthmus.core.pool import NodeGroup
 from isthmus.core.units import format_bytes, format_seconds
 
 
-def header_section(view: JobView, stats: JobStatistics, pool: PoolView | None) -> str:
-    """Return the page header: name, state, model, clusters, times, and a note on virtual chips."""
+def header_section(view: JobView, stats: JobStatistics, pool: PoolView | None, shown_reason: str) -> str:
+    """Return the page header: name, state, model, clusters, times, result, and a note on virtual chips."""
     facts = [
         ("job", view.id),
         ("user", view.user),
         ("model", _model_name(view.job.model)),
         ("task", view.job.task),
+        ("tokenizer", view.job.data.tokenizer),
     ]
     if view.plan:
         owners = _owners(view, pool)
@@ -33,7 +34,10 @@ def header_section(view: JobView, stats: JobStatistics, pool: PoolView | None) -
     if view.state in TERMINAL_STATES:
         facts.append(("ended", html_elements.utc_text(view.changed_s)))
     listed = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts)
-    reason = f'<p class="reason">{escape(view.reason)}</p>' if view.reason else ""
+    result = result_place(view)
+    if result is not None:
+        facts.append(("result", result))
+    reason = f'<p class="reason">{escape(shown_reason)}</p>' if shown_reason else ""
     return (
         f'<h1>{escape(view.name)} <span class="state {escape(view.state)}">{escape(view.state)}</span></h1>'
         f'{reason}<dl class="facts">{listed}</dl>{_virtual_note(view, stats, pool)}'
@@ -49,9 +53,11 @@ def summary_tiles(view: JobView, stats: JobStatistics) -> str:
         shown.append(("training loss", last, f"from {losses[0][1]:.3f} at step {losses[0][0]}"))
     held_out = stats.latest("validation_loss")
     if held_out is not None:
-        shown.append(("validation loss", f"{held_out:.3f}", "held-out text"))
+        value = perplexity(held_out)
+        note = "held-out text" + (f", perplexity {value:,.2f}" if value is not None else "")
+        shown.append(("validation loss", f"{held_out:.3f}", note))
     if stats.steps:
-        restarts = f"{view.restarts} restarts" if view.restarts != 1 else "1 restart"
+        restarts = restarts_text(view) or "no restarts"
         total = view.job.training.steps
         shown.append(("steps done", f"{stats.num_steps_done(total):,}", f"of {total:,}, {restarts}"))
     rate, step_s = stats.tokens_per_s(), stats.iteration_s()
@@ -67,6 +73,15 @@ def summary_tiles(view: JobView, stats: JobStatistics) -> str:
         f'<div class="note">{escape(note)}</div></div>'
         for what, value, note in shown
     )
+
+
+def history_section(view: JobView, history: Sequence[HistoryEvent]) -> str:
+    """Return the table of events, oldest first, and what to do next."""
+    if not history:
+        return html_elements.empty_section("Not recorded.")
+    rows = [(html_elements.utc_text(one.time_s), event_text(one)) for one in history]
+    steps = "".join(f"<li><code>{escape(command)}</code> {escape(what)}</li>" for command, what in next_steps(view))
+    return html_elements.html_table(("time", "event"), rows) + f"<h3>What to do next</h3><ul>{steps}</ul>"
 
 
 def stages_section(view: JobView, stats: JobStatistics, pool: PoolView | None) -> str:
@@ -270,10 +285,9 @@ def _virtual_note(view: JobView, stats: JobStatistics, pool: PoolView | None) ->
 
 def _overrun_note(stats: JobStatistics) -> str:
     """Return by how much real computation overran the virtual chips' time, or ""."""
-    overrun_s = [value for _, value in stats.series("overrun_s")]
-    if not overrun_s:
+    mean_s = stats.mean_overrun_s()
+    if mean_s is None:
         return ""
-    mean_s = fmean(overrun_s)
     return f" Real computation overran that time by {format_seconds(mean_s)} per step (slowest stage, mean)."
 
 

@@ -8,25 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
 
-from isthmus.cli.job_statistics import pipeline_neighbours
-from isthmus.core.messages.agent_messages import Span, StepMetrics
+from isthmus.core.messages.agent_messages import ReceivedMessage, Span, StepMetrics
 from isthmus.core.plan import Plan
 
-COMPUTE_KINDS = ("forward", "backward")
+_Record = TypeVar("_Record", Span, ReceivedMessage)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WanTransfer:
-    """One message between consecutive stages, from its send until its receive (seconds since the epoch)."""
+    """One message between clusters (seconds since the epoch), as `ReceivedMessage` records it."""
 
-    # `forward` (activations) or `backward` (gradients).
+    # `forward` (activations), `backward` (their gradients) or `reduce` (gradients of parameters).
     kind: str
+    # -1 for `reduce`.
     micro_batch: int
     # Sending and receiving rank.
     source: int
     target: int
+    num_bytes: int
+    # Passed to the sender's transport.
+    sent_s: float
+    # From its first byte leaving the sender until its last byte arrived.
     start_s: float
     end_s: float
 
@@ -34,61 +39,77 @@ class WanTransfer:
 def wan_transfers(metrics: Iterable[StepMetrics], plan: Plan) -> list[WanTransfer]:
     """Return the messages of one step between ranks of different clusters, ordered by start.
 
-    Spans have no peer or direction; both follow from the order of spans. A send after a forward goes to the
-    next stage, after a backward to the previous one; a receive before a forward comes from the previous
-    stage, before a backward from the next one. If one side recorded no span, the message starts at the end of
-    the computation that produced it, or ends at the start of the one that used it.
+    The receiver records them; a run of an earlier version has none. Call `on_one_clock` first.
     """
-    spans = {one.rank: one.spans for one in metrics}
-    found = []
-    for source, own in spans.items():
-        for kind, target in zip(COMPUTE_KINDS, reversed(pipeline_neighbours(plan, source)), strict=True):
-            if target is None or plan.stage_of(source).cluster == plan.stage_of(target).cluster:
-                continue
-            sent_s, received_s = _send_times_s(own, kind), _receive_times_s(spans.get(target, ()), kind)
-            for micro_batch in sorted(sent_s.keys() & received_s.keys()):
-                start_s, end_s = sent_s[micro_batch], received_s[micro_batch]
-                found.append(
-                    WanTransfer(
-                        kind=kind, micro_batch=micro_batch, source=source, target=target,
-                        start_s=start_s, end_s=max(start_s, end_s),
-                    )
-                )  # fmt: skip
+    found = [
+        WanTransfer(
+            kind=message.kind, micro_batch=message.micro_batch, source=message.source, target=one.rank,
+            num_bytes=message.num_bytes, sent_s=message.sent_s, start_s=message.first_left_s,
+            end_s=max(message.first_left_s, message.arrived_s),
+        )
+        for one in metrics
+        for message in one.messages
+        if max(one.rank, message.source) < len(plan.ranks)
+    ]  # fmt: skip
     return sorted(found, key=lambda one: (one.start_s, one.source, one.micro_batch))
 
 
-def _send_times_s(spans: Sequence[Span], kind: str) -> dict[int, float]:
-    """Return by micro-batch when the result of its `kind` computation was sent, in seconds."""
-    sent_s = {span.micro_batch: span.end_s for span in spans if span.kind == kind}
-    for span in spans:
-        if span.kind == "send" and _last_compute_before(spans, span) == kind:
-            sent_s[span.micro_batch] = span.start_s
-    return sent_s
+def on_one_clock(metrics: Sequence[StepMetrics], plan: Plan) -> list[StepMetrics]:
+    """Return the metrics with all times on the clock of the first rank.
+
+    The offsets of the clocks come from the messages. A rank without messages shares the clock of the first rank of
+    its cluster that has some.
+    """
+    ahead_s = _clock_offsets_s(metrics)
+    by_cluster: dict[str, float] = {}
+    for rank in sorted(ahead_s):
+        if rank < len(plan.ranks):
+            by_cluster.setdefault(plan.stage_of(rank).cluster, ahead_s[rank])
+
+    def shifted(one: StepMetrics) -> StepMetrics:
+        cluster = plan.stage_of(one.rank).cluster if one.rank < len(plan.ranks) else ""
+        return _shifted(one, ahead_s.get(one.rank, by_cluster.get(cluster, 0.0)))
+
+    return [shifted(one) for one in metrics]
 
 
-def _receive_times_s(spans: Sequence[Span], kind: str) -> dict[int, float]:
-    """Return by micro-batch when the input of its `kind` computation was received, in seconds."""
-    received_s = {span.micro_batch: span.start_s for span in spans if span.kind == kind}
-    for span in spans:
-        if span.kind == "receive" and _first_compute_after(spans, span) == kind:
-            received_s[span.micro_batch] = span.end_s
-    return received_s
+def _clock_offsets_s(metrics: Iterable[StepMetrics]) -> dict[int, float]:
+    """Return by rank how far its clock is ahead of that of the first rank, through chains of messages."""
+    samples: dict[tuple[int, int], list[float]] = {}
+    for one in metrics:
+        for message in one.messages:
+            samples.setdefault((message.source, one.rank), []).append(message.clock_offset_s)
+            samples.setdefault((one.rank, message.source), []).append(-message.clock_offset_s)
+    neighbours: dict[int, list[int]] = {}
+    for one_rank, other in samples:
+        neighbours.setdefault(other, []).append(one_rank)
+    found: dict[int, float] = {}
+    for root in sorted(neighbours):
+        queue = [] if root in found else [root]
+        found.setdefault(root, 0.0)
+        while queue:
+            rank = queue.pop(0)
+            for other in sorted(set(neighbours[rank]) - found.keys()):
+                found[other] = found[rank] + median(samples[other, rank])
+                queue.append(other)
+    return found
 
 
-def _last_compute_before(spans: Sequence[Span], at: Span) -> str | None:
-    earlier = [
-        x for x in spans
-        if x.kind in COMPUTE_KINDS and x.micro_batch == at.micro_batch and x.start_s <= at.start_s
-    ]  # fmt: skip
-    return max(earlier, key=lambda x: x.start_s).kind if earlier else None
+def _shifted(one: StepMetrics, ahead_s: float) -> StepMetrics:
+    """Return the metrics of a rank whose clock is `ahead_s` ahead, with its times on the reference clock."""
+    if ahead_s == 0:
+        return one
 
+    def earlier(record: _Record, *names: str) -> _Record:
+        return record.model_copy(update={name: getattr(record, name) - ahead_s for name in names})
 
-def _first_compute_after(spans: Sequence[Span], at: Span) -> str | None:
-    later = [
-        x for x in spans
-        if x.kind in COMPUTE_KINDS and x.micro_batch == at.micro_batch and x.end_s >= at.end_s
-    ]  # fmt: skip
-    return min(later, key=lambda x: x.start_s).kind if later else None
+    message_times = ("sent_s", "first_left_s", "last_left_s", "arrived_s")
+    return one.model_copy(
+        update={
+            "spans": tuple(earlier(span, "start_s", "end_s") for span in one.spans),
+            "messages": tuple(earlier(message, *message_times) for message in one.messages),
+        }
+    )
 
 
 def trace_events(metrics: Sequence[StepMetrics], plan: Plan) -> list[dict[str, Any]]:
@@ -97,6 +118,7 @@ def trace_events(metrics: Sequence[StepMetrics], plan: Plan) -> list[dict[str, A
     Clusters are processes. Each rank has one thread for its work and one for its sends, which overlap with
     computation. The process `WAN` has the transfers between clusters. Time 0 is the start of the first span.
     """
+    metrics = on_one_clock(metrics, plan)
     spans = [(one, span) for one in metrics for span in one.spans]
     if not spans:
         return []
@@ -130,7 +152,10 @@ def _transfer_events(
 ) -> Iterator[dict[str, Any]]:
     source, target = plan.stage_of(one.source).cluster, plan.stage_of(one.target).cluster
     shared = {"cat": "wan", "name": f"{source} > {target}", "id": ident, "pid": len(pids) + 1, "tid": 0}
-    details = {"micro_batch": one.micro_batch, "kind": one.kind, "from": one.source, "to": one.target}
+    details = {
+        "micro_batch": one.micro_batch, "kind": one.kind, "from": one.source, "to": one.target,
+        "bytes": one.num_bytes, "queued_us": _microseconds(one.start_s - one.sent_s),
+    }  # fmt: skip
     yield shared | {"ph": "b", "ts": _microseconds(one.start_s - zero_s), "args": details}
     yield shared | {"ph": "e", "ts": _microseconds(one.end_s - zero_s)}
 

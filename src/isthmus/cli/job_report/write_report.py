@@ -10,12 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from isthmus.cli.history_text import untold_reason
 from isthmus.cli.job_report import report_sections
-from isthmus.cli.job_report.stage_trace import trace_events, wan_transfers
-from isthmus.cli.job_statistics import JobStatistics, Series, downsample, predicted_tokens_per_s
+from isthmus.cli.job_report.stage_trace import on_one_clock, trace_events, wan_transfers
+from isthmus.cli.job_statistics import JobStatistics, Series, downsample, predicted_tokens_per_s, wan_links
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import StepMetrics
-from isthmus.core.messages.api_views import JobView, PoolView
+from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.plan import Plan
 
@@ -33,14 +34,15 @@ def write_report(
     pool: PoolView | None,
     path: Path,
     *,
+    history: Sequence[HistoryEvent] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the report of job `view` to `path` atomically.
 
-    `pool` adds virtual chips, owners and link capacities to the page. `extra` adds (label, value) lines to
-    the measurements. Raises `UnavailableError` if the file cannot be written.
+    `pool` adds virtual chips, owners and link capacities to the page, `history` the events of the job. `extra` adds
+    (label, value) lines to the measurements. Raises `UnavailableError` if the file cannot be written.
     """
-    page = render_report(view, metrics, pool, extra=extra)
+    page = render_report(view, metrics, pool, history=history, extra=extra)
     try:
         write_atomically(path, page)
     except OSError as error:
@@ -52,6 +54,7 @@ def render_report(
     metrics: Sequence[StepMetrics],
     pool: PoolView | None,
     *,
+    history: Sequence[HistoryEvent] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the page as HTML; see `write_report`."""
@@ -59,8 +62,9 @@ def render_report(
     parts = {
         "title": html.escape(f"{view.name} · Isthmus report"),
         "css": _asset("report.css"),
-        "header": report_sections.header_section(view, figures, pool),
+        "header": report_sections.header_section(view, figures, pool, untold_reason(view, history)),
         "tiles": report_sections.summary_tiles(view, figures),
+        "history": report_sections.history_section(view, history),
         "stages": report_sections.stages_section(view, figures, pool),
         "links": report_sections.links_section(view, figures, pool),
         "plan": report_sections.plan_section(view, figures, extra or {}),
@@ -104,9 +108,15 @@ def _timelines(stats: JobStatistics, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _timeline(step: int, metrics: Sequence[StepMetrics], plan: Plan) -> dict[str, Any]:
-    """Return one step for the page: spans per rank and transfers per link, in ms from its first span."""
-    spans = [span for one in metrics for span in one.spans]
-    zero_s, end_s = min(span.start_s for span in spans), max(span.end_s for span in spans)
+    """Return one step for the page: spans per rank and messages per link, in ms from its first span.
+
+    A message is [kind, micro-batch, start, end, queued]: from its first byte leaving until its last byte arrived,
+    after `queued` ms in the sender's queue.
+    """
+    metrics = on_one_clock(metrics, plan)
+    spans, messages = [span for one in metrics for span in one.spans], wan_transfers(metrics, plan)
+    zero_s = min(span.start_s for span in spans)
+    end_s = max([span.end_s for span in spans] + [message.end_s for message in messages])
 
     def ms(at_s: float) -> float:
         return round((at_s - zero_s) * 1e3, 3)
@@ -125,8 +135,12 @@ def _timeline(step: int, metrics: Sequence[StepMetrics], plan: Plan) -> dict[str
         )
     lanes.sort(key=lambda lane: plan.clusters.index(str(lane["cluster"])))
     links: dict[str, list[Any]] = {}
-    for one_way in wan_transfers(metrics, plan):
+    for one_way in messages:
         label = f"{plan.stage_of(one_way.source).cluster} → {plan.stage_of(one_way.target).cluster}"
-        links.setdefault(label, []).append([one_way.kind, one_way.micro_batch, ms(one_way.start_s), ms(one_way.end_s)])
+        start_ms, queued_ms = ms(one_way.start_s), round((one_way.start_s - one_way.sent_s) * 1e3, 3)
+        links.setdefault(label, []).append(
+            [one_way.kind, one_way.micro_batch, start_ms, ms(one_way.end_s), max(queued_ms, 0.0)]
+        )
     wan = [{"label": label, "spans": spans} for label, spans in links.items()]
-    return {"step": step, "length_ms": ms(end_s), "lanes": lanes, "links": wan}
+    expected = bool(wan_links(plan))
+    return {"step": step, "length_ms": ms(end_s), "lanes": lanes, "links": wan, "has_links": expected}

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from isthmus.cli.history_text import event_line, perplexity, restarts_text
 from isthmus.cli.job_statistics import JobStatistics, wan_links
 from isthmus.cli.terminal.charts import area_chart, stacked_bar
-from isthmus.core.messages.api_views import JobView, PoolView
+from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.units import format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+RECENT_EVENTS = 6
+"""Newest events of the history on the live page."""
 RECENT_STEPS = 10
 """Rates and time breakdowns are means over this many latest steps."""
 
 
-def status_record(view: JobView, stats: JobStatistics) -> dict[str, Any]:
-    """Return the current state of a job as a JSON object for `isthmus watch --json`."""
+def status_record(view: JobView, stats: JobStatistics, events: Sequence[HistoryEvent] = ()) -> dict[str, Any]:
+    """Return the current state of a job, and new events, as a JSON object for `isthmus watch --json`."""
+    held_out = stats.latest("validation_loss")
     plan, ranks = view.plan, stats.ranks
     shares = {rank: stats.step_breakdown(rank, last_steps=RECENT_STEPS) for rank in ranks}
     traffic = stats.link_traffic_mbps(plan, last_steps=RECENT_STEPS) if plan else {}
@@ -27,11 +32,15 @@ def status_record(view: JobView, stats: JobStatistics) -> dict[str, Any]:
         "state": view.state,
         "reason": view.reason,
         "attempt": view.attempt,
+        "restarts": view.restarts,
+        "worker_restarts": view.worker_restarts,
+        "events": [event.model_dump(mode="json") for event in events],
         "step": stats.steps[-1] if stats.steps else None,
         "steps_done": stats.num_steps_done(view.job.training.steps),
         "steps": view.job.training.steps,
         "loss": stats.latest("loss"),
-        "validation_loss": stats.latest("validation_loss"),
+        "validation_loss": held_out,
+        "perplexity": perplexity(held_out),
         "tokens_per_s": stats.latest("tokens_per_s"),
         "eta_s": stats.eta_s(view.job.training.steps),
         "stages": [
@@ -67,9 +76,14 @@ def status_line(view: JobView, stats: JobStatistics) -> str:
 
 
 def dashboard(
-    view: JobView, stats: JobStatistics, pool: PoolView | None = None, *, server_down: bool = False
+    view: JobView,
+    stats: JobStatistics,
+    pool: PoolView | None = None,
+    history: Sequence[HistoryEvent] = (),
+    *,
+    server_down: bool = False,
 ) -> RenderableType:
-    """Return the live page: state and progress, loss curve, stages, links."""
+    """Return the live page: state and progress, loss curve, stages, links, newest events."""
     from rich.console import Group
     from rich.text import Text
 
@@ -81,6 +95,8 @@ def dashboard(
         blocks += [Text(""), _stages_table(view, stats)]
         if wan_links(view.plan):
             blocks += [Text(""), _links_table(view, stats, pool)]
+    if history:
+        blocks += [Text(""), *(Text(event_line(event), style="dim") for event in history[-RECENT_EVENTS:])]
     return Group(*blocks)
 
 
@@ -92,7 +108,7 @@ def _headline(view: JobView, stats: JobStatistics, *, server_down: bool) -> Rend
     text = Text.assemble((f"{view.name} ", "bold"), (view.id, "dim"), "  ", state_text(view.state))
     text.append(f"  {view.reason}" if view.reason else "")
     text.append(_next_step(view), style="bold")
-    text.append(f"  restarts: {view.restarts}" if view.restarts else "", style="yellow")
+    text.append(f"  {restarts_text(view)}" if restarts_text(view) else "", style="yellow")
     text.append("  server unreachable, retrying" if server_down else "", style="red")
     if not stats.steps:
         return text
@@ -104,12 +120,19 @@ def _headline(view: JobView, stats: JobStatistics, *, server_down: bool) -> Rend
     text.append(f"  {format_seconds(eta_s)} left" if eta_s and view.state == "running" else "")
     text.append(f"  loss {loss:.4f}" if loss is not None else "")
     text.append(f"  validation loss {held_out:.4f}" if held_out is not None else "")
+    value = perplexity(held_out)
+    text.append(f" (perplexity {value:,.2f})" if value is not None else "")
     text.append(f"  {rate:,.0f} tokens/s" if rate is not None else "")
     return text
 
 
+def needs_choice(view: JobView) -> bool:
+    """Return whether the job waits for its user to choose a plan."""
+    return view.state == "choosing" and view.job.policy == "manual"
+
+
 def _next_step(view: JobView) -> str:
-    if view.state == "choosing" and view.job.policy == "manual":
+    if needs_choice(view):
         return f"  (choose a plan: isthmus plans {view.id}, then isthmus choose {view.id} PLAN)"
     return ""
 

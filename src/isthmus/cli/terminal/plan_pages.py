@@ -23,11 +23,17 @@ from isthmus.plan import PlanForecast, SearchResult
 
 
 def search_page(
-    answer: SearchResult, pool: Pool, hints: Sequence[tuple[str, float]], runnable: Collection[str], seconds: float
+    answer: SearchResult,
+    pool: Pool,
+    hints: Sequence[tuple[str, float]],
+    runnable: Collection[str],
+    seconds: float,
+    notes: Sequence[str],
 ) -> RenderableType:
     """Return the plans of a search on `pool`, or the changes with which there would be one, and the reasons.
 
-    `hints` are changes with their step time in s, `runnable` the ids of plans that the Isthmus runtime executes.
+    `hints` are changes with their step time in s, `runnable` the ids of plans that the Isthmus runtime executes;
+    `notes` say what was chosen for the job where its file says nothing.
     """
     figures = ("step", "tokens/card s", "MFU", "memory/chip", "cost/step")
     head = ("plan", *figures, *SETTING_COLUMNS, "replicas x stages", "schedule", "runnable", "clusters")
@@ -45,7 +51,7 @@ def search_page(
             f"{coverage}; lower bound on the step time {format_seconds(answer.bound_s)}"
         )
     )
-    return Group(*parts)
+    return Group(*parts, *map(Text, notes))
 
 
 def hints_lines(hints: Sequence[tuple[str, float]], title: str) -> list[RenderableType]:

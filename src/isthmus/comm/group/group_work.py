@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import IsthmusError, PeerError
+from isthmus.core.steady_clock import steady_time_s
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
@@ -38,10 +38,11 @@ class IsthmusWork(dist.Work):  # type: ignore[misc]
     """One asynchronous operation; `operation` names it in errors. `wait` may be called repeatedly.
 
     After `wait`, `under_way` is the interval in which the network had the message: epoch seconds on this
-    rank's clock, None if unknown.
+    rank's clock, None if unknown. A receive also has all times of its `arrival`.
     """
 
     under_way: tuple[float, float] | None = None
+    arrival: Arrival | None = None
 
     def __init__(self, future: Future[Any], operation: str, tensors: list[torch.Tensor]) -> None:
         super().__init__()
@@ -91,11 +92,11 @@ class SendWork(IsthmusWork):
 
     def __init__(self, future: Future[None], operation: str, tensor: torch.Tensor) -> None:
         super().__init__(future, operation, [tensor])
-        self._start_s = time.time()
+        self._start_s = steady_time_s()
 
     def _finish(self, result: Any) -> None:
         del result
-        self.under_way = self.under_way or (self._start_s, time.time())
+        self.under_way = self.under_way or (self._start_s, steady_time_s())
 
 
 class ReceiveWork(IsthmusWork):
@@ -106,6 +107,7 @@ class ReceiveWork(IsthmusWork):
         self._target = target
 
     def _finish(self, result: Any) -> None:
+        self.arrival = result
         self.under_way = result.sent_s, result.arrived_s
         if self._target is not self._tensors[0]:
             self._tensors[0].copy_(self._target)

@@ -1,7 +1,7 @@
 """`ControlMessage`: control messages between a worker and its transport process, sent over a socket pair.
 
 Header (little-endian): kind (1 byte), text length (4), message number (8), peer (4), tag (8, signed),
-offset (8), bytes (8), two times (8 each). The text follows in UTF-8.
+offset (8), bytes (8), five times (8 each). The text follows in UTF-8.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ CONNECT, SEND, RECEIVE, CLOSE = 1, 2, 3, 4
 
 CONNECTED, CONNECT_FAILED, SENT, ARRIVED, FAILED, LOST, LINK, CLOSED = 11, 12, 13, 14, 15, 16, 17, 18
 """Kinds that the transport process sends: connected, or the error; message `number` was acknowledged,
-received (with send and arrival times), or failed; the transport is broken; the link to `peer` is down or
+received (with the times of its arrival), or failed; the transport is broken; the link to `peer` is down or
 (no text) up again; closed, with the ranks that sent no CLOSE in the text."""
 
-_HEADER = struct.Struct("<BIQIqQQdd")
+_HEADER = struct.Struct("<BIQIqQQ5d")
 _ERRORS: dict[str, type[IsthmusError]] = {
     one.__name__: one for one in (PeerError, RestartError, UnavailableError, ProtocolError)
 }
@@ -32,7 +32,7 @@ _ERRORS: dict[str, type[IsthmusError]] = {
 
 @dataclass(frozen=True)
 class ControlMessage:
-    """One control message; `times_s` are epoch seconds, or a duration."""
+    """One control message; `times_s` are the fields of an `Arrival`, or first a duration (s)."""
 
     kind: int
     number: int = 0
@@ -40,7 +40,7 @@ class ControlMessage:
     tag: int = 0
     offset: int = 0
     num_bytes: int = 0
-    times_s: tuple[float, float] = (0.0, 0.0)
+    times_s: tuple[float, float, float, float, float] = (0.0,) * 5
     text: str = ""
 
     def pack(self) -> bytes:
@@ -74,13 +74,13 @@ class ControlChannel:
             head = self._reader.read(_HEADER.size)
             if len(head) < _HEADER.size:
                 return None
-            kind, length, number, peer, tag, offset, num_bytes, first_s, second_s = _HEADER.unpack(head)
+            kind, length, number, peer, tag, offset, num_bytes, *times_s = _HEADER.unpack(head)
             text = self._reader.read(length) if length else b""
         except OSError:
             return None
         if len(text) < length:
             return None
-        return ControlMessage(kind, number, peer, tag, offset, num_bytes, (first_s, second_s), text.decode())
+        return ControlMessage(kind, number, peer, tag, offset, num_bytes, tuple(times_s), text.decode())
 
     def close(self) -> None:
         """Close the channel."""

@@ -33,6 +33,7 @@ from isthmus.comm.tcp.tcp_transport import LINGER_S
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, RestartError
+from isthmus.core.steady_clock import ANCHOR_S
 
 
 class ProcessTransport(BreakableTransport):
@@ -70,6 +71,7 @@ class ProcessTransport(BreakableTransport):
                 timeout_s=timeout_s,
                 heartbeat_s=heartbeat_s,
                 peer_timeout_s=peer_timeout_s,
+                clock_anchor_s=ANCHOR_S,
             )
         except BaseException:
             self._process.kill()

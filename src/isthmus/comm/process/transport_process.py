@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import astuple
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -43,6 +44,7 @@ from isthmus.comm.tcp.tcp_transport import TcpTransport
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import IsthmusError, PeerError
+from isthmus.core.steady_clock import steady_clock
 
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end the worker; the transport process ignores them and exits after the worker."""
@@ -100,17 +102,20 @@ class TransportProcess:
         timeout_s: float,
         heartbeat_s: float,
         peer_timeout_s: float,
+        clock_anchor_s: float,
     ) -> TcpTransport:
         mine, peers = Greeting(**greeting), [Endpoint(**one) for one in endpoints]
+        clock = steady_clock(clock_anchor_s)
         return TcpTransport(
             mine,
             peers,
-            connect_ranks(mine, peers, self._listener, timeout_s),
+            connect_ranks(mine, peers, self._listener, timeout_s, clock),
             self._listener,
             heartbeat_s=heartbeat_s,
             peer_timeout_s=peer_timeout_s,
             on_loss=lambda error: self._outgoing.put(ControlMessage(LOST, text=pack_error(error))),
             on_link=self._report_link,
+            clock=clock,
         )
 
     def _receive_loop(self) -> None:
@@ -132,12 +137,12 @@ class TransportProcess:
         if error is not None:
             self._outgoing.put(ControlMessage(FAILED, number, text=pack_error(error)))
         elif (arrival := future.result()) is not None:
-            self._outgoing.put(ControlMessage(ARRIVED, number, times_s=(arrival.sent_s, arrival.arrived_s)))
+            self._outgoing.put(ControlMessage(ARRIVED, number, times_s=astuple(arrival)))
         else:
             self._outgoing.put(ControlMessage(SENT, number))
 
     def _report_link(self, peer: int, reason: str, lasted_s: float | None) -> None:
-        self._outgoing.put(ControlMessage(LINK, peer=peer, times_s=(lasted_s or 0.0, 0.0), text=reason))
+        self._outgoing.put(ControlMessage(LINK, peer=peer, times_s=(lasted_s or 0.0, 0.0, 0.0, 0.0, 0.0), text=reason))
 
     def _send_loop(self) -> None:
         """Send queued replies, several per write."""

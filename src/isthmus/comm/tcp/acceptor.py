@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -12,6 +11,7 @@ from isthmus.comm.tcp.reconnect import GreetedSocket
 from isthmus.comm.tcp.rendezvous import GREETING_TIMEOUT_S, MAX_PENDING_CONNECTIONS
 from isthmus.comm.tcp.wire_format import Greeting, answer_greeting
 from isthmus.core.errors import IsthmusError, RestartError
+from isthmus.core.steady_clock import steady_time_s
 
 _POLL_S = 0.2
 
@@ -32,7 +32,7 @@ class Acceptor:
         attach: Attach,
         set_options: Callable[[int, socket.socket], None],
         on_restart: Callable[[RestartError], None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_time_s,
     ) -> None:
         self._listener, self._greeting, self._attach, self._set_options = (
             listener,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from isthmus.comm.tcp.reassembly import Reassembler
@@ -26,6 +26,7 @@ from isthmus.comm.tcp.wire_format import (
     send_all,
 )
 from isthmus.comm.transport.transport import Arrival
+from isthmus.core.steady_clock import steady_time_s
 
 _SMALL_BYTES = 64 * 2**10
 _UNCHECKED_BYTES = 4 * 2**10
@@ -82,7 +83,7 @@ class Connection:
         *,
         heartbeat_s: float,
         silence_timeout_s: float,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_time_s,
     ) -> None:
         self.number, self.dead = number, False
         self.peer_closed = self.has_closed = False
@@ -162,7 +163,7 @@ class Connection:
         return Fragment(FrameHeader(HEARTBEAT), memoryview(b""))
 
     def _write_fragment(self, fragment: Fragment) -> None:
-        start = pack_header(fragment.header)
+        start = pack_header(replace(fragment.header, left_s=self._clock()))
         if len(fragment.payload) <= _SMALL_BYTES:
             send_all(self._socket, memoryview(start + bytes(fragment.payload)), lambda: self.dead)
             return
@@ -218,9 +219,12 @@ class Connection:
         except BaseException:
             owner.reassembler.end_fragment(header, None)
             raise
-        arrival = Arrival(header.sent_s - self._clock_offset_s, self._clock())
-        if owner.reassembler.end_fragment(header, arrival):
-            owner.on_received(header.message_bytes, arrival)
+        ahead_s = self._clock_offset_s
+        left_s = header.left_s - ahead_s
+        arrival = Arrival(header.sent_s - ahead_s, left_s, left_s, self._clock(), ahead_s)
+        whole = owner.reassembler.end_fragment(header, arrival)
+        if whole is not None:
+            owner.on_received(header.message_bytes, whole)
             owner.send_queue.queue_ack(header.number)
 
     def _discard(self, num_bytes: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from isthmus.comm.tcp.reconnect import GreetedSocket
 from isthmus.comm.tcp.wire_format import Greeting, send_greeting
 from isthmus.core.errors import IsthmusError, PeerError, RestartError
+from isthmus.core.steady_clock import steady_time_s
 from isthmus.wan import dial, format_address
 
 DIAL_TIMEOUT_S = 5.0
@@ -51,7 +52,7 @@ def dial_rank(
     number: int,
     endpoint: Endpoint,
     timeout_s: float,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = steady_time_s,
     on_open: Callable[[socket.socket], None] = lambda _: None,
 ) -> GreetedSocket:
     """Dial a lower rank and greet it for connection number `number`; `on_open` gets the socket before that.

@@ -14,6 +14,7 @@ from isthmus.comm.tcp.send_queue import SendQueue
 from isthmus.comm.transport.receive_matching import ReceiveMatcher
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError
+from isthmus.core.steady_clock import steady_time_s
 
 MAX_MISSED_HEARTBEATS = 3
 """Missed heartbeats after which a connection counts as broken."""
@@ -40,7 +41,7 @@ class Peer:
         on_loss: Callable[[PeerError], None],
         redial: Redial,
         on_link: OnLink = lambda _rank, _why, _lasted_s: None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_time_s,
     ) -> None:
         self.rank, self.traffic, self.matcher = rank, Traffic(), ReceiveMatcher(rank)
         self.reassembler, self.send_queue = Reassembler(self.matcher, Connection.shut_down), SendQueue()

@@ -17,10 +17,11 @@ SPACE_POLL_S = 1.0
 
 @dataclass(eq=False)
 class _PartialMessage:
-    """A partially received message: per offset the connection that reads it, and the offsets received."""
+    """A partially received message: per offset the connection that reads it, the offsets received, and their times."""
 
     message: IncomingMessage
     missing_bytes: int
+    arrival: Arrival | None = None
     readers: dict[int, object] = field(default_factory=dict)
     received_offsets: set[int] = field(default_factory=set)
 
@@ -68,25 +69,26 @@ class Reassembler:
             partial.readers[header.offset] = connection
             return partial.message.buffer[header.offset : header.offset + header.payload_bytes]
 
-    def end_fragment(self, header: FrameHeader, arrival: Arrival | None) -> bool:
-        """Record a fragment, failed if `arrival` is None; return True if its message is now complete."""
+    def end_fragment(self, header: FrameHeader, arrival: Arrival | None) -> Arrival | None:
+        """Record a fragment, failed if `arrival` is None; return the times of its message if that is now complete."""
         with self._changed:
             partial = self._partial[header.number]
             del partial.readers[header.offset]
             self._changed.notify_all()
             if arrival is None:
-                return False
+                return None
+            whole = partial.arrival = arrival if partial.arrival is None else partial.arrival.merged_with(arrival)
             partial.received_offsets.add(header.offset)
             partial.missing_bytes -= header.payload_bytes
             if partial.missing_bytes > 0:
-                return False
+                return None
             del self._partial[header.number]
             self._complete.add(header.number)
             while self._complete_below in self._complete:
                 self._complete.remove(self._complete_below)
                 self._complete_below += 1
-        self._matcher.complete(partial.message, arrival)
-        return True
+        self._matcher.complete(partial.message, whole)
+        return whole
 
     def _is_known(self, number: int) -> bool:
         with self._changed:

@@ -15,6 +15,7 @@ from isthmus.comm.tcp.shutdown import BreakableTransport
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
+from isthmus.core.steady_clock import steady_time_s
 from isthmus.wan import dial
 
 LINGER_S = 5.0
@@ -44,10 +45,11 @@ class TcpTransport(BreakableTransport):
         on_link: OnLink = lambda _rank, _why, _lasted_s: None,
         linger_s: float = LINGER_S,
         peer_type: type[Peer] = Peer,
+        clock: Callable[[], float] = steady_time_s,
     ) -> None:
         super().__init__(on_loss)
         self.rank, self.size, self.incarnation = greeting.rank, greeting.size, greeting.incarnation
-        self._greeting, self._endpoints, self._linger_s = greeting, endpoints, linger_s
+        self._greeting, self._endpoints, self._linger_s, self._clock = greeting, endpoints, linger_s, clock
         self._peers = {
             rank: peer_type(
                 rank,
@@ -57,6 +59,7 @@ class TcpTransport(BreakableTransport):
                 on_loss=self._on_peer_lost,
                 on_link=on_link,
                 redial=self._redial,
+                clock=clock,
             )
             for rank, sockets in greeted_sockets.items()
         }
@@ -68,6 +71,7 @@ class TcpTransport(BreakableTransport):
             lambda rank, number, connection: self._peers[rank].attach(number, connection),
             lambda rank, connection: set_socket_options(connection, endpoints[rank].congestion_control),
             self._on_newer_incarnation,
+            clock,
         )
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
@@ -118,7 +122,7 @@ class TcpTransport(BreakableTransport):
         endpoint = self._endpoints[rank]
         try:
             if rank < self.rank:
-                return dial_rank(self._greeting, rank, number, endpoint, REDIAL_TIMEOUT_S)
+                return dial_rank(self._greeting, rank, number, endpoint, REDIAL_TIMEOUT_S, self._clock)
             dial((endpoint.host, endpoint.port), endpoint.route, REDIAL_TIMEOUT_S).close()
         except PeerError as error:
             if is_transient(error):

@@ -1,24 +1,25 @@
 """Wire format between two workers: greetings as one line of JSON, then frames of header, label and payload.
 
 Header (network byte order): kind (1 byte), label length (1), message number (8), tag (8, signed), send time
-(8, double: epoch seconds on the sender's clock), message bytes (8), offset of the payload in the message (8),
-payload bytes (8). The label is UTF-8.
+(8, double: epoch seconds on the sender's clock), time of writing this frame (8, the same), message bytes (8), offset
+of the payload in the message (8), payload bytes (8). The label is UTF-8.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import socket
 import struct
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
+from isthmus.core.steady_clock import steady_time_s
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 DATA, HEARTBEAT, CLOSE, ACK = 1, 2, 3, 4
 """Frame kinds. `DATA` carries a fragment of a message; `CLOSE` the reason, empty for an orderly close;
 `ACK` acknowledges the message of its number. `ACK` and `HEARTBEAT` have no payload."""
@@ -27,7 +28,7 @@ MAX_REASON_BYTES = 4096
 MAX_MESSAGE_BYTES = 2**40
 """Upper bound on a message; a header above it is malformed."""
 
-_HEADER = struct.Struct("!BBQqdQQQ")
+_HEADER = struct.Struct("!BBQqddQQQ")
 _MAX_LINE_BYTES = 4096
 _CHUNK_BYTES = 2**20
 _MAX_PAYLOAD_BYTES = {DATA: MAX_MESSAGE_BYTES, HEARTBEAT: 0, CLOSE: MAX_REASON_BYTES, ACK: 0}
@@ -45,6 +46,8 @@ class FrameHeader:
     message_bytes: int = 0
     offset: int = 0
     payload_bytes: int = 0
+    # When a connection began to write the frame.
+    left_s: float = 0.0
 
 
 def pack_header(header: FrameHeader) -> bytes:
@@ -56,6 +59,7 @@ def pack_header(header: FrameHeader) -> bytes:
         header.number,
         header.tag,
         header.sent_s,
+        header.left_s,
         header.message_bytes,
         header.offset,
         header.payload_bytes,
@@ -71,12 +75,14 @@ def read_header(sock: socket.socket, tolerate_silence: Callable[[], bool] = lamb
     """
     fixed = bytearray(_HEADER.size)
     receive_exactly(sock, memoryview(fixed), tolerate_silence)
-    kind, label_bytes, number, tag, sent_s, num_bytes, offset, size = _HEADER.unpack(fixed)
+    kind, label_bytes, number, tag, sent_s, left_s, num_bytes, offset, size = _HEADER.unpack(fixed)
     if num_bytes > _MAX_PAYLOAD_BYTES.get(kind, -1) or offset + size > num_bytes:
         raise ValueError(f"kind {kind} with {size} of {num_bytes} bytes")
+    if not (math.isfinite(sent_s) and math.isfinite(left_s)):
+        raise ValueError(f"message {number} has the times {sent_s} and {left_s}")
     label = bytearray(label_bytes)
     receive_exactly(sock, memoryview(label), tolerate_silence)
-    return FrameHeader(kind, number, tag, sent_s, label.decode(), num_bytes, offset, size)
+    return FrameHeader(kind, number, tag, sent_s, label.decode(), num_bytes, offset, size, left_s)
 
 
 def receive_exactly(
@@ -167,7 +173,7 @@ _TIMES = struct.Struct("!dd")
 
 
 def send_greeting(
-    sock: socket.socket, mine: Greeting, clock: Callable[[], float] = time.time, number: int = 0
+    sock: socket.socket, mine: Greeting, clock: Callable[[], float] = steady_time_s, number: int = 0
 ) -> float:
     """Greet the dialled peer for connection number `number`; return its clock minus ours in seconds.
 
@@ -202,7 +208,7 @@ def send_greeting(
 def answer_greeting(
     sock: socket.socket,
     mine: Greeting,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = steady_time_s,
     claim: Callable[[int, int], bool] = lambda _rank, _number: True,
 ) -> tuple[int, int, float]:
     """Answer the greeting of a dialler; return its rank, connection number, and clock minus ours in seconds.

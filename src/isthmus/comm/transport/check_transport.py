@@ -66,6 +66,9 @@ def _in_order_per_tag(transports: Sequence[Transport]) -> None:
     arrival = early_future.result(RULE_TIMEOUT_S)
     expect(bytes(early) == b"six", "tags are independent")
     expect(abs(arrival.transfer_s) < RULE_TIMEOUT_S, "an arrival has the send time on the receiver's clock")
+    left_s = arrival.first_left_s, arrival.last_left_s
+    expect(arrival.sent_s <= left_s[0] <= left_s[1], "a message leaves after it was sent, its last fragment last")
+    expect(abs(left_s[1] - arrival.arrived_s) < RULE_TIMEOUT_S, "it leaves on the receiver's clock too")
     for text in (b"one", b"two"):
         buffer, future = _receive(b, 0, 7, 3)
         future.result(RULE_TIMEOUT_S)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from isthmus.comm.transport.receive_matching import ReceiveMatcher
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError
+from isthmus.core.steady_clock import steady_time_s
 
 
 class MemoryTransport:
@@ -79,7 +79,7 @@ class MemoryTransport:
             slot.buffer[:] = payload
             self._traffic[source].received_bytes += len(payload)
             self._traffic[source].received_messages += 1
-            self._matchers[source].complete(slot, Arrival(now_s, now_s))
+            self._matchers[source].complete(slot, Arrival(now_s, now_s, now_s, now_s))
 
     def _close_peer(self, peer: int, error: PeerError) -> None:
         self._closed_peers.setdefault(peer, error)
@@ -94,7 +94,7 @@ class MemoryTransport:
             wake()
 
 
-def memory_transports(size: int, clock: Callable[[], float] = time.time) -> list[MemoryTransport]:
+def memory_transports(size: int, clock: Callable[[], float] = steady_time_s) -> list[MemoryTransport]:
     """Return `size` connected transports, one per rank."""
     transports = [MemoryTransport(rank, size, clock) for rank in range(size)]
     for one in transports:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from isthmus.core.errors import PeerError
@@ -12,10 +12,27 @@ from isthmus.core.errors import PeerError
 
 @dataclass(frozen=True)
 class Arrival:
-    """Send time and completion time of a message: epoch seconds on the receiver's clock."""
+    """The times of a received message: epoch seconds on the receiver's clock, in this order."""
 
     sent_s: float
+    """When the sender passed it to the transport."""
+    first_left_s: float
+    """When a connection began to write its first fragment."""
+    last_left_s: float
+    """When a connection began to write its last fragment."""
     arrived_s: float
+    """When its last byte was received."""
+    clock_offset_s: float = 0.0
+    """The sender's clock minus the receiver's, as estimated."""
+
+    def merged_with(self, other: Arrival) -> Arrival:
+        """Return the times of a message of which `self` and `other` are fragments."""
+        return replace(
+            self,
+            first_left_s=min(self.first_left_s, other.first_left_s),
+            last_left_s=max(self.last_left_s, other.last_left_s),
+            arrived_s=max(self.arrived_s, other.arrived_s),
+        )
 
     @property
     def transfer_s(self) -> float:

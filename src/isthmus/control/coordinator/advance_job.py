@@ -109,6 +109,4 @@ def _root_cause(parts: list[PartRecord]) -> PartRecord:
 
 def _fail_for_part(state: PoolState, job: JobRecord, part: PartRecord, now_s: float) -> None:
     reason = f"{part.cluster} {part_failure_text(part)}"
-    if part.fault == "permanent":
-        reason += "; another attempt would fail in the same way"
-    fail_attempt(state, job, reason, now_s, part.fault or "own")
+    fail_attempt(state, job, reason, now_s, part.fault or "own", cluster=part.cluster)

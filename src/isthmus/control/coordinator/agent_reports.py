@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isthmus.control.coordinator.part_observations import apply_observation
+from isthmus.control.coordinator.part_observations import apply_observation, record_part_events
 from isthmus.control.coordinator.reachability import record_peer_checks
 from isthmus.control.state import ledger
 from isthmus.control.state.events import AgentReported
@@ -37,7 +37,7 @@ def apply_report(state: PoolState, event: AgentReported) -> list[JobRecord]:
     touched = {key for key, part in seen.items() if known.get(key) != part} | (known.keys() - seen.keys())
     if back or reborn:
         touched |= record.parts.keys()
-    affected = _observe_parts(state, record, touched, reborn)
+    affected = _observe_parts(state, record, touched, reborn, event.now_s)
     if local.keys() != record.local_jobs.keys() or any(
         local[n].running != one.running for n, one in record.local_jobs.items()
     ):
@@ -103,7 +103,7 @@ def _cluster_record(state: PoolState, event: AgentReported) -> tuple[ClusterReco
 
 
 def _observe_parts(
-    state: PoolState, record: ClusterRecord, keys: set[tuple[str, int]], agent_restarted: bool
+    state: PoolState, record: ClusterRecord, keys: set[tuple[str, int]], agent_restarted: bool, now_s: float
 ) -> dict[str, JobRecord]:
     """Apply the changed observations; return the jobs of these parts and the jobs that preempt them."""
     found: dict[str, JobRecord] = {}
@@ -113,6 +113,7 @@ def _observe_parts(
         if seen is None and agent_restarted and part.state in ("queued", "ready", "prepared", "running"):
             seen = _lost_part(part)
         if seen is not None:
+            record_part_events(state, part, seen, now_s)
             apply_observation(state, part, seen)
         job = state.jobs[part.job]
         found[job.id] = job

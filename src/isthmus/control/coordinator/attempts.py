@@ -8,10 +8,26 @@ from isthmus.control.state.job_records import JobRecord, PoolState, StateAfterSt
 from isthmus.control.state.site_records import PartRecord
 from isthmus.control.state.update_indexes import reindex_job, set_state_deadline
 from isthmus.core.messages.agent_messages import FailureCause
+from isthmus.core.messages.api_views import HistoryKind
 
 
-def stop_attempt(state: PoolState, job: JobRecord, ending: StateAfterStop, reason: str, now_s: float) -> None:
-    """Release every part; the job then enters the state `ending`."""
+def stop_attempt(
+    state: PoolState,
+    job: JobRecord,
+    ending: StateAfterStop,
+    reason: str,
+    now_s: float,
+    *,
+    kind: HistoryKind = "stopping",
+    told: str | None = None,
+    cluster: str | None = None,
+    by: str | None = None,
+) -> None:
+    """Release every part; the job then enters the state `ending`.
+
+    The history gets an entry of `kind` with the text `told` (default: `reason`), about the site `cluster` and
+    the other job `by`.
+    """
     withdraw_plan_request(state, job)
     job.state_after_stop = ending
     if job.state == "stopping":
@@ -19,6 +35,7 @@ def stop_attempt(state: PoolState, job: JobRecord, ending: StateAfterStop, reaso
         state.changed_jobs.add(job.id)
     else:
         move_job(state, job, "stopping", now_s, reason)
+    job.history.add_ending(kind, now_s, job.attempt, reason if told is None else told, cluster, by)
     end_if_released(state, job, now_s)
 
 
@@ -31,13 +48,22 @@ def end_if_released(state: PoolState, job: JobRecord, now_s: float) -> None:
     for part in job.unreleased_parts():
         if part.committed or state.clusters[part.cluster].connected:
             return
-    move_job(state, job, job.state_after_stop, now_s, job.reason)
+    move_job(state, job, job.state_after_stop, now_s, job.reason, _told_at_end(job))
+
+
+def _told_at_end(job: JobRecord) -> str:
+    """Return what the last entry of the history adds to the entry with the cause."""
+    if job.state_after_stop != "failed":
+        return ""
+    if job.fault == "permanent":
+        return "another attempt would fail in the same way"
+    return f"restarts used: {job.restarts} of {job.max_restarts}"
 
 
 def refuse_attempt(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None:
     """Stop the attempt before its commit; the job is retried after a back-off."""
     job.refusals += 1
-    stop_attempt(state, job, "waiting", reason, now_s)
+    stop_attempt(state, job, "waiting", reason, now_s, kind="refused")
 
 
 def refuse_in_queue(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None:
@@ -52,30 +78,47 @@ def refuse_in_queue(state: PoolState, job: JobRecord, reason: str, now_s: float)
     state.changed_jobs.add(job.id)
 
 
-def fail_attempt(state: PoolState, job: JobRecord, reason: str, now_s: float, fault: FailureCause = "own") -> None:
+def fail_attempt(
+    state: PoolState,
+    job: JobRecord,
+    reason: str,
+    now_s: float,
+    fault: FailureCause = "own",
+    *,
+    cluster: str | None = None,
+) -> None:
     """Stop the attempt after its commit; restart unless the fault is permanent or no restarts are left.
 
-    An eviction by the owner uses no restart: the job waits in the queue again.
+    An eviction by the owner uses no restart: the job waits in the queue again. `cluster` is the site of the cause.
     """
     job.fault = fault
+
+    def stop(ending: StateAfterStop, text: str) -> None:
+        stop_attempt(state, job, ending, text, now_s, kind="lost", told=reason, cluster=cluster)
+
     if fault == "permanent":
-        stop_attempt(state, job, "failed", reason, now_s)
+        stop("failed", f"{reason}; another attempt would fail in the same way")
     elif fault == "evicted":
-        preempt_job(state, job, reason, now_s)
+        preempt_job(state, job, reason, now_s, cluster=cluster)
     elif job.restarts < job.max_restarts:
         job.restarts += 1
         job.last_restart_reason = f"restart {job.restarts} of {job.max_restarts}: {reason}"
-        stop_attempt(state, job, "waiting", job.last_restart_reason, now_s)
+        stop("waiting", job.last_restart_reason)
     else:
-        stop_attempt(state, job, "failed", f"{reason}; restarts used: {job.restarts} of {job.max_restarts}", now_s)
+        stop("failed", f"{reason}; restarts used: {job.restarts} of {job.max_restarts}")
 
 
-def preempt_job(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None:
-    """Release every part for another job; this one resumes later from its checkpoint, on any sites."""
-    job.last_restart_reason = f"preempted: {reason}"
+def preempt_job(
+    state: PoolState, job: JobRecord, reason: str, now_s: float, *, cluster: str | None = None, by: str | None = None
+) -> None:
+    """Release every part, for another job `by` or the owner of `cluster`.
+
+    The job resumes later from its checkpoint, on any sites.
+    """
+    job.last_restart_reason = text = f"preempted: {reason}"
     if job.auto_plan:
         job.plan_fixed = False
-    stop_attempt(state, job, "waiting", job.last_restart_reason, now_s)
+    stop_attempt(state, job, "waiting", text, now_s, kind="preempted", told=reason, cluster=cluster, by=by)
 
 
 def part_failure_text(part: PartRecord) -> str:

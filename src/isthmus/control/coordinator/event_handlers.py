@@ -37,6 +37,7 @@ def add_job(state: PoolState, event: JobSubmitted) -> None:
     state.jobs[job.id] = state.live_jobs[job.id] = job
     if event.submission.key:
         state.ids_by_key[event.user, event.submission.key] = job.id
+    job.history.add("submitted", event.now_s, 0)
     index_job(state, job)
     request_plans(state, job)
     state.changed_jobs.add(job.id)

@@ -17,33 +17,62 @@ from isthmus.control.state.site_records import PartRecord
 from isthmus.control.state.update_indexes import mark_queue_changed, reindex_job, set_state_deadline
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages.agent_messages import DesiredState, RankMap, Victim
-from isthmus.core.messages.api_views import JobState
+from isthmus.core.messages.api_views import HistoryKind, JobState
 
 JobTransition = Callable[[PoolState, JobRecord, float], float | None]
 """Performs the transition; returns when the new state times out, None for never."""
 
 
-def move_job(state: PoolState, job: JobRecord, to: JobState, now_s: float, reason: str = "") -> None:
-    """Move `job` to the state `to`; raise `IllegalTransitionError` if the table lacks the transition."""
+def move_job(
+    state: PoolState, job: JobRecord, to: JobState, now_s: float, reason: str = "", told: str | None = None
+) -> None:
+    """Move `job` to the state `to`; raise `IllegalTransitionError` if the table lacks the transition.
+
+    `told` is the text of the history in place of `reason`.
+    """
     step = JOB_TRANSITIONS.get((job.state, to))
     if step is None:
         raise IllegalTransitionError(
-            f"job {job.id}: no step from {job.state} to {to}; its history: " + " | ".join(job.history or ()),
+            f"job {job.id}: no step from {job.state} to {to}; its history: {job.history}",
             hint="this is a bug: please report it with the message",
         )
-    job.add_history(f"{now_s:.3f} {job.state} -> {to} (attempt {job.attempt}) {reason}".rstrip())
     set_state_deadline(state, job, None)
     deadline_s = step(state, job, now_s)
     job.state, job.reason, job.changed_s = to, reason, now_s
+    _record_move(job, to, now_s, reason if told is None else told)
     set_state_deadline(state, job, deadline_s)
     reindex_job(state, job)
     state.changed_jobs.add(job.id)
 
 
+def _record_move(job: JobRecord, to: JobState, now_s: float, text: str) -> None:
+    """Add the new state to the job's history; `stopping` is added with its cause by `stop_attempt`."""
+    kind = _HISTORY_OF_STATE.get(to)
+    if kind is None:
+        return
+    if kind == "reserving" and job.plan is not None:
+        text = f"plan {job.plan.id} on {', '.join(job.plan.clusters)}" + (f"; {text}" if text else "")
+    job.history.add(kind, now_s, job.attempt, text)
+
+
+_HISTORY_OF_STATE: Mapping[JobState, HistoryKind] = {
+    "choosing": "planned",
+    "waiting": "waiting",
+    "blocked": "waiting",
+    "preempting": "preempting",
+    "preparing": "reserving",
+    "starting": "held",
+    "running": "started",
+    "succeeded": "finished",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
+
+
 def open_attempt(state: PoolState, job: JobRecord, desired: DesiredState) -> None:
     """Open the next attempt: a part at every cluster of the plan."""
     if job.plan is None:
-        raise IllegalTransitionError(f"job {job.id}: an attempt without a plan; its history: {list(job.history or ())}")
+        raise IllegalTransitionError(f"job {job.id}: an attempt without a plan; its history: {job.history}")
     job.attempt += 1
     job.rank_map, job.fault, job.saved_step = None, None, None
     job.parts = {key: part for key, part in job.parts.items() if part.state != "released"}

@@ -44,7 +44,7 @@ def advance_preemption(state: PoolState, job: JobRecord, now_s: float) -> None:
 def abort_preemption(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None:
     """Abort a preemption before any victim was stopped; the job waits again."""
     job.last_restart_reason = f"preemption aborted, no job was stopped: {reason}"
-    stop_attempt(state, job, "waiting", job.last_restart_reason, now_s)
+    stop_attempt(state, job, "waiting", job.last_restart_reason, now_s, kind="refused")
 
 
 def pool_victims(state: PoolState, job: JobRecord) -> list[JobRecord]:
@@ -113,4 +113,5 @@ def _evict_victims(state: PoolState, job: JobRecord, now_s: float) -> None:
     for victim in victims:
         victim.saved_step = verified_step(victim) or 0
         checkpoint = f", checkpoint at step {victim.saved_step}" if victim.saved_step else ""
-        preempt_job(state, victim, f"job {job.id} of priority '{job.priority}' preempts it{checkpoint}", now_s)
+        reason = f"job {job.id} of priority '{job.priority}' preempts it{checkpoint}"
+        preempt_job(state, victim, reason, now_s, by=job.id)

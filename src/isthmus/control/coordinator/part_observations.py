@@ -53,6 +53,21 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
     return True
 
 
+def record_part_events(state: PoolState, part: PartRecord, seen: ObservedPart, now_s: float) -> None:
+    """Add the new events of a part's own ranks to the job's history; reports repeat events."""
+    job = state.jobs[part.job]
+    for event in seen.events:
+        if event.rank not in part.ranks or event.number <= part.last_events.get(event.rank, -1):
+            continue
+        part.last_events[event.rank] = event.number
+        job.worker_restarts += event.kind == "restarted"
+        job.history.add_worker_event(
+            event.kind, min(event.time_s, now_s), part.attempt, event.detail, part.cluster, event.rank,
+            event.step, event.seconds,
+        )  # fmt: skip
+        state.changed_jobs.add(job.id)
+
+
 def _add_workers(part: PartRecord, seen: ObservedPart) -> bool:
     """Add the addresses of new workers; ranks of other sites are ignored."""
     if not seen.workers or len(part.workers) == len(part.ranks):

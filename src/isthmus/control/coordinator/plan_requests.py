@@ -181,6 +181,8 @@ def _assign_fastest_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s
         job.plans = PlanSet(plans=plans.plans, refused=job.plans.refused)
     leave_site_queues(state, job)
     if job.state == "planning":
+        chosen = fitting or plans.plans[0]
+        job.history.add("planned", now_s, job.attempt, f"{len(plans.plans)} candidate plans; uses {chosen.id}")
         move_job(state, job, "waiting", now_s)
     else:
         reindex_job(state, job)

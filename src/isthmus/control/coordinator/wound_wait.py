@@ -40,7 +40,14 @@ def wound(state: PoolState, job: JobRecord, now_s: float, spared: Collection[str
     if lacking:
         return
     for other in wounded:
-        stop_attempt(state, other, "waiting", f"requeued for job {job.id}, which is ahead of it in the queue", now_s)
+        stop_attempt(
+            state,
+            other,
+            "waiting",
+            f"requeued for job {job.id}, which is ahead of it in the queue",
+            now_s,
+            kind="refused",
+        )
 
 
 def _freed_by(job: JobRecord) -> ledger.Amounts:

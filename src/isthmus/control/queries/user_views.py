@@ -31,6 +31,7 @@ def job_view(state: PoolState, job: JobRecord, *, details: bool) -> JobView:
         reason=_reason(state, job),
         attempt=job.attempt,
         restarts=job.restarts,
+        worker_restarts=job.worker_restarts,
         submitted_s=job.submitted_s,
         changed_s=job.changed_s,
         job=job.spec,

@@ -32,6 +32,7 @@ from isthmus.core.errors import ConflictError, NotFoundError, PlanError, Protoco
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport
 from isthmus.core.messages.api_views import (
     Health,
+    HistoryPage,
     JobView,
     LogPage,
     MetricsPage,
@@ -80,6 +81,7 @@ JobQuery = Annotated[str | None, Query(description="only this job")]
 LastEvent = Annotated[
     NonNegativeInt | None, Header(le=MAX_STORED_INTEGER, description="number of the last event received")
 ]
+Newest = Annotated[bool, Query(description="the last entries after the cursor, not the first")]
 Limit = Annotated[int, Query(ge=1, le=10_000, description="largest number of entries per page")]
 
 
@@ -154,8 +156,9 @@ async def get_events(
 ) -> EventStream:
     """Stream changes of the caller's jobs (an admin: all jobs) as server-sent events, newest state only.
 
-    `job` restricts the stream to one job: its present state is sent first, and a `lines` event follows when
-    metrics or logs arrive. `Last-Event-ID` resumes after that event; without it the stream starts now.
+    `job` restricts the stream to one job: its present state and its history so far are sent first, then new
+    `history` events, and a `lines` event when metrics or logs arrive. `Last-Event-ID` resumes after that event;
+    without it the stream starts now.
     """
     auth.require_role(caller, "user")
     if job is not None:
@@ -214,11 +217,25 @@ def delete_job(job_id: str, caller: CurrentCaller, service: Service) -> None:
 
 @router.get("/jobs/{job_id}/metrics", responses=error_responses(NotFoundError))
 def get_metrics(
-    job_id: str, caller: CurrentCaller, service: Service, after: After = 0, limit: Limit = 1000
+    job_id: str,
+    caller: CurrentCaller,
+    service: Service,
+    after: After = 0,
+    limit: Limit = 1000,
+    newest: Newest = False,
 ) -> MetricsPage:
     """Return step metrics of all ranks in order of arrival."""
     _own_job(service, caller, job_id)
-    return service.metrics(job_id, after, limit)
+    return service.metrics(job_id, after, limit, newest=newest)
+
+
+@router.get("/jobs/{job_id}/history", responses=error_responses(NotFoundError))
+def get_history(
+    job_id: str, caller: CurrentCaller, service: Service, after: After = 0, limit: Limit = 1000
+) -> HistoryPage:
+    """Return what happened to a job, with times: plans, attempts, losses, recoveries, checkpoints, its end."""
+    _own_job(service, caller, job_id)
+    return service.history(job_id, after, limit)
 
 
 @router.get("/jobs/{job_id}/logs", responses=error_responses(NotFoundError))

@@ -19,7 +19,7 @@ from starlette.types import Message, Send
 
 from isthmus.control.service.change_feed import Change
 from isthmus.control.service.control_service import ControlService
-from isthmus.core.errors import UnavailableError
+from isthmus.core.errors import NotFoundError, UnavailableError
 from isthmus.core.messages.api_views import JobView
 
 MEDIA_TYPE = "text/event-stream"
@@ -53,7 +53,7 @@ class EventSubscription:
         self._output_version = service.changes.output_version(job_id) if job_id else 0
         if after is None:
             after = 0 if job_id else service.last_event()
-        self._after = after
+        self._after, self._after_history = after, 0
         self._wakeup = asyncio.Event()
 
     async def events(self) -> AsyncGenerator[str]:
@@ -86,7 +86,7 @@ class EventSubscription:
             self._after = page[-1][0].number
             if len(page) < PAGE_SIZE:
                 break
-        return found
+        return found + await run_in_threadpool(self._history_events)
 
     def _next_page(self) -> list[tuple[Change, JobView | None]]:
         changes = self._service.changes
@@ -94,6 +94,17 @@ class EventSubscription:
             return self._service.current_views(changes.changes_after(self._after, PAGE_SIZE, self._user))
         latest = changes.latest_change(self._job_id)
         return self._service.current_views([latest] if latest and latest.number > self._after else [])
+
+    def _history_events(self) -> list[str]:
+        """Return the job's history events since the last poll; after a reconnection all, with their numbers."""
+        if self._job_id is None:
+            return []
+        try:
+            page = self._service.history(self._job_id, self._after_history, PAGE_SIZE)
+        except NotFoundError:  # deleted
+            return []
+        self._after_history = page.next
+        return [f"event: history\ndata: {one.model_dump_json()}\n\n" for one in page.events]
 
     def _output_event(self) -> list[str]:
         if self._job_id is None:

@@ -16,6 +16,7 @@ from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConf
 from isthmus.control.placement import check_degrees
 from isthmus.control.queries.dry_run import checking_sites, dry_run_requests, find_plans, query_dry_run
 from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue
+from isthmus.control.queries.history_page import history_page
 from isthmus.control.service.agent_sessions import AgentSessions
 from isthmus.control.service.background_writes import BackgroundWriter
 from isthmus.control.service.change_feed import Change, ChangeFeed
@@ -45,7 +46,7 @@ from isthmus.control.store.leader_election import LeaderElection, SingleServer
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import NotFoundError
-from isthmus.core.messages.api_views import JobView, LogPage, MetricsPage, PoolView, Submission
+from isthmus.core.messages.api_views import HistoryPage, JobView, LogPage, MetricsPage, PoolView, Submission
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.pool import Pool
 
@@ -212,9 +213,13 @@ class ControlService:
         """Delete an ended job with its metrics and logs."""
         self._propose(JobDeleted(now_s=self.clock(), job_id=job_id))
 
-    def metrics(self, job_id: str, after: int, limit: int) -> MetricsPage:
-        """Return a page of a job's step metrics."""
-        return self.store.metrics(job_id, after=after, limit=limit)
+    def metrics(self, job_id: str, after: int, limit: int, *, newest: bool = False) -> MetricsPage:
+        """Return a page of a job's step metrics; see `Store.metrics`."""
+        return self.store.metrics(job_id, after=after, limit=limit, newest=newest)
+
+    def history(self, job_id: str, after: int, limit: int) -> HistoryPage:
+        """Return a page of a job's history; raise `NotFoundError` if the job does not exist."""
+        return self._query(lambda coordinator: history_page(require_job(coordinator.state, job_id), after, limit))
 
     def logs(self, job_id: str, after: int, rank: int | None, limit: int) -> LogPage:
         """Return a page of a job's log text."""

@@ -5,7 +5,6 @@ A part counts against its cluster from its allocation (`ledger`) until its site 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,6 +13,7 @@ from isthmus.control.algorithms.global_order import Objective, WaitingJob
 from isthmus.control.preflight.preflight_record import PreflightRecord
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.indexes import Indexes
+from isthmus.control.state.job_history import JobHistory
 from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.job import Job
@@ -33,8 +33,6 @@ FreeChips = Mapping[str, Mapping[str, int]]
 TERMINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 WAITING_STATES: frozenset[JobState] = frozenset({"waiting", "blocked"})
 """States in which a job waits in the queue, with or without a plan."""
-
-HISTORY_LENGTH = 64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,8 +116,10 @@ class JobRecord:
     preemptor: str | None = None
     # Step of the verified checkpoint with which the job was preempted.
     saved_step: int | None = None
-    # The last state changes.
-    history: deque[str] | None = None
+    # Worker processes that were replaced within an attempt.
+    worker_restarts: int = 0
+    # What happened to the job.
+    history: JobHistory = field(default_factory=JobHistory)
     # Predicted duration of the plan in seconds; 0: unknown.
     predicted_run_s: float = 0.0
     # When the running job should end.
@@ -159,12 +159,6 @@ class JobRecord:
     def spec(self) -> Job:
         """The job spec."""
         return self.packed.unpack_job()
-
-    def add_history(self, line: str) -> None:
-        """Add a line to the job's history."""
-        if self.history is None:
-            self.history = deque(maxlen=HISTORY_LENGTH)
-        self.history.append(line)
 
     def current_parts(self) -> list[PartRecord]:
         """Return the parts of the current attempt, in the plan's order."""

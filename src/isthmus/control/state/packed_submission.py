@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
-from isthmus.core.job import Job
+from isthmus.core.job import BYTES_TOKENIZER, MODEL_TOKENIZER, Job
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 
@@ -25,8 +26,12 @@ class PackedSubmission:
     @classmethod
     def pack(cls, submission: Submission) -> PackedSubmission:
         """Return the packed form of a submission."""
-        job = submission.job.model_dump_json(exclude_defaults=True, by_alias=True).encode()
-        return cls(job, sys.intern(submission.model.model_dump_json(by_alias=True)), submission.key)
+        job = submission.job.model_dump_json(exclude_defaults=True, by_alias=True)
+        if submission.job.data.tokenizer == MODEL_TOKENIZER:  # the default, which `_parse_job` must see
+            fields = json.loads(job)
+            fields["data"]["tokenizer"] = MODEL_TOKENIZER
+            job = json.dumps(fields)
+        return cls(job.encode(), sys.intern(submission.model.model_dump_json(by_alias=True)), submission.key)
 
     def __reduce__(self) -> tuple[type[PackedSubmission], tuple[bytes, str, str]]:
         """Pickle only the field values; a snapshot contains very many."""
@@ -45,7 +50,11 @@ class PackedSubmission:
 
 @lru_cache(_CACHE_SIZE)
 def _parse_job(text: bytes) -> Job:
-    return Job.model_validate_json(text)
+    """Return the job; one without a tokenizer was packed when `bytes` was the default."""
+    job = Job.model_validate_json(text)
+    if "tokenizer" in job.data.model_fields_set:
+        return job
+    return job.model_copy(update={"data": job.data.model_copy(update={"tokenizer": BYTES_TOKENIZER})})
 
 
 @lru_cache(_CACHE_SIZE)

@@ -64,6 +64,8 @@ class PartRecord:
     waiting_since_s: float | None = None
     # The workers that have checked in.
     workers: tuple[WorkerAddress, ...] = ()
+    # By rank: the number of its last event in the job's history.
+    last_events: dict[int, int] = field(default_factory=dict)
     # Observed state changes.
     history: list[str] = field(default_factory=list)
     # Work since the last checkpoint, in seconds, as last reported; not part of the log.

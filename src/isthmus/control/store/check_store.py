@@ -92,6 +92,10 @@ def _check_metrics(store: Store) -> None:
     rest = store.metrics("a", after=first.next)
     _expect((*first.metrics, *rest.metrics) == page.metrics, "pages have no gap and no repetition")
     _expect(store.metrics("a", after=page.next).next == page.next, "an empty page keeps the cursor")
+    newest = store.metrics("a", limit=1, newest=True)
+    _expect(newest.metrics == page.metrics[-1:], "the newest metrics are the last ones of all pages")
+    _expect(newest.next == page.next, "the cursor follows the newest metrics")
+    _expect(store.metrics("a", limit=9, newest=True) == page, "the newest come in the order of arrival")
 
 
 def _check_logs(store: Store) -> None:

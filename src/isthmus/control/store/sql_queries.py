@@ -60,10 +60,12 @@ class SqlQueries(ABC, Generic[Session]):
         sql = "INSERT INTO metrics (job, attempt, rank, step, body) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
         self._write(lambda session: self._execute_many(session, sql, rows))
 
-    def metrics(self, job_id: str, after: int = 0, limit: int = 1000) -> MetricsPage:
+    def metrics(self, job_id: str, after: int = 0, limit: int = 1000, *, newest: bool = False) -> MetricsPage:
         """Return metrics; see `Store`."""
         sql = "SELECT number, body FROM metrics WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
-        rows = self._read(sql, job_id, after, limit)
+        if newest:
+            sql = "SELECT number, body FROM metrics WHERE job = ? AND number > ? ORDER BY number DESC LIMIT ?"
+        rows = sorted(self._read(sql, job_id, after, limit))
         found = tuple(StepMetrics.model_validate_json(body) for _, body in rows)
         return MetricsPage(metrics=found, next=rows[-1][0] if rows else after)
 

@@ -59,8 +59,11 @@ class Store(Protocol):
     def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         """Store metrics; duplicates of a stored (job, attempt, rank, step) are dropped."""
 
-    def metrics(self, job_id: str, after: int = 0, limit: int = 1000) -> MetricsPage:
-        """Return at most `limit` metrics of a job after the cursor `after`, in order of arrival."""
+    def metrics(self, job_id: str, after: int = 0, limit: int = 1000, *, newest: bool = False) -> MetricsPage:
+        """Return at most `limit` metrics of a job after the cursor `after`, in order of arrival.
+
+        These are the first ones after the cursor, or with `newest` the last ones.
+        """
 
     def append_logs(self, chunks: Sequence[LogChunk]) -> None:
         """Store log text; bytes already stored for a (job, attempt, rank) are dropped."""
@@ -121,9 +124,10 @@ class MemoryStore:
                 self._num_arrivals += 1
                 self._metrics.setdefault((one.job, one.attempt, one.rank, one.step), (self._num_arrivals, one))
 
-    def metrics(self, job_id: str, after: int = 0, limit: int = 1000) -> MetricsPage:
+    def metrics(self, job_id: str, after: int = 0, limit: int = 1000, *, newest: bool = False) -> MetricsPage:
         """Return metrics; see `Store`."""
-        mine = [(at, one) for at, one in self._metrics.values() if one.job == job_id and at > after][:limit]
+        mine = [(at, one) for at, one in self._metrics.values() if one.job == job_id and at > after]
+        mine = mine[-limit:] if newest else mine[:limit]
         return MetricsPage(metrics=tuple(one for _, one in mine), next=mine[-1][0] if mine else after)
 
     def append_logs(self, chunks: Sequence[LogChunk]) -> None:

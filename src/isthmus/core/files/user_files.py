@@ -5,15 +5,17 @@ An invalid file raises `FileError` with file, line, field, value and, for a miss
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from isthmus.core.chip import chip_catalogue
+from isthmus.core.errors import FileError
 from isthmus.core.files.validation_errors import to_file_error
 from isthmus.core.files.yaml_lines import read_yaml
-from isthmus.core.job import Job
+from isthmus.core.job import MAX_TEMPLATE_CHARS, PLAIN_TEMPLATE, Job, is_template_text
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
@@ -54,9 +56,13 @@ def load_job(path: str | Path) -> Job:
     def absolute(text: str) -> str:
         return text if "://" in text else str(base / _expand_home(text))
 
-    data = job.data.model_copy(update={"paths": tuple(absolute(x) for x in job.data.paths)})
-    if data.tokenizer != "bytes":
-        data = data.model_copy(update={"tokenizer": absolute(data.tokenizer)})
+    data = job.data.model_copy(
+        update={
+            "paths": tuple(absolute(x) for x in job.data.paths),
+            "tokenizer": job.data.tokenizer if job.data.tokenizer_path is None else absolute(job.data.tokenizer),
+            "chat_template": _read_template(job.data.chat_template, absolute),
+        }
+    )
     folder = job.checkpoints.model_copy(update={"folder": absolute(job.checkpoints.folder)})
     return job.model_copy(
         update={
@@ -66,6 +72,24 @@ def load_job(path: str | Path) -> Job:
             "checkpoints": folder,
         }
     )
+
+
+def _read_template(value: str | None, absolute: Callable[[str], str]) -> str | None:
+    """Return the text of a chat template that may be given as a path; raise `FileError` if it is none."""
+    if value is None or value == PLAIN_TEMPLATE or is_template_text(value):
+        return value
+    file = Path(absolute(value))
+    hint = "chat_template is a Jinja template, the path of one, or 'plain'"
+    try:
+        with file.open(encoding="utf-8") as stream:
+            text = stream.read(MAX_TEMPLATE_CHARS + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise FileError(f"chat template cannot be read: {reason}", file=str(file), hint=hint) from error
+    if len(text) > MAX_TEMPLATE_CHARS or not is_template_text(text):
+        what = f"exceeds {MAX_TEMPLATE_CHARS:,} characters" if len(text) > MAX_TEMPLATE_CHARS else "has no {{ or {%"
+        raise FileError(f"chat template {what}", file=str(file), hint=hint)
+    return text
 
 
 def _expand_home(text: str) -> Path:

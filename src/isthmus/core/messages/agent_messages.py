@@ -101,12 +101,34 @@ class ObservedLocalJob(FrozenModel):
     unsaved_s: NonNegativeFloat = 0.0
 
 
+PartEventKind = Literal["died", "restarted", "frozen", "stalled", "resumed", "saved"]
+"""Kinds of `WorkerEvent` that sites report, for the history of the job."""
+
+MAX_PART_EVENTS = 16
+"""Newest events of a part in a report."""
+MAX_EVENT_CHARS = 300
+"""Longest description of an event in a report."""
+
+
+class PartEvent(FrozenModel):
+    """An event of a worker, as it logged it. `number` rises within the log of a rank in one attempt."""
+
+    rank: NonNegativeInt
+    number: NonNegativeInt
+    kind: PartEventKind
+    time_s: NonNegativeFloat
+    detail: Annotated[str, Field(max_length=MAX_EVENT_CHARS)] = ""
+    step: NonNegativeInt | None = None
+    seconds: NonNegativeFloat | None = None
+
+
 class ObservedPart(FrozenModel):
     """The observed state of one part. After a failure `fault` classifies the cause and `detail` describes it.
 
     Both are reported until the part is dropped, so a lost report loses no reason. `unsaved_s` is the work
     since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`. `waiting` says
-    what the part's rank that has waited longest waits for, since `waiting_since_s` (epoch).
+    what the part's rank that has waited longest waits for, since `waiting_since_s` (epoch). `events` are the
+    newest events of its workers; reports repeat them.
     """
 
     job: Name
@@ -119,6 +141,7 @@ class ObservedPart(FrozenModel):
     protection: VerifiedCheckpoint | None = None
     waiting: Annotated[str, Field(max_length=400)] = ""
     waiting_since_s: NonNegativeFloat | None = None
+    events: Annotated[tuple[PartEvent, ...], Field(max_length=MAX_PART_EVENTS)] = ()
 
 
 PortNumber = Annotated[int, Field(ge=1, le=65535)]
@@ -236,6 +259,7 @@ class StepMetrics(FrozenModel):
     step: NonNegativeInt
     values: dict[str, float | None]
     spans: tuple[Span, ...] = ()
+    messages: tuple[ReceivedMessage, ...] = ()
 
 
 class Span(FrozenModel):
@@ -245,6 +269,26 @@ class Span(FrozenModel):
     micro_batch: int
     start_s: float
     end_s: float
+
+
+class ReceivedMessage(FrozenModel):
+    """A message from another cluster in a step, for the timeline, as the receiving rank recorded it.
+
+    `kind` is `forward` (activations), `backward` (their gradients) or `reduce` (gradients of parameters, without a
+    micro-batch: -1). Times are seconds since the epoch on the receiver's clock: passed to the sender's transport, first
+    and last fragment written to a connection, last byte received. `clock_offset_s` is the sender's clock minus the
+    receiver's, as estimated when they connected.
+    """
+
+    kind: str
+    micro_batch: int
+    source: NonNegativeInt
+    num_bytes: NonNegativeInt
+    sent_s: float
+    first_left_s: float
+    last_left_s: float
+    arrived_s: float
+    clock_offset_s: float = 0.0
 
 
 class LogChunk(FrozenModel):

@@ -70,8 +70,10 @@ class VictimView(FrozenModel):
 class JobView(FrozenModel):
     """A job as shown to its user. `reason` says why it waits or how it ended.
 
-    `place` is its queue position, from 1; `offer` lists the jobs that it could preempt now if its user
-    agrees, and `victims` the jobs that it is preempting. `preflight` are the checks at the sites of its last plan.
+    `restarts` counts attempts after the first that failures caused, `worker_restarts` worker processes that were
+    replaced within an attempt. `place` is its queue position, from 1; `offer` lists the jobs that it could preempt
+    now if its user agrees, and `victims` the jobs that it is preempting. `preflight` are the checks at the sites of
+    its last plan.
     """
 
     id: Name
@@ -81,6 +83,7 @@ class JobView(FrozenModel):
     reason: str = ""
     attempt: NonNegativeInt = 0
     restarts: NonNegativeInt = 0
+    worker_restarts: NonNegativeInt = 0
     submitted_s: float
     changed_s: float
     job: Job
@@ -91,6 +94,59 @@ class JobView(FrozenModel):
     place: PositiveInt | None = None
     offer: tuple[VictimView, ...] = ()
     victims: tuple[VictimView, ...] = ()
+
+
+HistoryKind = Literal[
+    "submitted",
+    "planned",  # candidate plans exist
+    "waiting",  # it waits for a plan, a choice or resources
+    "preempting",  # it takes the chips of other jobs, which save a checkpoint first
+    "reserving",  # every site of the plan reserves devices
+    "held",  # all sites hold their devices; workers start
+    "started",  # all ranks have checked in
+    "resumed",  # training continues from a snapshot or checkpoint
+    "checkpoint",  # a checkpoint of all ranks is on disk
+    "worker-lost",  # a worker process died; it is replaced while the others wait
+    "stalled",  # a worker makes no progress
+    "lost",  # an attempt failed after its start
+    "refused",  # an attempt ended before its start
+    "preempted",  # another job, or the site's owner, takes its chips
+    "stopping",  # all sites release the job
+    "finished",
+    "failed",
+    "cancelled",
+]
+"""What happened to a job."""
+
+
+class HistoryEvent(FrozenModel):
+    """One event of a job's history. `number` rises within the job, from 1; gaps are events that others replaced.
+
+    `time_s` is when it happened, in seconds since the epoch: on the site's clock for what a worker reports, never
+    after the server received it. `job` is the other job of a preemption; `step` counts finished steps.
+    """
+
+    number: PositiveInt
+    time_s: float
+    kind: HistoryKind
+    attempt: NonNegativeInt = 0
+    text: str = ""
+    cluster: Name | None = None
+    rank: NonNegativeInt | None = None
+    step: NonNegativeInt | None = None
+    seconds: NonNegativeFloat | None = None
+    job: Name | None = None
+
+
+class HistoryPage(FrozenModel):
+    """Events of a job after a cursor, in order of arrival; request the next page with `after=next`.
+
+    The server keeps the newest events of a job; `dropped` of the older ones are gone.
+    """
+
+    events: tuple[HistoryEvent, ...]
+    next: NonNegativeInt
+    dropped: NonNegativeInt = 0
 
 
 class ClusterView(FrozenModel):

@@ -13,9 +13,7 @@ from isthmus.plan.profile.decoder_layer import FeedForwardShape, LayerShape
 from isthmus.plan.profile.layer_dimensions import config_with_defaults, layer_shape
 from isthmus.plan.profile.model_families import model_family
 
-_MODEL_REMEDY = (
-    "train it with the Isthmus runtime or its own code; exports support Llama, Mistral, Qwen, Mixtral and DeepSeek"
-)
+_MODEL_REMEDY = "exports support Llama, Mistral, Phi-3, Qwen, Mixtral and DeepSeek: train this model with its own code"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,15 +107,15 @@ def decoder_incompatibilities(model: Model) -> Iterator[Incompatibility]:
     config = config_with_defaults(family, model.config)
     shapes = [layer_shape(family, config, index) for index in range(model.num_layers)]
     for feature in (*_unsupported_features(shapes), *(["a bias in its head"] if family.head_bias else [])):
-        yield Incompatibility(f"{model.architecture} has {feature}", _MODEL_REMEDY)
+        yield Incompatibility(f"{model.architecture} has {feature}", final=_MODEL_REMEDY)
     act = str(config.get("hidden_act", "silu"))
     if act != "silu":
-        yield Incompatibility(f"the activation is {act}, not a gated silu", _MODEL_REMEDY)
+        yield Incompatibility(f"the activation is {act}, not a gated silu", final=_MODEL_REMEDY)
     kind = _rope(config).kind
     if kind not in ("default", "llama3") and not (kind == "yarn" and family.latent):
         yield Incompatibility(
             f"its rotary embedding uses '{kind}' scaling",
-            "train at the original length: remove rope_scaling from config.json",
+            final="train at the original length: remove rope_scaling from config.json",
         )
 
 

@@ -9,7 +9,7 @@ import yaml
 from isthmus.core.job import Job
 from isthmus.core.model import TRAINABLE_ARCHITECTURES, Model
 from isthmus.core.plan import Plan
-from isthmus.plan.export.incompatibility import Incompatibility, require_compatible
+from isthmus.plan.export.incompatibility import Incompatibility, plan_name, require_compatible
 from isthmus.plan.export.plan_export import PlanExport, training_config
 from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 
@@ -21,7 +21,7 @@ def to_isthmus_runtime(plan: Plan, model: Model, *, job: Job | None = None) -> P
 
     Raises `PlanError` if the runtime cannot run it, `InputError` if job and plan differ in their batches.
     """
-    require_compatible(NAME, plan.id, _incompatibilities(plan, model))
+    require_compatible(NAME, NAME, plan_name(plan.id), _incompatibilities(plan, model))
     training_config(plan, job)
     overrides: dict[str, object] = {"predicted": None, "model": plan.model or model.path}
     if plan.dp == 1:
@@ -37,13 +37,13 @@ def to_isthmus_runtime(plan: Plan, model: Model, *, job: Job | None = None) -> P
 def _incompatibilities(plan: Plan, model: Model) -> Iterator[Incompatibility]:
     reason = runtime_incompatibility(plan)
     if reason:
-        yield Incompatibility(reason, "plan again with `isthmus plan --runnable`, or export to another framework")
+        yield Incompatibility(reason)
     for tp in sorted({stage.tp for stage in plan.stages if model.num_kv_heads % stage.tp}):
         reason = f"tp {tp} does not divide the {model.num_kv_heads} key and value heads"
-        yield Incompatibility(reason, f"choose a tp that divides {model.num_kv_heads}")
+        yield Incompatibility(reason)
     if plan.transport != "buffered":
-        yield Incompatibility(f"{plan.transport} messages: the runtime buffers messages", "remove `transport`")
+        yield Incompatibility(f"{plan.transport} messages: the runtime buffers messages")
     if model.architecture not in TRAINABLE_ARCHITECTURES:
         yield Incompatibility(
-            f"it does not train {model.architecture}", "supported: " + ", ".join(TRAINABLE_ARCHITECTURES)
+            f"it does not train {model.architecture}", final="supported: " + ", ".join(TRAINABLE_ARCHITECTURES)
         )

@@ -15,11 +15,11 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan.export.decoder_config import decoder_config, decoder_incompatibilities
 from isthmus.plan.export.flag import Flag, flag
-from isthmus.plan.export.incompatibility import Incompatibility, require_compatible
+from isthmus.plan.export.incompatibility import Incompatibility, plan_name, require_compatible
 from isthmus.plan.export.megatron_layout import layout_text
 from isthmus.plan.export.megatron_model import model_arguments, model_incompatibilities
 from isthmus.plan.export.megatron_recompute import recompute_arguments, recompute_incompatibilities
-from isthmus.plan.export.node_launches import NodeLaunch, node_launches
+from isthmus.plan.export.node_launches import NodeLaunch, device_incompatibilities, node_launches
 from isthmus.plan.export.plan_export import PlanExport, model_folder, rank_map, training_config
 from isthmus.plan.export.rank_grid import (
     RankGrid,
@@ -27,10 +27,11 @@ from isthmus.plan.export.rank_grid import (
     interleaving_incompatibilities,
     local_steps_incompatibilities,
     rank_grid,
+    rules_incompatibilities,
 )
+from isthmus.plan.search.costs.framework_rules import MEGATRON
 
-NAME = "Megatron-LM"
-_SCHEDULES = ("1f1b", "interleaved")
+NAME = MEGATRON.name
 
 
 def to_megatron(plan: Plan, model: Model, pool: Pool, *, job: Job | None = None, data: str | None = None) -> PlanExport:
@@ -39,13 +40,11 @@ def to_megatron(plan: Plan, model: Model, pool: Pool, *, job: Job | None = None,
     Without `data` it trains on mock data; without `job` it runs 50 iterations, enough to measure the plan.
     Raises `PlanError` with all reasons why Megatron-LM cannot run the plan.
     """
-    require_compatible(NAME, plan.id, decoder_incompatibilities(model))
+    name = plan_name(plan.id)
+    require_compatible(NAME, MEGATRON.key, name, megatron_model_incompatibilities(model))
+    found = (*megatron_incompatibilities(plan, model), *device_incompatibilities(plan, pool, MEGATRON))
+    require_compatible(NAME, MEGATRON.key, name, found)
     decoder = decoder_config(model)
-    require_compatible(
-        NAME,
-        plan.id,
-        (*model_incompatibilities(decoder), *megatron_incompatibilities(plan, bool(decoder.expert_blocks))),
-    )
     grid = rank_grid(plan)
     training = training_config(plan, job)
     flags = [
@@ -67,41 +66,30 @@ def to_megatron(plan: Plan, model: Model, pool: Pool, *, job: Job | None = None,
     )
 
 
-def megatron_incompatibilities(plan: Plan, has_experts: bool) -> Iterator[Incompatibility]:
-    """Yield why Megatron-LM cannot run a plan; `has_experts` is whether the model has experts."""
+def megatron_incompatibilities(plan: Plan, model: Model) -> Iterator[Incompatibility]:
+    """Yield why Megatron-LM cannot run a plan, whatever its devices."""
     yield from grid_incompatibilities(plan)
+    yield from rules_incompatibilities(plan, model, MEGATRON)
     yield from interleaving_incompatibilities(plan)
     yield from local_steps_incompatibilities(plan, "it reduces gradients every step")
-    if len(plan.pipeline()) > 1 and plan.schedule not in _SCHEDULES:
-        yield Incompatibility(
-            f"it has no schedule '{plan.schedule}', only {' and '.join(_SCHEDULES)}",
-            "plan with --schedule 1f1b, or run the plan with the Isthmus runtime",
-        )
     if plan.zero > 1:
-        yield Incompatibility(
-            f"ZeRO {plan.zero}: its distributed optimizer is ZeRO 1",
-            "plan with ZeRO 1",
-        )
+        yield Incompatibility(f"ZeRO {plan.zero}: its distributed optimizer is ZeRO 1")
     if plan.optimizer_on_host and plan.zero != 1 and plan.dp > 1:
-        yield Incompatibility(
-            "the optimizer on the host, unsharded: it offloads only the distributed optimizer",
-            "plan with ZeRO 1",
-        )
-    if plan.precision not in (None, "bf16", "fp16", "fp32"):
-        yield Incompatibility(f"precision {plan.precision} is not exported", "plan in bf16")
-    first = plan.stages[0]
-    if first.cp > 1 and plan.sequence_length % (2 * first.cp):
-        yield Incompatibility(
-            f"{plan.sequence_length} tokens cannot be split into 2 x {first.cp} equal parts for cp",
-            f"use a multiple of {2 * first.cp} tokens",
-        )
+        yield Incompatibility("the optimizer on the host, unsharded: it offloads only the distributed optimizer")
+    first, has_experts = plan.stages[0], bool(decoder_config(model).expert_blocks)
     if has_experts and first.tp > 1 and not first.sp:
-        yield Incompatibility("experts with tp but without sequence parallelism", "set sp in every stage")
+        yield Incompatibility("experts with tp but without sequence parallelism")
     if not has_experts and first.ep > 1:
-        yield Incompatibility(f"ep {first.ep} for a model without experts", "set ep to 1")
-    if first.ep > plan.dp * first.cp * first.tp:
-        yield Incompatibility(f"ep {first.ep} over {plan.dp * first.cp * first.tp} chips of a stage", "lower ep")
+        yield Incompatibility(f"ep {first.ep} for a model without experts")
     yield from recompute_incompatibilities(plan)
+
+
+def megatron_model_incompatibilities(model: Model) -> Iterator[Incompatibility]:
+    """Yield why Megatron-LM cannot train a model, whatever the plan."""
+    found = list(decoder_incompatibilities(model))
+    yield from found
+    if not found:
+        yield from model_incompatibilities(decoder_config(model))
 
 
 def _parallel(plan: Plan, grid: RankGrid) -> list[Flag]:

@@ -18,10 +18,12 @@ def expert_incompatibilities(decoder: DecoderConfig) -> Iterator[Incompatibility
     if router.groups > 1 and not router.sigmoid:
         yield Incompatibility(
             "expert groups ranked by their best expert: it ranks them by the sum of several",
-            "train it with its own code",
+            final="train it with its own code",
         )
     if router.sigmoid and not router.renormalised:
-        yield Incompatibility("sigmoid router without normalised expert weights", "set norm_topk_prob")
+        yield Incompatibility(
+            "sigmoid router without normalised expert weights", final="set norm_topk_prob in config.json"
+        )
 
 
 def expert_arguments(decoder: DecoderConfig, tp: int, ep: int) -> list[Flag]:

@@ -19,16 +19,16 @@ def model_incompatibilities(decoder: DecoderConfig) -> Iterator[Incompatibility]
         yield Incompatibility(
             "biases in the attention output but not in the feed-forward blocks, or vice versa: "
             "--disable-bias-linear applies to both",
-            "remove them from config.json, or train with the Isthmus runtime",
+            final="remove them from config.json, or train it with its own code",
         )
     if len({block.intermediate_size for block in dense}) > 1:
-        yield Incompatibility("feed-forward blocks of several widths", "train it with the Isthmus runtime")
+        yield Incompatibility("feed-forward blocks of several widths", final="train it with its own code")
     rope = decoder.rope
     if rope.kind == "yarn" and (rope.original_positions, rope.beta_fast, rope.beta_slow) != (4096, 32.0, 1.0):
         yield Incompatibility(
             f"YaRN from {rope.original_positions} positions, betas {rope.beta_fast:g} and {rope.beta_slow:g}: "
             "with latent attention it supports only 4096, 32 and 1",
-            "remove rope_scaling from config.json",
+            final="remove rope_scaling from config.json",
         )
     yield from expert_incompatibilities(decoder)
 

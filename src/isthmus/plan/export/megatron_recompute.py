@@ -18,24 +18,21 @@ _MODULES = {"selective": "core_attn", "moe": "moe"}
 def recompute_incompatibilities(plan: Plan) -> Iterator[Incompatibility]:
     """Yield the properties of a plan's recomputation that the options cannot express."""
     kinds = {stage.recompute for stage in plan.stages if num_recomputed_layers(stage)}
-    remedy = "use the same recomputation in every stage, or run the plan with the Isthmus runtime"
     if len(kinds) > 1:
-        yield Incompatibility(f"stages recompute {' and '.join(sorted(kinds))}: it supports one kind for all", remedy)
+        yield Incompatibility(f"stages recompute {' and '.join(sorted(kinds))}: it supports one kind for all")
     elif kinds and kinds != {"full"}:
         part = next((s for s in plan.stages if num_recomputed_layers(s) < s.num_layers), None)
         if part is not None:
             yield Incompatibility(
                 f"{next(iter(kinds))} recomputation in {num_recomputed_layers(part)} of {part.num_layers} layers of a "
                 "stage: it supports all layers or none",
-                remedy,
             )
     elif kinds and plan.schedule == "interleaved" and any(num_recomputed_layers(s) < s.num_layers for s in plan.stages):
-        yield Incompatibility("recomputation of some layers, which it counts by chunk of an interleaved stage", remedy)
+        yield Incompatibility("recomputation of some layers, which it counts by chunk of an interleaved stage")
     elif kinds and _common_block_size(plan.stages) is None:
         counts = ", ".join(f"{num_recomputed_layers(s)} of {s.num_layers}" for s in plan.pipeline())
         yield Incompatibility(
             f"recomputed layers differ by stage ({counts}): --recompute-num-layers is one number for all",
-            remedy,
         )
 
 

@@ -1,14 +1,20 @@
-"""`node_launches`: the ranks that each node launches, so that each stage runs on its planned cluster."""
+"""`node_launches`: the ranks that each node launches, so that each stage runs on its planned cluster.
+
+`device_incompatibilities`: whether a framework runs on the chips of these nodes.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from isthmus.core.errors import PlanError
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import NodeGroup, Pool
+from isthmus.plan.export.incompatibility import Incompatibility
 from isthmus.plan.export.rank_grid import RankGrid
+from isthmus.plan.search.costs.framework_rules import FrameworkRules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,3 +97,40 @@ def _place_tensor_group(
         )
     taken[place] = start + tp
     return [_DeviceSlot(*place, *divmod(start + i, size), number) for i in range(tp)]
+
+
+def device_incompatibilities(plan: Plan, pool: Pool, rules: FrameworkRules) -> Iterator[Incompatibility]:
+    """Yield the chips of a plan that the framework does not run on, and more than one collective library.
+
+    Raises `InputError` for a cluster or node group that the pool lacks.
+    """
+    used = {
+        (stage.cluster, stage.node_group): pool.node_group(stage.cluster, stage.node_group) for stage in plan.stages
+    }
+    final = "" if _has_devices(pool, rules) else no_devices_text(rules)
+    libraries: dict[str, str] = {}
+    for (cluster, name), group in used.items():
+        chip = pool.chip(group)
+        where = f"{cluster}/{name} ({chip.vendor} {chip.name})"
+        if group.virtual is not None:
+            yield Incompatibility(f"the chips of {where} are virtual: no device is there", final=final)
+        elif not rules.runs_on(chip, group):
+            text = f"{where} communicates by {chip.collective_library}, it by {_names(rules)}"
+            yield Incompatibility(text, final=final)
+        libraries.setdefault(chip.collective_library, where)
+    if len(libraries) > 1:
+        text = ", ".join(f"{library} on {where}" for library, where in libraries.items())
+        yield Incompatibility(f"one job with several collective libraries: {text}", final=final)
+
+
+def no_devices_text(rules: FrameworkRules) -> str:
+    """Return the statement that a pool has nothing to run on."""
+    return f"{rules.name} needs devices with {_names(rules)}; no cluster of the pool has any"
+
+
+def _names(rules: FrameworkRules) -> str:
+    return " or ".join(sorted(rules.collective_libraries))
+
+
+def _has_devices(pool: Pool, rules: FrameworkRules) -> bool:
+    return any(rules.runs_on(pool.chip(group), group) for cluster in pool.clusters for group in cluster.node_groups)

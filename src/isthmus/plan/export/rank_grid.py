@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from isthmus.core.model import Model
 from isthmus.core.plan import Plan, Stage
 from isthmus.plan.export.incompatibility import Incompatibility
+from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.search.costs.framework_rules import FrameworkRules, heads_fit
 
 _DEGREES = ("tp", "cp", "ep", "sp")
-_EQUAL_REPLICAS_REMEDY = (
-    "run it with the Isthmus runtime, or plan again with equal replicas (`isthmus plan --tp --pp --dp`)"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,43 +65,54 @@ def grid_incompatibilities(plan: Plan) -> Iterator[Incompatibility]:
     different = next((replica for replica in range(plan.dp) if splits[replica] != splits[0]), None)
     if different is not None:
         a, b = (", ".join(map(str, splits[replica])) for replica in (0, different))
-        yield Incompatibility(
-            f"replicas differ: replica 0 has stages of {a} layers, replica {different} of {b}",
-            _EQUAL_REPLICAS_REMEDY,
-        )
+        yield Incompatibility(f"replicas differ: replica 0 has stages of {a} layers, replica {different} of {b}")
     for name in _DEGREES:
         yield from _differing_degrees(plan, name, lambda stage, name=name: getattr(stage, name))  # type: ignore[misc]
     if len(set(plan.replica_micro_batches)) > 1:
         counts = ", ".join(map(str, plan.replica_micro_batches))
-        yield Incompatibility(
-            f"replicas process {counts} micro-batches: the numbers must be equal", _EQUAL_REPLICAS_REMEDY
-        )
+        yield Incompatibility(f"replicas process {counts} micro-batches: the numbers must be equal")
     if len(set(plan.replica_micro_batch_sizes)) > 1:
         sizes = ", ".join(map(str, plan.replica_micro_batch_sizes))
-        yield Incompatibility(
-            f"replicas have micro-batches of {sizes} samples: the sizes must be equal", _EQUAL_REPLICAS_REMEDY
-        )
+        yield Incompatibility(f"replicas have micro-batches of {sizes} samples: the sizes must be equal")
     if plan.warm_up:
-        yield Incompatibility(
-            f"a custom warm-up ({', '.join(map(str, plan.warm_up))})",
-            "plan with --schedule 1f1b, whose warm-up is fixed",
-        )
+        yield Incompatibility(f"a custom warm-up ({', '.join(map(str, plan.warm_up))})")
     small = min(stage.num_layers for stage in plan.stages)
     chunks = plan.num_chunks or 1
     if chunks > small:
-        yield Incompatibility(
-            f"a stage of {small} layers cannot be split into {chunks} chunks",
-            "set chunks to 1, or give the stage more layers",
-        )
+        yield Incompatibility(f"a stage of {small} layers cannot be split into {chunks} chunks")
 
 
 def local_steps_incompatibilities(plan: Plan, reason: str) -> Iterator[Incompatibility]:
     """Yield local steps as an incompatibility, with the reason `reason` of the framework."""
     if plan.local_steps > 1:
+        yield Incompatibility(f"replicas average their parameters every {plan.local_steps} steps: {reason}")
+
+
+def rules_incompatibilities(plan: Plan, model: Model, rules: FrameworkRules) -> Iterator[Incompatibility]:
+    """Yield the properties of a plan that violate the rules of a framework, by which the search plans for it."""
+    first, num_stages = plan.stages[0], len(plan.pipeline())
+    degrees = StageDegrees(tp=first.tp, cp=first.cp, ep=first.ep, sp=first.sp)
+    if num_stages > 1 and plan.schedule not in rules.schedules:
+        yield Incompatibility(f"it has no schedule '{plan.schedule}', only {', '.join(rules.schedules)}")
+    if plan.precision not in (None, *rules.precisions):
+        yield Incompatibility(f"precision {plan.precision} is not exported", change="set training.precision to bf16")
+    if plan.optimizer_on_host and not rules.host_optimizer:
         yield Incompatibility(
-            f"replicas average their parameters every {plan.local_steps} steps: {reason}",
-            "plan again with training.local_steps 1",
+            "the optimizer on the host: it also offloads the weights", change="set training.optimizer_on_host to false"
         )
+    if not heads_fit(first.tp, model.num_kv_heads):
+        yield Incompatibility(f"tp {first.tp} with {model.num_kv_heads} key and value heads: one must divide the other")
+    if model.tied_embeddings and num_stages > 1 and not rules.tied_pipeline:
+        yield Incompatibility("tied embedding and head in a pipeline with several stages")
+    if plan.sequence_length % rules.sequence_parts(degrees):
+        parts = rules.sequence_parts(degrees)
+        yield Incompatibility(f"{plan.sequence_length} tokens cannot be split into {parts} equal parts")
+    if plan.dp > 1 and num_stages == 1 and plan.micro_batches > 1 and not rules.accumulates_alone:
+        yield Incompatibility("replicas without a pipeline: it reduces gradients after each of several micro-batches")
+    if plan.zero == 0 and first.cp > 1 and rules.zero_with_cp:
+        yield Incompatibility("context parallelism always shards the optimizer")
+    if first.ep > plan.dp * first.cp * first.tp:
+        yield Incompatibility(f"ep {first.ep} over {plan.dp * first.cp * first.tp} chips of a stage")
 
 
 def interleaving_incompatibilities(plan: Plan) -> Iterator[Incompatibility]:
@@ -110,8 +121,7 @@ def interleaving_incompatibilities(plan: Plan) -> Iterator[Incompatibility]:
     if (plan.num_chunks or 1) > 1 and plan.micro_batches % pp:
         yield Incompatibility(
             f"{plan.micro_batches} micro-batches do not fill groups of {pp} stages, "
-            "and the framework would order the rest differently",
-            f"use a multiple of {pp} micro-batches",
+            "and the framework would order the rest differently"
         )
 
 
@@ -122,7 +132,6 @@ def _differing_degrees(plan: Plan, name: str, value: Callable[[Stage], object]) 
             if value(stage) != value(first):
                 yield Incompatibility(
                     f"{name} differs by stage: {value(first)} in stage 0 of replica 0, "
-                    f"{value(stage)} in stage {number} of replica {replica}",
-                    f"plan again with one {name} for all stages" + (" (`isthmus plan --tp`)" if name == "tp" else ""),
+                    f"{value(stage)} in stage {number} of replica {replica}"
                 )
                 return

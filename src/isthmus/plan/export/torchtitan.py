@@ -16,8 +16,8 @@ from isthmus.core.model import Model
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan.export.decoder_config import DecoderConfig, decoder_config, decoder_incompatibilities
-from isthmus.plan.export.incompatibility import Incompatibility, require_compatible
-from isthmus.plan.export.node_launches import node_launches
+from isthmus.plan.export.incompatibility import Incompatibility, plan_name, require_compatible
+from isthmus.plan.export.node_launches import device_incompatibilities, node_launches
 from isthmus.plan.export.plan_export import PlanExport, model_folder, rank_map, training_config
 from isthmus.plan.export.rank_grid import (
     RankGrid,
@@ -25,12 +25,11 @@ from isthmus.plan.export.rank_grid import (
     interleaving_incompatibilities,
     local_steps_incompatibilities,
     rank_grid,
+    rules_incompatibilities,
 )
+from isthmus.plan.search.costs.framework_rules import TORCHTITAN
 
-NAME = "torchtitan"
-TORCHTITAN_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
-"""Schedules of plans and their names in torch.distributed.pipelining."""
-_MEGATRON_REMEDY = "export to Megatron-LM"
+NAME = TORCHTITAN.name
 
 
 def to_torchtitan(
@@ -41,9 +40,11 @@ def to_torchtitan(
     Without `data` it trains on torchtitan's test data; without `job` it runs 50 iterations. Raises
     `PlanError` with all reasons why torchtitan cannot run the plan.
     """
-    require_compatible(NAME, plan.id, decoder_incompatibilities(model))
+    name = plan_name(plan.id)
+    require_compatible(NAME, TORCHTITAN.key, name, torchtitan_model_incompatibilities(model, plan.sequence_length))
+    found = (*torchtitan_incompatibilities(plan, model), *device_incompatibilities(plan, pool, TORCHTITAN))
+    require_compatible(NAME, TORCHTITAN.key, name, found)
     decoder = decoder_config(model)
-    require_compatible(NAME, plan.id, (*_model_incompatibilities(decoder, plan), *torchtitan_incompatibilities(plan)))
     grid, training = rank_grid(plan), training_config(plan, job)
     launches = node_launches(plan, grid, pool)
     fields = {
@@ -71,67 +72,46 @@ def to_torchtitan(
     )
 
 
-def torchtitan_incompatibilities(plan: Plan) -> Iterator[Incompatibility]:
-    """Yield why torchtitan cannot run a plan."""
+def torchtitan_incompatibilities(plan: Plan, model: Model) -> Iterator[Incompatibility]:
+    """Yield why torchtitan cannot run a plan, whatever its devices."""
     yield from grid_incompatibilities(plan)
+    yield from rules_incompatibilities(plan, model, TORCHTITAN)
     yield from interleaving_incompatibilities(plan)
     yield from local_steps_incompatibilities(plan, "only its torchft experiment does so, which is not exported")
-    first, staged = plan.stages[0], len(plan.pipeline()) > 1
-    if staged and plan.schedule not in TORCHTITAN_SCHEDULES:
-        yield Incompatibility(
-            f"it has no schedule '{plan.schedule}', only {', '.join(TORCHTITAN_SCHEDULES)}",
-            "plan with --schedule 1f1b, or run the plan with the Isthmus runtime",
-        )
     kinds = {"none" if stage.recompute_layers == 0 else stage.recompute for stage in plan.stages}
     partly = any(0 < (stage.recompute_layers or 0) < stage.num_layers for stage in plan.stages)
     if partly or len(kinds) > 1:
-        yield Incompatibility("recomputation of some layers: it recomputes all layers or none", _MEGATRON_REMEDY)
+        yield Incompatibility("recomputation of some layers: it recomputes all layers or none")
     elif not kinds <= {"none", "full"}:
-        yield Incompatibility(
-            f"'{kinds.pop()}' recomputation: its selective policy saves other tensors than the plan assumes",
-            f"recompute no layers or whole layers, or {_MEGATRON_REMEDY}",
-        )
-    if plan.zero > 1 and staged:
-        yield Incompatibility(
-            f"ZeRO {plan.zero} in a pipeline: it keeps full gradients until the last micro-batch",
-            "plan with ZeRO 1",
-        )
-    if plan.optimizer_on_host:
-        yield Incompatibility("the optimizer on the host: it also offloads the weights", _MEGATRON_REMEDY)
-    if plan.dp > 1 and not staged and plan.micro_batches > 1:
-        yield Incompatibility(
-            "replicas without a pipeline: it reduces gradients after each of several micro-batches",
-            f"plan with one larger micro-batch, or {_MEGATRON_REMEDY}",
-        )
-    if plan.zero == 0 and first.cp > 1:
-        yield Incompatibility("context parallelism always shards the optimizer", "plan with ZeRO 1")
-    if first.ep > 1:
-        yield Incompatibility(f"ep {first.ep}: only dense models are exported", _MEGATRON_REMEDY)
-    if plan.precision not in (None, "bf16", "fp32"):
-        yield Incompatibility(f"precision {plan.precision} is not exported", "plan in bf16")
-    pieces = (first.tp if first.sp else 1) * (2 * first.cp if first.cp > 1 else 1)
-    if plan.sequence_length % pieces:
-        yield Incompatibility(
-            f"{plan.sequence_length} tokens cannot be split into {pieces} equal parts",
-            f"use a multiple of {pieces} tokens",
-        )
+        text = f"'{kinds.pop()}' recomputation: its selective policy saves other tensors than the plan assumes"
+        yield Incompatibility(text)
+    if plan.zero > 1 and len(plan.pipeline()) > 1:
+        yield Incompatibility(f"ZeRO {plan.zero} in a pipeline: it keeps full gradients until the last micro-batch")
+    if plan.stages[0].ep > 1:
+        yield Incompatibility(f"ep {plan.stages[0].ep}: only dense models are exported")
 
 
-def _model_incompatibilities(decoder: DecoderConfig, plan: Plan) -> Iterator[Incompatibility]:
+def torchtitan_model_incompatibilities(model: Model, sequence_length: int) -> Iterator[Incompatibility]:
+    """Yield why torchtitan cannot train a model on sequences of `sequence_length` tokens, whatever the plan."""
+    found = list(decoder_incompatibilities(model))
+    yield from found
+    if found:
+        return
+    decoder = decoder_config(model)
     shape = decoder.attention
     unsupported = {
         "experts": bool(decoder.expert_blocks),
         "latent attention": shape.latent is not None,
         "biases": shape.qkv_bias or shape.o_bias or any(block.bias for block in decoder.feed_forwards),
-        "a window shorter than the sequence": shape.window is not None and shape.window < plan.sequence_length,
+        "a window shorter than the sequence": shape.window is not None and shape.window < sequence_length,
         "partial rotary embeddings": decoder.rotary_share != 1.0,
         "blocks of several widths": len({block.intermediate_size for block in decoder.feed_forwards}) > 1,
         "norms of query and key and scaled positions": bool(shape.qk_norm) and decoder.rope.kind == "llama3",
     }
     for text in (text for text, found in unsupported.items() if found):
-        yield Incompatibility(f"the model has {text}: only dense Llama and Qwen3 models are exported", _MEGATRON_REMEDY)
-    if decoder.tied_embeddings and len(plan.pipeline()) > 1:
-        yield Incompatibility("tied embedding and head in a pipeline with several stages", _MEGATRON_REMEDY)
+        yield Incompatibility(
+            f"the model has {text}", final="torchtitan exports support dense Llama, Mistral and Qwen3 models only"
+        )
 
 
 def parallelism_values(plan: Plan, grid: RankGrid) -> dict[str, object]:
@@ -148,7 +128,7 @@ def parallelism_values(plan: Plan, grid: RankGrid) -> dict[str, object]:
     }
     if grid.pp > 1:
         schedule = (
-            "1F1B" if grid.num_chunks == 1 and plan.schedule == "interleaved" else TORCHTITAN_SCHEDULES[plan.schedule]
+            "1F1B" if grid.num_chunks == 1 and plan.schedule == "interleaved" else TORCHTITAN.schedules[plan.schedule]
         )
         values |= {
             "pipeline_parallel_schedule": schedule,

@@ -10,7 +10,7 @@ from typing import Any
 from isthmus.core.job import Job
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal
-from isthmus.core.pool import Pool
+from isthmus.core.pool import Cluster, Pool
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.search.bound.prove_bound import OPTIMALITY_GAP, prove_bound
 from isthmus.plan.search.compose.best_layouts import BestLayouts
@@ -67,6 +67,8 @@ class SearchRequest:
     # Called with (stats, best layout) after each evaluated option; False stops the search with the best plans
     # so far.
     should_continue: Callable[[SearchStats, PlanLayout | None], bool] = lambda *_: True
+    # Whether a finished plan may be returned.
+    accepts: Callable[[Plan], bool] = lambda _: True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +149,19 @@ def search_plans(request: SearchRequest) -> SearchResult:
     # Step 1: collect the free slots that the placement admits.
     task = _make_workload(request)
     clusters = sorted(eligible_clusters(request.pool, placement), key=lambda one: one.name)
-    slots = {one.name: cluster_slots(request.pool, one, placement, request.free_chips) for one in clusters}
+    slots = {one.name: _slots_for(request, one) for one in clusters}
     every = [slot for one in slots.values() for slot in one]
     effort = SMALL_POOL_EFFORT if sum(slot.chips for slot in every) <= SMALL_POOL_CHIPS else LARGE_POOL_EFFORT
     # Step 2: search by the closed-form estimate, then simulate the best layouts.
     explorers = _run_searches(request, task, slots, effort)
     explorer, tally = explorers[0], explorers[0].stats
     scored = sorted(
-        (one for some in explorers for one in _simulate_finalists(request, some, task, effort)),
+        (
+            one
+            for some in explorers
+            for one in _simulate_finalists(request, some, task, effort)
+            if request.accepts(one.plan)
+        ),
         key=time_order,
     )
     # Step 3: explain refusals and select by the objective.
@@ -198,6 +205,8 @@ def _run_searches(
     space = SearchSpace(workload, Routes(request.pool, workload.calibration), limits, minimise_cost=thrifty)
     width = effort.num_layouts * (4 if thrifty and effort is LARGE_POOL_EFFORT else 1)
     groups = _slots_by_owner(slots, placement.several_owners)
+    if limits.framework is not None:
+        groups = [some for group in groups for some in _slots_by_library(group)]
     explorer = BranchAndBound(
         space,
         training.global_batch_size,
@@ -208,7 +217,7 @@ def _run_searches(
         warm_start=_warm_start_branches(request, 1),
     )
     explorers = [_run_search(explorer, groups)]
-    if training.local_steps > 1 and not limits.executable:
+    if training.local_steps > 1 and not limits.executable and limits.framework is None:
         apart = replace(space, workload=replace(workload, local_steps=training.local_steps), _cost_tables={})
         near, found = (
             _warm_start_branches(request, training.local_steps),
@@ -238,6 +247,19 @@ def _slots_by_owner(slots: dict[str, tuple[ChipSlot, ...]], several_owners: bool
     return [[s for s in every if s.owner == owner] for owner in sorted({s.owner for s in every})]
 
 
+def _slots_for(request: SearchRequest, cluster: Cluster) -> tuple[ChipSlot, ...]:
+    """Return the slots of a cluster that the job allows and that the framework, if there is one, runs on."""
+    found = cluster_slots(request.pool, cluster, request.job.placement, request.free_chips)
+    rules = request.limits.framework
+    return found if rules is None else tuple(slot for slot in found if rules.runs_on(slot.chip, slot.group))
+
+
+def _slots_by_library(slots: Sequence[ChipSlot]) -> list[list[ChipSlot]]:
+    """Return the slots by collective library: the ranks of a framework use one."""
+    libraries = sorted({slot.chip.collective_library for slot in slots})
+    return [[slot for slot in slots if slot.chip.collective_library == one] for one in libraries]
+
+
 def _run_search(search: BranchAndBound, slot_sets: Sequence[Sequence[ChipSlot]]) -> BranchAndBound:
     """Search with one micro-batch size, then with mixed sizes; return the search with the layouts of both."""
     for group in slot_sets:
@@ -260,7 +282,5 @@ def _simulate_finalists(
     request: SearchRequest, search: BranchAndBound, workload: TrainingWorkload, effort: SimulationEffort
 ) -> list[ScoredPlan]:
     """Return the simulated plans of one search."""
-    layouts, executable = search.best_layouts.layouts, request.limits.executable
-    return simulate_finalists(
-        layouts, request.job, request.pool, workload, effort, request.num_plans, executable=executable
-    )
+    layouts, limits = search.best_layouts.layouts, request.limits
+    return simulate_finalists(layouts, request.job, request.pool, workload, effort, request.num_plans, limits=limits)

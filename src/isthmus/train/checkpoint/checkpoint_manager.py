@@ -23,6 +23,7 @@ from isthmus.train.checkpoint.memory_slot import Snapshot
 from isthmus.train.checkpoint.state_shards import allocate_state, shards_to_save
 from isthmus.train.checkpoint.write_checkpoint import clear_unfinished
 from isthmus.train.communication.communicator import Communicator
+from isthmus.train.liveness.worker_events import EventLog
 from isthmus.train.update.ownership import Ownership
 
 
@@ -89,7 +90,7 @@ class CheckpointManager:
         returns. Raises `UnavailableError` if the previous checkpoint could not be written.
         """
         pieces = [*shards_to_save(state, self._ownership), self._random_state()]
-        self._async_writer.begin(step, samples, pieces, partial(self._report_saved, step))
+        self._async_writer.begin(step, samples, pieces, partial(self._report_saved, step, time.monotonic()))
         if step == self._spec.job.training.steps:
             self._async_writer.wait()
 
@@ -129,7 +130,11 @@ class CheckpointManager:
             if self._worker_folder.write_wait(reason, time.time()):
                 print(f"rank {self._spec.rank} {reason}", flush=True)
 
-    def _report_saved(self, step: int) -> None:
+    def _report_saved(self, step: int, begun_s: float) -> None:
+        if self._spec.rank == 0:
+            seconds = time.monotonic() - begun_s
+            detail = f"checkpoint after step {step} is complete, {seconds:.2f} s after its start"
+            EventLog(self._worker_folder, 0).record("saved", detail, seconds=seconds, step=step)
         with suppress(OSError):  # then the agent assumes an older checkpoint, which is safe
             write_atomically(self._worker_folder.saved_path, f"{step}\n")
 

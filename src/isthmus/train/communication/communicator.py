@@ -30,6 +30,9 @@ class TensorMessage:
     peer: int
     tag: int
     is_send: bool
+    # For the timeline: `forward`, `backward` or `reduce`, and the micro-batch (-1: none).
+    kind: str = "reduce"
+    micro_batch: int = -1
 
 
 class Communicator:
@@ -116,7 +119,16 @@ class Communicator:
         self._wait_for_device()
         end_s = timer.clock()
         timer.add_wait(start_s, end_s, getattr(work, "under_way", None))
+        self._record(getattr(work, "received_work", work))
         timer.calls_s += end_s - start_s if completed else 0.0
+
+    def _record(self, work: object) -> None:
+        """Record a received message from another cluster, if the transport reports its times."""
+        if not isinstance(work, PendingWork) or work.arrival is None:
+            return
+        message: TensorMessage = work.message
+        if self._is_remote[message.peer] and not message.is_send:
+            self.timer.add_message(message.kind, message.micro_batch, message.peer, message.tensor.nbytes, work.arrival)
 
     def sum_over_all(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` [n] (float64) over all ranks; the time counts as idle.

@@ -7,13 +7,13 @@ with the computing stream.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from isthmus.core.steady_clock import steady_time_s
 from isthmus.train.communication.pinned_memory import empty_host_tensor
 
 MAX_STAGED_RECEIVES = 8
@@ -78,10 +78,13 @@ class CudaCopyEngine:
 class StagedReceive:
     """A receive into host memory and its copy to the device, with the interface of `dist.Work`.
 
-    `under_way` (s) runs from the send to the end of the copy.
+    `under_way` (s) runs from the send to the end of the copy; `received_work` is the receive into host memory.
     """
 
-    def __init__(self, complete: Callable[[], Interval | None], pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, received_work: PendingReceive, complete: Callable[[], Interval | None], pool: ThreadPoolExecutor
+    ) -> None:
+        self.received_work = received_work
         self._complete, self._future = complete, pool.submit(complete)
         self._is_complete = False
         self.under_way: Interval | None = None
@@ -119,7 +122,7 @@ class HostStaging:
         self,
         target: torch.Tensor,
         receive: Callable[[torch.Tensor], PendingReceive],
-        clock: Clock = time.time,
+        clock: Clock = steady_time_s,
     ) -> StagedReceive:
         """Start a receive into `target` through a host tensor of its shape that is passed to `receive`.
 
@@ -134,4 +137,4 @@ class HostStaging:
             in_transit: Interval | None = getattr(work, "under_way", None)
             return None if in_transit is None else (in_transit[0], clock())
 
-        return StagedReceive(land, self._pool)
+        return StagedReceive(work, land, self._pool)

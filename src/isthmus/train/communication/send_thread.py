@@ -14,6 +14,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
+from isthmus.comm.transport.transport import Arrival
+
 _Message = TypeVar("_Message")
 
 
@@ -47,6 +49,11 @@ class PendingWork(Generic[_Message]):
     def under_way(self) -> tuple[float, float] | None:
         """When the message was in transit (start, end; epoch seconds), if its work knows."""
         return getattr(self._work, "under_way", None)
+
+    @property
+    def arrival(self) -> Arrival | None:
+        """The times of a received message, if its work knows them."""
+        return getattr(self._work, "arrival", None)
 
     def start(self, start: Callable[[_Message], dist.Work]) -> None:
         """Start the message, once; `started_work` raises the error, if any."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import UnavailableError
-from isthmus.core.messages.agent_messages import Span, StepMetrics
+from isthmus.core.messages.agent_messages import ReceivedMessage, Span, StepMetrics
 from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.core.steady_clock import steady_time_s
 
 Clock = Callable[[], float]
 
@@ -25,8 +26,8 @@ class StepTimer:
     was still computing). Messages inside a cluster do not report their transit: waits for them count as idle.
     """
 
-    clock: Clock = time.time
-    # Whether this step records `spans`.
+    clock: Clock = steady_time_s
+    # Whether this step records `spans` and `messages`.
     is_traced: bool = False
     compute_s: float = 0.0
     exposed_communication_s: float = 0.0
@@ -38,6 +39,8 @@ class StepTimer:
     # Bytes sent to other clusters.
     wan_bytes: int = 0
     spans: list[Span] = field(default_factory=list)
+    # Messages received from other clusters.
+    messages: list[ReceivedMessage] = field(default_factory=list)
 
     @contextmanager
     def record_span(self, kind: str, micro_batch: int) -> Iterator[None]:
@@ -68,6 +71,14 @@ class StepTimer:
             exposed_s = max(min(end_s, under_way[1]) - max(start_s, under_way[0]), 0.0)
         self.exposed_communication_s += exposed_s
         self.idle_s += max(end_s - start_s - exposed_s, 0.0)
+
+    def add_message(self, kind: str, micro_batch: int, source: int, num_bytes: int, arrival: Arrival) -> None:
+        """Record a message from rank `source` in another cluster, if the step is traced."""
+        if self.is_traced:
+            times = asdict(arrival)
+            self.messages.append(
+                ReceivedMessage(kind=kind, micro_batch=micro_batch, source=source, num_bytes=num_bytes, **times)
+            )
 
     def values(self) -> dict[str, float | None]:
         """Return the metrics by name."""
@@ -100,11 +111,12 @@ class MetricsLog:
         if self._tensorboard is not None:
             self._tensorboard.close()
 
-    def write(self, step: int, values: Mapping[str, float | None], spans: tuple[Span, ...] = ()) -> None:
-        """Append the metrics of one step; values that are not finite become null."""
+    def write(self, step: int, values: Mapping[str, float | None], timer: StepTimer | None = None) -> None:
+        """Append the metrics of one step, with what `timer` recorded; values that are not finite become null."""
         known = {key: value if value is None or math.isfinite(value) else None for key, value in values.items()}
         spec = self._spec
-        line = StepMetrics(job=spec.run, attempt=spec.attempt, rank=spec.rank, step=step, values=known, spans=spans)
+        recorded = {"spans": tuple(timer.spans), "messages": tuple(timer.messages)} if timer else {}
+        line = StepMetrics(job=spec.run, attempt=spec.attempt, rank=spec.rank, step=step, values=known, **recorded)
         try:
             self._file.write(line.model_dump_json() + "\n")
             self._file.flush()

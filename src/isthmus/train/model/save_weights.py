@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -28,10 +28,6 @@ from isthmus.train.model.transformers_model import build_meta_model, model_class
 
 _PENDING_FOLDER = ".export"
 _SHARD_BYTES = 4 << 30
-_COPIED_FILES = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja",
-)  # fmt: skip
 _DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
@@ -86,12 +82,14 @@ def check_output(output: Path, model: str | Path) -> None:
         )
 
 
-def finish_export(output: Path, model: str | Path, num_ranks: int, *, tokenizer_folder: Path | None = None) -> None:
+def finish_export(
+    output: Path, model: str | Path, num_ranks: int, *, write_tokenizer: Callable[[], None] = lambda: None
+) -> None:
     """Turn the shards of ranks 0 to `num_ranks - 1` below `output` into a Hugging Face folder of `model`.
 
     One rank calls this after all have returned from `export_shard`. The configuration is that of `model` with
-    the dtype of the shards. Generation and tokenizer files are copied from the folder of `model`; those in
-    `tokenizer_folder` take precedence. Raises `ModelError` if tensors are missing, duplicated or mis-shaped,
+    the dtype of the shards. `generation_config.json` is copied from the folder of `model`; `write_tokenizer` writes
+    the tokenizer that training used. Raises `ModelError` if tensors are missing, duplicated or mis-shaped,
     and `UnavailableError` if shards of a rank are missing or `output` is not writable.
     """
     # Step 1: check that the shards form the complete model.
@@ -106,8 +104,8 @@ def finish_export(output: Path, model: str | Path, num_ranks: int, *, tokenizer_
             old.unlink(missing_ok=True)
         for file, name in names.items():
             file.replace(output / name)
-        for folder in filter(None, (config_path(model).parent, tokenizer_folder)):
-            _copy_files(folder, output)
+        _copy_generation_config(config_path(model).parent, output)
+        write_tokenizer()
         write_atomically(output / "config.json", _json(_config(model, dtype)))
         write_atomically(output / INDEX_FILE, _json(_index(stored, names)))
         shutil.rmtree(output / _PENDING_FOLDER)
@@ -199,12 +197,10 @@ def _index(stored: dict[Path, dict[str, TensorHeader]], names: dict[Path, str]) 
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
 
 
-def _copy_files(source: Path, output: Path) -> None:
-    if source.resolve() == output.resolve():
-        return
-    for name in _COPIED_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, output / name)
+def _copy_generation_config(source: Path, output: Path) -> None:
+    file = source / "generation_config.json"
+    if source.resolve() != output.resolve() and file.is_file():
+        shutil.copyfile(file, output / file.name)
 
 
 def _json(value: dict[str, object]) -> str:

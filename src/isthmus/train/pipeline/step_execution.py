@@ -125,12 +125,12 @@ class StepExecution:
 
     def _make_message(self, step: ProgramStep) -> TensorMessage:
         assert step.peer is not None
-        peer = self.setup.ranks[step.peer]
+        peer, what = self.setup.ranks[step.peer], (step.kind.partition("_")[2], step.key[0])
         if step.kind.startswith("send_"):
-            return TensorMessage(self._outgoing(step), peer, step.tag, True)
+            return TensorMessage(self._outgoing(step), peer, step.tag, True, *what)
         target = self.inputs if step.kind == "receive_forward" else self.gradients
         target[step.key] = self._receive_buffer(step)
-        return TensorMessage(target[step.key], peer, step.tag, False)
+        return TensorMessage(target[step.key], peer, step.tag, False, *what)
 
     def _receive_buffer(self, step: ProgramStep) -> torch.Tensor:
         """Return the buffer [B, S, H] of a receive."""

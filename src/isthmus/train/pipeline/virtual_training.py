@@ -45,7 +45,7 @@ def run_virtual_training(spec: WorkerSpec, schedule: Schedule, folder: WorkerFol
             values = trainer.step(timer)
             if trainer.communicator.any_requested:  # there is no state to save
                 requests.report_verified(step + 1, 0)
-            log.write(step, values, tuple(timer.spans))
+            log.write(step, values, timer)
             if trainer.model_chunks.is_last:
                 duration = format_seconds(values["step_s"])
                 print(f"step {step + 1} of {num_steps}: {duration}, virtual", flush=True)

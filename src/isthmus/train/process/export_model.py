@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from isthmus.core.job import Job
-from isthmus.data import tokenizer_file
+from isthmus.data import Dataset, export_tokenizer
 from isthmus.train.communication.communicator import Communicator
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.save_weights import export_shard, finish_export
 from isthmus.train.update.replica_layout import PipelinePosition
 
 
-def export_model(job: Job, position: PipelinePosition, model_chunks: ModelChunks, communicator: Communicator) -> None:
+def export_model(
+    job: Job,
+    position: PipelinePosition,
+    model_chunks: ModelChunks,
+    dataset: Dataset | None,
+    communicator: Communicator,
+) -> None:
     """Write the first replica's model, one shard per rank; all ranks of the run call this.
+
+    The tokenizer and the chat template are those of `dataset`.
 
     Raises `UnavailableError` if the folder cannot be written.
     """
@@ -22,6 +31,7 @@ def export_model(job: Job, position: PipelinePosition, model_chunks: ModelChunks
         export_shard(ModelChunks(model_chunks.first_copy), output, position.stage)
     communicator.barrier()
     if position.replica == 0 and position.stage == 0 and model_chunks.group.tp_rank == 0:
-        folder = None if job.data.tokenizer == "bytes" else tokenizer_file(job.data.tokenizer).parent
-        finish_export(output, job.model, len(position.ranks), tokenizer_folder=folder)
+        assert dataset is not None  # the first stage reads the data
+        used = partial(export_tokenizer, output, dataset.tokenizer, dataset.template)
+        finish_export(output, job.model, len(position.ranks), write_tokenizer=used)
     communicator.barrier()

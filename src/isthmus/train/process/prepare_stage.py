@@ -9,7 +9,7 @@ import torch
 
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.units import format_seconds
-from isthmus.data import Dataset, open_dataset
+from isthmus.data import Dataset, open_job_data
 from isthmus.train.checkpoint.write_checkpoint import make_checkpoint_folder
 from isthmus.train.communication.torch_device import choose_device
 from isthmus.train.model.model_chunks import ModelChunks
@@ -57,7 +57,7 @@ def prepare_stage(spec: WorkerSpec) -> PreparedStage:
     )
     if not (pieces.is_first or pieces.is_last):
         return PreparedStage(pieces, None)
-    dataset = open_dataset(job.data, task=job.task, sequence_length=training.sequence_length, seed=training.seed)
+    dataset = open_job_data(job)
     dataset.check_job_fits(num_samples=training.global_batch_size, vocab_size=pieces.vocab_size)
     if training.evaluate_every:
         dataset.validation_batch(1)

@@ -28,6 +28,8 @@ def train(
     if a folder cannot be written.
     """
     print(describe_rank(spec, device_name(prepared.model_chunks.device)), flush=True)
+    if prepared.dataset is not None:
+        print(*prepared.dataset.describe(), sep="\n", flush=True)
     trainers: list[Trainer] = []
 
     def attempt() -> None:
@@ -71,13 +73,14 @@ def _train_once(trainer: Trainer) -> None:
                 values |= trainer.save_checkpoint(step + 1)
             if trainer.communicator.any_requested:
                 values |= trainer.verify_checkpoint(step + 1)
-            log.write(step, values, tuple(timer.spans))
+            log.write(step, values, timer)
             if "loss" in values:
                 print(f"step {step + 1} of {num_steps}: loss {values['loss']:.4f}", flush=True)
             trainer.raise_if_diverged(step)
             trainer.take_snapshot(step + 1)
     # Step 3: write the model.
-    export_model(spec.job, trainer.position, trainer.prepared.model_chunks, trainer.communicator)
+    prepared = trainer.prepared
+    export_model(spec.job, trainer.position, prepared.model_chunks, prepared.dataset, trainer.communicator)
 
 
 def _is_due(steps_done: int, every: int, num_steps: int) -> bool:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from isthmus.core.errors import InputError, IsthmusError
 from isthmus.core.job import Job
-from isthmus.data import TokenBatch, open_dataset
+from isthmus.data import TokenBatch, open_job_data
 
 
 def held_out_loss(model: torch.nn.Module, batch: TokenBatch) -> float:
@@ -32,10 +32,9 @@ def held_out_loss(model: torch.nn.Module, batch: TokenBatch) -> float:
 
 def verify(job: Job) -> dict[str, float]:
     """Return the held-out loss and the number of parameters of the model in `job.output`."""
-    training = job.training
-    data = open_dataset(job.data, task=job.task, sequence_length=training.sequence_length, seed=training.seed)
+    data = open_job_data(job)
     model = AutoModelForCausalLM.from_pretrained(job.output, dtype=torch.float32).eval()
-    loss = held_out_loss(model, data.validation_batch(training.evaluate_samples))
+    loss = held_out_loss(model, data.validation_batch(job.training.evaluate_samples))
     return {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
 
 

@@ -49,6 +49,7 @@ class RankRecovery:
     ) -> None:
         self._max_losses = max_losses
         self._membership, self.memory, self._heartbeat, self._events = membership, memory, heartbeat, events
+        self._rank = spec.rank
         self._straggler = StragglerDetector(_planned_compute_s(spec))
         self._lost_at_s: float | None = None
         self._consecutive_losses = self._last_step = 0
@@ -159,8 +160,10 @@ class RankRecovery:
             )
 
     def _report_resumed(self, step: int) -> None:
-        """After a recovery, record its duration (s) and number of repeated steps."""
+        """Record that training continues: after a loss its duration (s) and number of repeated steps."""
         if self._lost_at_s is None:
+            if step > 0 and self._rank == 0 and not self.has_rejoined:
+                self._events.record("resumed", f"training continues after step {step} of an earlier attempt", step=step)
             return
         seconds, self._lost_at_s = time.monotonic() - self._lost_at_s, None
         repeated = max(self._last_step - step, 0)

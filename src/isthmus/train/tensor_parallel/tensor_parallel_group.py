@@ -7,7 +7,6 @@ group directly. All ranks of a stage run the same collectives in the same order.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from isthmus.comm.group.group_work import gloo_error_text
 from isthmus.core.errors import PeerError
+from isthmus.core.steady_clock import steady_time_s
 from isthmus.train.communication.pinned_memory import copy_tensors_to_host, empty_host_tensor
 from isthmus.train.liveness.peer_wait import waiting_for_peer
 
@@ -38,7 +38,7 @@ class TensorParallelGroup:
         size: int = 1,
         *,
         sequence_parallel: bool = False,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_time_s,
     ) -> None:
         self.tp_rank, self.size, self.sequence_parallel, self._clock = tp_rank, size, sequence_parallel, clock
         self.waited_s = 0.0

@@ -71,14 +71,27 @@ function lineChart(id, series, zero) {
   svg.onpointerleave = () => { hover.innerHTML = ""; hideTip(); };
 }
 
-const KINDS = ["forward", "backward", "receive", "send", "update"];
-const WORDS = { forward: "forward", backward: "backward", receive: "waiting to receive", send: "sending", update: "optimizer", idle: "idle" };
+const KINDS = ["forward", "backward", "receive", "send", "update", "reduce"];
+const WORDS = { forward: "forward", backward: "backward", receive: "waiting to receive", send: "waiting to send", update: "optimizer", reduce: "gradients of parameters", idle: "idle" };
+const MESSAGES = { forward: "activations", backward: "gradients of activations", reduce: "gradients of parameters" };
 const kindOf = kind => KINDS.includes(kind) ? kind : "other";
+
+// Rows for the messages of a link, so that none covers another; returns the row of each and the number of rows.
+function rowsOf(spans) {
+  const ends = [];
+  const rows = spans.map(([, , start, end, queued]) => {
+    let row = ends.findIndex(at => at <= start - queued);
+    if (row < 0) row = ends.push(0) - 1;
+    ends[row] = end;
+    return row;
+  });
+  return [rows, Math.max(1, ends.length)];
+}
 
 // The lanes of one step: ranks under their cluster's name, then one lane for each link.
 function timeline(one) {
   const host = document.getElementById("timeline");
-  const used = new Set(one.lanes.flatMap(lane => lane.spans.map(span => span[0])));
+  const used = new Set([...one.lanes, ...one.links].flatMap(lane => lane.spans.map(span => span[0])));
   document.getElementById("kinds").innerHTML = [...KINDS.filter(kind => used.has(kind)), ...[...used].filter(kind => !KINDS.includes(kind)), "idle"]
     .map(kind => `<span><i class="mark k-${kind === "idle" ? "idle" : kindOf(kind)}"></i>${esc(WORDS[kind] || kind)}</span>`).join("");
   const width = Math.max(560, host.clientWidth), names = [...one.lanes, ...one.links].map(lane => lane.label.length);
@@ -86,24 +99,36 @@ function timeline(one) {
   const x = ms => left + ms / (one.length_ms || 1) * (width - left - right);
   const parts = [];
   let y = 4, cluster = null;
-  const lane = (entry, tall, wire) => {
+  const link = entry => {
+    const [rows, count] = rowsOf(entry.spans), high = 9, tall = Math.max(18, count * (high + 2) + 2);
+    parts.push(`<text x="8" y="${y + tall / 2 + 4}">${esc(entry.label)}</text><rect class="lane" x="${left}" y="${y}" width="${width - left - right}" height="${tall}" rx="2"/>`);
+    entry.spans.forEach(([kind, batch, start, end, queued], i) => {
+      const top = y + 2 + rows[i] * (high + 2);
+      const text = `${MESSAGES[kind] || kind}${batch < 0 ? "" : `, micro-batch ${batch}`}\n${time(end - start)} on the way from ${time(start)}` + (queued >= 0.01 ? `\nafter ${time(queued)} in the sender's queue` : "");
+      if (queued >= 0.01) parts.push(`<line class="queued" x1="${x(start - queued).toFixed(2)}" x2="${x(start).toFixed(2)}" y1="${top + high / 2}" y2="${top + high / 2}"/>`);
+      parts.push(`<rect class="k-${kindOf(kind)} wire" x="${x(start).toFixed(2)}" y="${top}" width="${Math.max(0.75, x(end) - x(start) - 0.5).toFixed(2)}" height="${high}" rx="1.5" data-tip="${esc(text)}"/>`);
+    });
+    y += tall + 5;
+  };
+  const lane = (entry, tall) => {
     parts.push(`<text x="8" y="${y + tall / 2 + 4}">${esc(entry.label)}</text><rect class="lane" x="${left}" y="${y}" width="${width - left - right}" height="${tall}" rx="2"/>`);
     // Sends may overlap with computation: they are thin, and drawn last.
     const order = [...entry.spans.filter(span => span[0] !== "send"), ...entry.spans.filter(span => span[0] === "send")];
     for (const [kind, batch, start, end] of order) {
-      const inset = wire ? 2 : kind === "send" ? tall - 7 : 0, high = wire ? tall - 4 : kind === "send" ? 7 : tall;
-      const what = wire ? (kind === "forward" ? "activations" : "gradients") : WORDS[kind] || kind;
+      const inset = kind === "send" ? tall - 7 : 0, high = kind === "send" ? 7 : tall;
+      const what = WORDS[kind] || kind;
       const text = `${what}${batch < 0 ? "" : `, micro-batch ${batch}`}\n${time(end - start)} from ${time(start)}`;
-      parts.push(`<rect class="k-${kindOf(kind)}${wire ? " wire" : ""}" x="${x(start).toFixed(2)}" y="${y + inset}" width="${Math.max(0.75, x(end) - x(start) - 0.5).toFixed(2)}" height="${high}" rx="1.5" data-tip="${esc(text)}"/>`);
+      parts.push(`<rect class="k-${kindOf(kind)}" x="${x(start).toFixed(2)}" y="${y + inset}" width="${Math.max(0.75, x(end) - x(start) - 0.5).toFixed(2)}" height="${high}" rx="1.5" data-tip="${esc(text)}"/>`);
     }
     y += tall + 5;
   };
   for (const entry of one.lanes) {
     if (entry.cluster !== cluster) { y += cluster === null ? 0 : 8; parts.push(`<text class="group" x="0" y="${y + 12}">${esc(entry.cluster)}</text>`); y += 19; cluster = entry.cluster; }
-    lane(entry, 22, false);
+    lane(entry, 22);
   }
-  if (one.links.length) { y += 8; parts.push(`<text class="group" x="0" y="${y + 12}">between clusters</text>`); y += 19; }
-  for (const entry of one.links) lane(entry, 18, true);
+  if (one.has_links) { y += 8; parts.push(`<text class="group" x="0" y="${y + 12}">between clusters</text>`); y += 19; }
+  if (one.has_links && !one.links.length) { parts.push(`<text x="8" y="${y + 12}">not recorded by this run</text>`); y += 19; }
+  for (const entry of one.links) link(entry);
   const all = ticks(0, one.length_ms, Math.max(3, Math.floor((width - left) / 110)));
   const axis = all.map(v => `<line class="grid" x1="${x(v)}" x2="${x(v)}" y1="0" y2="${y + 4}"/><text x="${x(v)}" y="${y + 18}" text-anchor="${v ? "middle" : "start"}">${tickText(v, all)}</text>`);
   host.innerHTML = `<svg viewBox="0 0 ${width} ${y + 40}" height="${y + 40}">${axis.join("")}<text x="${(left + width - right) / 2}" y="${y + 36}" text-anchor="middle">milliseconds</text>${parts.join("")}</svg>`;

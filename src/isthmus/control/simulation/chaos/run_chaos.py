@@ -240,7 +240,7 @@ def _final_problems(simulation: PoolSimulation, cancelled: set[str]) -> list[str
     found = [f"{name} was acknowledged but is lost" for name in sorted(simulation.acknowledged - jobs.keys())]
     for name, job in jobs.items():
         if job.state != "succeeded" and not (job.state == "cancelled" and name in cancelled):
-            found.append(f"{name} is {job.state} at the end: {list(job.history or ())[-6:]}")
+            found.append(f"{name} is {job.state} at the end: {job.history}")
     for name, agent in simulation.agents.items():
         installed = {group.name: group.num_chips for group in agent.cluster.node_groups}
         if agent.machine.free_chips() != installed:

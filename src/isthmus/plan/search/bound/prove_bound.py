@@ -138,7 +138,7 @@ def prove_bound(
 def _refutation_cases(space: SearchSpace, sizes: Sequence[Relaxations]) -> list[tuple[Sequence[Relaxations], range]]:
     """Return what to refute: micro-batch sizes that may be mixed, and the numbers of groups."""
     any_number = range(1, MAX_SLOTS + 1)
-    if space.limits.equal_micro_batches or len(sizes) < 2:
+    if space.limits.even_replicas or len(sizes) < 2:
         return [([one], any_number) for one in sizes]
     return [*(([one], range(1, 2)) for one in sizes), (sizes, range(2, MAX_SLOTS + 1))]
 

@@ -20,10 +20,15 @@ class PlacedPipeline:
     split: PipelineSplit
     # Micro-batches of each replica in a step, shape [dp].
     micro_batch_counts: tuple[int, ...]
+    # Layers that each stage recomputes; None: as few as fit.
+    recomputed: tuple[int, ...] | None = None
 
     @cached_property
     def stages(self) -> tuple[TimedStage, ...]:
         """Every stage with its recomputed layers."""
+        if self.recomputed is not None:
+            rows = zip(self.shape.cost_tables, self.split.layers, self.recomputed, strict=True)
+            return tuple(cost_table.time_stage(*layers, count) for cost_table, layers, count in rows)
         return self.shape.fit_stages(self.split.layers, max(self.micro_batch_counts)) or ()
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from isthmus.plan.search.costs.framework_rules import FrameworkRules
 from isthmus.plan.search.costs.workload import ZeroStage
 
 
@@ -13,6 +14,8 @@ class SearchLimits:
 
     # Only plans that the Isthmus runtime supports.
     executable: bool = False
+    # Only plans that this framework supports; it implies one pipeline with equal replicas.
+    framework: FrameworkRules | None = None
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
@@ -29,3 +32,8 @@ class SearchLimits:
     equal_micro_batches: bool = False
     # Whether to try schedules that overlap communication with computation.
     overlap: bool = True
+
+    @property
+    def even_replicas(self) -> bool:
+        """Whether all replicas take equally many micro-batches, to within one."""
+        return self.equal_micro_batches or self.framework is not None

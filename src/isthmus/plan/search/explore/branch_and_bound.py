@@ -130,8 +130,8 @@ class BranchAndBound:
         space = self.space
         for replica_groups in sets:
             ring = space.ring_s(replica_groups)
-            if ring == math.inf or (len(replica_groups) > 1 and space.limits.dp):
-                continue  # a fixed dp applies to one pipeline
+            if ring == math.inf or (len(replica_groups) > 1 and (space.limits.dp or space.limits.framework)):
+                continue  # a fixed dp, or a framework, applies to one pipeline
             if ring >= self.best_layouts.cutoff_s:
                 self.stats.pruned += 1
                 continue
@@ -159,14 +159,14 @@ class BranchAndBound:
         options, total = self._options_of(replica_groups, size, schedule), self.samples // size
         if not all(options):
             return math.inf
-        if not self.space.limits.equal_micro_batches:
+        if not self.space.limits.even_replicas:
             return ring_s + earliest_options_s(options, total, 0.0, self.best_layouts.cutoff_s - ring_s)
         found = compose_equal(options, total, lambda *_: False, 0.0)
         return ring_s + (found if isinstance(found, float) else found[0])
 
     @property
     def _compose(self) -> Callable[..., tuple[float, tuple[PipelineOption, ...]] | float]:
-        return compose_equal if self.space.limits.equal_micro_batches else compose_groups
+        return compose_equal if self.space.limits.even_replicas else compose_groups
 
     def _pipelines_of(self, replica_group: ReplicaGroup, size: int, coarse: bool = False) -> PipelineEnumerator:
         """Return the pipelines of a replica group; equal groups share them."""
@@ -209,7 +209,7 @@ class BranchAndBound:
                 chosen.append((self._shape_for_group(option, replica_group), option.split))
         if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
             return  # all replicas of a plan share one warm-up
-        even = self.space.limits.equal_micro_batches
+        even = self.space.limits.even_replicas
         self._keep_layout(make_layout(chosen, total, branch.micro_batch_size, branch.ring_s, even))
 
     def _visit_single(self, branch: SearchBranch) -> None:
@@ -228,7 +228,8 @@ class BranchAndBound:
                 self._single_options[one, branch.schedule] = option
             if self._evaluate_below_cutoff(option, -(-total // one.dp)) and option.split is not None:
                 shape = self._shape_for_group(option, branch.replica_groups[0])
-                self._keep_layout(make_layout([(shape, option.split)], total, branch.micro_batch_size, 0.0))
+                even = self.space.limits.even_replicas
+                self._keep_layout(make_layout([(shape, option.split)], total, branch.micro_batch_size, 0.0, even))
             if self._should_stop():
                 return
         self.stats.pruned += ranking.num_left

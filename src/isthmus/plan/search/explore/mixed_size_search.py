@@ -63,7 +63,7 @@ class MixedSizeSearch(BranchAndBound):
 
     def _sizes(self) -> tuple[int, ...]:
         """Return the sizes that may be mixed: powers of two; none with `equal_micro_batches`."""
-        if self.space.limits.equal_micro_batches:
+        if self.space.limits.even_replicas:
             return ()
         sizes = self.space.micro_batch_sizes(self.requested_size, self.samples)
         return tuple(size for size in sizes if size & (size - 1) == 0)

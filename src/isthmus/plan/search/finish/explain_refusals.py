@@ -66,7 +66,9 @@ def _refusal_reason(
         return "the job does not allow several owners (placement.several_owners)"
     empty = [name for name in names if not slots[name]]
     if empty:
-        return f"{', '.join(empty)} has no free chip that the job allows"
+        rules = space.limits.framework
+        also = f" and {rules.name} runs on ({' or '.join(sorted(rules.collective_libraries))})" if rules else ""
+        return f"{', '.join(empty)} has no free chip that the job allows{also}"
     if len(names) > layers:
         return f"the model has {layers} layers, fewer than {len(names)} clusters"
     if placement.max_chips and placement.max_chips < len(names):

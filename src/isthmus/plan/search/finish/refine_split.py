@@ -17,7 +17,7 @@ from isthmus.plan.search.finish.write_plan import ScoredPlan
 MAX_EXHAUSTIVE_SPLITS = 24
 """Up to this many splits of a pipeline, all are tried."""
 
-ScoreLayout = Callable[[PlanLayout], ScoredPlan]
+ScoreLayout = Callable[[PlanLayout], ScoredPlan | None]
 
 
 def simulation_cells(layout: PlanLayout) -> int:
@@ -35,7 +35,7 @@ def refine_split(best: ScoredPlan, score: ScoreLayout, moves: int) -> ScoredPlan
                 break
             moves -= 1
             one = score(layout)
-            if one.time_s < best.time_s * (1 - 1e-9):
+            if one is not None and one.time_s < best.time_s * (1 - 1e-9):
                 best, improved = one, True
                 break
     return best

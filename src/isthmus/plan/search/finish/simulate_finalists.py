@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from isthmus.core.job import Job
 from isthmus.core.pool import Pool
 from isthmus.plan.search.compose.plan_layout import PlanLayout
+from isthmus.plan.search.costs.search_limits import SearchLimits
 from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan.search.finish.fit_framework import fit_framework
 from isthmus.plan.search.finish.refine_split import refine_split, simulation_cells
 from isthmus.plan.search.finish.score_plan import score_plan
 from isthmus.plan.search.finish.write_plan import ScoredPlan, write_plan
@@ -45,7 +47,7 @@ def simulate_finalists(
     effort: SimulationEffort,
     num_plans: int,
     *,
-    executable: bool,
+    limits: SearchLimits,
 ) -> list[ScoredPlan]:
     """Write, simulate and refine the best layouts; return them by simulated time.
 
@@ -53,8 +55,11 @@ def simulate_finalists(
     the result is independent of other searches.
     """
 
-    def scored(layout: PlanLayout) -> ScoredPlan:
-        plan = write_plan(layout, job, workload, executable=executable)
+    def scored(planned: PlanLayout) -> ScoredPlan | None:
+        layout = fit_framework(planned, limits.framework)
+        if layout is None:
+            return None
+        plan = write_plan(layout, job, workload, executable=limits.executable)
         return ScoredPlan(layout, plan, score_plan(plan, pool, workload))
 
     # Step 1: simulate layouts in the order of their estimates, within the budget.
@@ -66,14 +71,17 @@ def simulate_finalists(
         poor = spent > effort.max_cells or layout.estimate_s > effort.estimate_ratio * best_s
         if len(found) >= 3 and poor and not new:
             continue
-        found.append(scored(layout))
+        one = scored(layout)
+        if one is None:
+            continue
+        found.append(one)
         spent += simulation_cells(layout)
         known.add(layout.clusters)
     # Step 2: refine the fastest ones.
     found.sort(key=time_order)
     left = max(0, effort.max_cells - spent) + effort.refine_cells
-    for place, one in enumerate(found[: effort.num_refined]):
-        found[place] = refine_split(one, scored, left // effort.num_refined // simulation_cells(one.layout))
+    for place, best in enumerate(found[: effort.num_refined]):
+        found[place] = refine_split(best, scored, left // effort.num_refined // simulation_cells(best.layout))
     unique = {one.plan.id: one for one in found}
     return list(unique.values())
 

@@ -221,7 +221,17 @@ class _DegreeChoice:
     def groups(self) -> list[PipelineGroup]:
         """The pipelines by number of replicas."""
         chains, found = self._pipelines, list[PipelineGroup]()
+        rules, degrees = chains.stage_counts.limits.framework, self._cost_tables[0].degrees
         for count_group in chains.stage_counts.groups_for(self._capacities, chains.micro_batches, chains.coarse):
+            if rules is not None:
+                kept = tuple(
+                    stages
+                    for stages in count_group.stage_counts
+                    if rules.admits_replicas(count_group.dp, sum(stages), chains.micro_batches, degrees)
+                )
+                if not kept:
+                    continue
+                count_group = StageCountGroup(count_group.dp, tuple(map(max, zip(*kept, strict=True))), kept)
             first_s, interval_s = (
                 self._num_layers * min(self._layer_s),
                 1 / self._micro_batches_per_s(count_group.max_stages),

@@ -55,8 +55,11 @@ class SearchSpace:
 
     @property
     def exhaustive(self) -> bool:
-        """Whether every dimension was enumerated completely so far."""
-        return not (self.thinned or self.stage_counts.thinned)
+        """Whether every dimension was enumerated completely so far.
+
+        For a framework it never is: its recomputation is fitted after the split.
+        """
+        return not (self.thinned or self.stage_counts.thinned or self.limits.framework)
 
     def micro_batch_sizes(self, requested_size: int, global_batch_size: int) -> tuple[int, ...]:
         """Return the sizes to try: the requested one, and powers of two that divide the batch."""
@@ -75,6 +78,8 @@ class SearchSpace:
         if self.limits.schedule:
             kept = self.limits.overlap or self.limits.schedule != "overlapped"
             return (self.limits.schedule,) if kept else ()
+        if self.limits.framework:
+            return ("1f1b",)
         several = len({slot.cluster for slot in flatten_pools(slots)}) > 1
         if several and self.limits.overlap:
             return ("1f1b", "overlapped")
@@ -99,6 +104,10 @@ class SearchSpace:
                 continue
             for ep in self._expert_degrees(experts, tp * cp):
                 found.append(StageDegrees(tp=tp, cp=cp, ep=ep, sp=tp > 1))
+        rules, tokens = limits.framework, self.workload.sequence_length
+        if rules is not None:
+            kv_heads = layer.attention.core.num_kv_heads if layer.attention.core else heads
+            return tuple(one for one in found if rules.admits_degrees(one, tokens, kv_heads))
         return tuple(found)
 
     def _runtime_degrees(self, node_chips: int, heads: int) -> tuple[StageDegrees, ...]:
@@ -232,6 +241,9 @@ class SearchSpace:
     def _degree_combinations(self, replica_group: Sequence[ChipSlot]) -> Iterator[tuple[StageDegrees, ...]]:
         """Yield degrees per slot; in larger groups per kind of slot, in the largest the same everywhere."""
         each = [self.degree_choices(slot) for slot in replica_group]
+        if self.limits.framework:
+            yield from ((base,) * len(each) for base in each[0] if all(base in options for options in each))
+            return
         few = len(replica_group) <= 2 or sum(slot.chips for slot in replica_group) <= MAX_CHIPS_UNEQUAL_DEGREES
         if few and math.prod(len(one) for one in each) <= MAX_DEGREE_COMBINATIONS:
             yield from itertools.product(*each)

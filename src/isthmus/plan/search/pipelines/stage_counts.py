@@ -23,6 +23,10 @@ MAX_RETURN_ALL = 3
 """Up to this many stages at a slot, any number of them may come last in a pipeline that returns to it."""
 
 
+MAX_DIVISORS = 8
+"""Most numbers of replicas to try where they must divide the micro-batches, the largest first."""
+
+
 class StageCountGroup(NamedTuple):
     """Pipelines of `dp` replicas."""
 
@@ -65,6 +69,8 @@ class StageCounts:
         most = min(capacity, micro_batches)
         if self.limits.dp:
             return (self.limits.dp,) if self.limits.dp <= most else ()
+        if self.limits.framework:
+            return tuple(dp for dp in range(most, 0, -1) if micro_batches % dp == 0)[:MAX_DIVISORS]
         fewer = self.minimise_cost or self.limits.max_chips or self.limits.executable
         return _halved_counts(most) if fewer else (most,)
 

@@ -1,0 +1,116 @@
+"""`export_plan`: exports a plan to a framework, and `framework_request`: searches only plans that export there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from isthmus.core.errors import PlanError
+from isthmus.core.job import Job
+from isthmus.core.model import Model
+from isthmus.core.plan import Plan
+from isthmus.core.pool import Pool
+from isthmus.plan.export.incompatibility import Incompatibility, require_compatible
+from isthmus.plan.export.isthmus_runtime import NAME as ISTHMUS
+from isthmus.plan.export.isthmus_runtime import to_isthmus_runtime
+from isthmus.plan.export.megatron import megatron_model_incompatibilities, to_megatron
+from isthmus.plan.export.node_launches import no_devices_text
+from isthmus.plan.export.plan_export import PlanExport
+from isthmus.plan.export.torchtitan import to_torchtitan, torchtitan_model_incompatibilities
+from isthmus.plan.search.costs.framework_rules import FRAMEWORKS, MEGATRON, FrameworkRules
+from isthmus.plan.search.costs.slots import cluster_slots, eligible_clusters
+
+if TYPE_CHECKING:
+    from isthmus.plan.search.search_plans import SearchRequest
+
+_WRITERS = {"megatron": to_megatron, "torchtitan": to_torchtitan}
+EXPORT_TARGETS = (*_WRITERS, ISTHMUS)
+"""The frameworks to export to."""
+
+
+def export_plan(
+    framework: str, plan: Plan, model: Model, pool: Pool | None, *, job: Job | None = None, data: str | None = None
+) -> PlanExport:
+    """Return the export of `plan` to one of `EXPORT_TARGETS`; all but `isthmus` need the pool.
+
+    Raises `PlanError` with all reasons why the framework cannot run it. The hint names what does work: a new search,
+    or another framework that takes this very plan.
+    """
+    try:
+        return _write(framework, plan, model, pool, job, data)
+    except PlanError as error:
+        others = [one for one in EXPORT_TARGETS if one != framework and _takes(one, plan, model, pool)]
+        if not others:
+            raise
+        also = " or ".join(f"`isthmus export PLAN --to {one} --pool POOL`" for one in others)
+        raise PlanError(error.message, hint=f"{error.hint}; {also} takes this plan") from error
+
+
+def _write(
+    framework: str, plan: Plan, model: Model, pool: Pool | None, job: Job | None = None, data: str | None = None
+) -> PlanExport:
+    if framework == ISTHMUS:
+        return to_isthmus_runtime(plan, model, job=job)
+    assert pool is not None, "the command asks for a pool"
+    return _WRITERS[framework](plan, model, pool, job=job, data=data)
+
+
+def _takes(framework: str, plan: Plan, model: Model, pool: Pool | None) -> bool:
+    if framework != ISTHMUS and pool is None:
+        return False
+    try:
+        _write(framework, plan, model, pool)
+    except PlanError:
+        return False
+    return True
+
+
+def framework_request(request: SearchRequest, framework: str) -> SearchRequest:
+    """Return `request` restricted to plans that export to `framework` (a key of `FRAMEWORKS`).
+
+    Raises `PlanError` if no plan of this job can: for its model, its settings or the chips of the pool.
+    """
+    rules, model, job = FRAMEWORKS[framework], request.model, request.job
+    if not isinstance(model, Model):
+        raise TypeError("a search for a framework needs the model, not its profile")
+    found = (*_model_incompatibilities(rules, model, job), *_request_incompatibilities(rules, request))
+    require_compatible(rules.name, framework, f"job '{job.name}'", found)
+    limits = replace(request.limits, framework=rules)
+    if model.tied_embeddings and not rules.tied_pipeline:
+        limits = replace(limits, pp=1)
+    accepts = request.accepts
+
+    def exports(plan: Plan) -> bool:
+        return accepts(plan) and _takes(framework, plan, model, request.pool)
+
+    return replace(request, limits=limits, accepts=exports)
+
+
+def _model_incompatibilities(rules: FrameworkRules, model: Model, job: Job) -> Iterator[Incompatibility]:
+    if rules is MEGATRON:
+        return megatron_model_incompatibilities(model)
+    return torchtitan_model_incompatibilities(model, job.training.sequence_length)
+
+
+def _request_incompatibilities(rules: FrameworkRules, request: SearchRequest) -> Iterator[Incompatibility]:
+    """Yield what in a request, apart from its model, no plan for the framework satisfies."""
+    job, limits, model = request.job, request.limits, request.model
+    if limits.schedule is not None and limits.schedule not in rules.schedules:
+        yield Incompatibility(f"it has no schedule '{limits.schedule}'", change="remove --schedule")
+    if job.training.optimizer_on_host and not rules.host_optimizer:
+        yield Incompatibility(
+            "the optimizer on the host: it also offloads the weights", change="set training.optimizer_on_host to false"
+        )
+    pp = limits.pp or job.parallel.pp or 1
+    if isinstance(model, Model) and model.tied_embeddings and pp > 1 and not rules.tied_pipeline:
+        yield Incompatibility(
+            f"tied embedding and head in a pipeline of {pp} stages", change="remove pp, or set it to 1"
+        )
+    slots = (
+        slot
+        for cluster in eligible_clusters(request.pool, job.placement)
+        for slot in cluster_slots(request.pool, cluster, job.placement, request.free_chips)
+    )
+    if not any(rules.runs_on(slot.chip, slot.group) for slot in slots):
+        yield Incompatibility("no free chip that the job may use has a device for it", final=no_devices_text(rules))
