@@ -18,17 +18,17 @@ SURFACES = {
     "control.server.run_server": "ServerConfig ServerInfo create_app run_server",
     "data": "Dataset TokenBatch export_tokenizer open_dataset open_job_data",
     "plan": """
-        DATA_SHEET TIME_MODEL_PARAMETERS Calibration DimensionWeights LogFormat Measurement MeshDegrees
-        ModelProfile Objective Observation OverfullStage PlanExport PlanForecast PlanLayout RunTable
-        SearchLimits SearchRequest SearchResult SearchStats ShapeTiming SuggestedChange Timing TrainingWorkload
+        Calibration DATA_SHEET DimensionWeights LogFormat Measurement MeshDegrees ModelProfile Objective
+        Observation OverfullStage PlanExport PlanForecast PlanLayout RunTable SearchLimits SearchRequest
+        SearchResult SearchStats ShapeTiming SuggestedChange TIME_MODEL_PARAMETERS Timing TrainingWorkload
         add_measured_run calibrate_chip calibrate_links calibrate_shapes calibration_for communication_matrix
         compare_with_forecast draw_plan estimate_s evaluate_chips export_plan fit_calibration fit_shapes
         fitting_changes framework_request is_run_table iteration_estimate_s job_limits layer_matrix
         load_calibration load_runs make_plans memory_table mfu_fraction model_weights observations
-        overfull_stages parse_lengths pipeline_bounds predict profile_model read_training_log render_chip_scores
-        render_communication render_layer_matrix runtime_incompatibility save_calibration score_plan
-        search_plans serving_limits stage_memory suggest_changes summarise_log to_isthmus_runtime to_megatron
-        to_torchtitan
+        overfull_stages parse_lengths pipeline_bounds predict profile_model read_training_log
+        render_chip_scores render_communication render_layer_matrix runtime_incompatibility save_calibration
+        score_plan search_plans serving_limits stage_memory suggest_changes summarise_log to_isthmus_runtime
+        to_megatron to_torchtitan
     """,
     "schedule": """
         SCHEDULES Operation OperationKind Schedule add_communication check_schedule dualpipe forward_only
