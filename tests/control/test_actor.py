@@ -131,7 +131,8 @@ def test_an_event_that_breaks_the_coordinator_is_never_on_disk() -> None:
     """Its sender gets the error; the rest of the batch is decided again without it and kept."""
     watched = Watched(Disk())
     watched.actor.execute([submit("old")])
-    bad = ActorRequest(lambda _: None, lambda _: JobCancelled.model_construct(now_s=None, job_id="old"))
+    broken = JobSubmitted.model_construct(now_s=None, job_id="bad", user="u", submission=submission("bad"))
+    bad = ActorRequest(lambda _: None, lambda _: broken)
     batch = [submit("a"), bad, submit("b")]
     watched.actor.execute(batch)
     assert isinstance(bad.error, TypeError)
