@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
+from pydantic import ValidationError
 
 from isthmus.cli.client.api_client import ApiClient
 from isthmus.cli.client.resolve_job import TERMINAL_STATES, find_job, find_job_id
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.commands.follow_commands import job_snapshots, watch_job
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.cli.environment.parse_since import parse_since_s
 from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.files.user_files import load_job
+from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.job import ParallelDegrees
-from isthmus.core.messages.api_views import JobView, Submission
+from isthmus.core.messages.api_views import JobFilter, JobState, JobView, Submission
 from isthmus.core.messages.queue_status import DryRun
 from isthmus.core.model import load_model, require_trainable
 from isthmus.core.plan import PlanSet
@@ -140,17 +143,61 @@ def _next_steps(view: JobView, *, watching: bool) -> str:
     return "\n".join(lines)
 
 
-@command(commands, panel=PANEL, examples=["isthmus jobs", "isthmus jobs --json | jq '.[] | {id, state}'"])
-def jobs(env: CliEnvironment, client: ApiClient) -> None:
-    """List your jobs, the latest first."""
-    found = client.jobs()
+@command(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus jobs",
+        "isthmus jobs --state running --state waiting --limit 20",
+        "isthmus jobs --since 2d --name nightly",
+        "isthmus jobs --json | jq '.[] | {id, state}'",
+    ],
+)
+def jobs(
+    env: CliEnvironment,
+    client: ApiClient,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATE", help="Only jobs in this state; repeat it for several."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only jobs with this name.")] = None,
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="Only jobs of this user (for admins).")] = None,
+    owner: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only jobs whose plan uses a cluster of this owner.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="AGE|DATE", help="Only jobs submitted since: 90s, 30m, 12h, 7d or 2026-11-20 (UTC)."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many jobs.")] = None,
+) -> None:
+    """List your jobs, the latest first; as JSON in the same order."""
+    since_s = None if since is None else parse_since_s(since, env.now())
+    given = {"state": state or (), "name": name, "user": user, "owner": owner, "since_s": since_s}
+    try:
+        wanted = JobFilter.model_validate(given)
+    except ValidationError as error:
+        raise _filter_error(error) from error
+    found = client.jobs(wanted, limit=limit)
 
     def show() -> object:
         from isthmus.cli.terminal.tables import jobs_table
 
+        if not found and wanted != JobFilter():
+            return "No job matches; `isthmus jobs` lists all."
         return jobs_table(found, env.now())
 
     env.answer(found, show)
+
+
+def _filter_error(error: ValidationError) -> InputError:
+    first = error.errors()[0]
+    option, value = first["loc"][0], str(first["input"])[:80]
+    if option == "state":
+        return InputError(f"--state '{value}' is no state of a job", hint=suggest_name(value, get_args(JobState)))
+    return InputError(
+        f"--{option} '{value}' is not a name", hint="a name has at most 63 letters, digits, '.', '_' and '-'"
+    )
 
 
 @command(
