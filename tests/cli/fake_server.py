@@ -12,8 +12,8 @@ import httpx
 from pydantic import BaseModel
 
 from isthmus.cli import main
-from isthmus.cli.client.api_client import ApiClient
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import AuthError, ConflictError, IsthmusError, NotFoundError
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, LogChunk, StepMetrics
 from isthmus.core.messages.api_views import (

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from isthmus.cli.client.resolve_job import select_job
 from isthmus.cli.environment.parse_since import parse_since_s
+from isthmus.client.resolve_job import select_job
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.files.user_files import FILE_KINDS

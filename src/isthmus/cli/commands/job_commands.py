@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from isthmus.cli.client.api_client import ApiClient
-from isthmus.cli.client.resolve_job import TERMINAL_STATES, find_job, find_job_id
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.commands.follow_commands import job_snapshots, watch_job
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.parse_since import parse_since_s
+from isthmus.client.api_client import ApiClient
+from isthmus.client.job_filter import make_job_filter
+from isthmus.client.resolve_job import TERMINAL_STATES, find_job, find_job_id
 from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.files.user_files import load_job
-from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.job import ParallelDegrees
-from isthmus.core.messages.api_views import JobFilter, JobState, JobView, Submission
+from isthmus.core.messages.api_views import JobFilter, JobView, Submission
 from isthmus.core.messages.queue_status import DryRun
 from isthmus.core.model import load_model, require_trainable
 from isthmus.core.plan import PlanSet
@@ -173,11 +172,7 @@ def jobs(
 ) -> None:
     """List your jobs, the latest first; as JSON in the same order."""
     since_s = None if since is None else parse_since_s(since, env.now())
-    given = {"state": state or (), "name": name, "user": user, "owner": owner, "since_s": since_s}
-    try:
-        wanted = JobFilter.model_validate(given)
-    except ValidationError as error:
-        raise _filter_error(error) from error
+    wanted = make_job_filter(state=state or (), name=name, user=user, owner=owner, since_s=since_s)
     found = client.jobs(wanted, limit=limit)
 
     def show() -> object:
@@ -188,16 +183,6 @@ def jobs(
         return jobs_table(found, env.now())
 
     env.answer(found, show)
-
-
-def _filter_error(error: ValidationError) -> InputError:
-    first = error.errors()[0]
-    option, value = first["loc"][0], str(first["input"])[:80]
-    if option == "state":
-        return InputError(f"--state '{value}' is no state of a job", hint=suggest_name(value, get_args(JobState)))
-    return InputError(
-        f"--{option} '{value}' is not a name", hint="a name has at most 63 letters, digits, '.', '_' and '-'"
-    )
 
 
 @command(

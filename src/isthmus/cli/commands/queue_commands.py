@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from isthmus.cli.client.api_client import ApiClient
-from isthmus.cli.client.resolve_job import find_job_id
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.client.api_client import ApiClient
+from isthmus.client.resolve_job import find_job_id
 
 commands = typer.Typer()
 PANEL = "Jobs"

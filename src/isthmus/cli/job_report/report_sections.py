@@ -8,9 +8,9 @@ from pathlib import PurePath
 from statistics import fmean
 from typing import Any
 
-from isthmus.cli.client.resolve_job import TERMINAL_STATES
 from isthmus.cli.job_report import html_elements
 from isthmus.cli.job_statistics import JobStatistics, predicted_tokens_per_s
+from isthmus.client.resolve_job import TERMINAL_STATES
 from isthmus.core.messages.api_views import JobView, PoolView
 from isthmus.core.plan import Plan
 from isthmus.core.pool import NodeGroup

@@ -15,8 +15,8 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent, SSEError, connect_sse
 from pydantic import TypeAdapter, ValidationError
 
-from isthmus.cli.client.server_address import parse_server_url, require_secure_server, tls_context
-from isthmus.cli.client.server_errors import error_from_response, unreachable_error
+from isthmus.client.server_address import parse_server_url, require_secure_server, tls_context
+from isthmus.client.server_errors import error_from_response, unreachable_error
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.core.loopback import is_loopback
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION
