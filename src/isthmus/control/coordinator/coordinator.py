@@ -144,10 +144,10 @@ class Coordinator:
 
         Raises `NotFoundError` if job `after` does not exist.
         """
-        if after is not None:
-            require_job(self.state, after)
-        found = user_views.iterate_jobs(self.state, user, after, limit)
-        return tuple(user_views.job_view(self.state, job, details=False) for job in found)
+        number = len(self.state.jobs)
+        limit = number if limit is None else limit
+        found, _ = self.find_jobs(user, JobFilter(), after=after, limit=limit, newest_first=False, max_examined=number)
+        return found
 
     def find_jobs(
         self,

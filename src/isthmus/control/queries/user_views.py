@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from isthmus.control.queries.agent_orders import count_misplaced, site_queue
 from isthmus.control.queries.preemption_victims import find_victims
@@ -61,21 +61,6 @@ def pool_view(state: PoolState, links: tuple[Link, ...]) -> PoolView:
         for name, record in state.clusters.items()
     )
     return PoolView(clusters=clusters, links=links)
-
-
-def iterate_jobs(state: PoolState, user: str | None, after: str | None, limit: int | None) -> Iterator[JobRecord]:
-    """Yield up to `limit` jobs (of one user), oldest first, starting after job `after`."""
-    numbers: Iterable[int] = state.indexes.ids_by_number
-    if user is not None:
-        numbers = state.indexes.numbers_by_user.get(user, ())
-    if after is not None and numbers:
-        numbers = numbers.irange(state.jobs[after].number, inclusive=(False, True))  # type: ignore[attr-defined]
-    left = len(state.jobs) if limit is None else limit
-    for number in numbers:
-        if left <= 0:
-            return
-        left -= 1
-        yield state.jobs[state.indexes.ids_by_number[number]]
 
 
 def find_jobs(
