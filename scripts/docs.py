@@ -46,6 +46,7 @@ def pages() -> dict[Path, str]:
         DOCS / "formats.md": _formats(),
         DOCS / "chips.md": _chips(),
         DOCS / "api.md": render_rest(),
+        DOCS / "reference" / "client.md": render_package("isthmus"),
         DOCS / "reference" / "plan.md": render_package("isthmus.plan"),
         DOCS / "reference" / "sim.md": render_package("isthmus.sim"),
     }

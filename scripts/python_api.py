@@ -25,7 +25,7 @@ def render_package(package: str) -> str:
     tree = _parse(SOURCE / Path(*package.split(".")) / "__init__.py")
     modules = {
         alias.asname or alias.name: str(node.module)
-        for node in tree.body
+        for node in ast.walk(tree)  # a lazy package imports its names for type checkers only
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }

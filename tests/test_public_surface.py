@@ -64,6 +64,22 @@ def test_the_public_surface_is_pinned(package: str) -> None:
     assert all(one.__doc__ for one in found if inspect.isclass(one) or inspect.isroutine(one))
 
 
+def test_the_package_itself_offers_the_client_lazily() -> None:
+    """`isthmus.Client` and its companions are documented and pinned; `import isthmus` loads none of them."""
+    import isthmus
+
+    assert sorted(isthmus.__all__) == ["Client", "IsthmusError", "JobUpdate", "LogLine"]
+    assert all(getattr(isthmus, name).__doc__ for name in isthmus.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Clint'"):
+        isthmus.Clint  # noqa: B018
+    public = {name for name in vars(isthmus.Client) if not name.startswith("_")}
+    methods = "cancel choose close dry_run job jobs logs metrics plans pool submit watch"
+    assert public == set(methods.split(" "))
+    code = "import sys, isthmus; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert not {"httpx", "pydantic", "yaml", "isthmus.client"} & set(loaded.stdout.split())
+
+
 def test_every_schedule_has_its_name() -> None:
     """A job file may name these schedules."""
     from isthmus.schedule import SCHEDULES

@@ -12,8 +12,8 @@ import httpx
 from pydantic import BaseModel
 
 from isthmus.cli import main
-from isthmus.cli.client.api_client import ApiClient
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import AuthError, ConflictError, IsthmusError, NotFoundError
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, LogChunk, StepMetrics
 from isthmus.core.messages.api_views import (
@@ -101,13 +101,26 @@ class FakeServer:
             case "POST", ["jobs"]:
                 return self._submit(Submission.model_validate_json(request.content))
             case "GET", ["jobs"]:
-                listed = [view.model_copy(update={"plans": None}) for view in self.jobs.values()]
-                return httpx.Response(200, json=[view.model_dump(mode="json") for view in listed])
+                return self._list(request.url.params)
             case method, ["jobs", job, *rest]:
                 if job not in self.jobs:
                     raise NotFoundError(f"no job {job}")
                 return self._job(method, self.jobs[job], rest, request)
         return httpx.Response(404, text="not here")
+
+    def _list(self, query: httpx.QueryParams) -> httpx.Response:
+        states, since_s = query.get_list("state"), float(query.get("since_s", 0))
+        views = sorted(self.jobs.values(), key=lambda view: view.submitted_s, reverse="newest_first" in query)
+        found = [
+            view.model_copy(update={"plans": None})
+            for view in views
+            if (not states or view.state in states)
+            and query.get("name", view.name) == view.name
+            and query.get("user", view.user) == view.user
+            and view.submitted_s >= since_s
+        ]
+        page = found[: int(query["limit"])]
+        return httpx.Response(200, json=[view.model_dump(mode="json") for view in page])
 
     def _submit(self, submission: Submission) -> httpx.Response:
         known = self.keys.get(submission.key)

@@ -7,7 +7,7 @@ import inspect
 import httpx
 import pytest
 
-from isthmus.cli.client.api_client import RETRY_DELAYS_S, ApiClient
+from isthmus.client.api_client import RETRY_DELAYS_S, ApiClient
 from isthmus.core import errors
 from isthmus.core.errors import (
     AuthError,

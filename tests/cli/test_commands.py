@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from isthmus.cli.client.resolve_job import select_job
+from isthmus.cli.environment.parse_since import parse_since_s
+from isthmus.client.resolve_job import select_job
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.files.user_files import FILE_KINDS
@@ -177,7 +178,44 @@ def test_jobs_lists_the_latest_first() -> None:
     out = run(server, "jobs").out
     assert out.index("j-new") < out.index("j-old")
     listed = TypeAdapter(list[JobView]).validate_python(run(server, "jobs", "--json").json)
-    assert {view.id for view in listed} == {"j-old", "j-new"}
+    assert [view.id for view in listed] == ["j-new", "j-old"], "the order of the table"
+
+
+def test_jobs_are_filtered_by_the_server() -> None:
+    """State, name, user, time and number are part of the request; a wrong value is the user's mistake."""
+    server = FakeServer()
+    for number, state in enumerate(("running", "failed", "waiting", "failed")):
+        server.add(
+            id=f"j-{number}", name="odd" if number % 2 else "even", state=state, submitted_s=START_S - 3600 * number
+        )
+
+    def ids(*options: str) -> list[str]:
+        return [view["id"] for view in run(server, "jobs", "--json", *options).json]
+
+    assert ids() == ["j-0", "j-1", "j-2", "j-3"]
+    assert ids("--state", "failed") == ["j-1", "j-3"]
+    assert ids("--state", "failed", "--state", "waiting", "--limit", "2") == ["j-1", "j-2"]
+    assert ids("--name", "even", "--since", "90m") == ["j-0"]
+    assert ids("--user", "somebody") == []
+    assert "No job matches" in run(server, "jobs", "--user", "bo").out
+    for wrong in (["--state", "runing"], ["--since", "soon"], ["--name", "a b"], ["--limit", "0"]):
+        assert run(server, "jobs", *wrong).status == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "time_s"),
+    [("90s", 910), ("2m", 880), ("0.1h", 640), ("9d", 0), ("1970-01-01T00:01", 60), ("1970-01-01T01:00+01:00", 0)],
+)
+def test_a_period_is_an_age_or_a_date(text: str, time_s: float) -> None:
+    """Ages count back from now; dates without a zone are UTC; nothing is before the epoch."""
+    assert parse_since_s(text, 1000) == time_s
+
+
+@pytest.mark.parametrize("text", ["", "-5m", "5 m", "9" * 400 + "d", "1e9s", "now", "²h"])
+def test_a_malformed_period_is_refused(text: str) -> None:
+    """Whatever it is, the error names it and shows what is valid."""
+    with pytest.raises(InputError, match="neither an age nor a date"):
+        parse_since_s(text, 1000)
 
 
 def test_pool_shows_chips_connection_and_links() -> None:

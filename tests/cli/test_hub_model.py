@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.client.hub_model import fetch_hub_model
+from isthmus.client.hub_model import fetch_hub_model
 from isthmus.core.errors import ModelError
 from isthmus.core.files.user_files import load_job
 from isthmus.core.model import HubName

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import httpx
 
-from isthmus.cli.client.api_client import ApiClient
-from isthmus.cli.client.job_events import POLLS_UNTIL_RETRY, JobEvents
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.client.api_client import ApiClient
+from isthmus.client.job_events import POLLS_UNTIL_RETRY, JobEvents
 from isthmus.core.errors import NotFoundError
 
 HELLO = "event: hello\nid: 5\ndata: {}\n\n"

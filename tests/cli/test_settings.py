@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.app.cli_reference import all_commands
-from isthmus.cli.client.client_settings import DEFAULT_SERVER, ClientSettings, context_path, resolve_settings
+from isthmus.client.client_settings import DEFAULT_SERVER, ClientSettings, context_path, resolve_settings
 from isthmus.core.errors import FileError, InputError
 from tests.cli.fake_server import FakeServer, run
 

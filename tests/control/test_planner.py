@@ -18,6 +18,7 @@ from isthmus.control.service.planner_process import (
     PlanningEndedError,
     answer_request,
 )
+from isthmus.control.service.planner_queue import assemble_pool
 from isthmus.core.errors import PlanError
 from isthmus.core.model import Model, load_model
 from isthmus.core.plan import Plan
@@ -57,6 +58,17 @@ def test_a_request_that_does_not_read_is_answered_in_one_line(capsys) -> None:
     """Whatever breaks in the planner becomes an answer; its traceback goes to the log."""
     assert answer_request("no JSON").error.startswith("the planner failed: ValidationError")
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_plans_of_the_server_name_the_operators_currency(tmp_path: Path) -> None:
+    """The pool that is planned on keeps the unit of the operator's file, and the predictions carry it."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    pool = assemble_pool(POOL.clusters, POOL.model_copy(update={"currency": "CNY"}))
+    assert assemble_pool(POOL.clusters, None).currency == ""
+    asked = PlanRequest(job=job(), model=load_model(tmp_path), pool=pool, free_chips=FREE)
+    predictions = [plan.predicted for plan in propose_plans(asked).plans]
+    assert predictions
+    assert all(one is not None and one.currency == "CNY" and one.mfu_fraction > 0 for one in predictions)
 
 
 @pytest.mark.slow

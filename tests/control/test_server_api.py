@@ -23,8 +23,9 @@ from isthmus.core.messages.agent_messages import (
     ObservedPart,
     StepMetrics,
 )
-from isthmus.core.messages.api_views import JobView
+from isthmus.core.messages.api_views import JobFilter, JobView
 from isthmus.core.pool import Cluster
+from tests.control.driver import Driver
 from tests.control.serving import EAST, POOL, WEST, cluster, job, plan_across, report, submission
 
 
@@ -232,9 +233,63 @@ def test_every_error_is_one_shape(
     assert words in answer.json()["message"]
 
 
+def test_jobs_are_filtered_and_paged_latest_first(server: Server) -> None:
+    """Filters combine; pages follow `Isthmus-Next-Job`; another user's jobs are an error, not an empty list."""
+    ids = [server.submit(name=name).id for name in ("a", "b", "a", "c")]
+
+    def listed(query: str, **options: str) -> tuple[list[str], str | None]:
+        answer = server.call("GET", f"/v1/jobs?{query}", **options)
+        assert answer.status_code == 200, answer.text
+        return [one["id"] for one in answer.json()], answer.headers.get("Isthmus-Next-Job")
+
+    assert listed("") == (ids, None)
+    assert listed("newest_first=true&limit=3") == (ids[:0:-1], ids[1])
+    assert listed(f"newest_first=true&limit=3&after={ids[1]}") == ([ids[0]], None)
+    assert listed("name=a&newest_first=true") == ([ids[2], ids[0]], None)
+    assert listed("state=succeeded&state=failed") == ([], None)
+    assert listed("owner=nowhere") == ([], None)
+    assert listed("since_s=1e12") == ([], None)
+    assert listed("since_s=0&limit=1&name=a") == ([ids[0]], ids[0])
+    other = server.call("GET", "/v1/jobs?user=somebody")
+    assert (other.status_code, other.json()["error"]) == (403, "AuthError")
+
+
+def test_a_filtered_page_examines_a_bounded_number_of_jobs() -> None:
+    """A filter that nothing meets returns an empty page and where to go on, and the pages cover every job once."""
+    pool = Driver("a")
+    for number in range(30):
+        pool.submit(f"j{number}")
+    asked, pages, after = pool.coordinator, 0, None
+    found: list[str] = []
+    while pages == 0 or after is not None:
+        page, after = asked.find_jobs(
+            None, JobFilter(name="j7"), after=after, limit=100, newest_first=True, max_examined=10
+        )
+        found += [one.id for one in page]
+        pages += 1
+    assert (pages, found) == (3, ["j7"])
+
+
+def test_jobs_of_an_owner_are_those_at_its_clusters(server: Server) -> None:
+    """A job with a plan at east and west belongs to both owners' lists, and to no other."""
+    found = server.prepared()
+    for owner, expected in (("owner-east", [found.id]), ("owner-west", [found.id]), ("owner-north", [])):
+        assert [one["id"] for one in server.call("GET", f"/v1/jobs?owner={owner}").json()] == expected
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["state=runing", "name=" + "a" * 64, "name=../x", "since_s=nan", "since_s=-1", "since_s=inf", "owner=a%20b",
+     "&".join(["state=running"] * 200), "newest_first=maybe"],
+)  # fmt: skip
+def test_a_malformed_filter_is_refused(server: Server, query: str) -> None:
+    """Every filter is validated and bounded before jobs are read."""
+    assert server.call("GET", f"/v1/jobs?{query}").status_code == 422
+
+
 def test_a_bug_in_the_server_is_not_shown_as_the_users_mistake(server: Server) -> None:
     """An unexpected exception is status 500 without its inner words."""
-    server.shell.jobs = lambda user, after, limit: 1 / 0  # type: ignore[assignment,return-value]
+    server.shell.jobs = lambda *_, **__: 1 / 0  # type: ignore[assignment,return-value]
     answer = server.call("GET", "/v1/jobs")
     assert (answer.status_code, answer.json()["error"]) == (500, "IsthmusError")
     assert "zero" not in answer.text

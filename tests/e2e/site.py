@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import yaml
 
-from isthmus.cli.client.api_client import ApiClient
 from isthmus.cli.demo.demo_pool import DemoPool
+from isthmus.client.api_client import ApiClient
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import RankMap, StepMetrics
 from isthmus.core.messages.api_views import JobView, Submission

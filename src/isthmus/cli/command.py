@@ -13,9 +13,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from isthmus.cli.client.api_client import ApiClient
-from isthmus.cli.client.client_settings import resolve_settings
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.client.api_client import ApiClient
+from isthmus.client.client_settings import resolve_settings
 
 JobArgument = Annotated[
     str,

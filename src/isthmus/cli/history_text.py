@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from isthmus.cli.client.resolve_job import TERMINAL_STATES
 from isthmus.cli.job_statistics import JobStatistics
+from isthmus.client.resolve_job import TERMINAL_STATES
 from isthmus.core.messages.api_views import HistoryEvent, HistoryKind, JobView
 from isthmus.core.units import format_seconds
 

@@ -23,6 +23,7 @@ from isthmus.cli.commands import (
     simulate_pool_commands,
 )
 from isthmus.cli.demo import demo_command
+from isthmus.cli.setup import doctor_command, init_command
 
 app = typer.Typer(
     name="isthmus",
@@ -51,6 +52,8 @@ def isthmus(
 
 _COMMAND_MODULES = (
     demo_command,
+    init_command,
+    doctor_command,
     job_commands,
     queue_commands,
     follow_commands,

@@ -10,7 +10,6 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from isthmus.cli.client.read_job import pin_model
 from isthmus.cli.command import command
 from isthmus.cli.commands.plan_commands import (
     PANEL,
@@ -22,6 +21,7 @@ from isthmus.cli.commands.plan_commands import (
 )
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.tables import table
+from isthmus.client.read_job import pin_model
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_job, load_plan, load_pool
 from isthmus.core.model import load_model
@@ -80,7 +80,7 @@ def export(
     If the framework cannot express the plan, explain why.
     """
     given = load_plan(plan)
-    requested = pin_model(load_job(job), job)[0] if job else None
+    requested = pin_model(load_job(job), job.resolve().parent)[0] if job else None
     read = load_model(Path(model or (requested.model if requested else model_path(given, None))).resolve())
     if to != "isthmus" and pool is None:
         raise InputError(f"{to} needs a launch command per node", hint="give the pool with --pool")

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
-from isthmus.cli.client.read_job import read_job
 from isthmus.cli.command import command
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.client.read_job import read_job
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import (

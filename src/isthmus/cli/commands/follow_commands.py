@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from isthmus.cli.client.api_client import ApiClient
-from isthmus.cli.client.job_events import JobEvents
-from isthmus.cli.client.resolve_job import TERMINAL_STATES, find_job_id
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.history_text import event_line, held_out_text, result_place
 from isthmus.cli.job_statistics import JobStatistics
 from isthmus.cli.terminal.dashboard import needs_choice, status_line, status_record
+from isthmus.client.api_client import ApiClient
+from isthmus.client.job_events import JobEvents
+from isthmus.client.log_lines import LogLine, LogLines
+from isthmus.client.outage import Outage
+from isthmus.client.resolve_job import TERMINAL_STATES, find_job_id
 from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
 from isthmus.core.messages.agent_messages import LogChunk
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
@@ -24,8 +26,6 @@ from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 commands = typer.Typer()
 PANEL = "Jobs"
 HISTORY_PAGE_SIZE = 1000
-MAX_OUTAGE_S = 60.0
-"""Seconds that a server may be unreachable before following a job fails."""
 
 IntervalOption = Annotated[
     float,
@@ -67,22 +67,6 @@ def read_history(client: ApiClient, job: str) -> KnownHistory:
         cursor, dropped = page.next, page.dropped
         if len(page.events) < HISTORY_PAGE_SIZE:
             return KnownHistory(tuple(events), len(events) + dropped)
-
-
-class Outage:
-    """Tracks how long the server has been unreachable, up to `MAX_OUTAGE_S`."""
-
-    def __init__(self, env: CliEnvironment) -> None:
-        self._env, self._seen_s = env, env.now()
-
-    def reset(self) -> None:
-        """Record a response of the server."""
-        self._seen_s = self._env.now()
-
-    def raise_if_expired(self, error: UnavailableError) -> None:
-        """Raise `error` if the server has been unreachable for longer than `MAX_OUTAGE_S`."""
-        if self._env.now() - self._seen_s > MAX_OUTAGE_S:
-            raise error
 
 
 def ignore_note(_text: str) -> None:
@@ -252,8 +236,7 @@ class _LogPrinter:
 
     def __init__(self, env: CliEnvironment, *, show_rank: bool) -> None:
         self._env, self._show_rank = env, show_rank
-        self._partial_lines: dict[tuple[int, int], str] = {}
-        self._cursor = 0
+        self._lines, self._cursor = LogLines(), 0
 
     def drain(self, client: ApiClient, job: str, rank: int | None) -> None:
         """Print all new log text of `job`; safe to repeat after an error."""
@@ -263,22 +246,18 @@ class _LogPrinter:
 
     def _add_chunks(self, chunks: Sequence[LogChunk]) -> None:
         """Print the lines completed by `chunks` (with `--json` the chunks themselves)."""
-        for chunk in chunks:
-            if self._env.as_json:
+        if self._env.as_json:
+            for chunk in chunks:
                 self._env.print_json(chunk)
-                continue
-            key = (chunk.attempt, chunk.rank)
-            *complete, self._partial_lines[key] = (self._partial_lines.get(key, "") + chunk.text).split("\n")
-            for line in complete:
-                self._print(chunk.rank, line)
+        else:
+            self._print(self._lines.add(chunks))
         self._env.stdout.flush()
 
     def flush_partial_lines(self) -> None:
         """Print incomplete last lines."""
-        for (_, rank), line in sorted(self._partial_lines.items()):
-            if line:
-                self._print(rank, line)
+        self._print(self._lines.flush())
         self._env.stdout.flush()
 
-    def _print(self, rank: int, line: str) -> None:
-        self._env.stdout.write((f"{rank} | " if self._show_rank else "") + line + "\n")
+    def _print(self, lines: Iterable[LogLine]) -> None:
+        for line in lines:
+            self._env.stdout.write((f"{line.rank} | " if self._show_rank else "") + line.text + "\n")

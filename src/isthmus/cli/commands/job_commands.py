@@ -9,15 +9,17 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.client.api_client import ApiClient
-from isthmus.cli.client.read_job import read_job
-from isthmus.cli.client.resolve_job import TERMINAL_STATES, find_job, find_job_id
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.commands.follow_commands import job_snapshots, watch_job
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.cli.environment.parse_since import parse_since_s
+from isthmus.client.api_client import ApiClient
+from isthmus.client.job_filter import make_job_filter
+from isthmus.client.read_job import read_job
+from isthmus.client.resolve_job import TERMINAL_STATES, find_job, find_job_id
 from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.job import ParallelDegrees
-from isthmus.core.messages.api_views import JobView, Submission
+from isthmus.core.messages.api_views import JobFilter, JobView, Submission
 from isthmus.core.messages.queue_status import DryRun
 from isthmus.core.model import require_trainable
 from isthmus.core.plan import PlanSet
@@ -145,14 +147,44 @@ def _next_steps(view: JobView, notes: Sequence[str], *, watching: bool) -> str:
     return "\n".join(lines)
 
 
-@command(commands, panel=PANEL, examples=["isthmus jobs", "isthmus jobs --json | jq '.[] | {id, state}'"])
-def jobs(env: CliEnvironment, client: ApiClient) -> None:
-    """List your jobs, the latest first."""
-    found = client.jobs()
+@command(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus jobs",
+        "isthmus jobs --state running --state waiting --limit 20",
+        "isthmus jobs --since 2d --name nightly",
+        "isthmus jobs --json | jq '.[] | {id, state}'",
+    ],
+)
+def jobs(
+    env: CliEnvironment,
+    client: ApiClient,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATE", help="Only jobs in this state; repeat it for several."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only jobs with this name.")] = None,
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="Only jobs of this user (for admins).")] = None,
+    owner: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only jobs whose plan uses a cluster of this owner.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="AGE|DATE", help="Only jobs submitted since: 90s, 30m, 12h, 7d or 2026-11-20 (UTC)."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many jobs.")] = None,
+) -> None:
+    """List your jobs, the latest first; as JSON in the same order."""
+    since_s = None if since is None else parse_since_s(since, env.now())
+    wanted = make_job_filter(state=state or (), name=name, user=user, owner=owner, since_s=since_s)
+    found = client.jobs(wanted, limit=limit)
 
     def show() -> object:
         from isthmus.cli.terminal.tables import jobs_table
 
+        if not found and wanted != JobFilter():
+            return "No job matches; `isthmus jobs` lists all."
         return jobs_table(found, env.now())
 
     env.answer(found, show)

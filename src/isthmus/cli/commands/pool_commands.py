@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from isthmus.cli.client.api_client import ApiClient
 from isthmus.cli.command import command
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import InputError
 from isthmus.core.messages.api_views import TokenRequest
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from isthmus.cli.client.client_settings import DEFAULT_PORT, resolve_settings
-from isthmus.cli.client.server_address import require_secure_server
 from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, command
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.json_log import JsonLineFormatter
+from isthmus.client.client_settings import DEFAULT_PORT, resolve_settings
+from isthmus.client.server_address import require_secure_server
 from isthmus.control.algorithms.global_order import Objective
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError

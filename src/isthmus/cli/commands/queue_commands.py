@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.client.api_client import ApiClient
-from isthmus.cli.client.resolve_job import find_job_id
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.commands.follow_commands import read_history
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.history_text import next_steps, perplexity, result_place
 from isthmus.cli.job_statistics import JobStatistics
+from isthmus.client.api_client import ApiClient
+from isthmus.client.resolve_job import find_job_id
 
 commands = typer.Typer()
 NEWEST_METRICS = 2000

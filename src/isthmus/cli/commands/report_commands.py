@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.client.api_client import ApiClient
-from isthmus.cli.client.resolve_job import find_job
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.commands.follow_commands import read_history
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.client.api_client import ApiClient
+from isthmus.client.resolve_job import find_job
 from isthmus.core.errors import ConflictError, UnavailableError
 from isthmus.core.messages.agent_messages import StepMetrics
 

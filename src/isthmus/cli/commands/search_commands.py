@@ -9,12 +9,12 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from isthmus.cli.client.read_job import read_job
 from isthmus.cli.command import command
 from isthmus.cli.commands.plan_commands import model_path
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.interrupt import interruptible
 from isthmus.cli.terminal.plan_pages import explain_page, search_page
+from isthmus.client.read_job import read_job
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_plan, load_pool
 from isthmus.core.model import load_model

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.client.api_client import ApiClient
 from isthmus.cli.command import command
 from isthmus.cli.commands.follow_commands import job_snapshots, watch_job
 from isthmus.cli.demo.demo_folder import demo_folder
@@ -19,6 +18,7 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.job_report.write_report import write_report
 from isthmus.cli.job_statistics import JobStatistics
 from isthmus.cli.terminal.tables import plans_table, pool_table
+from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import IsthmusError
 from isthmus.core.files.user_files import load_job, load_pool
 from isthmus.core.job import Job

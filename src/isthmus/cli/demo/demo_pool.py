@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from isthmus.cli.client.api_client import ApiClient
-from isthmus.cli.client.client_settings import read_token
+from isthmus.client.api_client import ApiClient
+from isthmus.client.client_settings import read_token
 from isthmus.core.errors import IsthmusError, UnavailableError
 from isthmus.core.messages.api_views import TokenRequest
 from isthmus.core.messages.worker_folder import write_atomically

@@ -7,10 +7,10 @@ from html import escape
 from pathlib import PurePath
 from typing import Any
 
-from isthmus.cli.client.resolve_job import TERMINAL_STATES
 from isthmus.cli.history_text import event_text, next_steps, perplexity, restarts_text, result_place
 from isthmus.cli.job_report import html_elements
 from isthmus.cli.job_statistics import JobStatistics, predicted_tokens_per_s
+from isthmus.client.resolve_job import TERMINAL_STATES
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.plan import Plan
 from isthmus.core.pool import NodeGroup

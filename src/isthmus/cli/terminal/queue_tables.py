@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from isthmus.cli.client.resolve_job import TERMINAL_STATES
 from isthmus.cli.terminal.tables import plans_table, stages_text, state_text, table
+from isthmus.client.resolve_job import TERMINAL_STATES
 from isthmus.core.messages.api_views import JobView, PartView, VictimView
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus

@@ -111,7 +111,7 @@ def _wan_text(predicted: Prediction) -> str:
 
 
 def jobs_table(jobs: Sequence[JobView], now_s: float) -> RenderableType:
-    """Return the table of jobs, latest first; `now_s` is in seconds since the epoch."""
+    """Return the table of jobs in the given order; `now_s` is in seconds since the epoch."""
     if not jobs:
         return Text("No jobs. Submit one with `isthmus submit job.yaml`.")
     rows = [
@@ -124,7 +124,7 @@ def jobs_table(jobs: Sequence[JobView], now_s: float) -> RenderableType:
             " + ".join(job.plan.clusters) if job.plan else "-",
             job.reason,
         )
-        for job in sorted(jobs, key=lambda job: -job.submitted_s)
+        for job in jobs
     ]
     return table("", ("job", "name", "user", "state", "submitted", "where", "reason"), rows)
 

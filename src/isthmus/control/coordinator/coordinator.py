@@ -38,7 +38,7 @@ from isthmus.control.state.events import (
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.agent_messages import AgentReport, PartOrder, PeerToCheck
-from isthmus.core.messages.api_views import JobView, PoolView
+from isthmus.core.messages.api_views import JobFilter, JobView, PoolView
 from isthmus.core.messages.preflight import PreflightOrder
 from isthmus.core.pool import Link
 
@@ -158,10 +158,37 @@ class Coordinator:
 
         Raises `NotFoundError` if job `after` does not exist.
         """
+        number = len(self.state.jobs)
+        limit = number if limit is None else limit
+        found, _ = self.find_jobs(user, JobFilter(), after=after, limit=limit, newest_first=False, max_examined=number)
+        return found
+
+    def find_jobs(
+        self,
+        user: str | None,
+        wanted: JobFilter,
+        *,
+        after: str | None,
+        limit: int,
+        newest_first: bool,
+        max_examined: int = user_views.MAX_EXAMINED_JOBS,
+    ) -> tuple[tuple[JobView, ...], str | None]:
+        """Return a page of the jobs that meet `wanted`, and the job after which the next page starts (None: no more).
+
+        Raises `NotFoundError` if job `after` does not exist.
+        """
         if after is not None:
             require_job(self.state, after)
-        found = user_views.iterate_jobs(self.state, user, after, limit)
-        return tuple(user_views.job_view(self.state, job, details=False) for job in found)
+        found, more = user_views.find_jobs(
+            self.state,
+            user,
+            wanted,
+            after=after,
+            limit=limit,
+            newest_first=newest_first,
+            max_examined=max_examined,
+        )
+        return tuple(user_views.job_view(self.state, job, details=False) for job in found), more
 
     def list_waiting(self, *, after: str | None = None, limit: int = 100) -> tuple[JobView, ...]:
         """Return up to `limit` jobs of the queue after job `after`, first to start first.

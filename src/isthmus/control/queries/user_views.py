@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from isthmus.control.queries.agent_orders import count_misplaced, site_queue
 from isthmus.control.queries.preemption_victims import find_victims
@@ -18,8 +18,11 @@ from isthmus.control.state.job_records import (
 )
 from isthmus.control.state.site_records import PartRecord
 from isthmus.control.state.update_indexes import is_checking, queue_key
-from isthmus.core.messages.api_views import ClusterView, JobView, PartView, PoolView, VictimView
+from isthmus.core.messages.api_views import ClusterView, JobFilter, JobView, PartView, PoolView, VictimView
 from isthmus.core.pool import Link
+
+MAX_EXAMINED_JOBS = 10_000
+"""Jobs that one page of a filtered listing examines: a few milliseconds of the server."""
 
 
 def job_view(state: PoolState, job: JobRecord, *, details: bool) -> JobView:
@@ -63,19 +66,47 @@ def pool_view(state: PoolState, links: tuple[Link, ...]) -> PoolView:
     return PoolView(clusters=clusters, links=links)
 
 
-def iterate_jobs(state: PoolState, user: str | None, after: str | None, limit: int | None) -> Iterator[JobRecord]:
-    """Yield up to `limit` jobs (of one user), oldest first, starting after job `after`."""
-    numbers: Iterable[int] = state.indexes.ids_by_number
-    if user is not None:
-        numbers = state.indexes.numbers_by_user.get(user, ())
-    if after is not None and numbers:
-        numbers = numbers.irange(state.jobs[after].number, inclusive=(False, True))  # type: ignore[attr-defined]
-    left = len(state.jobs) if limit is None else limit
-    for number in numbers:
-        if left <= 0:
-            return
-        left -= 1
-        yield state.jobs[state.indexes.ids_by_number[number]]
+def find_jobs(
+    state: PoolState,
+    user: str | None,
+    wanted: JobFilter,
+    *,
+    after: str | None,
+    limit: int,
+    newest_first: bool,
+    max_examined: int = MAX_EXAMINED_JOBS,
+) -> tuple[list[JobRecord], str | None]:
+    """Return up to `limit` jobs (of one user) that meet `wanted`, and the job after which a next page starts.
+
+    At most `max_examined` jobs are examined, so a page may hold fewer than `limit` although more follow; the
+    second value is None once none follow.
+    """
+    user = user or wanted.user
+    numbers = state.indexes.ids_by_number if user is None else state.indexes.numbers_by_user.get(user)
+    if numbers is None:
+        return [], None
+    start = None if after is None else state.jobs[after].number
+    bounds = (None, start) if newest_first else (start, None)
+    found: list[JobRecord] = []
+    for examined, number in enumerate(numbers.irange(*bounds, inclusive=(False, False), reverse=newest_first)):
+        if examined >= max_examined or len(found) >= limit:
+            return found, after
+        job = state.jobs[state.indexes.ids_by_number[number]]
+        after = job.id
+        if _meets(state, job, wanted):
+            found.append(job)
+    return found, None
+
+
+def _meets(state: PoolState, job: JobRecord, wanted: JobFilter) -> bool:
+    if (wanted.state and job.state not in wanted.state) or wanted.name not in (None, job.spec.name):
+        return False
+    if wanted.since_s is not None and job.submitted_s < wanted.since_s:
+        return False
+    if wanted.owner is None:
+        return True
+    used = job.plan.clusters if job.plan else ()
+    return any(name in state.clusters and state.clusters[name].cluster.owner == wanted.owner for name in used)
 
 
 def iterate_queue(state: PoolState, after: str | None, limit: int) -> Iterator[JobRecord]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -27,12 +27,15 @@ from isthmus.control.service import auth
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.control_service import ControlService
 from isthmus.control.service.server_metrics import CONTENT_TYPE, render_metrics
-from isthmus.core.base_model import NonNegativeInt
-from isthmus.core.errors import ConflictError, NotFoundError, PlanError, ProtocolError, UnavailableError
+from isthmus.core.base_model import Name, NonNegativeFloat, NonNegativeInt
+from isthmus.core.errors import AuthError, ConflictError, NotFoundError, PlanError, ProtocolError, UnavailableError
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport
 from isthmus.core.messages.api_views import (
+    NEXT_JOB_HEADER,
     Health,
     HistoryPage,
+    JobFilter,
+    JobState,
     JobView,
     LogPage,
     MetricsPage,
@@ -82,6 +85,31 @@ LastEvent = Annotated[
     NonNegativeInt | None, Header(le=MAX_STORED_INTEGER, description="number of the last event received")
 ]
 Newest = Annotated[bool, Query(description="the last entries after the cursor, not the first")]
+States = Annotated[
+    list[JobState] | None,
+    Query(max_length=len(get_args(JobState)), description="only these states; repeat it for several"),
+]
+NameQuery = Annotated[Name | None, Query(description="only jobs with this name")]
+UserQuery = Annotated[Name | None, Query(description="only jobs of this user (admin)")]
+OwnerQuery = Annotated[Name | None, Query(description="only jobs whose plan uses a cluster of this owner")]
+SinceQuery = Annotated[
+    NonNegativeFloat | None,
+    Query(allow_inf_nan=False, description="only jobs submitted at or after this time (seconds since the epoch)"),
+]
+
+
+async def get_job_filter(
+    state: States = None,
+    name: NameQuery = None,
+    user: UserQuery = None,
+    owner: OwnerQuery = None,
+    since_s: SinceQuery = None,
+) -> JobFilter:
+    """Return the filter of a listing, from the query."""
+    return JobFilter(state=tuple(state or ()), name=name, user=user, owner=owner, since_s=since_s)
+
+
+Wanted = Annotated[JobFilter, Depends(get_job_filter)]
 Limit = Annotated[int, Query(ge=1, le=10_000, description="largest number of entries per page")]
 
 
@@ -126,14 +154,27 @@ def dry_run(submission: Submission, caller: CurrentCaller, service: Service) -> 
 def list_jobs(
     caller: CurrentCaller,
     service: Service,
-    after: Annotated[str | None, Query(description="id of the last job of the previous page")] = None,
+    response: Response,
+    wanted: Wanted,
+    after: Annotated[str | None, Query(description="the previous page's `Isthmus-Next-Job`, or its last job")] = None,
     limit: Limit = 1000,
+    newest_first: Annotated[bool, Query(description="latest submission first, instead of oldest first")] = False,
 ) -> list[JobView]:
-    """List one page of the caller's jobs (an admin: all jobs), oldest first, without their plans."""
+    """List one page of the caller's jobs (an admin: all jobs), without their plans.
+
+    A page examines a bounded number of jobs. While more may follow, the response header `Isthmus-Next-Job` is the
+    `after` of the next page, even if a filter left this page short or empty.
+    """
     auth.require_role(caller, "user")
+    user = None if caller.role == "admin" else caller.name
+    if user is not None and wanted.user not in (None, user):
+        raise AuthError(f"the jobs of user '{wanted.user}' are visible to admins", hint="leave the user out")
     if after is not None:
         _own_job(service, caller, after)
-    return list(service.jobs(None if caller.role == "admin" else caller.name, after, limit))
+    found, more = service.jobs(user, wanted, after=after, limit=limit, newest_first=newest_first)
+    if more is not None:
+        response.headers[NEXT_JOB_HEADER] = more
+    return list(found)
 
 
 @router.get("/jobs/{job_id}", responses=error_responses(NotFoundError))

@@ -46,7 +46,7 @@ from isthmus.control.store.leader_election import LeaderElection, SingleServer
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import NotFoundError
-from isthmus.core.messages.api_views import HistoryPage, JobView, LogPage, MetricsPage, PoolView, Submission
+from isthmus.core.messages.api_views import HistoryPage, JobFilter, JobView, LogPage, MetricsPage, PoolView, Submission
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.pool import Pool
 
@@ -138,12 +138,17 @@ class ControlService:
         """Execute requests; return once their events are on disk."""
         return self._actor.execute(requests)
 
-    def jobs(self, user: str | None, after: str | None, limit: int) -> tuple[JobView, ...]:
-        """Return up to `limit` jobs (of one user) that follow job `after`, oldest first, without plans.
+    def jobs(
+        self, user: str | None, wanted: JobFilter, *, after: str | None, limit: int, newest_first: bool
+    ) -> tuple[tuple[JobView, ...], str | None]:
+        """Return up to `limit` jobs (of one user) that follow job `after` and meet `wanted`, without plans.
 
-        Raises `NotFoundError` if job `after` does not exist.
+        The second value is the job after which the next page starts, None at the end. Raises `NotFoundError` if
+        job `after` does not exist.
         """
-        return self._query(lambda coordinator: coordinator.list_jobs(user, after=after, limit=limit))
+        return self._query(
+            lambda coordinator: coordinator.find_jobs(user, wanted, after=after, limit=limit, newest_first=newest_first)
+        )
 
     def job(self, job_id: str) -> JobView:
         """Return a job; raise `NotFoundError` if it does not exist."""

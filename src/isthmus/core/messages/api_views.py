@@ -149,6 +149,24 @@ class HistoryPage(FrozenModel):
     dropped: NonNegativeInt = 0
 
 
+class JobFilter(FrozenModel):
+    """Which jobs a listing contains: those that meet every field that is given.
+
+    `state` admits any of its states, `owner` jobs whose plan uses a cluster of that owner; `since_s` is the earliest
+    time of submission (seconds since the epoch).
+    """
+
+    state: tuple[JobState, ...] = ()
+    name: Name | None = None
+    user: Name | None = None
+    owner: Name | None = None
+    since_s: NonNegativeFloat | None = None
+
+
+NEXT_JOB_HEADER = "Isthmus-Next-Job"
+"""Response header of a listing that continues: pass its value as `after`."""
+
+
 class ClusterView(FrozenModel):
     """The pool's view of a cluster; `connected` while its agent reports regularly.
 

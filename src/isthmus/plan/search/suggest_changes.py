@@ -40,11 +40,13 @@ def suggest_changes(
     the host, the other precision, smaller micro-batches, limits of the job that are lifted, then the fewest nodes of
     each node group. `should_continue` is called between candidates; False ends with the changes found so far.
     """
-    found: list[SuggestedChange] = []
-    for text, changed in _changed_requests(request):
-        iteration_s = _first_plan_s(changed, search, should_continue)
-        if iteration_s is not None:
-            found.append(SuggestedChange(text=text, iteration_s=iteration_s))
+
+    def helpful(changes: Iterator[tuple[str, SearchRequest]]) -> list[SuggestedChange]:
+        timed = [(text, _first_plan_s(changed, search, should_continue)) for text, changed in changes]
+        return [SuggestedChange(text=text, iteration_s=step_s) for text, step_s in timed if step_s is not None]
+
+    found = helpful(_training_changes(request)) or helpful(_combined_changes(request))
+    found += helpful(_lifted_limits(request))
     for cluster, group in _largest_groups(request):
         suggested = _fewest_nodes(request, search, cluster, group, should_continue)
         found += [suggested] if suggested else []
@@ -68,22 +70,31 @@ def _first_plan_s(
     return predicted.iteration_s if predicted else None
 
 
-def _changed_requests(request: SearchRequest) -> Iterator[tuple[str, SearchRequest]]:
-    """Yield each change of the job as text, with the changed request."""
-    job = request.job
-    training, other = job.training, "fp32" if job.training.precision == "bf16" else "bf16"
-    on_host = training.model_copy(update={"optimizer_on_host": True})
+def _training_changes(request: SearchRequest) -> Iterator[tuple[str, SearchRequest]]:
+    """Yield each single change of the training as text, with the changed request."""
+    training = request.job.training
     if not training.optimizer_on_host:
-        yield "training.optimizer_on_host: true", _with_job(request, training=on_host)
-    changed = training.model_copy(update={"precision": other})
-    yield f"training.precision: {other}", _with_job(request, training=changed)
-    if not training.optimizer_on_host:
-        both = on_host.model_copy(update={"precision": other})
-        yield f"training.optimizer_on_host: true and precision: {other}", _with_job(request, training=both)
+        yield "training.optimizer_on_host: true", _with_training(request, optimizer_on_host=True)
+    other = _other_precision(request)
+    yield f"training.precision: {other}", _with_training(request, precision=other)
     if training.micro_batch_size > 1:
-        small = training.model_copy(update={"micro_batch_size": 1})
-        yield "training.micro_batch_size: 1", _with_job(request, training=small)
-    yield from _lifted_limits(request)
+        yield "training.micro_batch_size: 1", _with_training(request, micro_batch_size=1)
+
+
+def _combined_changes(request: SearchRequest) -> Iterator[tuple[str, SearchRequest]]:
+    """Yield the changes of the training together, for a job that no single one helps."""
+    if not request.job.training.optimizer_on_host:
+        other = _other_precision(request)
+        changed = _with_training(request, optimizer_on_host=True, precision=other)
+        yield f"training.optimizer_on_host: true and precision: {other}", changed
+
+
+def _other_precision(request: SearchRequest) -> str:
+    return "fp32" if request.job.training.precision == "bf16" else "bf16"
+
+
+def _with_training(request: SearchRequest, **changes: object) -> SearchRequest:
+    return _with_job(request, training=request.job.training.model_copy(update=changes))
 
 
 def _lifted_limits(request: SearchRequest) -> Iterator[tuple[str, SearchRequest]]:

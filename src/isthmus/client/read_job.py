@@ -1,11 +1,11 @@
-"""`read_job`: a job file as it is submitted, with the model that it names and the tokenizer that is pinned."""
+"""`read_job`, `complete_job`: a job as it is submitted, with its model and with the tokenizer pinned."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.cli.client.hub_model import fetch_hub_model
+from isthmus.client.hub_model import fetch_hub_model
 from isthmus.core.errors import ModelError
 from isthmus.core.files.model_tokenizer import check_chat_template, check_vocabulary, describe_tokenizer, pin_tokenizer
 from isthmus.core.files.user_files import load_job
@@ -24,12 +24,17 @@ class ReadJob:
 
 
 def read_job(file: Path) -> ReadJob:
-    """Read `file` and its model; pin the commit of a model of the Hub, and the tokenizer.
+    """Read `file` and complete it, see `complete_job`; raises `FileError` too."""
+    return complete_job(load_job(file), file.resolve().parent)
 
-    Raises `FileError`, `ModelError`, or `DataError` if the tokenizer has more ids than the model's vocabulary or
-    conversations have no chat template.
+
+def complete_job(given: Job, folder: Path) -> ReadJob:
+    """Read the model of a job whose file is in `folder`; pin the commit of a model of the Hub, and the tokenizer.
+
+    Raises `ModelError`, or `DataError` if the tokenizer has more ids than the model's vocabulary or conversations
+    have no chat template.
     """
-    asked, hub_notes = pin_model(load_job(file), file)
+    asked, hub_notes = pin_model(given, folder)
     model = load_model(asked.model)
     job = pin_tokenizer(asked)
     check_vocabulary(job, model)
@@ -38,7 +43,7 @@ def read_job(file: Path) -> ReadJob:
     return ReadJob(job=job, model=model, notes=notes)
 
 
-def pin_model(job: Job, file: Path) -> tuple[Job, tuple[str, ...]]:
+def pin_model(job: Job, folder: Path) -> tuple[Job, tuple[str, ...]]:
     """Return `job` with the name of a Hub model replaced by its folder and commit, and what to say of it."""
     name = HubName.parse(job.model) if job.model.startswith(HUB_SCHEME) else None
     if name is None:
@@ -46,7 +51,6 @@ def pin_model(job: Job, file: Path) -> tuple[Job, tuple[str, ...]]:
     try:
         found = fetch_hub_model(name, needs_weights=job.task != "pretrain" and job.compute == "real")
     except ModelError as error:
-        folder = file.resolve().parent / name.repository
-        raise ModelError(f"no folder {folder}; {error.message}", hint=error.hint) from error
+        raise ModelError(f"no folder {folder / name.repository}; {error.message}", hint=error.hint) from error
     pinned = job.model_copy(update={"model": str(found.folder), "model_source": found.source})
     return pinned, (f"model: {found.source} of the Hub, in {found.folder}",)

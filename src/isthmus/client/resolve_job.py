@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isthmus.cli.client.api_client import ApiClient
+from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.messages.api_views import JobState, JobView
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Protocol
 
 from httpx_sse import ServerSentEvent
 
-from isthmus.cli.client.api_client import ApiClient
-from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import NotFoundError, UnavailableError
 
 POLLS_UNTIL_RETRY = 10
 """Polls between attempts to reopen a broken stream."""
+
+
+class Clock(Protocol):
+    """The time that a wait reads and spends, in seconds; the environment of the command line is one."""
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """Return seconds since the epoch when called."""
+
+    @property
+    def sleep(self) -> Callable[[float], None]:
+        """Wait for the given seconds when called."""
 
 
 class JobEvents:
@@ -23,13 +35,13 @@ class JobEvents:
 
     def __init__(
         self,
-        env: CliEnvironment,
+        clock: Clock,
         client: ApiClient,
         job: str,
         interval_s: float,
         on_stream_cut: Callable[[str], None],
     ) -> None:
-        self._env, self._client, self._job = env, client, job
+        self._clock, self._client, self._job = clock, client, job
         self._interval_s, self._on_stream_cut = interval_s, on_stream_cut
         self._stream = ExitStack()
         self._events: Iterator[ServerSentEvent] | None = None
@@ -44,13 +56,13 @@ class JobEvents:
 
     def wait(self) -> None:
         """Block until the job may have changed."""
-        start_s = self._env.now()
+        start_s = self._clock.now()
         if self._ensure_stream() and self._wait_event():
-            left_s = self._interval_s - (self._env.now() - start_s)
+            left_s = self._interval_s - (self._clock.now() - start_s)
             if left_s > 0:
-                self._env.sleep(left_s)
+                self._clock.sleep(left_s)
             return
-        self._env.sleep(self._interval_s)
+        self._clock.sleep(self._interval_s)
 
     def _ensure_stream(self) -> bool:
         """Open the stream unless it is open; return whether it is."""

@@ -14,14 +14,16 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent, SSEError, connect_sse
 from pydantic import TypeAdapter, ValidationError
 
-from isthmus.cli.client.server_address import parse_server_url, require_secure_server, tls_context
-from isthmus.cli.client.server_errors import error_from_response, unreachable_error
+from isthmus.client.server_address import parse_server_url, require_secure_server, tls_context
+from isthmus.client.server_errors import error_from_response, unreachable_error
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.core.loopback import is_loopback
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION
 from isthmus.core.messages.api_views import (
+    NEXT_JOB_HEADER,
     Health,
     HistoryPage,
+    JobFilter,
     JobView,
     LogPage,
     MetricsPage,
@@ -36,6 +38,7 @@ from isthmus.core.plan import PlanSet
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
 """For event streams: the server sends a keep-alive every 15 s."""
+EVERY_JOB = JobFilter()
 PAGE_SIZE = 1000
 """Jobs per page of a listing."""
 
@@ -107,15 +110,18 @@ class ApiClient:
         """Return the plans and queue status that a job would have, without submitting it."""
         return self._call(DryRun, "POST", "/v1/jobs:dry-run", json=_json_body(submission))
 
-    def jobs(self) -> list[JobView]:
-        """Return the caller's jobs, oldest first, without candidate plans; fetches all pages."""
+    def jobs(self, wanted: JobFilter = EVERY_JOB, *, limit: int | None = None) -> list[JobView]:
+        """Return the caller's jobs that meet `wanted`, latest first, at most `limit` (None: all), without plans."""
         found: list[JobView] = []
-        while True:
-            query = {"limit": PAGE_SIZE} | ({"after": found[-1].id} if found else {})
-            page = self._call(list[JobView], "GET", "/v1/jobs", params=query)
-            found += page
-            if len(page) < PAGE_SIZE:
-                return found
+        query = wanted.model_dump(exclude_defaults=True) | {"newest_first": True}
+        while limit is None or len(found) < limit:
+            size = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - len(found))
+            response = self._request("GET", "/v1/jobs", params=query | {"limit": size})
+            found += self._parse(list[JobView], response)
+            query["after"] = response.headers.get(NEXT_JOB_HEADER)
+            if query["after"] is None:
+                break
+        return found
 
     def job(self, job: str) -> JobView:
         """Return one job by its full id."""
@@ -194,19 +200,26 @@ class ApiClient:
     def _call(
         self, kind: type[_Answer], method: str, path: str, *, check_version: bool = True, **arguments: Any
     ) -> _Answer:
+        return self._parse(kind, self._request(method, path, check_version=check_version, **arguments))
+
+    def _request(self, method: str, path: str, *, check_version: bool = True, **arguments: Any) -> httpx.Response:
         if check_version and not self._version_checked:
             self.health()
             self._version_checked = True
         response = self._send(method, path, arguments)
         if response.is_error:
             raise error_from_response(response, self.server)
+        return response
+
+    def _parse(self, kind: type[_Answer], response: httpx.Response) -> _Answer:
         try:
             return TypeAdapter(kind).validate_json(response.content or b"null")
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"]) or "the body"
+            request = f"{response.request.method} {self.server}{response.request.url.path}"
             raise ProtocolError(
-                f"{method} {self.server}{path}: malformed response, {place}: {first['msg']}",
+                f"{request}: malformed response, {place}: {first['msg']}",
                 hint="use the same version of server and command line, and check the server address",
             ) from error
 

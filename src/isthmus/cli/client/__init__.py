@@ -1,1 +1,0 @@
-"""The REST client of the command line: requests, event stream, settings and errors."""
