@@ -19,7 +19,7 @@ from isthmus.site import LocalJob, SitePart
 _NAME: TypeAdapter[Name] = TypeAdapter(Name)
 _ROUTES: TypeAdapter[dict[str, dict[str, str]]] = TypeAdapter(dict[str, dict[str, str]])
 _TAIL_BYTES = 8192
-_MAX_ERROR_CHARS = 300
+_MAX_ERROR_CHARS = 500
 
 
 class AgentStateFolder:
@@ -69,6 +69,7 @@ def worker_spec(
         routes=routes,
         stage_time=stage_time,
         trace_steps=tuple(sorted({min(2, steps - 1), steps // 2, steps - 1})),
+        has_trained=part.has_trained,
     )
 
 
@@ -89,7 +90,7 @@ def read_routes(path: Path | None, cluster: str) -> dict[str, str]:
 
 
 def log_tail(folder: Path) -> str:
-    """Return the last log line with an error, else the last line; at most 300 characters."""
+    """Return the last log line with an error, else the last line; at most 500 characters."""
     try:
         with (folder / "log").open("rb") as stream:
             stream.seek(0, 2)

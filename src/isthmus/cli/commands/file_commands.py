@@ -25,6 +25,7 @@ from isthmus.core.files.user_files import (
 from isthmus.core.files.yaml_lines import read_yaml
 from isthmus.core.model import load_model, require_trainable
 from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.runs.check_job import check_job
 
 commands = typer.Typer()
 PANEL = "Files"
@@ -100,6 +101,7 @@ def _check_job(file: Path) -> dict[str, Any]:
     job = load_job(file)
     model = load_model(job.model)
     require_trainable(model)
+    check_job(job, model)
     return {"name": job.name, "model": model.architecture, "layers": model.num_layers}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +14,15 @@ from isthmus.cli.client.resolve_job import find_job, find_job_id
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.commands.follow_commands import watch_job
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.core.errors import ConflictError, InputError
+from isthmus.core.errors import ConflictError, InputError, NotFoundError
 from isthmus.core.files.user_files import load_job
-from isthmus.core.job import ParallelDegrees
+from isthmus.core.job import Job, ParallelDegrees, is_folder, with_own_folders
 from isthmus.core.messages.api_views import JobView, Submission
 from isthmus.core.messages.queue_status import DryRun
-from isthmus.core.model import load_model, require_trainable
+from isthmus.core.model import Model, load_model, require_trainable
 from isthmus.core.plan import PlanSet
+from isthmus.core.runs.check_job import check_job
+from isthmus.core.runs.visible_folders import check_visible_folders
 
 commands = typer.Typer()
 PANEL = "Jobs"
@@ -35,6 +38,7 @@ PLANNING_POLL_S = 0.3
         "isthmus submit job.yaml --dry-run   (plans, queue position, expected start)",
         "isthmus submit job.yaml --json | jq -r .id",
         "isthmus submit job.yaml --key nightly-2026-11-20   (a retry returns the same job)",
+        "isthmus submit job.yaml --resume nightly-3f9a2c1b   (from that job's newest checkpoint)",
     ],
 )
 def submit(
@@ -50,17 +54,26 @@ def submit(
         bool,
         typer.Option("--dry-run", help="Show plans, queue position and expected start without submitting."),
     ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="JOB|FOLDER", help="Continue from the newest checkpoint of a job, or of a folder."),
+    ] = None,
 ) -> None:
     """Submit a job.
 
     The job file and the model's config.json are read on this machine; relative paths start at the job file.
-    Ctrl-C ends --watch, not the job.
+    A checkpoint or output folder of another job is refused; `--resume` (or `resume:` in the file) continues
+    from its checkpoints, which stay unchanged. Ctrl-C ends --watch, not the job.
     """
     if dry_run and (watch or key):
         raise InputError("--dry-run excludes --watch and --key", hint="remove them")
     job = load_job(file)
+    if resume is not None:
+        job = job.model_copy(update={"resume": str(Path(resume).absolute()) if is_folder(resume) else resume})
     model = load_model(job.model)
     require_trainable(model)
+    check_job(job, model)
+    job = _check_run_folders(client, job, model, key)
     if job.parallel != ParallelDegrees():  # importing the planner takes half a second
         from isthmus.control.placement import check_degrees
 
@@ -79,6 +92,25 @@ def submit(
             raise
 
 
+def _check_run_folders(client: ApiClient, job: Job, model: Model, key: str | None) -> Job:
+    """Return the job with the full id of the job to resume; raise `InputError` for a folder of another job.
+
+    With an idempotency key the folder may belong to this job, submitted before.
+    """
+    if isinstance(job.resume, str) and not is_folder(job.resume):
+        job = job.model_copy(update={"resume": find_job_id(client, job.resume)})
+
+    def is_same_job(job_id: str) -> bool:
+        if not key:
+            return False
+        with suppress(NotFoundError):
+            known = client.job(job_id).job
+            return known == with_own_folders(job, job_id).model_copy(update={"resume": known.resume})
+        return False
+
+    return check_visible_folders(job, model, is_same_job)
+
+
 def _render_dry_run(found: DryRun, now_s: float) -> object:
     from isthmus.cli.terminal.queue_tables import dry_run_page
 
@@ -87,6 +119,10 @@ def _render_dry_run(found: DryRun, now_s: float) -> object:
 
 def _next_steps(view: JobView, *, watching: bool) -> str:
     lines = [f"job {view.id} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
+    if view.job.resume is not None:
+        from isthmus.cli.terminal.queue_tables import resume_text
+
+        lines.append(f"  {resume_text(view.job.resume)}")
     if view.job.policy == "manual":
         lines.append(f"  isthmus plans {view.id}           lists candidate plans")
         lines.append(f"  isthmus choose {view.id} PLAN     starts it with one of them")

@@ -21,6 +21,7 @@ from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_job, load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, Stage
+from isthmus.core.runs.check_job import check_job
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan import PlanForecast, SearchLimits, SearchRequest, SearchResult, predict, search_plans
 from isthmus.plan.search.compose.plan_layout import PlanLayout
@@ -75,13 +76,15 @@ def plan(
     Ctrl-C stops the search and returns the best plans found so far.
     """
     given = load_job(job)
+    model = load_model(given.model)
+    check_job(given, model)
     limits = SearchLimits(executable=runnable, tp=tp, pp=pp, dp=dp, micro_batch_size=micro_batch, schedule=schedule)
     with interruptible() as interrupted:
         started_s = time.monotonic()
         answer = search_plans(
             SearchRequest(
                 job=given,
-                model=load_model(given.model),
+                model=model,
                 pool=load_pool(pool),
                 objective=objective,
                 deadline_s=deadline,

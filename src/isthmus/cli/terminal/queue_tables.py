@@ -9,6 +9,7 @@ from rich.text import Text
 
 from isthmus.cli.client.resolve_job import TERMINAL_STATES
 from isthmus.cli.terminal.tables import plans_table, stages_text, state_text, table
+from isthmus.core.job import ResumeSource
 from isthmus.core.messages.api_views import JobView, VictimView
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import Refusal
@@ -56,6 +57,8 @@ def job_page(view: JobView, status: QueueStatus, now_s: float) -> RenderableType
     shown: list[RenderableType] = [head, *queue_status_lines(status, now_s)]
     if view.plan is not None:
         shown.append(Text(f"  plan       {view.plan.id}: {stages_text(view.plan)}"))
+    if view.job.resume is not None:
+        shown.append(Text(f"  {resume_text(view.job.resume)}"))
     if view.parts and view.state not in TERMINAL_STATES:
         rows = [
             (
@@ -78,6 +81,15 @@ def job_page(view: JobView, status: QueueStatus, now_s: float) -> RenderableType
     if view.victims:
         shown += [Text(""), victims_table("Jobs it preempts", view.victims)]
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in status.notes))
+
+
+def resume_text(resume: str | ResumeSource) -> str:
+    """Format the source of a resumed job: `resumes    job old-1f, /ck; differs: seed: 1 there, 2 in this job`."""
+    if isinstance(resume, str):
+        return f"resumes    {resume}"
+    source = f"job {resume.job}, {resume.folder}" if resume.job else f"{resume.folder}, fields unknown"
+    compared = "differs: " + "; ".join(resume.differences) if resume.differences else "same training fields"
+    return f"resumes    {source}" + (f"; {compared}" if resume.job else "")
 
 
 def dry_run_page(found: DryRun, now_s: float) -> RenderableType:

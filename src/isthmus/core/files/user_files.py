@@ -11,12 +11,14 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from isthmus.core.chip import chip_catalogue
+from isthmus.core.errors import FileError
 from isthmus.core.files.validation_errors import to_file_error
-from isthmus.core.files.yaml_lines import read_yaml
-from isthmus.core.job import Job
+from isthmus.core.files.yaml_lines import LineNumbers, read_yaml
+from isthmus.core.job import Job, ResumeSource, is_folder
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
+from isthmus.core.runs.check_job import job_problems
 
 FileKind = Literal["pool", "job", "plan", "policy"]
 FILE_KINDS: dict[str, type[BaseModel]] = {"pool": Pool, "job": Job, "plan": Plan, "policy": OwnerPolicy}
@@ -46,9 +48,24 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def load_job(path: str | Path) -> Job:
-    """Read `job.yaml`; resolve relative paths against its folder and `~` against the caller's home."""
+    """Read `job.yaml`; resolve relative paths against its folder and `~` against the caller's home.
+
+    Raises `FileError` also for fields that are valid each but not together (`check_job.py`).
+    """
     file = Path(path)
-    job = _load(file, Job)
+    document, lines = read_yaml(file)
+    job = _resolve_paths(_validate(file, Job, document, lines), file)
+    for problem in job_problems(job):
+        place = tuple(problem.field.split("."))
+        line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
+        raise FileError(
+            problem.message, file=str(file), line=line, field=problem.field, value=problem.value, hint=problem.hint
+        )
+    return job
+
+
+def _resolve_paths(job: Job, file: Path) -> Job:
+    """Return `job` with absolute paths."""
     base = file.resolve().parent
 
     def absolute(text: str) -> str:
@@ -58,8 +75,14 @@ def load_job(path: str | Path) -> Job:
     if data.tokenizer != "bytes":
         data = data.model_copy(update={"tokenizer": absolute(data.tokenizer)})
     folder = job.checkpoints.model_copy(update={"folder": absolute(job.checkpoints.folder)})
+    resume: str | ResumeSource | None = job.resume
+    if isinstance(resume, ResumeSource):
+        resume = resume.model_copy(update={"folder": absolute(resume.folder)})
+    elif resume is not None and is_folder(resume):
+        resume = absolute(resume)
     return job.model_copy(
         update={
+            "resume": resume,
             "model": absolute(job.model),
             "output": absolute(job.output),
             "data": data,
@@ -74,7 +97,10 @@ def _expand_home(text: str) -> Path:
 
 
 def _load(file: Path, kind: type[AnyModel]) -> AnyModel:
-    document, lines = read_yaml(file)
+    return _validate(file, kind, *read_yaml(file))
+
+
+def _validate(file: Path, kind: type[AnyModel], document: Any, lines: LineNumbers) -> AnyModel:
     try:
         return kind.model_validate(document)
     except ValidationError as error:

@@ -22,7 +22,7 @@ from isthmus.core.base_model import (
     PositiveInt,
 )
 from isthmus.core.errors import InputError, ProtocolError
-from isthmus.core.job import Job
+from isthmus.core.job import Job, with_own_folders
 from isthmus.core.messages.agent_messages import RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
 
@@ -41,6 +41,7 @@ class WorkerSpec(FrozenModel):
     clusters share `lanes` TCP connections, with `congestion_control` if the kernel supports it. Peers send a
     heartbeat every `heartbeat_s`; a connection reconnects after three missed ones, and a peer silent for
     `peer_timeout_s` is lost. `peer_timeout_s` also limits the wait for a rank whose process restarts.
+    `has_trained`: an earlier attempt of the job has trained, so files in its folders without a claim are its own.
     """
 
     version: Literal[1] = WORKER_VERSION
@@ -61,6 +62,7 @@ class WorkerSpec(FrozenModel):
     congestion_control: Name = "bbr"
     heartbeat_s: PositiveFloat = 0.3
     peer_timeout_s: PositiveFloat = 60.0
+    has_trained: bool = False
 
     @model_validator(mode="after")
     def _check_rank(self) -> WorkerSpec:
@@ -181,11 +183,14 @@ class WorkerFolder:
         return self.path / "exit"
 
     def read_spec(self) -> WorkerSpec:
-        """Return the spec; raise `InputError` if it is missing or malformed, `ProtocolError` if too new."""
+        """Return the spec, with the job's own folders in its job.
+
+        Raises `InputError` if it is missing or malformed, `ProtocolError` if too new.
+        """
         spec = _read_model(self.spec_path, WorkerSpec)
         if spec is None:
             raise InputError(f"{self.spec_path} is missing", hint="the agent writes it before it starts the worker")
-        return spec
+        return spec.model_copy(update={"job": with_own_folders(spec.job, spec.run)})
 
     def write_spec(self, spec: WorkerSpec) -> None:
         """Create the folder and write the spec."""

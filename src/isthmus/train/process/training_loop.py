@@ -77,7 +77,7 @@ def _train_once(trainer: Trainer) -> None:
             trainer.raise_if_diverged(step)
             trainer.take_snapshot(step + 1)
     # Step 3: write the model.
-    export_model(spec.job, trainer.position, trainer.prepared.model_chunks, trainer.communicator)
+    export_model(spec, trainer.position, trainer.prepared.model_chunks, trainer.communicator)
 
 
 def _is_due(steps_done: int, every: int, num_steps: int) -> bool:
