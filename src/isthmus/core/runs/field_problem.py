@@ -18,4 +18,4 @@ class FieldProblem:
 
 def too_large(field: str, value: float, limit_name: str, limit: float) -> FieldProblem:
     """Return the problem of a number above its limit, which is the nearest valid value."""
-    return FieldProblem(field, value, f"{value:g} exceeds {limit_name}, {limit:g}", f"nearest valid value: {limit:g}")
+    return FieldProblem(field, value, f"{value} exceeds {limit_name}, {limit}", f"nearest valid value: {limit}")
