@@ -66,8 +66,8 @@ def submission(name: str) -> Submission:
         model="model",
         data=DataConfig(paths=("text",)),
         training=training,
-        checkpoints=CheckpointConfig(folder="checkpoints"),
-        output="out",
+        checkpoints=CheckpointConfig(folder="checkpoints/{job}"),
+        output="out/{job}",
         policy="auto",
     )
     return Submission(job=job, model=MODEL, key=name)

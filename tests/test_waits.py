@@ -35,6 +35,7 @@ ALLOWED = {
     "agent/service/peer_prober.py PeerProber.checks": DONE,
     "cli/commands/follow_commands.py job_snapshots": USER,
     "cli/commands/follow_commands.py logs": USER,
+    "client/client.py Client.watch": USER,
     "cli/commands/measure_links.py _sink_server": CLOSED,
     "cli/demo/demo_pool.py _wait_or_kill": KILLED,
     "data/chat_template.py ChatRenderer.__exit__": KILLED,

@@ -8,22 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.agent.service.agent_state_folder import worker_spec
 from isthmus.agent.service.file_fetcher import FetchStatus, FileFetcher
 from isthmus.agent.service.file_transfer import (
     CommandSource,
     FolderSource,
     fetch_job_files,
+    job_paths,
     localise_paths,
     read_sources,
     storage_path,
 )
 from isthmus.core.errors import FileError, UnavailableError
-from isthmus.core.job import Job
+from isthmus.core.job import Job, ResumeSource
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import FetchFiles, FetchObserved, SiteInstruction
 from tests.site.driver import Site
-from tests.site.samples import INVENTORY, JOB, order
+from tests.site.samples import EAST, INVENTORY, JOB, order
 
 CHECKPOINT = "checkpoints/step-00000004"
 
@@ -130,6 +132,17 @@ def test_a_jobs_paths_lie_below_the_sites_storage() -> None:
     assert storage_path(Path("/site"), "/a/../b") == Path("/site/a/b")
 
 
+def test_the_folder_to_resume_from_lies_in_the_storage_and_is_fetched() -> None:
+    """Given as a path or as the server's description; a job to resume is none of the site's paths."""
+    for source in ("/old/ck", ResumeSource(folder="/old/ck", job="old-1")):
+        job = JOB.model_copy(update={"resume": source})
+        assert localise_paths(job, Path("/site")).resume_folder == "/site/old/ck"
+        assert "/old/ck" in job_paths(job)
+    named = JOB.model_copy(update={"resume": "old-1"})
+    assert localise_paths(named, Path("/site")).resume == "old-1"
+    assert job_paths(named) == job_paths(JOB)
+
+
 def test_fetches_go_on_beside_the_agent_and_are_told_of_to_their_end(north: Path, tmp_path: Path) -> None:
     """One a job, however often it is ordered; a failed one may be begun again."""
     fetches = FileFetcher(tmp_path / "south", {"north": FolderSource(north)})
@@ -218,3 +231,12 @@ def test_a_copy_command_that_hangs_ends_with_an_error(tmp_path: Path) -> None:
     source = CommandSource(("sleep", "60"), limit_s=0.05)
     with pytest.raises(UnavailableError, match=r"'sleep 60' has not finished within 0\.05 s \(check the link"):
         source.fetch("text", tmp_path / "text", lambda *_: None)
+
+
+@pytest.mark.parametrize("files_at", [(), ("north",), ("east",)])
+def test_workers_learn_whether_the_job_has_trained_before(files_at: tuple[str, ...]) -> None:
+    """Then unclaimed files in its folders, written under an earlier release, are its own."""
+    site = Site()
+    site.obey(order("prepared", files_at=files_at))
+    (part,) = site.machine.parts.values()
+    assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}).has_trained is bool(files_at)

@@ -30,7 +30,7 @@ def connect(server: FakeServer, folder: Path, on_sleep: Callable[[], None] = lam
 
 
 def write_job(folder: Path) -> Path:
-    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 256}
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 260}
     (folder / "config.json").write_text(json.dumps(config))
     file = folder / "job.yaml"
     file.write_text(

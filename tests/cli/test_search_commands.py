@@ -99,7 +99,7 @@ def test_fixed_degrees_are_kept(files: Path) -> None:
 def test_local_steps_are_planned_simulated_explained_and_refused_where_they_cannot_run(files: Path) -> None:
     """A job that admits them gets such a plan over a thin link; every command says what it is."""
     job, pool = files / "job.yaml", files / "pool.yaml"
-    job.write_text(job.read_text().replace("steps: 100,", "steps: 100, local_steps: 2000,"))
+    job.write_text(job.read_text().replace("steps: 100,", "steps: 2000, local_steps: 2000,"))
     pool.write_text(pool.read_text().replace("bandwidth_gbps: 10", "bandwidth_gbps: 1"))
     answer = plan(files, "--save", str(files / "plans"))
     local = next(one for one in answer["plans"] if one["local_steps"] > 1)

@@ -146,7 +146,7 @@ class RealPool:
 
     def submit(self, key: str, **fields: object) -> str | None:
         """Submit a job under `key`; return its id once it is acknowledged, None where no answer came."""
-        wanted = submission(key, output=str(self.folder / "out"), **fields)
+        wanted = submission(key, output=str(self.folder / "out" / "{job}"), **fields)
         answer = self.call("POST", "/v1/jobs", wanted.model_dump(mode="json"))
         if answer is None:
             return None
@@ -177,8 +177,8 @@ class RealPool:
 
     def starts(self) -> list[tuple[str, str, str, str]]:
         """Every start of a worker: job, attempt, rank, process id."""
-        file = self.folder / "out" / "starts"
-        lines = file.read_text().splitlines() if file.exists() else []
+        files = sorted((self.folder / "out").glob("*/starts"))
+        lines = [line for file in files for line in file.read_text().splitlines()]
         return [tuple(line.split()) for line in lines]  # type: ignore[misc]
 
     def workers(self, attempt: int) -> list[int]:

@@ -29,7 +29,7 @@ POOL = Pool(
 MODEL = Model(path="model", architecture="LlamaForCausalLM", num_layers=4, hidden_size=8, vocab_size=8, config={})
 
 
-def job(name: str = "tiny", output: str = "out", **fields: object) -> Job:
+def job(name: str = "tiny", output: str = "out/{job}", **fields: object) -> Job:
     """A job of two steps that takes the first plan by itself."""
     training = TrainingConfig(steps=2, sequence_length=8, micro_batch_size=1, global_batch_size=2)
     wanted = {
@@ -37,7 +37,7 @@ def job(name: str = "tiny", output: str = "out", **fields: object) -> Job:
         "model": "model",
         "data": DataConfig(paths=("text",)),
         "training": training,
-        "checkpoints": CheckpointConfig(folder="checkpoints"),
+        "checkpoints": CheckpointConfig(folder="checkpoints/{job}"),
         "output": output,
         "policy": "auto",
     }

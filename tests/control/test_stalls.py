@@ -77,4 +77,4 @@ def test_clients_that_read_no_answer_delay_nobody(server: Streaming) -> None:
 
 
 def _wish(index: int) -> dict[str, object]:
-    return submission(name=f"j{index}", output="x" * 20_000).model_dump(mode="json")
+    return submission(name=f"j{index}", output="x" * 20_000 + "{job}").model_dump(mode="json")

@@ -193,7 +193,7 @@ def test_a_reader_that_reads_nothing_is_cut_and_delays_nobody(
         request = f"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.tokens['ann']}\r\n\r\n"
         reader.sendall(request.encode())
         assert reader.recv(10) == b"HTTP/1.1 2"
-        wish = submission(output="x" * 50_000).model_dump(mode="json")
+        wish = submission(output="x" * 50_000 + "{job}").model_dump(mode="json")
         begun = time.monotonic()
         answer = server.call("POST", "/v1/jobs:bulk", body={"submissions": [wish] * 200})
         assert answer.status_code == 200

@@ -42,18 +42,19 @@ def test_a_fixed_number_of_stages_is_found_over_several_roomy_clusters() -> None
 
 
 @pytest.mark.parametrize(
-    ("parallel", "reason"),
+    ("parallel", "reason", "nearest"),
     [
-        ({"pp": 7}, "parallel.pp 7: the model has 6 layers"),
-        ({"tp": 3}, "parallel.tp 3 does not divide the 16 attention heads"),
-        ({"ep": 2}, "parallel.ep 2 does not divide the 0 experts of a layer"),
-        ({"dp": 17}, "parallel.dp 17: a step has 16 samples"),
+        ({"pp": 7}, "parallel.pp 7: the model has 6 layers", "pp 6"),
+        ({"tp": 3}, "parallel.tp 3 does not divide the 16 attention heads", "tp 2"),
+        ({"ep": 2}, "parallel.ep 2 does not divide the 0 experts of a layer", "ep 1"),
+        ({"dp": 17}, "parallel.dp 17: a step has 16 samples", "dp 16"),
     ],
 )
-def test_degrees_that_no_pool_could_keep_are_refused(parallel: dict[str, int], reason: str) -> None:
-    """They would let the job wait without end."""
-    with pytest.raises(PlanError, match=reason):
+def test_degrees_that_no_pool_could_keep_are_refused(parallel: dict[str, int], reason: str, nearest: str) -> None:
+    """They would let the job wait without end; the nearest degree that a pool could keep is named."""
+    with pytest.raises(PlanError, match=reason) as caught:
         ask(parallel=parallel)
+    assert caught.value.hint == f"nearest valid: parallel.{nearest}; or remove it"
 
 
 @pytest.mark.parametrize("name", ["cp", "ep"])

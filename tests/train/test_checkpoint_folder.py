@@ -27,7 +27,6 @@ from isthmus.train.checkpoint.write_checkpoint import (
     clear_unfinished,
     find_failure,
     is_published,
-    make_checkpoint_folder,
     publish,
     write_rank_part,
 )
@@ -137,8 +136,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(UnavailableError, match="taken"):
         write(tmp_path / "taken", 1, size=1)
-    with pytest.raises(UnavailableError, match="taken"):
-        make_checkpoint_folder(tmp_path / "taken")
 
 
 def test_a_crash_while_writing_leaves_no_checkpoint(tmp_path: Path) -> None:

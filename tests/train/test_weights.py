@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from isthmus.core.errors import ModelError, UnavailableError
 from isthmus.data import export_tokenizer
-from isthmus.train.model.save_weights import check_output, export_shard, finish_export, make_output_folder
+from isthmus.train.model.save_weights import check_output, export_shard, finish_export
 from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.small_models import NUM_LAYERS, VARIANTS, save_model, token_ids, write_config
 
@@ -271,16 +271,6 @@ def test_shards_say_that_they_are_of_torch(tmp_path):
     export(tmp_path / "source", tmp_path / "output", [0, NUM_LAYERS])
     with safe_open(next((tmp_path / "output").glob("*.safetensors")), framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
-
-
-def test_an_output_that_cannot_be_is_noticed_before_training(tmp_path: Path) -> None:
-    """A file in the output's place is named at once, not after the last step."""
-    (tmp_path / "taken").write_text("")
-    with pytest.raises(UnavailableError, match="taken"):
-        make_output_folder(tmp_path / "taken")
-    make_output_folder(tmp_path / "new/folder")
-    make_output_folder(tmp_path / "new/folder")
-    assert (tmp_path / "new/folder").is_dir()
 
 
 def test_the_model_under_another_name_is_still_the_model(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from isthmus.client.log_lines import LogLine, LogLines
 from isthmus.client.outage import Outage
 from isthmus.client.read_job import complete_job, read_job
 from isthmus.client.resolve_job import TERMINAL_STATES, find_job_id
+from isthmus.client.submission_folders import check_run_folders
 from isthmus.core.errors import ConflictError, PlanError, UnavailableError
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import StepMetrics
@@ -111,11 +112,11 @@ class Client:
         `auto` takes the plan that is predicted to be fastest, as `policy: auto` in the job does; otherwise `choose`
         starts the job. A retry with the same `key` returns the same job.
         """
-        return self._api.submit(_make_submission(job, auto=auto, key=key or secrets.token_hex(16)))
+        return self._api.submit(self._make_submission(job, auto=auto, key=key or secrets.token_hex(16)))
 
     def dry_run(self, job: str | os.PathLike[str] | Job) -> DryRun:
         """Return the plans, queue position and expected start that a job would have, without submitting it."""
-        return self._api.dry_run(_make_submission(job))
+        return self._api.dry_run(self._make_submission(job))
 
     def job(self, job: str | JobView) -> JobView:
         """Return the present view of a job, with its candidate plans."""
@@ -211,10 +212,11 @@ class Client:
             cursor = page.next
         return tuple(found), cursor
 
-
-def _make_submission(job: str | os.PathLike[str] | Job, *, auto: bool = False, key: str = "") -> Submission:
-    """Return the submission of a job file or job, with its model's dimensions, as the command line makes it."""
-    read = complete_job(job, Path.cwd()) if isinstance(job, Job) else read_job(Path(job))
-    require_trainable(read.model)
-    given = read.job.model_copy(update={"policy": "auto"}) if auto else read.job
-    return Submission(job=given, model=read.model, key=key)
+    def _make_submission(self, job: str | os.PathLike[str] | Job, *, auto: bool = False, key: str = "") -> Submission:
+        """Return the submission of a job file or job, complete and checked as the command line does it."""
+        read = complete_job(job, Path.cwd()) if isinstance(job, Job) else read_job(Path(job))
+        require_trainable(read.model)
+        given = check_run_folders(self._api, read.job, read.model, key or None)
+        if auto:
+            given = given.model_copy(update={"policy": "auto"})
+        return Submission(job=given, model=read.model, key=key)

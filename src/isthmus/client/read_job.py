@@ -11,6 +11,7 @@ from isthmus.core.files.model_tokenizer import check_chat_template, check_vocabu
 from isthmus.core.files.user_files import load_job
 from isthmus.core.job import Job
 from isthmus.core.model import HUB_SCHEME, HubName, Model, load_model
+from isthmus.core.runs.check_job import check_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +32,12 @@ def read_job(file: Path) -> ReadJob:
 def complete_job(given: Job, folder: Path) -> ReadJob:
     """Read the model of a job whose file is in `folder`; pin the commit of a model of the Hub, and the tokenizer.
 
-    Raises `ModelError`, or `DataError` if the tokenizer has more ids than the model's vocabulary or conversations
-    have no chat template.
+    Raises `ModelError`, `InputError` for fields that contradict each other or the model, or `DataError` if the
+    tokenizer has more ids than the model's vocabulary or conversations have no chat template.
     """
     asked, hub_notes = pin_model(given, folder)
     model = load_model(asked.model)
+    check_job(asked, model)
     job = pin_tokenizer(asked)
     check_vocabulary(job, model)
     check_chat_template(job)

@@ -22,6 +22,13 @@ from isthmus.core.priority import Priority
 
 TrainingTask = Literal["pretrain", "continue", "finetune"]
 
+JOB_PLACEHOLDER = "{job}"
+"""Stands for the job's id in `checkpoints.folder` and `output`."""
+
+
+MAX_DIFFERENCES = 512
+"""Largest number of differences between a job and the run that it resumes."""
+
 
 BYTES_TOKENIZER = "bytes"
 """One token per UTF-8 byte."""
@@ -98,10 +105,12 @@ class TrainingConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check_batch_sizes(self) -> TrainingConfig:
-        if self.global_batch_size % self.micro_batch_size:
+        batch, micro = self.global_batch_size, self.micro_batch_size
+        if batch % micro:
+            nearest = next(one for one in range(min(micro, batch), 0, -1) if batch % one == 0)
             raise ValueError(
-                f"global_batch_size {self.global_batch_size} is not a multiple of "
-                f"micro_batch_size {self.micro_batch_size}"
+                f"global_batch_size {batch} is not a multiple of micro_batch_size {micro}; "
+                f"nearest valid micro_batch_size: {nearest}"
             )
         return self
 
@@ -114,14 +123,28 @@ class TrainingConfig(FrozenModel):
 class CheckpointConfig(FrozenModel):
     """Where and how often checkpoints are written; `every_steps` 0 writes one at the end only.
 
+    A folder belongs to one job: another job is refused there. `{job}` in `folder` stands for the job's id, so
+    the default is a folder of the job's own beside the job file.
+
     After every step each worker also keeps its state in memory and a copy on another machine of its cluster.
     A cluster with one machine copies to another cluster if `copies_across_clusters` is set.
     """
 
-    folder: PathName
+    folder: PathName = f"checkpoints/{JOB_PLACEHOLDER}"
     every_steps: NonNegativeInt = 100
     keep: PositiveInt = 2
     copies_across_clusters: bool = False
+
+
+class ResumeSource(FrozenModel):
+    """The run that a job resumes: the folder of its checkpoints, its id if known, and the differences to this job.
+
+    The server makes it from `resume: JOB`, the command line from `resume: FOLDER`.
+    """
+
+    folder: PathName
+    job: Name | None = None
+    differences: Annotated[tuple[str, ...], Field(max_length=MAX_DIFFERENCES)] = ()
 
 
 class PlacementConstraints(FrozenModel):
@@ -161,11 +184,15 @@ class Job(FrozenModel):
     `ORG/NAME@REVISION`. `submit` replaces a name by the folder in this machine's cache, and notes the commit in
     `model_source`.
 
-    `output` receives the trained Hugging Face model. `policy` selects among the candidate plans: `manual`
-    waits for the user, `auto_plan` takes the predicted fastest. After a worker failure the job restarts from its
-    last checkpoint, at most `max_restarts` times. A job of higher `priority` may, if its user agrees, preempt
-    `preemptible` jobs of lower priority; these are checkpointed first and resume later. `deadline_s` counts
-    from submission. `overlap: false` excludes schedules that overlap communication with computation.
+    `output` receives the trained Hugging Face model; a folder with other content is refused. In `output` and
+    `checkpoints.folder`, `{job}` stands for the job's id. `resume` continues from the newest checkpoint of
+    another job (its id) or of a folder (a path with `/`), which stays unchanged.
+
+    `policy` selects among the candidate plans: `manual` waits for the user, `auto_plan` takes the predicted
+    fastest. After a worker failure the job restarts from its last checkpoint, at most `max_restarts` times. A job
+    of higher `priority` may, if its user agrees, preempt `preemptible` jobs of lower priority; these are
+    checkpointed first and resume later. `deadline_s` counts from submission. `overlap: false` excludes schedules
+    that overlap communication with computation.
 
     `transport` selects how messages between clusters are sent: by threads of the worker, or by a separate
     process (Linux only; each side makes one more copy through shared memory).
@@ -182,8 +209,9 @@ class Job(FrozenModel):
     task: TrainingTask = "pretrain"
     data: DataConfig
     training: TrainingConfig
-    checkpoints: CheckpointConfig
+    checkpoints: CheckpointConfig = CheckpointConfig()
     output: PathName
+    resume: PathName | ResumeSource | None = None
     placement: PlacementConstraints = PlacementConstraints()
     parallel: ParallelDegrees = ParallelDegrees()
     overlap: bool = True
@@ -194,3 +222,24 @@ class Job(FrozenModel):
     deadline_s: PositiveFloat | None = None
     policy: Literal["auto", "manual"] = "manual"
     max_restarts: NonNegativeInt = 3
+
+    @property
+    def resume_folder(self) -> str | None:
+        """Folder of the checkpoints to resume from; None without `resume`, or while it names a job."""
+        if isinstance(self.resume, ResumeSource):
+            return self.resume.folder
+        return self.resume if self.resume is not None and is_folder(self.resume) else None
+
+
+def is_folder(word: str) -> bool:
+    """Return whether `word`, from `resume`, is a folder; any other word is a job."""
+    return "/" in word or word in (".", "..", "~")
+
+
+def with_own_folders(job: Job, job_id: str) -> Job:
+    """Return `job` with `{job}` in its folders replaced by its id."""
+    folder, output = job.checkpoints.folder, job.output
+    if JOB_PLACEHOLDER not in folder + output:
+        return job
+    own = job.checkpoints.model_copy(update={"folder": folder.replace(JOB_PLACEHOLDER, job_id)})
+    return job.model_copy(update={"checkpoints": own, "output": output.replace(JOB_PLACEHOLDER, job_id)})

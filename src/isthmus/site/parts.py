@@ -91,6 +91,8 @@ class SitePart:
     fault: FailureCause | None = None
     spec: Job | None = None
     plan: Plan | None = None
+    # An earlier attempt of the job has trained.
+    has_trained: bool = False
     # What a local job runs.
     command: tuple[str, ...] = ()
     workers: dict[int, SiteWorker] = field(default_factory=dict)

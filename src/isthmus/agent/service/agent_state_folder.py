@@ -20,7 +20,7 @@ from isthmus.wan import PortRange
 _NAME: TypeAdapter[Name] = TypeAdapter(Name)
 _ROUTES: TypeAdapter[dict[str, dict[str, str]]] = TypeAdapter(dict[str, dict[str, str]])
 _TAIL_BYTES = 8192
-_MAX_ERROR_CHARS = 300
+_MAX_ERROR_CHARS = 500
 
 
 class AgentStateFolder:
@@ -72,6 +72,7 @@ def worker_spec(
         routes=routes,
         stage_time=stage_time,
         trace_steps=tuple(sorted({min(2, steps - 1), steps // 2, steps - 1})),
+        has_trained=part.has_trained,
     )
 
 
@@ -92,7 +93,7 @@ def read_routes(path: Path | None, cluster: str) -> dict[str, str]:
 
 
 def log_tail(folder: Path) -> str:
-    """Return the last log line with an error, else the last line; at most 300 characters."""
+    """Return the last log line with an error, else the last line; at most 500 characters."""
     try:
         with (folder / "log").open("rb") as stream:
             stream.seek(0, 2)

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.files.model_tokenizer import tokenizer_paths
-from isthmus.core.job import Job
+from isthmus.core.job import Job, ResumeSource, is_folder
 
 _SOURCES: TypeAdapter[dict[str, str | tuple[str, ...]]] = TypeAdapter(dict[str, str | tuple[str, ...]])
 _BLOCK_BYTES = 1 << 20
@@ -121,8 +121,14 @@ def localise_paths(job: Job, root: Path) -> Job:
     data: dict[str, object] = {"paths": tuple(map(here, job.data.paths))}
     if job.data.tokenizer_path is not None:
         data["tokenizer"] = here(job.data.tokenizer_path)
+    resume: str | ResumeSource | None = job.resume
+    if isinstance(resume, ResumeSource):
+        resume = resume.model_copy(update={"folder": here(resume.folder)})
+    elif resume is not None and is_folder(resume):
+        resume = here(resume)
     return job.model_copy(
         update={
+            "resume": resume,
             "model": here(job.model),
             "data": job.data.model_copy(update=data),
             "checkpoints": job.checkpoints.model_copy(update={"folder": here(job.checkpoints.folder)}),
@@ -134,6 +140,7 @@ def localise_paths(job: Job, root: Path) -> Job:
 def job_paths(job: Job) -> tuple[str, ...]:
     """Return the paths that a job needs to resume at another site: checkpoints first, URLs omitted."""
     named = [job.checkpoints.folder, job.model, *job.data.paths, *tokenizer_paths(job.data.tokenizer_path)]
+    named += [] if job.resume_folder is None else [job.resume_folder]
     return tuple(path for path in dict.fromkeys(named) if "://" not in path)
 
 

@@ -17,6 +17,7 @@ from isthmus.client.api_client import ApiClient
 from isthmus.client.job_filter import make_job_filter
 from isthmus.client.read_job import read_job
 from isthmus.client.resolve_job import TERMINAL_STATES, find_job, find_job_id
+from isthmus.client.submission_folders import check_run_folders, with_resume
 from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.job import ParallelDegrees
 from isthmus.core.messages.api_views import JobFilter, JobView, Submission
@@ -39,6 +40,7 @@ PLANNING_POLL_S = 0.3
         "isthmus submit job.yaml --dry-run   (plans, queue position, expected start)",
         "isthmus submit job.yaml --json | jq -r .id",
         "isthmus submit job.yaml --key nightly-2026-11-20   (a retry returns the same job)",
+        "isthmus submit job.yaml --resume nightly-3f9a2c1b   (from that job's newest checkpoint)",
     ],
 )
 def submit(
@@ -57,11 +59,16 @@ def submit(
         bool,
         typer.Option("--dry-run", help="Show plans, queue position and expected start without submitting."),
     ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="JOB|FOLDER", help="Continue from the newest checkpoint of a job, or of a folder."),
+    ] = None,
 ) -> None:
     """Submit a job.
 
     The job file and the model's config.json are read on this machine; relative paths start at the job file.
-    Ctrl-C ends --watch, not the job.
+    A checkpoint or output folder of another job is refused; `--resume` (or `resume:` in the file) continues
+    from its checkpoints, which stay unchanged. Ctrl-C ends --watch, not the job.
 
     A job with `policy: manual` starts after a plan is chosen: --watch shows the plans and asks. Without a
     terminal, or with --json, it prints the command that chooses and ends with status 6. --auto needs no choice.
@@ -69,10 +76,11 @@ def submit(
     if dry_run and (watch or key):
         raise InputError("--dry-run excludes --watch and --key", hint="remove them")
     read = read_job(file)
-    job, model = read.job, read.model
+    job, model = with_resume(read.job, resume), read.model
     if auto:
         job = job.model_copy(update={"policy": "auto"})
     require_trainable(model)
+    job = check_run_folders(client, job, model, key)
     if job.parallel != ParallelDegrees():  # importing the planner takes half a second
         from isthmus.control.placement import check_degrees
 
@@ -139,6 +147,10 @@ def _render_dry_run(found: DryRun, notes: Sequence[str], now_s: float) -> object
 def _next_steps(view: JobView, notes: Sequence[str], *, watching: bool) -> str:
     lines = [f"job {view.id} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
     lines += [f"  {note}" for note in notes]
+    if view.job.resume is not None:
+        from isthmus.cli.terminal.queue_tables import resume_text
+
+        lines.append(f"  {resume_text(view.job.resume)}")
     if view.job.policy == "manual" and not watching:
         lines.append(f"  isthmus plans {view.id}           lists candidate plans")
         lines.append(f"  isthmus choose {view.id} PLAN     starts it with one of them")

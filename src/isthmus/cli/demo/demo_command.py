@@ -70,7 +70,9 @@ def _run(env: CliEnvironment, folder: Path, steps: int | None) -> None:
     pool = load_pool(folder / "pool.yaml")
     job = load_job(folder / "job.yaml")
     if steps is not None:
-        job = job.model_copy(update={"training": job.training.model_copy(update={"steps": steps})})
+        every = min(steps, job.training.evaluate_every)
+        training = job.training.model_copy(update={"steps": steps, "evaluate_every": every})
+        job = job.model_copy(update={"training": training})
     say = _heading_printer(env)
     # Step 1: start the pool and train across it.
     say("Starting three clusters of three owners and the wide-area links between them.")

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from isthmus.cli.terminal.tables import plans_table, stages_text, state_text, table
 from isthmus.client.resolve_job import TERMINAL_STATES
+from isthmus.core.job import ResumeSource
 from isthmus.core.messages.api_views import JobView, PartView, VictimView
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
@@ -57,6 +58,8 @@ def job_page(view: JobView, status: QueueStatus, now_s: float) -> RenderableType
     shown: list[RenderableType] = [head, *queue_status_lines(status, now_s)]
     if view.plan is not None:
         shown.append(Text(f"  plan       {view.plan.id}: {stages_text(view.plan)}"))
+    if view.job.resume is not None:
+        shown.append(Text(f"  {resume_text(view.job.resume)}"))
     if view.parts and view.state not in TERMINAL_STATES:
         rows = [
             (
@@ -88,6 +91,15 @@ def _wait_text(part: PartView, now_s: float) -> str:
     if part.waiting_since_s is None:
         return part.waiting
     return f"{part.waiting}, {format_seconds(max(0.0, now_s - part.waiting_since_s))}"
+
+
+def resume_text(resume: str | ResumeSource) -> str:
+    """Format the source of a resumed job: `resumes    job old-1f, /ck; differs: seed: 1 there, 2 in this job`."""
+    if isinstance(resume, str):
+        return f"resumes    {resume}"
+    source = f"job {resume.job}, {resume.folder}" if resume.job else f"{resume.folder}, fields unknown"
+    compared = "differs: " + "; ".join(resume.differences) if resume.differences else "same training fields"
+    return f"resumes    {source}" + (f"; {compared}" if resume.job else "")
 
 
 def dry_run_page(found: DryRun, now_s: float) -> RenderableType:

@@ -28,6 +28,20 @@ def check_placement_names(placement: PlacementConstraints, joined: tuple[Cluster
     _check("data_regions", placement.data_regions, regions)
 
 
+def check_owner_name(name: str, joined: tuple[Cluster, ...], file: Pool | None) -> None:
+    """Raise `InputError` for an owner that neither the pool file nor a report has.
+
+    Without a pool file, or with one that lists links only, any name is valid: owners join with their agents.
+    """
+    if file is None or not (file.owners or file.clusters):
+        return
+    owners = {owner.name for owner in file.owners} | {one.owner for one in (*file.clusters, *joined)}
+    if name not in owners:
+        known = suggest_name(name, sorted(owners))
+        hint = f"{known}; a new owner is added to the server's pool file first" if known else None
+        raise InputError(f"the pool has no owner '{name}'", hint=hint or "add it to the server's pool file first")
+
+
 def _check(field: str, wanted: tuple[str, ...], known: set[str]) -> None:
     for name in wanted:
         if name not in known:

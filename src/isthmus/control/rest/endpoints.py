@@ -311,7 +311,7 @@ def sync_agent(cluster: str, report: AgentReport, caller: CurrentCaller, service
 def make_token(request: TokenRequest, caller: CurrentCaller, service: Service) -> TokenView:
     """Create a token for an owner, a user or an admin. Only this response contains it."""
     auth.require_role(caller)
-    return auth.make_token(service.store, request, service.clock())
+    return service.make_token(request)
 
 
 @metrics_router.get(METRICS_PATH, responses=error_responses() | {200: {"content": {"text/plain": {}}}})

@@ -13,11 +13,18 @@ from typing import TypeVar
 
 from isthmus.control.coordinator.admission import require_job
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
-from isthmus.control.placement import check_degrees
-from isthmus.control.queries.dry_run import checking_sites, dry_run_requests, find_plans, query_dry_run
+from isthmus.control.placement import check_owner_name
+from isthmus.control.queries.dry_run import (
+    DRY_RUN_JOB_ID,
+    checking_sites,
+    dry_run_requests,
+    find_plans,
+    query_dry_run,
+)
 from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue
 from isthmus.control.queries.history_page import history_page
 from isthmus.control.service.agent_sessions import AgentSessions
+from isthmus.control.service.auth import make_token
 from isthmus.control.service.background_writes import BackgroundWriter
 from isthmus.control.service.change_feed import Change, ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent, CoordinatorActor
@@ -27,7 +34,7 @@ from isthmus.control.service.leader import Leader, log_failure
 from isthmus.control.service.planner_queue import Planner, PlannerQueue
 from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.service.server_metrics import ServerMetrics
-from isthmus.control.service.submissions import Submissions
+from isthmus.control.service.submissions import Submissions, check_content
 from isthmus.control.state.events import (
     AgentReported,
     Event,
@@ -46,7 +53,17 @@ from isthmus.control.store.leader_election import LeaderElection, SingleServer
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import NotFoundError
-from isthmus.core.messages.api_views import HistoryPage, JobFilter, JobView, LogPage, MetricsPage, PoolView, Submission
+from isthmus.core.messages.api_views import (
+    HistoryPage,
+    JobFilter,
+    JobView,
+    LogPage,
+    MetricsPage,
+    PoolView,
+    Submission,
+    TokenRequest,
+    TokenView,
+)
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.pool import Pool
 
@@ -186,10 +203,10 @@ class ControlService:
         Raises the errors of a submission, `PlanError` if the job cannot be planned and `ConflictError` if the
         planner is busy.
         """
-        check_degrees(submission.job, submission.model)
+        check_content(submission)
 
         def ask(coordinator: Coordinator) -> tuple[MakePlans, MakePlans]:
-            self.submissions.check_submission(coordinator, submission)
+            self.submissions.settle(coordinator, user, submission, DRY_RUN_JOB_ID)
             return dry_run_requests(coordinator.state, submission)
 
         plans = find_plans(self._query(ask), self._planner_queue.plan_now)
@@ -217,6 +234,13 @@ class ControlService:
     def delete(self, job_id: str) -> None:
         """Delete an ended job with its metrics and logs."""
         self._propose(JobDeleted(now_s=self.clock(), job_id=job_id))
+
+    def make_token(self, request: TokenRequest) -> TokenView:
+        """Create a token; raise `InputError` for an owner that the pool does not have."""
+        if request.role == "owner":
+            joined = self._query(lambda c: tuple(record.cluster for record in c.state.clusters.values()))
+            check_owner_name(request.name, joined, self.pool_file)
+        return make_token(self.store, request, self.clock())
 
     def metrics(self, job_id: str, after: int, limit: int, *, newest: bool = False) -> MetricsPage:
         """Return a page of a job's step metrics; see `Store.metrics`."""

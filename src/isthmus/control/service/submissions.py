@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.placement import check_clusters, check_degrees, check_placement_names
+from isthmus.control.queries.settle_submission import is_settled_as, settle_submission
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
+from isthmus.control.service.folders_in_use import FoldersInUse
 from isthmus.control.state.events import Event, JobSubmitted
 from isthmus.core.errors import ConflictError, IsthmusError
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.pool import Pool
+from isthmus.core.runs.check_job import check_job
 
 ANYWHERE = PlacementConstraints()
 """Placement without constraints: any pool satisfies it."""
@@ -23,12 +26,14 @@ class Submissions:
 
     def __init__(self, actor: CoordinatorActor, pool_file: Pool | None, clock: Callable[[], float]) -> None:
         self._actor, self._pool_file, self._clock = actor, pool_file, clock
+        self._folders_in_use = FoldersInUse()
 
     def submit_request(self, user: str, submission: Submission) -> ActorRequest:
         """Return the request that submits a job; its result is the view of the job.
 
         A repeated user and key return the existing job. Its error is `InputError` if the placement names
-        something the pool does not have, and `PlanError` for impossible parallel degrees.
+        something the pool does not have, if fields contradict each other, or if a live job uses its folders, and
+        `PlanError` for impossible parallel degrees.
         """
         new = _draw_ids([submission])[0]
         return self._request(user, submission, new, lambda coordinator, job_id: coordinator.job_view(job_id))
@@ -51,19 +56,19 @@ class Submissions:
         make_answer: Callable[[Coordinator, str], object],
     ) -> ActorRequest:
         """Return the request that submits a job; `make_answer` makes the answer from the job's id."""
-        now_s, wrong = self._clock(), _degrees_error(submission)
+        now_s, wrong = self._clock(), _content_error(submission)
 
         def propose(coordinator: Coordinator) -> Event | None:
             if coordinator.job_id_of_key(user, submission.key) is not None:
                 return None
-            self.check_submission(coordinator, submission)
+            settled = self.settle(coordinator, user, submission, job_id)
             if wrong is not None:
                 raise wrong
-            return JobSubmitted(now_s=now_s, job_id=job_id, user=user, submission=submission)
+            return JobSubmitted(now_s=now_s, job_id=job_id, user=user, submission=settled)
 
         def answer(coordinator: Coordinator) -> object:
             known = coordinator.job_id_of_key(user, submission.key) or job_id
-            if known != job_id and coordinator.job_view(known).job != submission.job:
+            if known != job_id and not is_settled_as(coordinator.job_view(known).job, submission.job, known):
                 raise ConflictError(
                     f"key '{submission.key}' already belongs to another job, '{known}'",
                     hint="use a new key for a new job",
@@ -72,13 +77,25 @@ class Submissions:
 
         return ActorRequest(answer, propose)
 
-    def check_submission(self, coordinator: Coordinator, submission: Submission) -> None:
-        """Raise `InputError` if a placement names something the pool lacks, or excludes every cluster."""
-        if submission.job.placement == ANYWHERE:
-            return
-        joined = tuple(record.cluster for record in coordinator.state.clusters.values())
-        check_placement_names(submission.job.placement, joined, self._pool_file)
-        check_clusters(submission.job.placement, joined, self._pool_file)
+    def settle(self, coordinator: Coordinator, user: str, submission: Submission, job_id: str) -> Submission:
+        """Return the submission as it is stored for job `job_id`.
+
+        Raises `InputError` if a placement names something the pool lacks, or excludes every cluster, if `resume`
+        cannot work, or if a live job uses a folder of the job.
+        """
+        if submission.job.placement != ANYWHERE:
+            joined = tuple(record.cluster for record in coordinator.state.clusters.values())
+            check_placement_names(submission.job.placement, joined, self._pool_file)
+            check_clusters(submission.job.placement, joined, self._pool_file)
+        settled = settle_submission(coordinator.state, user, submission, job_id)
+        self._folders_in_use.check(coordinator.state, user, settled)
+        return settled
+
+
+def check_content(submission: Submission) -> None:
+    """Raise `InputError` or `PlanError` if fields of a job contradict each other or its model."""
+    check_job(submission.job, submission.model)
+    check_degrees(submission.job, submission.model)
 
 
 def _draw_ids(submissions: Sequence[Submission]) -> list[str]:
@@ -87,10 +104,10 @@ def _draw_ids(submissions: Sequence[Submission]) -> list[str]:
     return [f"{one.job.name[:50]}-{drawn[8 * i : 8 * i + 8]}" for i, one in enumerate(submissions)]
 
 
-def _degrees_error(submission: Submission) -> IsthmusError | None:
-    """Return why the parallel degrees of a job are impossible, None if they are possible."""
+def _content_error(submission: Submission) -> IsthmusError | None:
+    """Return why fields of a job or its parallel degrees are impossible, None if they are possible."""
     try:
-        check_degrees(submission.job, submission.model)
+        check_content(submission)
     except IsthmusError as error:
         return error
     return None

@@ -14,12 +14,13 @@ from pydantic import BaseModel, ValidationError
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import FileError
 from isthmus.core.files.validation_errors import to_file_error
-from isthmus.core.files.yaml_lines import read_yaml
-from isthmus.core.job import MAX_TEMPLATE_CHARS, PLAIN_TEMPLATE, Job, is_template_text
+from isthmus.core.files.yaml_lines import LineNumbers, read_yaml
+from isthmus.core.job import MAX_TEMPLATE_CHARS, PLAIN_TEMPLATE, Job, ResumeSource, is_folder, is_template_text
 from isthmus.core.model import HUB_SCHEME, HubName
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
+from isthmus.core.runs.check_job import job_problems
 
 FileKind = Literal["pool", "job", "plan", "policy"]
 FILE_KINDS: dict[str, type[BaseModel]] = {"pool": Pool, "job": Job, "plan": Plan, "policy": OwnerPolicy}
@@ -49,9 +50,24 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def load_job(path: str | Path) -> Job:
-    """Read `job.yaml`; resolve relative paths against its folder and `~` against the caller's home."""
+    """Read `job.yaml`; resolve relative paths against its folder and `~` against the caller's home.
+
+    Raises `FileError` also for fields that are valid each but not together (`check_job.py`).
+    """
     file = Path(path)
-    job = _load(file, Job)
+    document, lines = read_yaml(file)
+    job = _resolve_paths(_validate(file, Job, document, lines), file)
+    for problem in job_problems(job):
+        place = tuple(problem.field.split("."))
+        line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
+        raise FileError(
+            problem.message, file=str(file), line=line, field=problem.field, value=problem.value, hint=problem.hint
+        )
+    return job
+
+
+def _resolve_paths(job: Job, file: Path) -> Job:
+    """Return `job` with absolute paths."""
     base = file.resolve().parent
 
     def absolute(text: str) -> str:
@@ -65,8 +81,14 @@ def load_job(path: str | Path) -> Job:
         }
     )
     folder = job.checkpoints.model_copy(update={"folder": absolute(job.checkpoints.folder)})
+    resume: str | ResumeSource | None = job.resume
+    if isinstance(resume, ResumeSource):
+        resume = resume.model_copy(update={"folder": absolute(resume.folder)})
+    elif resume is not None and is_folder(resume):
+        resume = absolute(resume)
     return job.model_copy(
         update={
+            "resume": resume,
             "model": _hub_name(job.model, base) or absolute(job.model),
             "output": absolute(job.output),
             "data": data,
@@ -107,7 +129,10 @@ def _expand_home(text: str) -> Path:
 
 
 def _load(file: Path, kind: type[AnyModel]) -> AnyModel:
-    document, lines = read_yaml(file)
+    return _validate(file, kind, *read_yaml(file))
+
+
+def _validate(file: Path, kind: type[AnyModel], document: Any, lines: LineNumbers) -> AnyModel:
     try:
         return kind.model_validate(document)
     except ValidationError as error:

@@ -22,7 +22,7 @@ from isthmus.core.base_model import (
     PositiveInt,
 )
 from isthmus.core.errors import InputError, ProtocolError
-from isthmus.core.job import Job
+from isthmus.core.job import Job, with_own_folders
 from isthmus.core.messages.agent_messages import PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
 
@@ -42,7 +42,8 @@ class WorkerSpec(FrozenModel):
     `congestion_control` if the kernel supports it. Peers send a heartbeat every `heartbeat_s`; a connection
     reconnects after three missed ones, and a peer silent for `peer_timeout_s` is lost. `peer_timeout_s` also limits
     the wait for a rank whose process restarts. A rank that waits for other ranks' parts of a checkpoint fails after
-    `checkpoint_timeout_s` without progress.
+    `checkpoint_timeout_s` without progress. `has_trained`: an earlier attempt of the job has trained, so files in
+    its folders without a claim are its own.
     """
 
     version: Literal[1] = WORKER_VERSION
@@ -65,6 +66,7 @@ class WorkerSpec(FrozenModel):
     heartbeat_s: PositiveFloat = 0.3
     peer_timeout_s: PositiveFloat = 60.0
     checkpoint_timeout_s: PositiveFloat = 600.0
+    has_trained: bool = False
 
     @model_validator(mode="after")
     def _check_rank(self) -> WorkerSpec:
@@ -202,11 +204,14 @@ class WorkerFolder:
         return self.path / "exit"
 
     def read_spec(self) -> WorkerSpec:
-        """Return the spec; raise `InputError` if it is missing or malformed, `ProtocolError` if too new."""
+        """Return the spec, with the job's own folders in its job.
+
+        Raises `InputError` if it is missing or malformed, `ProtocolError` if too new.
+        """
         spec = _read_model(self.spec_path, WorkerSpec)
         if spec is None:
             raise InputError(f"{self.spec_path} is missing", hint="the agent writes it before it starts the worker")
-        return spec
+        return spec.model_copy(update={"job": with_own_folders(spec.job, spec.run)})
 
     def write_spec(self, spec: WorkerSpec) -> None:
         """Create the folder and write the spec."""

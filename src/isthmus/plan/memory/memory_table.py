@@ -9,6 +9,7 @@ width; worst-case routing as all tokens of the group at this chip's experts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -56,6 +57,20 @@ class MeshDegrees:
         return cls(**degrees)
 
 
+def _check_degrees(profile: ModelProfile, parallel: MeshDegrees) -> None:
+    """Raise `InputError` for a degree above the experts, or one that does not divide the heads."""
+    experts = max(1, *(layer.feed_forward.num_experts for layer in profile.layers))
+    cores = [layer.attention.core for layer in profile.layers]
+    heads = math.gcd(*(core.num_heads for core in cores if core is not None))
+    if parallel.ep > experts:
+        raise InputError(f"ep={parallel.ep} for {experts} experts in a layer", hint=f"nearest valid: ep={experts}")
+    if heads and heads % parallel.tp:
+        nearest = next(one for one in range(min(heads, parallel.tp), 0, -1) if heads % one == 0)
+        raise InputError(
+            f"tp={parallel.tp} does not divide the {heads} attention heads", hint=f"nearest valid: tp={nearest}"
+        )
+
+
 def memory_table(
     model: Model,
     parallel: MeshDegrees,
@@ -76,6 +91,7 @@ def memory_table(
         raise InputError(
             f"pp={parallel.pp} for {profile.num_layers} layers", hint="each stage needs at least one layer"
         )
+    _check_degrees(profile, parallel)
     degrees = StageDegrees(tp=parallel.tp, cp=parallel.cp, ep=parallel.ep, dp=parallel.dp, sp=parallel.tp > 1)
     weights = _weight_bytes(profile, parallel, degrees, report=accounting == "report", inference=inference)
     if inference:

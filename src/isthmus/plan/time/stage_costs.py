@@ -47,7 +47,8 @@ def stage_costs(
 ) -> tuple[StageCost, ...]:
     """Return the cost of every stage of a replica, (num_stages,).
 
-    Raises `PlanError` if plan and model differ in layers, `InputError` for unknown clusters or node groups.
+    Raises `PlanError` if plan and model differ in layers, or a stage has more expert-parallel ranks than experts;
+    `InputError` for unknown clusters or node groups.
     """
     if plan.num_layers != profile.num_layers:
         raise PlanError(
@@ -55,6 +56,12 @@ def stage_costs(
             hint="the last stage must end at the model's last layer",
         )
     stages = plan.pipeline(replica)
+    experts = max(1, *(layer.feed_forward.num_experts for layer in profile.layers))
+    for index, stage in enumerate(stages):
+        if stage.ep > experts:
+            raise PlanError(
+                f"stage {index} has ep {stage.ep} for {experts} experts in a layer", hint=f"nearest valid: ep {experts}"
+            )
     return tuple(_stage_cost(plan, pool, profile, calibration, stages, index) for index in range(len(stages)))
 
 

@@ -1,5 +1,6 @@
 """Layout of checkpoints on disk, and functions that read them (`write_checkpoint.py` writes them).
 
+    FOLDER/.isthmus-run/run.json            the job that the folder belongs to (`core/runs/run_folder.py`)
     FOLDER/step-00000100/manifest.json      step, samples, and the size and checksum of each file
     FOLDER/step-00000100/.metadata          metadata of torch's distributed checkpoint format (DCP)
     FOLDER/step-00000100/__0_0.distcp       the shards of rank 0
@@ -26,6 +27,7 @@ from pydantic import ValidationError
 
 from isthmus.core.base_model import FrozenModel, NonNegativeInt, PositiveInt
 from isthmus.core.errors import ProtocolError, UnavailableError
+from isthmus.core.runs.run_folder import complete_folders
 from isthmus.train.checkpoint import dcp_layout
 from isthmus.train.checkpoint.dcp_layout import TensorShard
 
@@ -117,11 +119,6 @@ def verify_rank_file(folder: Path, step: int, rank: int) -> int:
                 hint="check the disk of the checkpoint folder",
             )
     return found[0].num_bytes
-
-
-def complete_folders(folder: Path) -> list[Path]:
-    """Return the folders of complete checkpoints, unordered."""
-    return [one for one in folder.glob("step-*") if one.suffix != ".tmp" and one.is_dir()]
 
 
 def _check_version(place: Path, text: bytes) -> None:

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 
 from isthmus.comm.group.isthmus_group import IsthmusGroup
-from isthmus.core.errors import PeerError
+from isthmus.core.errors import InputError, PeerError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
+from isthmus.core.runs.resume_folder import refuse_finished
 from isthmus.train.checkpoint.async_checkpoint_writer import AsyncCheckpointWriter
-from isthmus.train.checkpoint.checkpoint_folder import load_shards, read_manifests, verify_rank_file
+from isthmus.train.checkpoint.checkpoint_folder import Manifest, load_shards, read_manifests, verify_rank_file
 from isthmus.train.checkpoint.dcp_layout import TensorShard
 from isthmus.train.checkpoint.find_valid_checkpoint import find_valid_checkpoint
 from isthmus.train.checkpoint.memory_slot import Snapshot
@@ -56,26 +57,44 @@ class CheckpointManager:
     def load(self, shapes: Mapping[str, torch.Size]) -> Snapshot | None:
         """Return this rank's state from the newest checkpoint that all ranks find valid; None without one.
 
+        Before the job's own first checkpoint, one of `resume` is loaded; its folder is only read. Raises
+        `InputError` if that holds none, or one of another model.
+
         `shapes` are the shapes of this rank's parameters by full-model name; the snapshot has state tensors
         of these shapes. Restores torch's random state if the number of ranks is unchanged.
         """
-        rank = self._spec.rank
-        manifest = find_valid_checkpoint(
-            self._folder,
-            rank,
-            self._num_ranks,
-            self._communicator.broadcast_from_first,
-            self._communicator.all_gather,
-        )
-        if manifest is None:
+        manifest = self._find_valid(self._folder)
+        if manifest is not None:
+            return self._load(self._folder, manifest, shapes)
+        source = self._spec.job.resume_folder
+        if source is None:
             return None
+        manifest = self._find_valid(Path(source))
+        if manifest is None:
+            raise InputError(
+                f"resume: no checkpoint in {source} is complete and undamaged",
+                hint="give the checkpoints.folder of another run, or start without `resume`",
+            )
+        refuse_finished(Path(source), manifest.step, self._spec.job)
+        try:
+            return self._load(Path(source), manifest, shapes)
+        except UnavailableError as error:
+            raise InputError(f"resume: {error.message}", hint="resume with the model of that run") from error
+
+    def _find_valid(self, folder: Path) -> Manifest | None:
+        """Return the newest checkpoint of `folder` that all ranks find valid; all ranks call this."""
+        broadcast, all_gather = self._communicator.broadcast_from_first, self._communicator.all_gather
+        return find_valid_checkpoint(folder, self._spec.rank, self._num_ranks, broadcast, all_gather)
+
+    def _load(self, folder: Path, manifest: Manifest, shapes: Mapping[str, torch.Size]) -> Snapshot:
+        """Return this rank's state from a checkpoint of `folder`; `shapes` as in `load`."""
         tensors, pieces = allocate_state(shapes, self._ownership)
         random_state = self._random_state()
         if manifest.num_ranks == self._num_ranks:
             pieces.append(random_state)
-        load_shards(self._folder, manifest.step, pieces)
+        load_shards(folder, manifest.step, pieces)
         torch.set_rng_state(random_state.tensor)
-        print(f"rank {rank}: resumed from {self._folder} after step {manifest.step}", flush=True)
+        print(f"rank {self._spec.rank}: resumed from {folder} after step {manifest.step}", flush=True)
         return Snapshot(manifest.step, manifest.samples, tensors)
 
     def newest_step(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
+from isthmus.core.runs.run_folder import complete_folders
 from isthmus.core.state_folder_lock import fsync_path
 from isthmus.train.checkpoint import dcp_layout
 from isthmus.train.checkpoint.checkpoint_folder import (
@@ -17,7 +18,6 @@ from isthmus.train.checkpoint.checkpoint_folder import (
     CheckpointFile,
     Manifest,
     checkpoint_name,
-    complete_folders,
     describe_file,
 )
 from isthmus.train.checkpoint.dcp_layout import TensorShard
@@ -29,14 +29,6 @@ class _RankPart(FrozenModel):
 
     file: CheckpointFile
     layout: str
-
-
-def make_checkpoint_folder(folder: Path) -> None:
-    """Create the checkpoint folder before training starts; raises `UnavailableError` if it cannot."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _write_error(folder, error) from error
 
 
 def write_rank_part(

@@ -62,14 +62,6 @@ def export_shard(
         raise _write_error(output, error) from error
 
 
-def make_output_folder(output: Path) -> None:
-    """Create the output folder before training starts; raises `UnavailableError` if it cannot."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _write_error(output, error) from error
-
-
 def check_output(output: Path, model: str | Path) -> None:
     """Raise `ModelError` if an export to `output` would overwrite the source weights of `model`."""
     source = config_path(model).parent

@@ -5,16 +5,17 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from isthmus.core.job import Job
+from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.data import Dataset, export_tokenizer
 from isthmus.train.communication.communicator import Communicator
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.save_weights import export_shard, finish_export
+from isthmus.train.process.run_folders import claim_output
 from isthmus.train.update.replica_layout import PipelinePosition
 
 
 def export_model(
-    job: Job,
+    spec: WorkerSpec,
     position: PipelinePosition,
     model_chunks: ModelChunks,
     dataset: Dataset | None,
@@ -24,10 +25,11 @@ def export_model(
 
     The tokenizer and the chat template are those of `dataset`.
 
-    Raises `UnavailableError` if the folder cannot be written.
+    Raises `UnavailableError` if the folder cannot be written, `InputError` if it belongs to another job now.
     """
-    output = Path(job.output)
+    job, output = spec.job, Path(spec.job.output)
     if position.replica == 0:
+        claim_output(spec)
         export_shard(ModelChunks(model_chunks.first_copy), output, position.stage)
     communicator.barrier()
     if position.replica == 0 and position.stage == 0 and model_chunks.group.tp_rank == 0:

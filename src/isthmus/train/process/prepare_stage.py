@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.units import format_seconds
 from isthmus.data import Dataset, open_job_data
-from isthmus.train.checkpoint.write_checkpoint import make_checkpoint_folder
 from isthmus.train.communication.torch_device import choose_device
 from isthmus.train.model.model_chunks import ModelChunks
-from isthmus.train.model.save_weights import make_output_folder
 from isthmus.train.model.stage_model import build_stage
+from isthmus.train.process.run_folders import check_resume, claim_run_folders
 from isthmus.train.tensor_parallel.tp_process_group import make_tp_group
 from isthmus.train.update.replica_layout import PipelinePosition
 
@@ -34,10 +32,10 @@ def worker_device(spec: WorkerSpec) -> torch.device:
 
 
 def prepare_stage(spec: WorkerSpec) -> PreparedStage:
-    """Build the stage and open the data set; raises `InputError` for unusable input."""
+    """Claim the job's folders, build the stage and open the data set; raises `InputError` for unusable input."""
     job, training = spec.job, spec.job.training
-    make_checkpoint_folder(Path(job.checkpoints.folder))
-    make_output_folder(Path(job.output))
+    claim_run_folders(spec)
+    check_resume(spec)
     torch.manual_seed(training.seed)
     place, group = PipelinePosition.of_rank(spec.plan, spec.rank), make_tp_group(spec.plan, spec.rank)
     pieces = ModelChunks(

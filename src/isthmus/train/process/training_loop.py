@@ -80,7 +80,7 @@ def _train_once(trainer: Trainer) -> None:
             trainer.take_snapshot(step + 1)
     # Step 3: write the model.
     prepared = trainer.prepared
-    export_model(spec.job, trainer.position, prepared.model_chunks, prepared.dataset, trainer.communicator)
+    export_model(spec, trainer.position, prepared.model_chunks, prepared.dataset, trainer.communicator)
 
 
 def _is_due(steps_done: int, every: int, num_steps: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from isthmus.core.errors import PlanError
@@ -27,9 +28,8 @@ def job_limits(limits: SearchLimits, job: Job, workload: TrainingWorkload) -> Se
         mixed_chips=limits.mixed_chips and placement.mixed_chips,
         overlap=limits.overlap and job.overlap,
     )
-    reason = _unsatisfiable_reason(found, job, workload)
-    if reason:
-        raise PlanError(reason, hint="change the degree under `parallel`, or remove it")
+    for reason, name, nearest in _impossible_degrees(found, job, workload):
+        raise PlanError(reason, hint=f"nearest valid: parallel.{name} {nearest}; or remove it")
     return found
 
 
@@ -39,24 +39,31 @@ def describe_degrees(limits: SearchLimits) -> str:
     return ", ".join(f"{name} {value}" for name, value in fixed.items() if value)
 
 
-def _unsatisfiable_reason(limits: SearchLimits, job: Job, workload: TrainingWorkload) -> str:
-    """Return why no pool has a plan with these degrees, or an empty string."""
+def _impossible_degrees(limits: SearchLimits, job: Job, workload: TrainingWorkload) -> Iterator[tuple[str, str, int]]:
+    """Yield why no pool has a plan with these degrees: the reason, the degree's name, its nearest valid value."""
     layers, attention = workload.profile.num_layers, workload.profile.layers[0].attention.core
     experts = max(layer.feed_forward.num_experts for layer in workload.profile.layers)
+    samples, tp, ep = job.training.global_batch_size, limits.tp or 1, limits.ep or 1
     if limits.executable:
         for name in ("cp", "ep"):
             degree = getattr(limits, name) or 1
             if degree > 1:
-                return f"parallel.{name} {degree}: the runtime splits a stage over chips by tp only"
-        if limits.tp and attention and attention.num_kv_heads % limits.tp:
+                yield f"parallel.{name} {degree}: the runtime splits a stage over chips by tp only", name, 1
+        if attention and attention.num_kv_heads % tp:
             heads = attention.num_kv_heads
-            return f"parallel.tp {limits.tp} does not divide the {heads} key and value heads"
+            yield f"parallel.tp {tp} does not divide the {heads} key and value heads", "tp", divisor_below(heads, tp)
     if limits.pp and limits.pp > layers:
-        return f"parallel.pp {limits.pp}: the model has {layers} layers"
-    if limits.tp and attention and attention.num_heads % limits.tp:
-        return f"parallel.tp {limits.tp} does not divide the {attention.num_heads} attention heads"
-    if limits.ep and limits.ep > 1 and (not experts or experts % limits.ep):
-        return f"parallel.ep {limits.ep} does not divide the {experts} experts of a layer"
-    if limits.dp and limits.dp > job.training.global_batch_size:
-        return f"parallel.dp {limits.dp}: a step has {job.training.global_batch_size} samples"
-    return ""
+        yield f"parallel.pp {limits.pp}: the model has {layers} layers", "pp", layers
+    if attention and attention.num_heads % tp:
+        heads = attention.num_heads
+        yield f"parallel.tp {tp} does not divide the {heads} attention heads", "tp", divisor_below(heads, tp)
+    if ep > 1 and (not experts or experts % ep):
+        nearest = divisor_below(experts, ep) if experts else 1
+        yield f"parallel.ep {ep} does not divide the {experts} experts of a layer", "ep", nearest
+    if limits.dp and limits.dp > samples:
+        yield f"parallel.dp {limits.dp}: a step has {samples} samples", "dp", samples
+
+
+def divisor_below(number: int, most: int) -> int:
+    """Return the largest divisor of `number` that is at most `most`."""
+    return next(one for one in range(min(number, most), 0, -1) if number % one == 0)
