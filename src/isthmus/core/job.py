@@ -26,7 +26,7 @@ TrainingTask = Literal["pretrain", "continue", "finetune"]
 class DataConfig(FrozenModel):
     """Training text: folders, files or globs, local or any fsspec URL.
 
-    `format` `auto_plan` reads `.jsonl` as JSON Lines and everything else as text; `chat` is JSON Lines with a
+    `format` `auto` reads `.jsonl` as JSON Lines and everything else as text; `chat` is JSON Lines with a
     `messages` list. `tokenizer` is `bytes` or the path of a `tokenizer.json`.
     """
 
@@ -130,7 +130,7 @@ class Job(FrozenModel):
     """A training job: one model, one data set, one result.
 
     `output` receives the trained Hugging Face model. `policy` selects among the candidate plans: `manual`
-    waits for the user, `auto_plan` takes the predicted fastest. After a worker failure the job restarts from its
+    waits for the user, `auto` takes the predicted fastest. After a worker failure the job restarts from its
     last checkpoint, at most `max_restarts` times. A job of higher `priority` may, if its user agrees, preempt
     `preemptible` jobs of lower priority; these are checkpointed first and resume later. `deadline_s` counts
     from submission. `overlap: false` excludes schedules that overlap communication with computation.
