@@ -75,7 +75,7 @@ def follow(machine: Machine, command: str, shown: str, log: Path) -> None:
         assert process.poll() is None, f"{command}\n{log.read_text()}"
         return matches(shown, log.read_text())
 
-    wait_until(answered, f"{command}\n{shown}", 40)
+    wait_until(answered, f"{command}\n{shown}", 100)
 
 
 @pytest.fixture(scope="module")
@@ -123,14 +123,14 @@ class TestGuide:
             return found
 
         show = f"isthmus show {job} --token-file me.token"
-        wait_until(lambda: "cannot reach site a" in a.run(show).stdout, "the reason is shown", 60)
+        wait_until(lambda: "cannot reach site a" in a.run(show).stdout, "the reason is shown", 120)
         reason = job_view()["reason"]
         assert re.search(r"site [bc] cannot reach site a at 10\.0\.0\.1:41000-41100 \(timed out after 3 s\)", reason)
         assert "open these ports at a for" in reason
         pool = json.loads(a.run("isthmus pool --json").stdout)
         assert [list(one["free_chips"].values()) for one in pool["clusters"]] == [[1], [1], [1]]
         a.open_ports()
-        wait_until(lambda: job_view()["state"] == "running", "the job starts", 60)
+        wait_until(lambda: job_view()["state"] == "running", "the job starts", 120)
 
 
 def restart_agent(name: str, machine: Machine) -> None:
