@@ -22,7 +22,7 @@ from isthmus.agent.service.file_fetcher import FileFetcher
 from isthmus.agent.service.file_transfer import read_sources
 from isthmus.agent.service.own_address import own_address
 from isthmus.agent.service.sync_client import SyncClient
-from isthmus.core.errors import ConflictError, UnavailableError
+from isthmus.core.errors import ConflictError, IsthmusError, UnavailableError
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
 from isthmus.core.state_folder_lock import lock_state_folder
@@ -63,6 +63,8 @@ class AgentConfig:
     storage: Path | None = None
     # JSON file with access to other sites' storage, see `read_sources`.
     sources: Path | None = None
+    # A person can press Ctrl-C: the first one saves running parts before the agent stops.
+    interactive: bool = False
     # What the owner lets pool jobs do.
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
 
@@ -134,13 +136,14 @@ class AgentLoop:
 def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     """Run the agent of one site until SIGINT, SIGTERM or `stop`, then stop all workers.
 
+    If `config.interactive`, the first SIGINT lets the pool's parts save a checkpoint first, and the second ends that.
     Raises `UnavailableError` if the state folder cannot be used; `AuthError` or `ProtocolError` if the server
     rejects this agent (workers keep running for a later agent); `ConflictError` if another agent took the
     cluster over (after stopping the workers).
     """
-    stop = stop or threading.Event()
+    stop, at_once = stop or threading.Event(), threading.Event()
     with (
-        _stop_on_signals(stop),
+        _stop_on_signals(stop, at_once, interactive=config.interactive),
         lock_state_folder(config.state, "agent"),
         SyncClient(config.server, config.token, config.cluster.name, config.ca) as exchange,
     ):
@@ -165,9 +168,9 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             while not stop.is_set():
                 stop.wait(loop.step(time.monotonic()))
         except ConflictError:
-            _stop_workers(shell)
+            stop_workers(loop, saves_first=False, at_once=at_once)
             raise
-        _stop_workers(shell)
+        stop_workers(loop, saves_first=config.interactive and not at_once.is_set(), at_once=at_once)
         loop.send_final_report()
 
 
@@ -195,21 +198,48 @@ def _file_fetcher(config: AgentConfig) -> FileFetcher | None:
     return FileFetcher(config.storage.absolute(), read_sources(config.sources) if config.sources else {})
 
 
-def _stop_workers(service: AgentService) -> None:
-    service.shut_down()
+def stop_workers(loop: AgentLoop, *, saves_first: bool, at_once: threading.Event) -> None:
+    """Stop all workers and log what becomes of them; with `saves_first` save first, until `at_once` is set."""
+    service = loop.service
+    num_parts, limit_s = service.num_running, service.policy.protect_s
+    if num_parts and saves_first:
+        text = "saving the running parts (%d) before the agent stops, at most %g s; Ctrl-C again stops at once"
+        _log.warning(text, num_parts, limit_s)
+    elif num_parts:
+        _log.warning("stopping the running parts (%d); their jobs go on from their last checkpoints", num_parts)
+    service.shut_down(saves_first=saves_first)
     while not service.stopped:
-        time.sleep(FAST_POLL_S)
+        if saves_first and at_once.is_set():
+            saves_first = False
+            _log.warning("stopping at once; the jobs go on from their last checkpoints")
+            service.shut_down()
+        try:
+            pause_s = loop.step(time.monotonic()) if saves_first else FAST_POLL_S
+        except IsthmusError as error:  # the server rejects this agent: nothing more can be agreed with it
+            _log.warning("%s", error)
+            at_once.set()
+            continue
+        time.sleep(min(pause_s, FAST_POLL_S))
         service.tick()
 
 
 @contextmanager
-def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` on SIGINT and SIGTERM; no effect outside the main thread."""
+def _stop_on_signals(stop: threading.Event, at_once: threading.Event, *, interactive: bool) -> Iterator[None]:
+    """Set `stop` on SIGINT and SIGTERM; and `at_once`, except on the first SIGINT if `interactive`.
+
+    No effect outside the main thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
+    def handle(number: int, _frame: object) -> None:
+        if stop.is_set() or number == signal.SIGTERM or not interactive:
+            at_once.set()
+        stop.set()
+
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

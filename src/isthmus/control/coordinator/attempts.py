@@ -40,9 +40,7 @@ def refuse_attempt(state: PoolState, job: JobRecord, reason: str, now_s: float) 
     stop_attempt(state, job, "waiting", reason, now_s)
 
 
-def refuse_in_queue(
-    state: PoolState, job: JobRecord, reason: str, now_s: float, retry_s: float | None = None
-) -> None:
+def refuse_in_queue(state: PoolState, job: JobRecord, reason: str, now_s: float, retry_s: float | None = None) -> None:
     """Remove the job from all site queues; retry after `retry_s`, or, if a site refused it, after a back-off."""
     job.refusals += retry_s is None
     leave_site_queues(state, job)
