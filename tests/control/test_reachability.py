@@ -126,7 +126,7 @@ def test_a_port_that_is_opened_lets_the_job_start() -> None:
     assert pool.state("j") == "waiting"
     del pool.closed["b", "a"]
     pool.wait(RETRY_S)
-    assert pool.reason("j") == "waits for the check that b reaches a"
+    assert "connection refused" in pool.reason("j"), "the known reason is shown while the check is repeated"
     pool.check()
     assert pool.state("j") == "preparing"
 

@@ -28,6 +28,8 @@ def record_peer_checks(state: PoolState, record: ClusterRecord, event: AgentRepo
     if is_new or restarted:
         others = (key for key, one in state.clusters.items() if key != name and one.peer_address is not None)
         for other in others:
+            record.peer_results.pop(other, None)
+            state.clusters[other].peer_results.pop(name, None)
             _order_check(state, name, other)
             _order_check(state, other, name)
     for check in event.peer_checks:
