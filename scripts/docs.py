@@ -63,7 +63,7 @@ def _formats() -> str:
             parts.append(f"### {name}\n\n{definition.get('description', '')}")
             parts.append(_fields(definition, schema))
         example = (EXAMPLES / f"{kind}-v1.yaml").read_text(encoding="utf-8")
-        parts.append(f"Every field once:\n\n```yaml\n{example}```")
+        parts.append(f"An example:\n\n```yaml\n{example}```")
     return "\n\n".join(parts) + "\n"
 
 
@@ -90,7 +90,7 @@ def _references(node: Any) -> Iterator[str]:
 
 def _fields(definition: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     required = set(definition.get("required", ()))
-    lines = ["| field | type | default |", "|---|---|---|"]
+    lines = ["| field | type | default | meaning |", "|---|---|---|---|"]
     for name, field in definition["properties"].items():
         if name in required:
             default = "**required**"
@@ -98,7 +98,7 @@ def _fields(definition: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
             default = f"`{json.dumps(field['default'])}`" if not isinstance(field["default"], dict) else ""
         else:
             default = ""
-        lines.append(f"| `{name}` | {_type(field, schema)} | {default} |")
+        lines.append(f"| `{name}` | {_type(field, schema)} | {default} | {field['description']} |")
     return "\n".join(lines)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.service.agent_loop import FAST_POLL_S, POLL_S, AgentConfig, AgentLoop, Backoff, run_agent
+from isthmus.agent.service.agent_loop import (
+    FAST_POLL_S,
+    POLL_S,
+    AgentConfig,
+    AgentLoop,
+    Backoff,
+    run_agent,
+    stop_workers,
+)
 from isthmus.agent.service.sync_client import SyncClient
 from isthmus.core.errors import AuthError, ConflictError, InputError, IsthmusError, ProtocolError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
@@ -199,3 +210,42 @@ def test_a_stopped_agent_tells_what_it_gave_back(tmp_path: Path, server: Answeri
     thread.join(10)
     assert not thread.is_alive()
     assert [part.state for part in server.reports[-1].parts] == ["released"]
+
+
+@pytest.mark.parametrize(
+    ("saves_first", "said"), [(False, "go on from their last"), (True, "Ctrl-C again stops at once")]
+)
+def test_an_agent_that_stops_says_what_becomes_of_running_parts(
+    tmp_path: Path, server: Answering, caplog: pytest.LogCaptureFixture, saves_first: bool, said: str
+) -> None:
+    """It names their number, and whether they are saved first; a second Ctrl-C ends that wait."""
+    site, at_once = Site(tmp_path), threading.Event()
+    folder = site.run()
+    at_once.set()
+    with SyncClient(server.url, "secret", "east") as exchange:
+        loop = AgentLoop(site.shell, exchange, random.Random(0))
+        site.adapter.stop = lambda folder, force: site.adapter.end(folder, 143)  # type: ignore[method-assign]
+        with caplog.at_level("WARNING"):
+            stop_workers(loop, saves_first=saves_first, at_once=at_once)
+    assert said in caplog.text
+    assert "running parts (1)" in caplog.text
+    assert site.shell.stopped
+    assert folder.exists()
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+def test_the_first_interrupt_of_a_person_stops_an_idle_agent_as_well(
+    tmp_path: Path, server: Answering, interactive: bool
+) -> None:
+    """Nothing is to be saved: the agent ends, and its handlers are gone."""
+    before = signal.getsignal(signal.SIGINT)
+    interrupt = threading.Thread(target=lambda: (_reported(server), os.kill(os.getpid(), signal.SIGINT)))
+    interrupt.start()
+    run_agent(dataclasses.replace(config(server, tmp_path), interactive=interactive))
+    interrupt.join()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def _reported(server: Answering) -> None:
+    while not server.reports:
+        threading.Event().wait(0.01)

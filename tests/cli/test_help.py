@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,3 +31,13 @@ def test_what_takes_a_value_says_which(name: str) -> None:
         if not getattr(parameter, "is_flag", False):
             assert parameter.metavar, parameter.opts
         assert parameter.help.endswith("."), parameter.opts
+
+
+@pytest.mark.slow
+def test_the_shell_completes_commands() -> None:
+    """What docs/guide/training.md says of completion: bash asks the command itself, which answers with its commands."""
+    typed = {"_ISTHMUS_COMPLETE": "complete_bash", "COMP_WORDS": "isthmus sub", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("isthmus")], env=os.environ | typed, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["submit"]

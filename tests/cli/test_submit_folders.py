@@ -36,7 +36,12 @@ def job_file(tmp_path: Path) -> Path:
 def write_job(file: Path, **changes: object) -> None:
     """Write the job file."""
     training = {"steps": 3, "sequence_length": 8, "global_batch_size": 2}
-    fields = {"name": "mine", "model": "config.json", "output": "out", "data": {"paths": ["text"]}}
+    fields = {
+        "name": "mine",
+        "model": "config.json",
+        "output": "out",
+        "data": {"paths": ["text"], "tokenizer": "bytes"},
+    }
     file.write_text(yaml.safe_dump(fields | {"training": training, "checkpoints": {"folder": "ck"}} | changes))
 
 

@@ -2,12 +2,22 @@
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from isthmus.core.errors import FileError
-from isthmus.core.files.user_files import FILE_KINDS, json_schema, load_job, load_plan, load_policy, load_pool
+from isthmus.core.files.user_files import (
+    FILE_KINDS,
+    field_meanings,
+    json_schema,
+    load_job,
+    load_plan,
+    load_policy,
+    load_pool,
+)
 
 POOL = """\
 clusters:
@@ -61,6 +71,23 @@ def write(tmp_path, text, name="file.yaml"):
     file = tmp_path / name
     file.write_text(text, encoding="utf-8")
     return file
+
+
+def described(schema: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield model, field and description of every field of a schema."""
+    for name, definition in ((schema["title"], schema), *schema["$defs"].items()):
+        for field, found in definition.get("properties", {}).items():
+            yield name, field, found.get("description", "")
+
+
+def test_every_field_of_every_user_file_has_a_meaning_and_no_meaning_lacks_a_field():
+    """`between` included: one line that says what it is, in the schema and in docs/formats.md."""
+    fields = {(name, field): text for kind in FILE_KINDS for name, field, text in described(json_schema(kind))}
+    assert [key for key, text in fields.items() if not text] == []
+    assert {(name, field) for name, found in field_meanings().items() for field in found} == fields.keys()
+    assert ("Link", "between") in fields
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+    assert [key for key, text in fields.items() if f"| {text} |" not in page] == []
 
 
 @pytest.mark.parametrize("kind", LOADERS)

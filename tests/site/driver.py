@@ -69,9 +69,9 @@ class Site:
         self.now_s += seconds
         return self.handle(WorkersObserved(now_s=self.now_s))
 
-    def shut_down(self) -> list[SiteInstruction]:
+    def shut_down(self, *, saves_first: bool = False) -> list[SiteInstruction]:
         """Ask the agent to end."""
-        return self.handle(ShutdownRequested(now_s=self.now_s))
+        return self.handle(ShutdownRequested(now_s=self.now_s, saves_first=saves_first))
 
     def handle(self, event: SiteEvent) -> list[SiteInstruction]:
         """Take an event in."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.site.driver import Site, local
+from isthmus.core.owner_policy import OwnerPolicy
+from tests.site.driver import Site, asked_to_save, local, stops
 from tests.site.samples import order
 from tests.site.test_evictions import training
 
@@ -43,3 +44,36 @@ def test_a_local_job_that_waits_for_its_victim_is_queued_again() -> None:
     assert site.part("high", 0).state == "evicting"
     site.shut_down()
     assert (site.part("high", 0).state, site.part("high", 0).detail) == ("queued", "")
+
+
+def test_a_part_that_trains_saves_before_the_agent_stops() -> None:
+    """Its checkpoint is requested, and it is stopped as evicted once all ranks have verified it: no restart is used."""
+    site = Site(OwnerPolicy(protect_s=30))
+    training(site)
+    assert asked_to_save(site.shut_down(saves_first=True)) == [("a", 0)]
+    assert stops(site.wait(1)) == []
+    assert site.saved(7, 0) == site.saved(7, 1) == []
+    assert stops(site.saved(7, 2)) == [(0, False), (1, False), (2, False)]
+    for rank in range(3):
+        site.see("exited", rank, exit_status=143)
+    assert (site.states, site.part().fault) == ({"a/1": "released"}, "evicted")
+    assert site.detail() == f"evicted by the owner: {REASON}"
+
+
+def test_a_checkpoint_is_awaited_only_as_long_as_the_owner_protects() -> None:
+    """After `protect_s` the workers are stopped, saved or not; a part that only holds devices goes at once."""
+    site = Site(OwnerPolicy(protect_s=30))
+    training(site, 2)
+    site.obey(order("prepared", "b", places=("east/l40s",)), order("running", "a", places=("east/h20",) * 2))
+    site.shut_down(saves_first=True)
+    assert site.states["b/1"] == "released"
+    assert stops(site.wait(29)) == []
+    assert len(stops(site.wait(1))) == 2
+
+
+def test_a_second_request_ends_the_wait() -> None:
+    """The workers are stopped at once; the reason is that the agent stops."""
+    site = Site(OwnerPolicy(protect_s=30))
+    training(site)
+    site.shut_down(saves_first=True)
+    assert len(stops(site.shut_down())) == 3

@@ -28,6 +28,7 @@ from isthmus.train.checkpoint.write_checkpoint import (
     find_failure,
     is_published,
     publish,
+    report_failure,
     write_rank_part,
 )
 
@@ -122,10 +123,13 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> Non
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     """A write that does not fit raises `UnavailableError` naming the folder; nothing is left in the way."""
     write(tmp_path, 1, size=1)
-    with largest_file(20_000), pytest.raises(UnavailableError, match=str(tmp_path)):
+    with largest_file(20_000), pytest.raises(UnavailableError, match=str(tmp_path)) as caught:
         write(tmp_path, 2, size=1, elements=100_000)
+    assert "free space there: a restart goes on from the newest checkpoint" in str(caught.value.hint)
     assert found_step(tmp_path) == 1
     assert not list(tmp_path.glob("*/*.part"))
+    report_failure(tmp_path, step=2, rank=0, num_ranks=1, write_id="1", reason="full")
+    assert [one.name for one in tmp_path.iterdir()] == ["step-00000001"], "nothing of it is left"
     clear_unfinished(tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == ["step-00000001"]
     write(tmp_path, 2, size=1, elements=100_000)

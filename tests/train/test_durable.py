@@ -89,6 +89,7 @@ def test_a_rank_that_cannot_write_fails_the_checkpoint_everywhere(tmp_path: Path
     with pytest.raises(UnavailableError, match="after step 1 failed: rank 1: cannot write"):
         first.wait()
     assert newest_valid(tmp_path) is None
+    assert list(tmp_path.iterdir()) == [], "the last rank to report has removed the unfinished checkpoint"
 
 
 def test_a_failure_is_raised_before_the_next_update(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ class Job(FrozenModel):
     `checkpoints.folder`, `{job}` stands for the job's id. `resume` continues from the newest checkpoint of
     another job (its id) or of a folder (a path with `/`), which stays unchanged.
 
-    `policy` selects among the candidate plans: `manual` waits for the user, `auto_plan` takes the predicted
+    `policy` selects among the candidate plans: `manual` waits for the user, `auto` takes the predicted
     fastest. After a worker failure the job restarts from its last checkpoint, at most `max_restarts` times. A job
     of higher `priority` may, if its user agrees, preempt `preemptible` jobs of lower priority; these are
     checkpointed first and resume later. `deadline_s` counts from submission. `overlap: false` excludes schedules

@@ -16,7 +16,7 @@ FileKind = Literal["text", "jsonl", "chat"]
 def file_kind(name: str, data: DataConfig, task: TrainingTask) -> FileKind:
     """Return the format in which to read file `name`.
 
-    `auto_plan` reads `.jsonl` as JSON Lines (conversations for task `finetune`) and everything else as text.
+    `auto` reads `.jsonl` as JSON Lines (conversations for task `finetune`) and everything else as text.
     Raises `DataError` unless exactly the task `finetune` reads conversations.
     """
     if data.format == "auto":

@@ -75,7 +75,11 @@ def continue_eviction(site: SiteState, part: SitePart, now_s: float) -> None:
     """
     if part.evicted and part.state == "running":
         claimers = (other for other in site.time_dependent.values() if other.state == "evicting")
-        if site.is_open and not any(other.local and part in current_holders(site, other) for other in claimers):
+        if (
+            site.is_open
+            and not site.shutting_down
+            and not any(other.local and part in current_holders(site, other) for other in claimers)
+        ):
             part.evicted, part.evict_at_s = False, None
             site.mark_changed(part)
         elif part.protection is not None or part.evict_at_s is None or now_s >= part.evict_at_s:
@@ -89,6 +93,11 @@ def evict_after_hours(site: SiteState, part: SitePart, now_s: float) -> None:
     """Evict a part of the pool outside the owner's pool hours."""
     if part.state in LEASED or part.state == "running":
         _evict_part(site, part, now_s, "outside the owner's pool hours")
+
+
+def evict_before_shutdown(site: SiteState, part: SitePart, now_s: float) -> None:
+    """Evict a part of the pool that runs while the agent is being stopped; its job waits for other chips."""
+    _evict_part(site, part, now_s, f"the agent of {site.cluster} is being stopped")
 
 
 def _evict_part(site: SiteState, part: SitePart, now_s: float, reason: str) -> None:

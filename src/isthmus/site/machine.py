@@ -14,7 +14,7 @@ from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.priority import PriorityMap
 from isthmus.site import site_report
 from isthmus.site.devices.device_allocator import DeviceAllocator
-from isthmus.site.evictions import continue_eviction, evict_after_hours
+from isthmus.site.evictions import continue_eviction, evict_after_hours, evict_before_shutdown
 from isthmus.site.local_jobs import add_local_job, start_local_jobs, sync_local_jobs, withdraw_local_job
 from isthmus.site.machine_events import (
     FetchObserved,
@@ -165,7 +165,7 @@ class SiteMachine:
                     site.is_open, site.may_start_local = event.is_open, True
                     site.num_changes += 1
             case ShutdownRequested():
-                site.shutting_down = True
+                site.shutting_down, site.saves_first = True, event.saves_first
         return None
 
     def _apply_due_changes(self, parts: Iterable[SitePart], now_s: float) -> None:
@@ -235,7 +235,9 @@ def _expire_lease(site: SiteState, part: SitePart, now_s: float) -> None:
 
 def _shut_down(site: SiteState, part: SitePart, now_s: float) -> None:
     """Release everything; local jobs that have not started stay queued for the next agent process."""
-    if part.local and part.state == "evicting":
+    if site.saves_first and part.state == "running" and not part.local:
+        evict_before_shutdown(site, part, now_s)
+    elif part.local and part.state == "evicting":
         move_part(site, part, "queued", now_s)
     elif not (part.local and part.state == "queued"):
         ended = part.state in ("succeeded", "failed", "refused")  # and `detail` says why

@@ -118,9 +118,14 @@ class HoursObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class ShutdownRequested:
-    """The agent shuts down: all workers must end and all devices be released."""
+    """The agent shuts down: all workers must end and all devices be released.
+
+    With `saves_first` parts of the pool that train have the owner's `protect_s` for a checkpoint; a later event
+    without it ends that wait.
+    """
 
     now_s: float
+    saves_first: bool = False
 
 
 SiteEvent = (

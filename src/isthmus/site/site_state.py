@@ -39,6 +39,8 @@ class SiteState:
     has_own_storage: bool = False
     # The agent is shutting down.
     shutting_down: bool = False
+    # Parts that train may save a checkpoint before.
+    saves_first: bool = False
     # Instructions of the present event.
     instructions: list[SiteInstruction] = field(default_factory=list)
     # Indexes: queued parts, and parts that time or another part's end may change.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
+import signal
 import threading
 import time
 import uuid
@@ -19,7 +20,7 @@ from isthmus.agent.service.file_fetcher import FileFetcher
 from isthmus.agent.service.file_transfer import read_sources
 from isthmus.agent.service.own_address import own_address
 from isthmus.agent.service.sync_client import SyncClient
-from isthmus.core.errors import ConflictError, InputError, UnavailableError
+from isthmus.core.errors import ConflictError, InputError, IsthmusError, UnavailableError
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
 from isthmus.core.state_folder_lock import lock_state_folder
@@ -64,6 +65,8 @@ class AgentConfig:
     storage: Path | None = None
     # JSON file with access to other sites' storage, see `read_sources`.
     sources: Path | None = None
+    # A person can press Ctrl-C: the first one saves running parts before the agent stops.
+    interactive: bool = False
     # What the owner lets pool jobs do.
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
 
@@ -135,13 +138,20 @@ class AgentLoop:
 def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     """Run the agent of one site until SIGINT, SIGTERM or `stop`, then stop all workers.
 
+    If `config.interactive`, the first SIGINT lets the pool's parts save a checkpoint first, and the second ends that.
     Raises `InputError` if the storage folder does not exist; `UnavailableError` if the state folder cannot be
     used; `AuthError` or `ProtocolError` if the server rejects this agent (workers keep running for a later agent);
     `ConflictError` if another agent took the cluster over (after stopping the workers).
     """
-    stop = stop or threading.Event()
+    stop, at_once = stop or threading.Event(), threading.Event()
+
+    def on_stop(number: int, _frame: object) -> None:
+        if stop.is_set() or number == signal.SIGTERM or not config.interactive:
+            at_once.set()
+        stop.set()
+
     with (
-        handled_stop_signals(lambda *_: stop.set()),
+        handled_stop_signals(on_stop),
         lock_state_folder(config.state, "agent"),
         SyncClient(config.server, config.token, config.cluster.name, config.ca) as exchange,
     ):
@@ -166,9 +176,9 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             while not stop.is_set():
                 stop.wait(loop.step(time.monotonic()))
         except ConflictError:
-            _stop_workers(shell)
+            stop_workers(loop, saves_first=False, at_once=at_once)
             raise
-        _stop_workers(shell)
+        stop_workers(loop, saves_first=config.interactive and not at_once.is_set(), at_once=at_once)
         loop.send_final_report()
 
 
@@ -200,15 +210,34 @@ def _file_fetcher(config: AgentConfig) -> FileFetcher | None:
     return FileFetcher(config.storage.absolute(), read_sources(config.sources) if config.sources else {})
 
 
-def _stop_workers(service: AgentService) -> None:
-    """Stop every worker; after their grace and `STOP_MARGIN_S` name the parts that still have processes."""
-    service.shut_down()
-    limit_s = service.stop_grace_s + STOP_MARGIN_S
-    deadline_s = time.monotonic() + limit_s
+def stop_workers(loop: AgentLoop, *, saves_first: bool, at_once: threading.Event) -> None:
+    """Stop all workers and log what becomes of them; with `saves_first` save first, until `at_once` is set.
+
+    After their grace and `STOP_MARGIN_S` the parts that still have processes are named.
+    """
+    service = loop.service
+    num_parts, save_limit_s = service.num_running, service.policy.protect_s
+    if num_parts and saves_first:
+        text = "saving the running parts (%d) before the agent stops, at most %g s; Ctrl-C again stops at once"
+        _log.warning(text, num_parts, save_limit_s)
+    elif num_parts:
+        _log.warning("stopping the running parts (%d); their jobs go on from their last checkpoints", num_parts)
+    service.shut_down(saves_first=saves_first)
+    deadline_s = time.monotonic() + service.stop_grace_s + STOP_MARGIN_S + (save_limit_s if saves_first else 0.0)
     while not service.stopped:
         if time.monotonic() > deadline_s:
             left = ", ".join(f"{part.job}/{part.attempt}" for part in service.machine.parts.values() if part.live)
-            _log.error("processes of %s did not end within %g s: end them by hand", left, limit_s)
+            _log.error("processes of %s did not end in time: end them by hand", left)
             return
-        time.sleep(FAST_POLL_S)
+        if saves_first and at_once.is_set():
+            saves_first = False
+            _log.warning("stopping at once; the jobs go on from their last checkpoints")
+            service.shut_down()
+        try:
+            pause_s = loop.step(time.monotonic()) if saves_first else FAST_POLL_S
+        except IsthmusError as error:  # the server rejects this agent: nothing more can be agreed with it
+            _log.warning("%s", error)
+            at_once.set()
+            continue
+        time.sleep(min(pause_s, FAST_POLL_S))
         service.tick()

@@ -90,7 +90,7 @@ class AgentService:
     ) -> None:
         self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
-        self._policy, self._fetcher = policy or OwnerPolicy(), fetcher
+        self.policy, self._fetcher = policy or OwnerPolicy(), fetcher
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
@@ -102,7 +102,7 @@ class AgentService:
             known.parts,
             fence=known.fence,
             priorities=cluster.priorities,
-            policy=self._policy,
+            policy=self.policy,
             has_own_storage=fetcher is not None,
             now_s=clock(),
         )
@@ -121,7 +121,7 @@ class AgentService:
     @property
     def stop_grace_s(self) -> float:
         """Time between SIGTERM and SIGKILL that the owner grants local jobs."""
-        return self._policy.grace_s
+        return self.policy.grace_s
 
     @property
     def needs_fast_poll(self) -> bool:
@@ -133,7 +133,7 @@ class AgentService:
         """Poll the site once and execute what the machine decides."""
         # Step 1: the owner's opening hours.
         here = datetime.fromtimestamp(self._wall_clock()).astimezone()
-        self._handle(HoursObserved(now_s=self._clock(), is_open=self._policy.is_open(here)))
+        self._handle(HoursObserved(now_s=self._clock(), is_open=self.policy.is_open(here)))
         # Step 2: workers; skipped while deferred instructions make their state stale.
         parts = () if self._deferred else self.machine.parts.values()
         seen = observe_workers(parts, self.state_folder, self.adapter, self._wall_clock())
@@ -159,13 +159,18 @@ class AgentService:
         if orders.fence >= self.machine.fence:
             self._preflights.update(orders.preflights)
 
-    def shut_down(self) -> None:
-        """Start to stop every worker and release every device."""
+    @property
+    def num_running(self) -> int:
+        """The number of parts with workers."""
+        return sum(part.live for part in self.machine.parts.values())
+
+    def shut_down(self, *, saves_first: bool = False) -> None:
+        """Start to stop every worker and release every device; `saves_first`: save pool parts first."""
         if self._prober is not None:
             self._prober.close()
             self._prober = None
         self._preflights.close()
-        self._handle(ShutdownRequested(now_s=self._clock()))
+        self._handle(ShutdownRequested(now_s=self._clock(), saves_first=saves_first))
 
     def report(self, incarnation: str) -> tuple[AgentReport, TelemetryBatch]:
         """Return the next report, and the batch to pass to `outbox.stored` once the server has responded.

@@ -191,8 +191,9 @@ def agent(
 ) -> None:
     """Run a site's agent, which starts and monitors the workers.
 
-    The agent makes outbound connections only; other sites connect to its workers. Ctrl-C stops the agent and
-    its workers.
+    The agent makes outbound connections only; other sites connect to its workers. Ctrl-C in a terminal lets running
+    parts save a checkpoint, then stops them and the agent; a second Ctrl-C stops at once, as SIGTERM and a Ctrl-C
+    without a terminal do: the jobs then go on from their last checkpoints.
     """
     site = import_extra("isthmus.agent", "agent")
     settings = resolve_settings(env.variables, server=server, token_file=token_file, ca=ca)
@@ -209,7 +210,7 @@ def agent(
         site.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
             state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
-            storage=storage, sources=sources,
+            storage=storage, sources=sources, interactive=sys.stdin is not None and sys.stdin.isatty(),
         )
     )  # fmt: skip
 

@@ -66,14 +66,14 @@ def refuse_attempt(state: PoolState, job: JobRecord, reason: str, now_s: float) 
     stop_attempt(state, job, "waiting", reason, now_s, kind="refused")
 
 
-def refuse_in_queue(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None:
-    """Remove the job from all site queues after one refused it; retry after a back-off."""
-    job.refusals += 1
+def refuse_in_queue(state: PoolState, job: JobRecord, reason: str, now_s: float, retry_s: float | None = None) -> None:
+    """Remove the job from all site queues; retry after `retry_s`, or, if a site refused it, after a back-off."""
+    job.refusals += retry_s is None
     leave_site_queues(state, job)
     if job.state == "blocked":
         move_job(state, job, "waiting", now_s)
     job.reason = reason
-    set_state_deadline(state, job, now_s + state.config.backoff_s(job.refusals))
+    set_state_deadline(state, job, now_s + (retry_s or state.config.backoff_s(job.refusals)))
     reindex_job(state, job)
     state.changed_jobs.add(job.id)
 

@@ -15,6 +15,9 @@ from isthmus.control.state.site_records import ClusterRecord, PeerResult
 FAILURE_VALID_S = 1.0
 """How long a failed check counts, so that jobs that wait for the same pair share it."""
 
+RETRY_S = 5.0
+"""Time after which a job whose sites do not reach each other is tried again, so that it starts soon once they do."""
+
 
 def record_peer_checks(state: PoolState, record: ClusterRecord, event: AgentReported, *, restarted: bool) -> None:
     """Adopt the address and the results that a site reports; order checks of a site that is new or has restarted."""
@@ -25,6 +28,8 @@ def record_peer_checks(state: PoolState, record: ClusterRecord, event: AgentRepo
     if is_new or restarted:
         others = (key for key, one in state.clusters.items() if key != name and one.peer_address is not None)
         for other in others:
+            record.peer_results.pop(other, None)
+            state.clusters[other].peer_results.pop(name, None)
             _order_check(state, name, other)
             _order_check(state, other, name)
     for check in event.peer_checks:
@@ -40,7 +45,7 @@ def record_peer_checks(state: PoolState, record: ClusterRecord, event: AgentRepo
 def may_start(state: PoolState, job: JobRecord, now_s: float) -> bool:
     """Return whether the sites of the job's plan reach each other; otherwise say why and check again.
 
-    A job whose sites do not is retried after a back-off, without chips meanwhile.
+    A job whose sites do not is tried again every `RETRY_S`, without chips meanwhile.
     """
     if len(job.plan_parts) < 2:
         return True
@@ -49,7 +54,7 @@ def may_start(state: PoolState, job: JobRecord, now_s: float) -> bool:
             _order_check(state, source, target)
     waits, closed = pending_pairs(state, job.plan_parts), unreached_pairs(state, job.plan_parts)
     if closed:
-        refuse_in_queue(state, job, describe_unreached(state, job.plan_parts), now_s)
+        refuse_in_queue(state, job, describe_unreached(state, job.plan_parts), now_s, RETRY_S)
     elif waits and job.reason != (text := describe_unreached(state, job.plan_parts)):
         job.reason = text
         state.changed_jobs.add(job.id)

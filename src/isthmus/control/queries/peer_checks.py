@@ -48,9 +48,14 @@ def unreached_pairs(state: PoolState, parts: Sequence[PlanPart]) -> tuple[tuple[
 
 
 def describe_unreached(state: PoolState, parts: Sequence[PlanPart]) -> str:
-    """Describe what is closed between the sites of a plan, or which check it waits for; "" if all is proven."""
-    closed = [_describe(state, pair, result) for pair, result in unreached_pairs(state, parts)]
-    waits = [f"{source} reaches {target}" for (source, target) in pending_pairs(state, parts)]
+    """Describe what is closed between the sites of a plan, or which check it waits for; "" if all is proven.
+
+    A failure is shown until its repetition has another result.
+    """
+    pairs = [pair for pair, _ in _unproven_pairs(state, parts)]
+    last = {pair: state.clusters[pair[0]].peer_results.get(pair[1]) for pair in pairs}
+    closed = [_describe(state, pair, result) for pair, result in last.items() if result and not result.reached]
+    waits = [f"{source} reaches {target}" for (source, target), result in last.items() if not result or result.reached]
     return "; ".join([*closed, *([f"waits for the check that {', '.join(waits)}"] if waits else [])])
 
 

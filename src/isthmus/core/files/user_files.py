@@ -5,10 +5,13 @@ An invalid file raises `FileError` with file, line, field, value and, for a miss
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from isthmus.core.chip import chip_catalogue
@@ -140,19 +143,35 @@ def _validate(file: Path, kind: type[AnyModel], document: Any, lines: LineNumber
 
 
 def json_schema(kind: FileKind) -> dict[str, Any]:
-    """Return the JSON Schema of a file kind; a pool's includes `draw_uniform` and `round_trip_ms` on links."""
+    """Return the JSON Schema of a file kind; a pool's includes `between` and `round_trip_ms` on links."""
     schema = FILE_KINDS[kind].model_json_schema(by_alias=True)
-    if kind != "pool":
-        return schema
+    if kind == "pool":
+        _add_short_forms(schema)
+    meanings = field_meanings()
+    for name, definition in ((schema["title"], schema), *schema.get("$defs", {}).items()):
+        for field, text in meanings.get(name, {}).items():
+            if field in definition.get("properties", {}):
+                definition["properties"][field]["description"] = text
+    return schema
+
+
+@functools.cache
+def field_meanings() -> dict[str, dict[str, str]]:
+    """Return what each field of the user files means, by the name of its model."""
+    text = resources.files("isthmus.core.files").joinpath("field_meanings.yaml").read_text(encoding="utf-8")
+    found: dict[str, dict[str, str]] = yaml.safe_load(text)
+    return found
+
+
+def _add_short_forms(schema: dict[str, Any]) -> None:
+    """Add what a pool file may contain beside the fields of its models."""
     link = schema["$defs"]["Link"]
     cluster_name = link["properties"]["from"]
     link["properties"]["between"] = {
         "type": "array", "items": cluster_name, "minItems": 2, "maxItems": 2,
-        "description": "both directions at once, instead of from and to",
     }  # fmt: skip
-    link["properties"]["round_trip_ms"] = {"type": "number", "minimum": 0, "description": "twice delay_ms"}
+    link["properties"]["round_trip_ms"] = {"type": "number", "minimum": 0}
     link["required"] = ["bandwidth_gbps"]
     group = schema["$defs"]["NodeGroup"]
     group["required"] = [name for name in group["required"] if name != "name"]
     group["properties"]["chip"]["examples"] = sorted(chip_catalogue())
-    return schema

@@ -35,7 +35,7 @@ class WorkerSpec(FrozenModel):
 
     `run` is the server's job id, used for metrics. The worker listens on `host`, at a port of `ports` (first and
     last; None: any free one); `routes` maps another cluster to the `host:port` of the HTTP CONNECT proxy that
-    leads there. `device` `auto_plan` uses the first GPU that the agent made visible, else the CPU.
+    leads there. `device` `auto` uses the first GPU that the agent made visible, else the CPU.
     `stage_time` emulates a virtual chip: each forward and backward is padded to that time (with `compute: virtual`
     the worker only waits). `trace_steps` are the steps whose spans are recorded. `rendezvous_timeout_s` limits the
     wait for the rank map. Two workers in different clusters share `lanes` TCP connections, with

@@ -19,8 +19,8 @@ def content_digests(job: Job) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     with suppress(OSError):
-        if job.data.tokenizer != "bytes":
-            given = Path(job.data.tokenizer)
+        if job.data.tokenizer_path is not None:
+            given = Path(job.data.tokenizer_path)
             file = given / "tokenizer.json" if given.is_dir() else given
             with file.open("rb") as stream:
                 found["data.tokenizer_sha256"] = hashlib.file_digest(stream, "sha256").hexdigest()

@@ -100,7 +100,7 @@ class AsyncCheckpointWriter:
                 raise lost
 
     def close(self) -> None:
-        """Cancel the current checkpoint and leave its `.tmp` folder behind.
+        """Cancel the current checkpoint; its `.tmp` folder goes with the last rank that does so, or at the next start.
 
         Blocks only while rank 0 publishes a checkpoint whose parts are all written.
         """
@@ -128,7 +128,10 @@ class AsyncCheckpointWriter:
             copies.clear()
             self._wait_published(step, samples)
         except UnavailableError as error:
-            report_failure(self._folder, step=step, rank=self._rank, write_id=self._write_id, reason=error.message)
+            report_failure(
+                self._folder, step=step, rank=self._rank, num_ranks=self._num_ranks, write_id=self._write_id,
+                reason=error.message,
+            )  # fmt: skip
             raise
         on_complete()
 

@@ -95,10 +95,20 @@ def publish(folder: Path, *, step: int, samples: int, num_ranks: int, write_id: 
     return True
 
 
-def report_failure(folder: Path, *, step: int, rank: int, write_id: str, reason: str) -> None:
-    """Report to the other ranks, through the folder, that this rank's part failed; best effort."""
+def report_failure(folder: Path, *, step: int, rank: int, num_ranks: int, write_id: str, reason: str) -> None:
+    """Report to the other ranks, through the folder, that the checkpoint failed here; best effort.
+
+    Removes this rank's files first, which frees their space for the report. The last rank to report removes the
+    folder, so that nothing of the checkpoint is left.
+    """
+    work = _work_folder(folder, step, write_id)
+    for file in (work / f"{rank}.part", work / dcp_layout.rank_file_name(rank)):
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
     with suppress(OSError):
-        write_atomically(_work_folder(folder, step, write_id) / f"{rank}.failed", reason)
+        write_atomically(work / f"{rank}.failed", reason)
+    if all((work / f"{one}.failed").is_file() for one in range(num_ranks)):
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def find_failure(folder: Path, step: int, write_id: str) -> str | None:
@@ -160,6 +170,9 @@ def _final_folder(work: Path) -> Path:
 
 
 def _write_error(folder: Path, error: Exception) -> UnavailableError:
+    reason = (isinstance(error, OSError) and error.strerror) or error
     return UnavailableError(
-        f"cannot write a checkpoint to {folder}: {error}", hint="free disk space or use another folder"
+        f"cannot write a checkpoint to {folder}: {reason}",
+        hint="free space there: a restart goes on from the newest checkpoint in it; if the job has failed, submit it "
+        "again with `resume:` and this folder",
     )

@@ -19,7 +19,7 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 def choose_device(choice: DeviceChoice, *, virtual: bool, num_cuda: int) -> torch.device:
     """Return the device of a worker to which `num_cuda` CUDA devices are visible.
 
-    `auto_plan` takes the first one, or the CPU if there is none or the chip is `virtual`. Raises `PlanError` if
+    `auto` takes the first one, or the CPU if there is none or the chip is `virtual`. Raises `PlanError` if
     `cuda` is requested and there is none.
     """
     if choice == "cuda" and num_cuda == 0:

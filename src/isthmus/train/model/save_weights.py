@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -59,7 +60,16 @@ def export_shard(
             save_file(tensors, file, metadata={"format": "pt"})
             fsync_path(file)
     except (OSError, SafetensorError) as error:
+        _remove_pending(folder, rank)
         raise _write_error(output, error) from error
+
+
+def _remove_pending(folder: Path, rank: int) -> None:
+    """Remove what a rank has written of a failed export, and the folder once it is empty."""
+    with suppress(OSError):
+        for file in folder.glob(_pending_name(rank, "*")):
+            file.unlink()
+        folder.rmdir()
 
 
 def check_output(output: Path, model: str | Path) -> None:
@@ -201,5 +211,7 @@ def _json(value: dict[str, object]) -> str:
 
 def _write_error(output: Path, error: Exception) -> UnavailableError:
     return UnavailableError(
-        f"cannot write the model to {output}: {error}", hint="free disk space or use another folder"
+        f"cannot write the model to {output}: {error}",
+        hint="free space there: the weights are in the job's last checkpoint, and a restart or a new submission with "
+        "`resume:` and its checkpoint folder only repeats the export",
     )
