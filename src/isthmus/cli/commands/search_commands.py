@@ -25,7 +25,7 @@ from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan import PlanForecast, SearchLimits, SearchRequest, SearchResult, predict, search_plans
 from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.explore.branch_and_bound import SearchStats
-from isthmus.plan.search.finish.plan_drawing import draw_plan
+from isthmus.plan.search.finish.plan_drawing import draw_plan, plan_page
 from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 from isthmus.plan.search.finish.select_plans import Objective
 
@@ -160,7 +160,7 @@ def _render_result(answer: SearchResult, seconds: float) -> RenderableType:
     panel=PANEL,
     examples=[
         "isthmus explain plan.json --pool pool.yaml",
-        "isthmus explain plan.json --pool pool.yaml --picture plan.svg",
+        "isthmus explain plan.json --pool pool.yaml --picture plan.html",
     ],
 )
 def explain(
@@ -170,15 +170,20 @@ def explain(
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="A folder or config.json (default: the plan's).")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a drawing (SVG).")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a drawing: SVG, or a page with tables for FILE.html.")
+    ] = None,
 ) -> None:
     """Explain a plan stage by stage: bottleneck, idle time, what would make it faster."""
     given = load_plan(plan)
-    forecast = predict(given, load_pool(pool), load_model(model_path(given, model)))
+    of_pool = load_pool(pool)
+    forecast = predict(given, of_pool, load_model(model_path(given, model)))
     sentences = plan_sentences(given, forecast)
     if picture:
+        is_page = picture.suffix in (".html", ".htm")
+        drawn = plan_page(given, of_pool, forecast, sentences) if is_page else draw_plan(given, of_pool, forecast)
         try:
-            picture.write_text(draw_plan(given), encoding="utf-8")
+            picture.write_text(drawn, encoding="utf-8")
         except OSError as error:
             raise InputError(f"cannot write {picture}: {error}", hint="choose another file") from error
     answer = {"plan": given.id, "iteration_s": forecast.iteration_s, "sentences": sentences}
