@@ -133,7 +133,7 @@ def _axis(total_s: float, scale: float, height: int) -> str:
         return ""
     step_s: float = 10 ** math.floor(math.log10(total_s))
     step_s = step_s / 5 if total_s / step_s < 2.5 else step_s
-    ticks = [i * step_s for i in range(int(total_s / step_s) + 1)]
+    ticks = [i * step_s for i in range(int(total_s * 0.95 / step_s) + 1)]
     return "".join(
         f'<text x="{_LABEL_WIDTH + tick * scale:.1f}" y="{height - 6}">{escape(format_seconds(tick))}</text>'
         for tick in ticks

@@ -134,7 +134,7 @@ def _stage_lines(plan: Plan, pool: Pool, stage: Stage, found: StageResult, forec
         layers + (f", {recomputed} recomputed" if recomputed else ""),
         f"{format_seconds(per_batch_s)} per micro-batch",
         f"busy {busy:.0%} of the step",
-        f"{format_bytes(found.peak_memory_bytes)} of {format_bytes(_memory_bytes(pool, stage))}",
+        f"memory {format_bytes(found.peak_memory_bytes)} of {format_bytes(_memory_bytes(pool, stage))}",
     ]
 
 
