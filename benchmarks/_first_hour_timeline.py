@@ -21,7 +21,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
@@ -44,6 +44,8 @@ TIME = StageTime(forward_s=0.02, backward_s=0.04)
 MICRO_BATCHES = 8
 DELAYS_MS, GBPS = (4, 10), 0.2
 WARM_UP = (5, 3, 1)
+ATTEMPTS = 3
+"""How often the schedule is run at most until a step is calm."""
 _PATIENCE_S = 60.0
 _GREETING_BYTES = 4 * 16
 """What follows the line of a greeting: the times of the pings; the dialler adds the offset (16 bytes)."""
@@ -61,11 +63,16 @@ class CarriedMessage:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Errors of the bars of all traced steps, in ms; how many messages no bar showed; how many bars lasted 0 ms."""
+    """Errors of the bars of the steps that count, in ms; how many messages no bar showed; how many bars lasted 0 ms.
+
+    `num_calm` of `num_steps` steps were calm; without one all count.
+    """
 
     errors_ms: tuple[float, ...]
     num_missing: int
     num_empty: int
+    num_calm: int = 0
+    num_steps: int = 0
 
     @property
     def largest_ms(self) -> float:
@@ -90,11 +97,12 @@ def compare_timeline(steps: int, *, jitter_ms: float = 0.0) -> Comparison:
         sizes = {"num_hidden_layers": len(CLUSTERS), "hidden_size": 384, "vocab_size": 1000}
         model.write_text(json.dumps({"architectures": ["MixtralForCausalLM"], **sizes}), encoding="utf-8")
         with _recording_links(pool, folder / "links") as routes:
-            ranks = run_workers(plan, [TIME] * 3, model, folder, routes, steps, range(1, steps))
+            ranks = run_workers(plan, [TIME] * 3, model, folder, routes, steps, range(1, steps), is_prompt=True)
         carried = list(carried_messages(_read_record(folder / "links")))
     by_step = [[rank[step] for rank in ranks] for step in range(1, steps)]
     calm = [metrics for metrics in by_step if _is_calm(metrics)]
-    return compare([bars_of(metrics, plan) for metrics in calm or by_step], carried, plan)
+    found = compare([bars_of(metrics, plan) for metrics in calm or by_step], carried, plan)
+    return replace(found, num_calm=len(calm), num_steps=len(by_step))
 
 
 def _is_calm(metrics: Sequence[StepMetrics]) -> bool:
@@ -251,7 +259,8 @@ def _plan() -> Plan:
 
 def rows(found: Comparison) -> list[Row]:
     """Return the rows of the benchmark."""
-    what = f"messages between clusters, {len(found.errors_ms)} bars beside the links' record"
+    calm = f"{found.num_calm} of {found.num_steps} steps undisturbed"
+    what = f"messages between clusters, {len(found.errors_ms)} bars beside the links' record, {calm}"
     target = f"at most {TARGET_MS:g} ms"
     lost = found.num_empty + found.num_missing
     return [
@@ -268,7 +277,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two steps that count instead of eight")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     arguments = parser.parse_args()
-    found = compare_timeline(3 if arguments.quick else 9)
+    for _ in range(ATTEMPTS):
+        found = compare_timeline(3 if arguments.quick else 9)
+        if found.num_calm:
+            break
     print_rows(rows(found), arguments.json)
     return 0 if found.largest_ms <= TARGET_MS else 1
 

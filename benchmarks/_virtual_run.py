@@ -14,7 +14,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -73,9 +73,12 @@ def run_workers(
     routes: dict[str, dict[str, str]],
     steps: int,
     trace_steps: Sequence[int] = (),
+    *,
+    is_prompt: bool = False,
 ) -> list[list[StepMetrics]]:
     """Run `steps` steps of `plan`; return the metrics of each rank, with the timeline of `trace_steps`.
 
+    With `is_prompt` the workers take precedence over other work where the system permits it (real-time priority).
     Raises `RuntimeError` with a worker's last words where one fails.
     """
     workers = [WorkerFolder(folder / f"rank-{rank}") for rank in range(len(plan.ranks))]
@@ -87,7 +90,7 @@ def run_workers(
                 routes=routes.get(plan.stage_of(rank).cluster, {}), trace_steps=tuple(trace_steps),
             )
         )  # fmt: skip
-    with _started(workers) as processes:
+    with _started(workers, is_prompt) as processes:
         _introduce(workers, processes)
         _wait(workers, processes, steps)
     return [_metrics(worker) for worker in workers]
@@ -130,10 +133,10 @@ def _outcome(ranks: Sequence[Sequence[StepMetrics]], planned_s: Sequence[float])
 
 
 @contextmanager
-def _started(workers: Sequence[WorkerFolder]) -> Iterator[list[BaseProcess]]:
+def _started(workers: Sequence[WorkerFolder], is_prompt: bool) -> Iterator[list[BaseProcess]]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "isthmus.train.process.worker"])
-    processes: list[BaseProcess] = [context.Process(target=_work, args=(str(one.path),)) for one in workers]
+    processes: list[BaseProcess] = [context.Process(target=_work, args=(str(one.path), is_prompt)) for one in workers]
     try:
         for process in processes:
             process.start()
@@ -145,10 +148,13 @@ def _started(workers: Sequence[WorkerFolder]) -> Iterator[list[BaseProcess]]:
                 process.join()
 
 
-def _work(folder: str) -> None:
+def _work(folder: str, is_prompt: bool) -> None:
     """Be the worker of `folder`, with the log where an adapter puts it."""
     from isthmus.train.process.worker import main
 
+    if is_prompt:
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     log = os.open(WorkerFolder(Path(folder)).log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

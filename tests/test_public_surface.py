@@ -25,7 +25,7 @@ SURFACES = {
         compare_with_forecast draw_plan estimate_s evaluate_chips export_plan fit_calibration fit_shapes
         fitting_changes framework_request is_run_table iteration_estimate_s job_limits layer_matrix
         load_calibration load_runs make_plans memory_table mfu_fraction model_weights observations
-        overfull_stages parse_lengths pipeline_bounds predict profile_model read_training_log
+        overfull_stages parse_lengths pipeline_bounds plan_page predict profile_model read_training_log
         render_chip_scores render_communication render_layer_matrix runtime_incompatibility save_calibration
         score_plan search_plans serving_limits stage_memory suggest_changes summarise_log to_isthmus_runtime
         to_megatron to_torchtitan

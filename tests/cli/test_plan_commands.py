@@ -92,7 +92,7 @@ def test_simulate_shows_people_a_table_and_writes_trace_and_page(folder):
     assert status == 0
     assert "90 % interval" in text
     assert json.loads((folder / "t.json").read_text())["traceEvents"]
-    assert (folder / "t.html").read_text().startswith("<!DOCTYPE html>")
+    assert (folder / "t.html").read_text().startswith("<!doctype html>")
 
 
 def test_chips_that_a_cluster_does_not_have_are_told_of(folder):

@@ -26,7 +26,7 @@ from isthmus.plan.search.costs.job_limits import job_limits
 from isthmus.plan.search.costs.search_limits import SearchLimits
 from isthmus.plan.search.costs.workload import TrainingWorkload
 from isthmus.plan.search.explore.branch_and_bound import SearchStats
-from isthmus.plan.search.finish.plan_drawing import draw_plan
+from isthmus.plan.search.finish.plan_drawing import draw_plan, plan_page
 from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 from isthmus.plan.search.finish.score_plan import calibration_for, score_plan
 from isthmus.plan.search.finish.select_plans import Objective
@@ -96,6 +96,7 @@ __all__ = [
     "overfull_stages",
     "parse_lengths",
     "pipeline_bounds",
+    "plan_page",
     "predict",
     "profile_model",
     "read_training_log",

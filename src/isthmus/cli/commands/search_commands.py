@@ -31,6 +31,7 @@ from isthmus.plan import (
     fitting_changes,
     framework_request,
     overfull_stages,
+    plan_page,
     predict,
     profile_model,
     runtime_incompatibility,
@@ -162,7 +163,7 @@ def _save_plans(folder: Path, plans: tuple[Plan, ...]) -> None:
     panel=PANEL,
     examples=[
         "isthmus explain plan.json --pool pool.yaml",
-        "isthmus explain plan.json --pool pool.yaml --picture plan.svg",
+        "isthmus explain plan.json --pool pool.yaml --picture plan.html",
     ],
 )
 def explain(
@@ -172,7 +173,9 @@ def explain(
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="A folder or config.json (default: the plan's).")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a drawing (SVG).")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a drawing: SVG, or a page with tables for FILE.html.")
+    ] = None,
 ) -> None:
     """Explain a plan stage by stage: degrees, memory, bottleneck, idle time, what would make it faster or fit."""
     given = load_plan(plan)
@@ -187,8 +190,10 @@ def explain(
         for one in overfull
     ]
     if picture:
+        is_page = picture.suffix in (".html", ".htm")
+        drawn = plan_page(given, on, forecast, sentences) if is_page else draw_plan(given, on, forecast)
         try:
-            picture.write_text(draw_plan(given), encoding="utf-8")
+            picture.write_text(drawn, encoding="utf-8")
         except OSError as error:
             raise InputError(f"cannot write {picture}: {error}", hint="choose another file") from error
     answer = {

@@ -1,8 +1,8 @@
-"""HTML elements of the report: tables, bars, formatted numbers. All text is escaped."""
+"""HTML elements of the report: bars, formatted numbers. All text is escaped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
@@ -19,24 +19,6 @@ def share_bar(parts: Sequence[float]) -> str:
         for kind, part in zip(kinds, parts, strict=True)
     )
     return f'<span class="share">{pieces}</span>'
-
-
-def html_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numbers: Iterable[int] = (),
-    raw: Sequence[int] = (),
-) -> str:
-    """Return a table; columns in `numbers` are right-aligned, columns in `raw` are HTML."""
-    right = set(numbers)
-
-    def cell(tag: str, index: int, text: str) -> str:
-        kind = ' class="number"' if index in right else ""
-        return f"<{tag}{kind}>{text if tag == 'td' and index in raw else escape(text)}</{tag}>"
-
-    head = "".join(cell("th", i, text) for i, text in enumerate(columns))
-    body = "".join("<tr>" + "".join(cell("td", i, x) for i, x in enumerate(row)) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def empty_section(text: str) -> str:

@@ -11,6 +11,7 @@ from isthmus.cli.history_text import event_text, next_steps, perplexity, restart
 from isthmus.cli.job_report import html_elements
 from isthmus.cli.job_statistics import JobStatistics, predicted_tokens_per_s
 from isthmus.client.resolve_job import TERMINAL_STATES
+from isthmus.core.html_page import fact_list, html_table
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.plan import Plan
 from isthmus.core.pool import NodeGroup
@@ -33,14 +34,13 @@ def header_section(view: JobView, stats: JobStatistics, pool: PoolView | None, s
     facts.append(("submitted", html_elements.utc_text(view.submitted_s)))
     if view.state in TERMINAL_STATES:
         facts.append(("ended", html_elements.utc_text(view.changed_s)))
-    listed = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts)
     result = result_place(view)
     if result is not None:
         facts.append(("result", result))
     reason = f'<p class="reason">{escape(shown_reason)}</p>' if shown_reason else ""
     return (
         f'<h1>{escape(view.name)} <span class="state {escape(view.state)}">{escape(view.state)}</span></h1>'
-        f'{reason}<dl class="facts">{listed}</dl>{_virtual_note(view, stats, pool)}'
+        f"{reason}{fact_list(facts)}{_virtual_note(view, stats, pool)}"
     )
 
 
@@ -81,7 +81,7 @@ def history_section(view: JobView, history: Sequence[HistoryEvent]) -> str:
         return html_elements.empty_section("Not recorded.")
     rows = [(html_elements.utc_text(one.time_s), event_text(one)) for one in history]
     steps = "".join(f"<li><code>{escape(command)}</code> {escape(what)}</li>" for command, what in next_steps(view))
-    return html_elements.html_table(("time", "event"), rows) + f"<h3>What to do next</h3><ul>{steps}</ul>"
+    return html_table(("time", "event"), rows) + f"<h3>What to do next</h3><ul>{steps}</ul>"
 
 
 def stages_section(view: JobView, stats: JobStatistics, pool: PoolView | None) -> str:
@@ -113,7 +113,7 @@ def stages_section(view: JobView, stats: JobStatistics, pool: PoolView | None) -
         "idle",
         "predicted memory",
     )
-    return html_elements.html_table((*columns, "share of step"), rows, numbers=(0, 3, 4, 5, 6, 7), raw=(8,))
+    return html_table((*columns, "share of step"), rows, numbers=(0, 3, 4, 5, 6, 7), raw=(8,))
 
 
 def links_section(view: JobView, stats: JobStatistics, pool: PoolView | None) -> str:
@@ -149,7 +149,7 @@ def links_section(view: JobView, stats: JobStatistics, pool: PoolView | None) ->
         "jitter",
         "loss",
     )
-    return html_elements.html_table(columns, rows, numbers=range(1, 8))
+    return html_table(columns, rows, numbers=range(1, 8))
 
 
 def plan_section(view: JobView, stats: JobStatistics, extra: Mapping[str, Any]) -> str:
@@ -165,7 +165,7 @@ def plan_section(view: JobView, stats: JobStatistics, extra: Mapping[str, Any]) 
         pieces.append(_prediction_table(chosen, stats))
     if extra:
         lines = [[str(label), html_elements.setting_text(value)] for label, value in extra.items()]
-        pieces.append("<h3>Also measured</h3>" + html_elements.html_table(("item", "value"), lines, numbers=(1,)))
+        pieces.append("<h3>Also measured</h3>" + html_table(("item", "value"), lines, numbers=(1,)))
     if view.plan is not None and view.plan.predicted and view.plan.predicted.assumptions:
         items = "".join(f"<li>{escape(one)}</li>" for one in view.plan.predicted.assumptions)
         pieces.append(f"<h3>The prediction assumes</h3><ul>{items}</ul>")
@@ -203,12 +203,11 @@ def not_chosen_section(view: JobView) -> str:
             for one in others
         ]
         pieces.append(
-            "<h3>Other candidates</h3>"
-            + html_elements.html_table(("plan", "clusters", "predicted step", "why"), rows, (2,))
+            "<h3>Other candidates</h3>" + html_table(("plan", "clusters", "predicted step", "why"), rows, (2,))
         )
     if view.plans.refused:
         rows = [[" + ".join(one.clusters), one.reason] for one in view.plans.refused]
-        pieces.append("<h3>Rejected</h3>" + html_elements.html_table(("clusters", "reason"), rows))
+        pieces.append("<h3>Rejected</h3>" + html_table(("clusters", "reason"), rows))
     return "".join(pieces) or html_elements.empty_section("There were no other candidates and no rejections.")
 
 
@@ -216,7 +215,7 @@ def settings_section(view: JobView) -> str:
     """Return the training settings of the job."""
     settings_by_name = view.job.training.model_dump(mode="json")
     rows = [[key.replace("_", " "), html_elements.setting_text(value)] for key, value in settings_by_name.items()]
-    return html_elements.html_table(("training", "value"), rows, numbers=(1,))
+    return html_table(("training", "value"), rows, numbers=(1,))
 
 
 def _prediction_table(chosen: Plan, stats: JobStatistics) -> str:
@@ -237,7 +236,7 @@ def _prediction_table(chosen: Plan, stats: JobStatistics) -> str:
             html_elements.ratio_text(rate, predicted_rate),
         ],
     ]
-    return html_elements.html_table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3))
+    return html_table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3))
 
 
 def _predicted_mbps(plan_: Plan) -> dict[tuple[str, str], float]:

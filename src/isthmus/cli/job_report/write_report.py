@@ -15,6 +15,7 @@ from isthmus.cli.job_report import report_sections
 from isthmus.cli.job_report.stage_trace import on_one_clock, trace_events, wan_transfers
 from isthmus.cli.job_statistics import JobStatistics, Series, downsample, predicted_tokens_per_s, wan_links
 from isthmus.core.errors import UnavailableError
+from isthmus.core.html_page import page_style
 from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.messages.worker_folder import write_atomically
@@ -61,7 +62,7 @@ def render_report(
     figures = JobStatistics(metrics)
     parts = {
         "title": html.escape(f"{view.name} · Isthmus report"),
-        "css": _asset("report.css"),
+        "css": page_style() + _asset("report.css"),
         "header": report_sections.header_section(view, figures, pool, untold_reason(view, history)),
         "tiles": report_sections.summary_tiles(view, figures),
         "history": report_sections.history_section(view, history),

@@ -66,8 +66,9 @@ def assign_chosen_plan(state: PoolState, event: PlanChosen) -> None:
     ledger.assign_plan(state, job, next(plan for plan in plans if plan.id == event.plan_id))
     job.plan_fixed, job.refusals = True, 0
     unpark(state, job)
+    job.history.add("planned", event.now_s, job.attempt, f"{event.plan_id} chosen by the user")
     if job.state != "waiting":
-        move_job(state, job, "waiting", event.now_s, f"plan {event.plan_id} chosen")
+        move_job(state, job, "waiting", event.now_s, f"plan {event.plan_id} chosen", told="")
 
 
 def begin_agreed_preemption(state: PoolState, event: PreemptionAgreed) -> None:

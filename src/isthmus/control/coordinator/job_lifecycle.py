@@ -51,7 +51,7 @@ def _record_move(job: JobRecord, to: JobState, now_s: float, text: str) -> None:
     if kind is None:
         return
     if kind == "reserving" and job.plan is not None:
-        text = f"plan {job.plan.id} on {', '.join(job.plan.clusters)}" + (f"; {text}" if text else "")
+        text = f"{job.plan.id} on {', '.join(job.plan.clusters)}" + (f"; {text}" if text else "")
     job.history.add(kind, now_s, job.attempt, text)
 
 

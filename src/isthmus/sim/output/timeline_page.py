@@ -3,74 +3,129 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
+from isthmus.core.html_page import fact_list, html_table, render_page
 from isthmus.core.units import format_bytes, format_seconds
-from isthmus.sim.simulation_result import SimulationResult, TimelineSpan
+from isthmus.sim.output.fold_replicas import FoldedReplica, fold_replicas
+from isthmus.sim.output.link_load import link_load
+from isthmus.sim.simulation_result import SimulationResult, StageResult, TimelineSpan
 
-_COLOURS = {
-    "forward": "#4c78a8", "backward": "#54a24b", "backward_input": "#54a24b", "backward_weight": "#9fd18b",
-    "update": "#b279a2", "exchange": "#e45756", "all-reduce": "#f58518", "bubble": "#e8e8e8",
+_KINDS = {
+    "forward": "forward", "backward": "backward", "backward_weight": "backward of weights", "update": "optimizer",
+    "exchange": "exposed communication", "all-reduce": "exposed gradient reduction", "bubble": "bubble",
 }  # fmt: skip
-_WIDTH, _LABEL_WIDTH, _ROW_HEIGHT, _GAP = 1200, 170, 22, 4
+_WIDTH, _LABEL_WIDTH, _ROW_HEIGHT, _GAP, _LINK_HEIGHT = 1080, 250, 22, 5, 34
 _MAX_SPANS = 20_000
-
 _STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1240px; color: #222; }
-table { border-collapse: collapse; } td, th { padding: .2em .8em; text-align: right; border-bottom: 1px solid
-#ddd; } td:first-child, th:first-child { text-align: left; } svg text { font: 11px system-ui, sans-serif; }
-.key span { display: inline-block; padding: 0 .6em; margin-right: .5em; border-radius: 3px; }
+.timeline svg { display: block; width: 100%; min-width: 720px; }
+svg .critical { stroke: var(--ink); stroke-width: 1; }
+svg .load { fill: var(--send); opacity: .85; }
+svg g:focus-visible .lane { stroke: var(--forward); stroke-width: 2; opacity: 1; } svg g { outline-offset: 1px; }
 """
 
 
 def timeline_page(run: SimulationResult, title: str) -> str:
-    """Return the page: iteration time, the timeline of the stages, and tables of stages and links.
+    """Return the page: iteration time, the timeline of the stages and links, and tables of both.
 
-    `run` must include details. The timeline shows at most the first 20,000 spans and states if it omits some.
+    `run` must include details. Replicas that behave the same share their rows. The timeline shows at most the first
+    20,000 spans and states if it omits some.
     """
-    shown = [span for span in run.spans if span.end_s > span.start_s]
-    note = ""
-    if len(shown) > _MAX_SPANS:
-        note = f"<p>The timeline shows {_MAX_SPANS} of {len(shown)} spans.</p>"
-        shown = shown[:_MAX_SPANS]
-    name = escape(title)
-    return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{name}</h1>"
-        f"<p>An iteration takes <b>{format_seconds(run.iteration_s)}</b>. Simulated, not measured.</p>"
-        f"{_legend()}{_timeline(run, shown)}{note}<h2>Stages</h2>{_stage_table(run)}"
-        f"<h2>Links</h2>{_link_table(run)}</body></html>"
+    folded = fold_replicas(run)
+    spans = sum(span.end_s > span.start_s for one in folded for span in one.spans)
+    note = f" The timeline shows {_MAX_SPANS} of {spans} spans." if spans > _MAX_SPANS else ""
+    facts = [
+        ("iteration", format_seconds(run.iteration_s)),
+        ("replicas", str(sum(len(one.replicas) for one in folded))),
+        ("different replicas", str(len(folded))),
+    ]
+    body = (
+        f"<p>Simulated, not measured.</p>{fact_list(facts)}"
+        f'<section><h2>Timeline</h2>{_legend()}<div class="scroll timeline" tabindex="0">'
+        f"{_timeline(run, folded)}</div>"
+        f'<p class="hint">Rows of replicas that behave the same are drawn once. Below them: the share of time in which '
+        f"messages between stages occupy each link.{note}</p></section>"
+        f"<section><h2>Stages</h2>{_stage_table(run, folded)}</section>"
+        f"<section><h2>Links</h2>{_link_table(run)}</section>"
     )
+    return render_page(title, "isthmus · simulation", body, style=_STYLE)
 
 
 def _legend() -> str:
-    kinds = [kind for kind in _COLOURS if kind != "backward_input"]
-    parts = "".join(f'<span style="background:{_COLOURS[kind]}">{escape(kind)}</span>' for kind in kinds)
-    return f'<p class="key">{parts} black outline: critical path</p>'
+    parts = "".join(f'<span><i class="mark k-{kind}"></i>{escape(words)}</span>' for kind, words in _KINDS.items())
+    return f'<div class="legend">{parts}<span class="aside">outlined: critical path</span></div>'
 
 
-def _timeline(run: SimulationResult, spans: list[TimelineSpan]) -> str:
-    rows = {key: row for row, key in enumerate(sorted({(s.replica, s.stage) for s in spans}))}
-    clusters = {(stage.replica, stage.stage): stage.cluster for stage in run.stages}
-    height = (len(rows) + 1) * (_ROW_HEIGHT + _GAP)
+def _timeline(run: SimulationResult, folded: Sequence[FoldedReplica]) -> str:
+    rows = [(one, stage) for one in folded for stage in one.stages]
+    loads = link_load(run)
+    links_top = len(rows) * (_ROW_HEIGHT + _GAP) + (12 if loads else 0)
+    height = links_top + len(loads) * (_LINK_HEIGHT + _GAP) + 24
     scale = (_WIDTH - _LABEL_WIDTH) / max(run.total_s, 1e-12)
     critical = {(s.replica, s.stage, s.end_s) for s in run.critical_path}
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" width="100%" role="img" aria-label="timeline">']
-    for (replica, stage), row in rows.items():
-        label = escape(f"{replica}/{stage} {clusters.get((replica, stage), '')}")
-        parts.append(f'<text x="0" y="{row * (_ROW_HEIGHT + _GAP) + 15}">{label}</text>')
+    left = _MAX_SPANS
+    about = f"Timeline of {len(rows)} rows of stages and {len(loads)} links over {format_seconds(run.total_s)}"
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="group" aria-label="{escape(about)}; tables follow">']
+    for row, (one, stage) in enumerate(rows):
+        spans = [span for span in one.spans if span.stage == stage.stage and span.end_s > span.start_s][:left]
+        left -= len(spans)
+        parts.append(_stage_row(run, one, stage, spans, critical, row * (_ROW_HEIGHT + _GAP), scale))
+    for number, (ends, shares) in enumerate(loads.items()):
+        parts.append(_link_row(run, ends, shares, links_top + number * (_LINK_HEIGHT + _GAP)))
+    return "".join([*parts, _axis(run.total_s, scale, height), "</svg>"])
+
+
+def _stage_row(
+    run: SimulationResult,
+    one: FoldedReplica,
+    stage: StageResult,
+    spans: Sequence[TimelineSpan],
+    critical: set[tuple[int, int, float]],
+    y: float,
+    scale: float,
+) -> str:
+    """Return the row of one stage, which is announced with its figures when it gets the focus."""
+    name = f"{one.label}, stage {stage.stage}, {stage.cluster}"
+    figures = f"busy {_share(stage.busy_s, run)}, bubble {_share(stage.bubble_s, run)}, exposed communication "
+    figures += f"{_share(stage.exposed_communication_s, run)}, peak memory {format_bytes(stage.peak_memory_bytes)}"
+    parts = [_row_start(f"{name}: {figures}", name, y, _ROW_HEIGHT)]
     for span in spans:
-        x, y = _LABEL_WIDTH + span.start_s * scale, rows[span.replica, span.stage] * (_ROW_HEIGHT + _GAP)
+        on_path = any((replica, span.stage, span.end_s) in critical for replica in one.replicas)
+        kind = "backward" if span.kind == "backward_input" else span.kind
         width = max((span.end_s - span.start_s) * scale, 0.2)
-        on_path = (span.replica, span.stage, span.end_s) in critical
-        edge = ' stroke="#000" stroke-width="1"' if on_path else ""
         tooltip = escape(f"{span.what}: {span.kind}, {format_seconds(span.end_s - span.start_s)}")
         parts.append(
-            f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW_HEIGHT}" '
-            f'fill="{_COLOURS[span.kind]}"{edge}><title>{tooltip}</title></rect>'
+            f'<rect class="k-{kind}{" critical" if on_path else ""}" x="{_LABEL_WIDTH + span.start_s * scale:.2f}" '
+            f'y="{y}" width="{width:.2f}" height="{_ROW_HEIGHT}"><title>{tooltip}</title></rect>'
         )
-    return "".join([*parts, _axis(run.total_s, scale, height), "</svg>"])
+    return "".join([*parts, "</g>"])
+
+
+def _link_row(run: SimulationResult, ends: tuple[str, str], shares: Sequence[float], y: float) -> str:
+    """Return the row of one link: its busy share over time as an area."""
+    name = f"{ends[0]} to {ends[1]}"
+    mean, most = sum(shares) / len(shares), max(shares)
+    at_s = shares.index(most) * run.total_s / len(shares)
+    figures = f"busy {mean:.0%} of the time, most at {format_seconds(at_s)} with {most:.0%}"
+    step = (_WIDTH - _LABEL_WIDTH) / len(shares)
+    points = "".join(
+        f"L{_LABEL_WIDTH + i * step:.1f} {y + _LINK_HEIGHT * (1 - share):.1f}H{_LABEL_WIDTH + (i + 1) * step:.1f}"
+        for i, share in enumerate(shares)
+    )
+    base = y + _LINK_HEIGHT
+    return (
+        f"{_row_start(f'link {name}: {figures}', name, y, _LINK_HEIGHT)}"
+        f'<path class="load" d="M{_LABEL_WIDTH} {base}{points}V{base}Z"><title>{escape(figures)}</title></path></g>'
+    )
+
+
+def _row_start(announced: str, label: str, y: float, height: int) -> str:
+    return (
+        f'<g tabindex="0" role="img" aria-label="{escape(announced)}">'
+        f'<text x="0" y="{y + height / 2 + 4}">{escape(label[:40])}</text>'
+        f'<path class="lane" d="M{_LABEL_WIDTH} {y}H{_WIDTH}V{y + height}H{_LABEL_WIDTH}Z"/>'
+    )
 
 
 def _axis(total_s: float, scale: float, height: int) -> str:
@@ -78,40 +133,36 @@ def _axis(total_s: float, scale: float, height: int) -> str:
         return ""
     step_s: float = 10 ** math.floor(math.log10(total_s))
     step_s = step_s / 5 if total_s / step_s < 2.5 else step_s
-    ticks = [i * step_s for i in range(int(total_s / step_s) + 1)]
+    ticks = [i * step_s for i in range(int(total_s * 0.95 / step_s) + 1)]
     return "".join(
-        f'<text x="{_LABEL_WIDTH + tick * scale:.1f}" y="{height - 8}">{escape(format_seconds(tick))}</text>'
+        f'<text x="{_LABEL_WIDTH + tick * scale:.1f}" y="{height - 6}">{escape(format_seconds(tick))}</text>'
         for tick in ticks
     )
 
 
-def _stage_table(run: SimulationResult) -> str:
-    head = ("replica/stage", "cluster", "busy", "bubble", "exposed communication", "peak memory")
-    rows = [
-        (f"{s.replica}/{s.stage}", s.cluster, *(_seconds_and_share(x, run) for x in
-         (s.busy_s, s.bubble_s, s.exposed_communication_s)), format_bytes(s.peak_memory_bytes))
-        for s in run.stages
-    ]  # fmt: skip
-    return _table(head, rows)
+def _stage_table(run: SimulationResult, folded: Sequence[FoldedReplica]) -> str:
+    def rows() -> Iterator[tuple[str, ...]]:
+        for one in folded:
+            for stage in one.stages:
+                times = (stage.busy_s, stage.bubble_s, stage.exposed_communication_s)
+                figures = (f"{format_seconds(value)} ({_share(value, run)})" for value in times)
+                memory = format_bytes(stage.peak_memory_bytes)
+                yield (one.label, str(stage.stage), stage.cluster, *figures, memory)
+
+    columns = ("replicas", "stage", "cluster", "busy", "bubble", "exposed communication", "peak memory")
+    return html_table(columns, rows(), numbers=range(3, 7), caption="Per iteration; equal replicas share a row.")
 
 
-def _seconds_and_share(seconds: float, run: SimulationResult) -> str:
-    share = seconds / run.iteration_s if run.iteration_s else 0.0
-    return f"{format_seconds(seconds)} ({share:.0%})"
+def _share(seconds: float, run: SimulationResult) -> str:
+    return f"{seconds / run.iteration_s if run.iteration_s else 0.0:.0%}"
 
 
 def _link_table(run: SimulationResult) -> str:
     if not run.links:
-        return "<p>None.</p>"
+        return '<p class="none">None.</p>'
     rows = [
         (f"{link.source} to {link.target}", format_bytes(link.num_bytes), f"{link.utilisation:.1%}")
         for link in run.links
     ]
-    return _table(("link", "bytes per iteration", "utilisation"), rows)
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    def line(tag: str, cells: tuple[str, ...]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    return "<table>" + line("th", head) + "".join(line("td", row) for row in rows) + "</table>"
+    caption = "Bytes and mean use of the capacity, gradient reduction included."
+    return html_table(("link", "bytes per iteration", "utilisation"), rows, numbers=(1, 2), caption=caption)
