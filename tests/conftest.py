@@ -7,7 +7,9 @@ to three times, and a second try is reported. New examples are looked for with
 Of rules that take long, and hold of many cases alike, a run tries a sample; `--whole` tries all.
 """
 
+import gc
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -28,6 +30,17 @@ def pytest_configure() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a run try all cases."""
     parser.addoption("--whole", action="store_true", help="try all cases where otherwise a sample is tried")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the modules and tests, which live as long as the run, out of each garbage collection (seconds of CPU)."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
