@@ -4,6 +4,9 @@ BIN := $(VENV)/bin
 CHILDREN ?= 2
 RUNS := $(VENV)/runs
 READY := $(VENV)/ready
+# One process of tests per CPU, 4 at most; each starts with a part of the list, and one that is done takes from the rest.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
+PYTEST := $(BIN)/python -m pytest -p xdist.plugin --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: help setup demo test whole unit lint house mutants docs bench clean
 
@@ -25,13 +28,13 @@ demo: $(RUNS)  ## train a small model across three emulated clusters and show th
 	@$(BIN)/isthmus demo
 
 test: $(READY) lint  ## lint, types, layer contracts, and all tests
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 whole: $(READY) lint  ## the same, with every case of the rules of which `test` tries a sample
-	$(BIN)/python -m pytest --whole
+	$(PYTEST) --whole
 
 unit: $(READY)  ## the fast tests only
-	$(BIN)/python -m pytest -m 'not slow and not root and not gpu'
+	$(PYTEST) -m 'not slow and not root and not gpu'
 
 lint: $(READY)  ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

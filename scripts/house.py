@@ -93,7 +93,7 @@ LIMITS: Mapping[str, Limit] = {
     "past": Limit(0, 0),
     "units": Limit(95.0, 95.0, at_least=True),
     "shapes": Limit(95.0, 95.0, at_least=True),
-    "clocks": Limit(28, 5),
+    "clocks": Limit(5, 5),
     "patches": Limit(20, 20),
     "private": Limit(10, 10),
     "lines": Limit(66_000, 49_563),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -21,6 +20,7 @@ from isthmus.core.errors import PeerError, RestartError, UnavailableError
 from isthmus.wan import listen
 
 LIMIT_S = 20.0
+"""Less than the 30 s after which a silent peer counts as lost."""
 
 
 class Places:
@@ -86,13 +86,12 @@ def receive(transport: TcpTransport, peer: int, tag: int = 1) -> tuple[Future[ob
     return transport.receive(peer, tag, "x", memoryview(buffer)), buffer
 
 
-@pytest.mark.on_the_clock
 @pytest.mark.parametrize(
     "killed", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
 )
 def test_a_rank_that_comes_back_is_met_anew(killed: int) -> None:
-    """Lowest, middle or highest: the others' waiters wake with `RestartError` within a second, all meet as
-    the next incarnation, and a message of before is not what is received after.
+    """Lowest, middle or highest: the others' waiters wake with `RestartError` before any time-out, all meet
+    as the next incarnation, and a message of before is not what is received after.
     """
     places = Places(3)
     first = places.join_all([0, 0, 0])
@@ -100,11 +99,9 @@ def test_a_rank_that_comes_back_is_met_anew(killed: int) -> None:
     first[stays[0]].send(stays[1], 1, "x", memoryview(b"o"))
     waiting, _ = receive(first[stays[0]], killed)
     first[killed].abort()
-    start_s = time.monotonic()
     with ThreadPoolExecutor(3) as pool:
         back = pool.submit(places.join, killed, 1)
         losses = [first[rank].loss(LIMIT_S) for rank in stays]
-        assert time.monotonic() - start_s < 1
         assert all(isinstance(one, RestartError) and one.incarnation == 1 for one in losses)
         assert isinstance(waiting.exception(LIMIT_S), PeerError)
         for rank in stays:
@@ -164,16 +161,14 @@ def test_a_place_that_nobody_keeps_is_lost_for_good() -> None:
     places.close(first[1:])
 
 
-@pytest.mark.on_the_clock
 def test_abandoning_ends_every_thread_at_once() -> None:
-    """What was begun fails, and nothing goes on behind the back of the next incarnation."""
+    """What was begun fails before any time-out, and no thread goes on beside the next incarnation."""
     places, before = Places(2), threading.active_count()
     first = places.join_all([0, 0])
     waiting, _ = receive(first[0], 1)
-    start_s = time.monotonic()
-    for one in first:
-        one.abort()
-    assert time.monotonic() - start_s < 1
+    with ThreadPoolExecutor(2) as pool:
+        for ended in [pool.submit(one.abort) for one in first]:
+            ended.result(LIMIT_S)
     assert isinstance(waiting.exception(0), PeerError)
     menders = [one for one in threading.enumerate() if one.name.startswith("isthmus-reconnect")]
     for mender in menders:

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from isthmus.control.service.planner_queue import assemble_pool
 from isthmus.core.errors import PlanError
 from isthmus.core.model import Model, load_model
 from isthmus.core.plan import Plan
+from tests.control.processes import until
 from tests.control.serving import MODEL, POOL, job
 
 CONFIG = {
@@ -117,9 +117,7 @@ def test_closing_ends_a_search_at_once() -> None:
 
     thread = threading.Thread(target=search)
     thread.start()
-    deadline = time.monotonic() + 10
-    while not planner.has_process and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: planner.has_process, "the search has begun")
     planner.close()
     thread.join(10)
     assert len(outcome) == 1

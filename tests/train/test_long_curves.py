@@ -1,8 +1,8 @@
 """Rule: over 200 steps every schedule keeps to the loss of one process, dense and with experts.
 
 Relative to it, in fp32: 1e-6 at every step where gradients add up in the order of micro-batches, 1e-4 where
-two copies of the model add up their own halves first. In a run of the tests one kind of model goes 200 steps
-with each schedule, the other a few.
+two copies of the model add up their own halves first. In a run of the tests 1F1B with the dense model and
+DualPipe with experts go 200 steps, the others a few; with `--whole` all go 200.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ("cut", "rel", "sampled"),
     [
         (plan([1, 4]), 1e-6, DENSE),
-        (plan([3, 4], schedule="gpipe"), 1e-6, EXPERTS),
-        (plan([1, 2, 4], schedule="overlapped"), 1e-6, DENSE),
-        (plan([2, 4], schedule="zero_bubble"), 1e-6, EXPERTS),
-        (plan([2, 4], schedule="interleaved", chunks=2), 1e-6, DENSE),
+        (plan([3, 4], schedule="gpipe"), 1e-6, ""),
+        (plan([1, 2, 4], schedule="overlapped"), 1e-6, ""),
+        (plan([2, 4], schedule="zero_bubble"), 1e-6, ""),
+        (plan([2, 4], schedule="interleaved", chunks=2), 1e-6, ""),
         (plan([1, 4], schedule="dualpipe"), 1e-4, EXPERTS),
     ],
     ids=lambda one: getattr(one, "schedule", ""),

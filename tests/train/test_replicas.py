@@ -61,7 +61,7 @@ def test_unlike_replicas_train_what_one_process_trains(variant: str, device: str
 @pytest.mark.parametrize(
     ("variant", "cuts", "zero", "sampled"),
     [
-        ("qwen3-tied-window", EVEN, 0, True),
+        ("qwen3-tied-window", EVEN, 0, False),
         ("qwen3-tied-window", UNLIKE, 1, False),
         ("qwen3-moe-tied-sparse", EVEN, 0, False),
         ("qwen3-moe-tied-sparse", UNLIKE, 1, True),
@@ -86,7 +86,7 @@ def test_the_curves_of_200_steps_agree(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "sampled"), [("llama-tied", False), ("mixtral", True)])
+@pytest.mark.parametrize(("variant", "sampled"), [("llama-tied", True), ("mixtral", False)])
 def test_where_the_sums_have_one_order_curves_agree_to_1e_6(
     variant: str, sampled: bool, steps_of: Callable[[bool], int], tmp_path: Path
 ) -> None:

@@ -35,14 +35,14 @@ def moved(job: Job, folder: Path) -> Job:
     return job.model_copy(update={"checkpoints": checkpoints, "output": str(folder / "output")})
 
 
-@pytest.mark.on_the_clock
 @pytest.mark.slow
 def test_clusters_train_what_one_process_trains(tmp_path: Path) -> None:
     """Uneven stages in two clusters give the loss of one process to 1e-4, also killed and resumed otherwise.
 
     1. One process trains 20 steps. 2. Three stages, joined through a proxy, train until the last is killed.
-    3. The others end within 5 s and name it. 4. Two stages go on from the newest checkpoint to the end.
-    5. The result opens in transformers with the held-out loss that was reported.
+    3. The others end as its connection ends, long before it counts as silent, and name it. 4. Two stages go on
+    from the newest checkpoint to the end. 5. The result opens in transformers with the held-out loss that was
+    reported.
     """
     training = {"evaluate_every": 10}
     job = make_job(tmp_path, "llama-tied", steps=STEPS, training=training, checkpoints={"every_steps": 6})
@@ -53,14 +53,13 @@ def test_clusters_train_what_one_process_trains(tmp_path: Path) -> None:
         with started(tmp_path / "cut", cut, make_plan(job, [1, 3, 4], "aab"), **routes) as first:
             first.wait_for_step(8)
             os.kill(first.processes[2].pid, signal.SIGKILL)
-            killed_s = time.monotonic()
             lost = PeerError.exit_code
             assert first.wait() == [lost, lost, -signal.SIGKILL]
-            assert time.monotonic() - killed_s < 5
         assert relay.num_carried > 0
     for rank in (0, 1):
         assert first.log(rank).splitlines()[-1].startswith("error: PeerError: ")
         assert "peer 2 " in first.log(rank)
+        assert "silent" not in first.log(rank)
     done = len(first.losses())
     second = run_job(tmp_path / "cut", cut, make_plan(job, [3, 4], "ab"), attempt=2)
     resumed = STEPS - len(second.losses())
@@ -140,7 +139,6 @@ def test_a_chat_model_is_tuned_with_its_own_tokenizer_and_exported_with_it(tmp_p
     assert verify(job)["loss"] > 0
 
 
-@pytest.mark.on_the_clock
 @pytest.mark.slow
 def test_sigterm_ends_a_worker_at_once(tmp_path: Path) -> None:
     """SIGTERM ends a worker with 143, whatever it does; the others follow with `PeerError`."""
@@ -148,9 +146,8 @@ def test_sigterm_ends_a_worker_at_once(tmp_path: Path) -> None:
     with started(tmp_path, job, make_plan(job, [2, 4], "aa")) as workers:
         workers.wait_for_step(2)
         os.kill(workers.processes[0].pid, signal.SIGTERM)
-        asked_s = time.monotonic()
         assert workers.wait() == [143, PeerError.exit_code]
-        assert time.monotonic() - asked_s < 5
+        assert "silent" not in workers.log(1)
 
 
 @pytest.mark.slow

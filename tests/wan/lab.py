@@ -114,18 +114,6 @@ def receive(connection: socket.socket, num_bytes: int) -> bytes:
     return data
 
 
-def swallow(connection: socket.socket, num_bytes: int) -> float:
-    """Send that many bytes to a swallowing worker; return the seconds until its report is back."""
-    start_s, block, left = time.monotonic(), bytes(1 << 18), num_bytes
-    connection.sendall(b"s")
-    while left:
-        left -= connection.send(block[: min(left, len(block))])
-    connection.shutdown(socket.SHUT_WR)
-    report = receive(connection, 8)
-    assert int.from_bytes(report, "big") == num_bytes
-    return time.monotonic() - start_s
-
-
 def round_trips_s(connection: socket.socket, count: int, num_bytes: int = 64) -> list[float]:
     """Time `count` echoes of small messages, after having asked for the echo."""
     times_s, message = [], bytes(num_bytes)

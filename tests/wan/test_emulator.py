@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import signal
-import statistics
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from tests.wan.lab import a_worker, pool_of, round_trips_s, wait_until
 LINK = {"between": ["a", "b"], "bandwidth_gbps": 0.5, "round_trip_ms": 8, "loss": 0.0}
 
 
-@pytest.mark.on_the_clock
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_files_say_what_runs_and_routes_go_with_it(tmp_path: Path, number: signal.Signals) -> None:
@@ -38,7 +36,7 @@ def test_the_files_say_what_runs_and_routes_go_with_it(tmp_path: Path, number: s
         with a_worker() as worker, dial(worker.address, routes["a"]["b"]) as connection:
             connection.sendall(b"e")
             times_s = round_trips_s(connection, 20)
-            assert statistics.median(times_s) == pytest.approx(0.008, abs=0.002)
+            assert min(times_s) > 0.0079
             wait_until(lambda: carried(tmp_path / "s" / STATISTICS_FILE).get(("a", "b")) == 20 * 64 + 1)
         found = carried(tmp_path / "s" / STATISTICS_FILE)
         assert found == {("a", "b"): 1281, ("b", "a"): 1280, ("b", "c"): 0, ("c", "b"): 0}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
-import statistics
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,8 @@ from isthmus.core.link_throughput import WIRE_OVERHEAD
 from isthmus.core.pool import Pool
 from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
 from isthmus.wan.dial import dial, format_address, parse_address
-from tests.wan.lab import Worker, a_worker, closed_port, pool_of, receive, round_trips_s, swallow, wait_until
+from tests.wan.lab import Worker, a_worker, closed_port, pool_of, receive, round_trips_s, wait_until
+from tests.wan.virtual_links import Links, on_virtual_links
 
 pytestmark = pytest.mark.slow
 
@@ -37,98 +37,79 @@ def worker() -> Iterator[Worker]:
         yield one
 
 
-def dial_ms(links: BackgroundLinks, worker: Worker) -> float:
-    start_s = time.monotonic()
-    a_to_b(links, worker).close()
-    return (time.monotonic() - start_s) * 1e3
-
-
-def send_until_stuck(connection: socket.socket) -> int:
-    connection.settimeout(0.5)
-    sent_bytes = 0
-    with contextlib.suppress(TimeoutError):
-        while sent_bytes < 1 << 30:
-            sent_bytes += connection.send(bytes(1 << 18))
-    return sent_bytes
-
-
 def a_to_b(links: BackgroundLinks, worker: Worker) -> socket.socket:
     connection = dial(worker.address, links.routes["a"]["b"])
     connection.settimeout(20)
     return connection
 
 
-@pytest.mark.on_the_clock
 @pytest.mark.parametrize("gbps", [0.05, 0.2, 0.6])
-def test_a_transfer_reaches_the_stated_rate_and_not_more(worker: Worker, gbps: float) -> None:
-    """Goodput with its headers is within 5 % of the bandwidth."""
-    with links_in_background(joined(gbps, 20)) as links:
-        num_bytes = int(gbps * 1e9 / 8 * GOODPUT)
-        with a_to_b(links, worker) as connection:
-            took_s = swallow(connection, num_bytes) - 0.020
-    assert took_s == pytest.approx(1.0, rel=0.05)
+def test_a_transfer_reaches_the_stated_rate_and_not_more(gbps: float) -> None:
+    """Goodput with its headers is within 1 % of the bandwidth."""
+    num_bytes = int(gbps * 0.25e9 / 8 * GOODPUT)
+
+    async def script(links: Links) -> None:
+        took_s = await (await links.dial(b"s")).swallow_s(num_bytes)
+        assert took_s - 0.020 == pytest.approx(0.25, rel=0.01)
+
+    on_virtual_links(joined(gbps, 20), script)
 
 
-@pytest.mark.on_the_clock
-def test_a_small_message_takes_the_stated_round_trip(worker: Worker) -> None:
-    """Within 2 ms, dialling too; unequal directions add up."""
+def test_a_small_message_takes_the_stated_round_trip() -> None:
+    """Dialling too; unequal directions add up."""
     there = {"from": "a", "to": "b", "bandwidth_gbps": 1, "delay_ms": 30}
     back = {"from": "b", "to": "a", "bandwidth_gbps": 0.1, "delay_ms": 5}
-    with links_in_background(pool_of(there, back)) as links:
-        dialled_ms = min(dial_ms(links, worker) for _ in range(5))
-        with a_to_b(links, worker) as connection:
-            connection.sendall(b"e")
-            found_ms = statistics.median(round_trips_s(connection, 20)) * 1e3
-    assert found_ms == pytest.approx(35, abs=2)
-    assert dialled_ms == pytest.approx(35, abs=2)
+
+    async def script(links: Links) -> None:
+        start_s = links.now_s()
+        client = await links.dial(b"e")
+        assert links.now_s() - start_s == pytest.approx(0.035, abs=1e-4)
+        assert await client.round_trip_s() == pytest.approx(0.035, abs=1e-4)
+
+    on_virtual_links(pool_of(there, back), script)
 
 
-@pytest.mark.on_the_clock
-def test_what_is_in_flight_holds_back_nothing(worker: Worker) -> None:
+def test_what_is_in_flight_holds_back_nothing() -> None:
     """Twenty messages sent at once come back one round trip later, not twenty."""
-    with links_in_background(joined(1, 40)) as links, a_to_b(links, worker) as connection:
-        connection.sendall(b"e")
-        start_s = time.monotonic()
+
+    async def script(links: Links) -> None:
+        client, start_s = await links.dial(b"e"), links.now_s()
         for _ in range(20):
-            connection.sendall(bytes(100))
-        receive(connection, 2000)
-        assert time.monotonic() - start_s < 0.060
+            await client.send(bytes(100))
+        await client.receive(2000)
+        assert links.now_s() - start_s == pytest.approx(0.040, abs=1e-3)
+
+    on_virtual_links(joined(1, 40), script)
 
 
-@pytest.mark.on_the_clock
-def test_two_flows_share_a_link_whichever_side_dialled(worker: Worker) -> None:
-    """A flow dialled from a and one dialled from b, both sending a to b, get half the link each."""
-    with (
-        links_in_background(joined(0.2, 10)) as links,
-        ThreadPoolExecutor() as pool,
-    ):
-        num_bytes = int(0.1e9 / 8 * GOODPUT)
-        with a_to_b(links, worker) as first, a_to_b(links, worker) as second:
-            took_s = list(pool.map(swallow, [first, second], [num_bytes, num_bytes]))
-        assert took_s == pytest.approx([1.0, 1.0], rel=0.08)
-        by_b = {link["to"]: link["bytes"] for link in links.statistics()}
-        assert by_b["b"] == 2 * (num_bytes + 1)
-        assert by_b["a"] == 16
+def test_two_flows_share_a_link_whichever_side_dialled() -> None:
+    """Two flows that both send from a to b get half the link each."""
+    num_bytes = int(0.025e9 / 8 * GOODPUT)
+
+    async def script(links: Links) -> None:
+        clients = [await links.dial(b"s") for _ in range(2)]
+        took_s = await asyncio.gather(*(one.swallow_s(num_bytes) for one in clients))
+        assert took_s == pytest.approx([0.26, 0.26], rel=0.03)
+        carried = {ends[1]: one.delivered_bytes for ends, one in links.relay.directions.items()}
+        assert carried == {"b": 2 * (num_bytes + 1), "a": 16}
+
+    on_virtual_links(joined(0.2, 10), script)
 
 
-@pytest.mark.on_the_clock
-def test_a_peer_that_does_not_read_stops_its_sender_and_nobody_else(worker: Worker) -> None:
+def test_a_peer_that_does_not_read_stops_its_sender_and_nobody_else() -> None:
     """Back-pressure: what is taken from a flow is bounded; another flow on the link is not held up."""
-    with (
-        links_in_background(joined(2, 4)) as links,
-        a_to_b(links, worker) as stuck,
-        a_to_b(links, worker) as free,
-    ):
-        stuck.sendall(b"q")
-        sent_bytes = send_until_stuck(stuck)
+
+    async def script(links: Links) -> None:
+        stuck, free = await links.dial(b"q"), await links.dial(b"e")
+        await stuck.send_until_stuck()
         held_by_the_kernel_bytes = 4 * (32 << 20)  # two sockets' buffers at each side of the relay
-        assert sent_bytes < held_by_the_kernel_bytes + 3 * 2e9 / 8 * 0.03
-        free.sendall(b"e")
-        assert statistics.median(round_trips_s(free, 5)) < 0.010
-        worker.go.set()
-        stuck.settimeout(20)
-        stuck.shutdown(socket.SHUT_WR)
-        assert int.from_bytes(receive(stuck, 8), "big") == sent_bytes
+        assert stuck.sent_bytes < held_by_the_kernel_bytes + 3 * 2e9 / 8 * 0.03
+        assert await free.round_trip_s() < 0.006
+        links.go.set()
+        stuck.sock.shutdown(socket.SHUT_WR)
+        assert int.from_bytes(await stuck.receive(8), "big") == stuck.sent_bytes
+
+    on_virtual_links(joined(2, 4), script)
 
 
 def test_every_byte_arrives_in_order_under_jitter_and_loss(worker: Worker) -> None:
@@ -231,14 +212,14 @@ def test_a_link_cut_with_reset_breaks_its_connections_and_no_others(worker: Work
             links.cut("b", "c")
 
 
-@pytest.mark.on_the_clock
-def test_a_pair_with_one_link_gets_the_same_back(worker: Worker) -> None:
+def test_a_pair_with_one_link_gets_the_same_back() -> None:
     """TCP needs both directions: a missing one mirrors the given one."""
-    with links_in_background(pool_of({"from": "b", "to": "a", "bandwidth_gbps": 1, "delay_ms": 12})) as links:
-        assert {link["from"]: link["delay_ms"] for link in links.statistics()} == {"a": 12, "b": 12}
-        with a_to_b(links, worker) as connection:
-            connection.sendall(b"e")
-            assert statistics.median(round_trips_s(connection, 10)) == pytest.approx(0.024, abs=0.002)
+
+    async def script(links: Links) -> None:
+        assert {ends[0]: link.delay_ms for ends, link in links.relay.links.items()} == {"a": 12, "b": 12}
+        assert await (await links.dial(b"e")).round_trip_s() == pytest.approx(0.024, abs=1e-4)
+
+    on_virtual_links(pool_of({"from": "b", "to": "a", "bandwidth_gbps": 1, "delay_ms": 12}), script)
 
 
 def test_ending_the_links_breaks_what_is_open_and_frees_the_ports(worker: Worker) -> None:
@@ -297,21 +278,19 @@ def test_churn_leaves_no_descriptor_behind(worker: Worker) -> None:
             round_trips_s(last, 3)
 
 
-@pytest.mark.on_the_clock
 @pytest.mark.parametrize("runs_first", [False, True])
-def test_other_traffic_takes_its_share_or_what_runs_leave(worker: Worker, runs_first: bool) -> None:
+def test_other_traffic_takes_its_share_or_what_runs_leave(runs_first: bool) -> None:
     """A run's transfer beside seven others: an eighth of the link where all take turns, else all of it."""
-    gbps, num_bytes = 0.05, 1_000_000
-    with (
-        links_in_background(joined(gbps, 20), runs_first=runs_first) as links,
-        contextlib.ExitStack() as stack,
-    ):
-        others = [stack.enter_context(dial(worker.address, links.other_routes["a"]["b"])) for _ in range(7)]
-        with ThreadPoolExecutor(7) as pool:
-            busy = [pool.submit(swallow, one, 5_000_000) for one in others]
-            time.sleep(0.2)
-            with a_to_b(links, worker) as connection:
-                took_s = swallow(connection, num_bytes) - 0.020
-            assert not any(one.done() for one in busy)
+    gbps, num_bytes = 0.05, 200_000
     alone_s = num_bytes * 8e-9 / (gbps * GOODPUT)
-    assert (took_s < 2 * alone_s) if runs_first else (took_s > 6 * alone_s)
+
+    async def script(links: Links) -> None:
+        others = [await links.dial(b"s", links.relay.other_routes()["a"]["b"]) for _ in range(7)]
+        busy = [asyncio.create_task(one.swallow_s(1_000_000)) for one in others]
+        await asyncio.sleep(0.2)
+        took_s = await (await links.dial(b"s")).swallow_s(num_bytes) - 0.020
+        assert not any(one.done() for one in busy)
+        assert (took_s < 2 * alone_s) if runs_first else (took_s > 6 * alone_s)
+        await asyncio.gather(*busy)
+
+    on_virtual_links(joined(gbps, 20), script, runs_first=runs_first)

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -81,7 +82,14 @@ class PacketLink:
 class PacketRelay:
     """Relay for all links of a pool; `devices` is {cluster: (IPv4 address, TUN descriptor)}."""
 
-    def __init__(self, pool: Pool, devices: dict[str, tuple[str, int]], seed: int) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        devices: dict[str, tuple[str, int]],
+        seed: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         links = links_both_ways(pool)
         self.links = {
             ends: PacketLink(link, links[ends[::-1]], Random(f"{seed}/{ends[0]}/{ends[1]}"), devices[ends[1]][1])
@@ -105,7 +113,7 @@ class PacketRelay:
                     return
                 else:
                     os.write(answer_fd, (json.dumps(self.counters()) + "\n").encode())
-            now_s = time.monotonic()
+            now_s = self._clock()
             for link in self.links.values():
                 link.deliver(now_s)
 
@@ -119,10 +127,10 @@ class PacketRelay:
 
     def _wait_s(self) -> float | None:
         heads = [link.in_flight[0][0] for link in self.links.values() if link.in_flight]
-        return max(0.0, min(heads) - time.monotonic()) if heads else None
+        return max(0.0, min(heads) - self._clock()) if heads else None
 
     def _read_device(self, descriptor: int) -> None:
-        outgoing, now_s = self._outgoing[descriptor], time.monotonic()
+        outgoing, now_s = self._outgoing[descriptor], self._clock()
         for _ in range(_MAX_READ_PACKETS):
             try:
                 packet = os.read(descriptor, 65536)
