@@ -33,7 +33,7 @@ from isthmus.comm.tcp.wire_format import DATA, FrameHeader, read_header
 from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.plan import Plan, StageTime
 from isthmus.core.pool import Pool
-from isthmus.core.steady_clock import ANCHOR_S
+from isthmus.core.process.steady_clock import ANCHOR_S
 from isthmus.wan.emulator import ROUTES_FILE, run_links
 from isthmus.wan.link_direction import DeliveredChunk
 from isthmus.wan.tcp_relay import ClusterPair

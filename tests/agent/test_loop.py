@@ -27,7 +27,7 @@ from isthmus.agent.service.agent_loop import (
 from isthmus.agent.service.sync_client import SyncClient
 from isthmus.core.errors import AuthError, ConflictError, InputError, IsthmusError, ProtocolError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
-from isthmus.core.state_folder_lock import lock_state_folder
+from isthmus.core.process.state_folder_lock import lock_state_folder
 from tests.agent.test_shell import Site
 from tests.site.samples import EAST, order, orders
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.core.steady_clock import steady_clock
+from isthmus.core.process.steady_clock import steady_clock
 
 
 def test_a_steady_clock_advances_with_monotonic_time_alone() -> None:

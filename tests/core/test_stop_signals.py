@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from isthmus.core.stop_signals import handled_stop_signals
+from isthmus.core.process.stop_signals import handled_stop_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

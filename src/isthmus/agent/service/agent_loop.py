@@ -23,8 +23,8 @@ from isthmus.agent.service.sync_client import SyncClient
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, UnavailableError
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
-from isthmus.core.state_folder_lock import lock_state_folder
-from isthmus.core.stop_signals import handled_stop_signals
+from isthmus.core.process.state_folder_lock import lock_state_folder
+from isthmus.core.process.stop_signals import handled_stop_signals
 from isthmus.wan import PortRange
 
 FAST_POLL_S = 0.05

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from isthmus.core.errors import FileError
 from isthmus.core.messages.worker_folder import write_atomically
-from isthmus.core.state_folder_lock import fsync_path, unwritable_folder_error
+from isthmus.core.process.state_folder_lock import fsync_path, unwritable_folder_error
 from isthmus.site import SitePart
 
 

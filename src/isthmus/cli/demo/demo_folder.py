@@ -11,7 +11,7 @@ from pathlib import Path
 
 from isthmus.core.errors import InputError
 from isthmus.core.messages.worker_folder import write_atomically
-from isthmus.core.state_folder_lock import lock_state_folder, unwritable_folder_error
+from isthmus.core.process.state_folder_lock import lock_state_folder, unwritable_folder_error
 
 MARKER_FILE = ".isthmus-demo"
 """Marker file: the folder belongs to the demo, and the next demo may empty it."""

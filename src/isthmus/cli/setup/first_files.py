@@ -24,7 +24,7 @@ from isthmus.core.job import Job
 from isthmus.core.model import load_model, require_trainable
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Pool
-from isthmus.core.state_folder_lock import unwritable_folder_error
+from isthmus.core.process.state_folder_lock import unwritable_folder_error
 
 STARTER_MODEL = "model/config.json"
 """Where the small model of a job without one of its own is written."""

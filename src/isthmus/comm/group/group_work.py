@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import IsthmusError, PeerError
-from isthmus.core.steady_clock import steady_time_s
+from isthmus.core.process.steady_clock import steady_time_s
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

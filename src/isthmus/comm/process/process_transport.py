@@ -33,7 +33,7 @@ from isthmus.comm.tcp.tcp_transport import LINGER_S
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, RestartError
-from isthmus.core.steady_clock import ANCHOR_S
+from isthmus.core.process.steady_clock import ANCHOR_S
 
 
 class ProcessTransport(BreakableTransport):

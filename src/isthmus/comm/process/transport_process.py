@@ -44,7 +44,7 @@ from isthmus.comm.tcp.tcp_transport import TcpTransport
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import IsthmusError, PeerError
-from isthmus.core.steady_clock import steady_clock
+from isthmus.core.process.steady_clock import steady_clock
 
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end the worker; the transport process ignores them and exits after the worker."""

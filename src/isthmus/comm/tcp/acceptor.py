@@ -11,7 +11,7 @@ from isthmus.comm.tcp.reconnect import GreetedSocket
 from isthmus.comm.tcp.rendezvous import GREETING_TIMEOUT_S, MAX_PENDING_CONNECTIONS
 from isthmus.comm.tcp.wire_format import Greeting, answer_greeting
 from isthmus.core.errors import IsthmusError, RestartError
-from isthmus.core.steady_clock import steady_time_s
+from isthmus.core.process.steady_clock import steady_time_s
 
 _POLL_S = 0.2
 

@@ -26,7 +26,7 @@ from isthmus.comm.tcp.wire_format import (
     send_all,
 )
 from isthmus.comm.transport.transport import Arrival
-from isthmus.core.steady_clock import steady_time_s
+from isthmus.core.process.steady_clock import steady_time_s
 
 _SMALL_BYTES = 64 * 2**10
 _UNCHECKED_BYTES = 4 * 2**10

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from isthmus.comm.tcp.reconnect import GreetedSocket
 from isthmus.comm.tcp.wire_format import Greeting, send_greeting
 from isthmus.core.errors import IsthmusError, PeerError, RestartError
-from isthmus.core.steady_clock import steady_time_s
+from isthmus.core.process.steady_clock import steady_time_s
 from isthmus.wan import dial, format_address
 
 DIAL_TIMEOUT_S = 5.0

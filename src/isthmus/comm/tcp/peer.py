@@ -14,7 +14,7 @@ from isthmus.comm.tcp.send_queue import SendQueue
 from isthmus.comm.transport.receive_matching import ReceiveMatcher
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError
-from isthmus.core.steady_clock import steady_time_s
+from isthmus.core.process.steady_clock import steady_time_s
 
 MAX_MISSED_HEARTBEATS = 3
 """Missed heartbeats after which a connection counts as broken."""

@@ -14,7 +14,7 @@ from isthmus.comm.tcp.endpoint import DIAL_TIMEOUT_S, Endpoint, dial_rank, is_tr
 from isthmus.comm.tcp.reconnect import GreetedSocket
 from isthmus.comm.tcp.wire_format import Greeting, answer_greeting
 from isthmus.core.errors import IsthmusError, PeerError, RestartError, UnavailableError
-from isthmus.core.steady_clock import steady_time_s
+from isthmus.core.process.steady_clock import steady_time_s
 from isthmus.wan import dial
 
 GREETING_TIMEOUT_S = 10.0

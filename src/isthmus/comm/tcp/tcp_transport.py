@@ -15,7 +15,7 @@ from isthmus.comm.tcp.shutdown import BreakableTransport
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
-from isthmus.core.steady_clock import steady_time_s
+from isthmus.core.process.steady_clock import steady_time_s
 from isthmus.wan import dial
 
 LINGER_S = 5.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
-from isthmus.core.steady_clock import steady_time_s
+from isthmus.core.process.steady_clock import steady_time_s
 
 FORMAT_VERSION = 4
 DATA, HEARTBEAT, CLOSE, ACK = 1, 2, 3, 4

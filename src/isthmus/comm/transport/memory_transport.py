@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from isthmus.comm.transport.receive_matching import ReceiveMatcher
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError
-from isthmus.core.steady_clock import steady_time_s
+from isthmus.core.process.steady_clock import steady_time_s
 
 
 class MemoryTransport:

@@ -30,8 +30,8 @@ from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.loopback import is_loopback
 from isthmus.core.pool import Pool
-from isthmus.core.state_folder_lock import lock_state_folder
-from isthmus.core.stop_signals import handled_stop_signals
+from isthmus.core.process.state_folder_lock import lock_state_folder
+from isthmus.core.process.stop_signals import handled_stop_signals
 
 __all__ = ["ServerConfig", "ServerInfo", "create_app", "run_server"]
 

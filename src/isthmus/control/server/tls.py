@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from isthmus.core.errors import InputError
-from isthmus.core.state_folder_lock import unwritable_folder_error
+from isthmus.core.process.state_folder_lock import unwritable_folder_error
 
 _VALID_DAYS = 397
 _CA_VALID_DAYS = 3650

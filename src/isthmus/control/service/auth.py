@@ -18,7 +18,7 @@ from isthmus.control.store.store_interface import Store, StoredToken
 from isthmus.core.errors import AuthError, NotFoundError
 from isthmus.core.messages.api_views import JobView, PoolView, TokenRequest, TokenView
 from isthmus.core.pool import Cluster
-from isthmus.core.state_folder_lock import fsync_path, unwritable_folder_error
+from isthmus.core.process.state_folder_lock import fsync_path, unwritable_folder_error
 
 Role = Literal["admin", "owner", "user"]
 ADMIN_TOKEN_FILE = "admin.token"  # noqa: S105 (a file name)

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.job import JOB_PLACEHOLDER
+from isthmus.core.process.state_folder_lock import fsync_path
 from isthmus.core.runs.run_identity import RunIdentity, differences, list_differences
-from isthmus.core.state_folder_lock import fsync_path
 
 CLAIM_FOLDER = ".isthmus-run"
 CLAIM_FILE = "run.json"

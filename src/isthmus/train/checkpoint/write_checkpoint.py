@@ -10,8 +10,8 @@ from pathlib import Path
 from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
+from isthmus.core.process.state_folder_lock import fsync_path
 from isthmus.core.runs.run_folder import complete_folders
-from isthmus.core.state_folder_lock import fsync_path
 from isthmus.train.checkpoint import dcp_layout
 from isthmus.train.checkpoint.checkpoint_folder import (
     MANIFEST_FILE,

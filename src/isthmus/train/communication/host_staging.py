@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from isthmus.core.steady_clock import steady_time_s
+from isthmus.core.process.steady_clock import steady_time_s
 from isthmus.train.communication.pinned_memory import empty_host_tensor
 
 MAX_STAGED_RECEIVES = 8

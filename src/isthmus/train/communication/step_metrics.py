@@ -13,7 +13,7 @@ from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import ReceivedMessage, Span, StepMetrics
 from isthmus.core.messages.worker_folder import WorkerSpec
-from isthmus.core.steady_clock import steady_time_s
+from isthmus.core.process.steady_clock import steady_time_s
 
 Clock = Callable[[], float]
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from isthmus.core.errors import ModelError, UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.model import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, config_path, read_config
-from isthmus.core.state_folder_lock import fsync_path
+from isthmus.core.process.state_folder_lock import fsync_path
 from isthmus.train.model.gather_full_parameters import gather_full_parameters
 from isthmus.train.model.huggingface_layout import published_tensors
 from isthmus.train.model.load_weights import TensorHeader, read_tensor_headers

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from isthmus.comm.group.group_work import gloo_error_text
 from isthmus.core.errors import PeerError
-from isthmus.core.steady_clock import steady_time_s
+from isthmus.core.process.steady_clock import steady_time_s
 from isthmus.train.communication.pinned_memory import copy_tensors_to_host, empty_host_tensor
 from isthmus.train.liveness.peer_wait import waiting_for_peer
 

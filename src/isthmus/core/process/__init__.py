@@ -1,0 +1,1 @@
+"""What a process has of its machine: a clock, stop signals, and the lock of its state folder."""
