@@ -124,10 +124,49 @@ def test_a_huge_configuration_is_not_read(tmp_path: Path) -> None:
     assert "is larger than" in check("model", tmp_path).detail
 
 
+@pytest.mark.parametrize(
+    ("name", "form", "text", "words"),
+    [
+        ("a.jsonl", "auto:text", '{"text": "x"}\n\n{"text": "y"}', ""),
+        ("a.jsonl", "auto:text", '{"text": "x"}\n{"text": ', "a.jsonl:2: not a line of JSON"),
+        ("a.jsonl", "jsonl:body", '{"text": "x"}', "a.jsonl:1: no text under 'body', only ['text']"),
+        ("a.jsonl", "jsonl:text", '{"text": 3}', "a.jsonl:1: no text under 'text'"),
+        ("a.jsonl", "jsonl:text", "[1]", "a.jsonl:1: no text under 'text'"),
+        ("a.jsonl", "jsonl:text", "[" * 60_000, "a.jsonl:1: not a line of JSON"),
+        ("a.jsonl", "jsonl:text", '{"text": "' + "x" * 100_000, ""),
+        ("a.jsonl", "chat:text", '{"messages": [{"role": "user", "content": "x"}]}', ""),
+        ("a.jsonl", "chat:text", '{"text": "x"}', "a.jsonl:1: no list 'messages' of role and content, only ['text']"),
+        ("a.jsonl", "chat:text", '{"messages": []}', "a.jsonl:1: no list 'messages'"),
+        ("a.txt", "auto:text", "{", ""),
+        ("a.txt", "chat:text", "{", "a.txt:1: not a line of JSON"),
+    ],
+)
+def test_the_first_rows_have_the_form_of_the_job(tmp_path: Path, name: str, form: str, text: str, words: str) -> None:
+    """JSON Lines with the text field, chats with messages; a row that the sample cuts is not judged."""
+    (tmp_path / name).write_text(text)
+    found = check("data", tmp_path / name, value=form)
+    assert (found.status, found.detail.startswith(str(tmp_path / words)) if words else True) == (
+        "failed" if words else "passed", True
+    )  # fmt: skip
+
+
+def test_data_that_cannot_fill_one_batch_are_too_little(tmp_path: Path) -> None:
+    """A token stands for a byte at least; a folder of many files is not counted."""
+    (tmp_path / "a.txt").write_text("x" * 63)
+    assert check("data", tmp_path, num_bytes=64).status == "passed"
+    found = check("data", tmp_path, num_bytes=65)
+    assert "63 bytes are too little data for the 65 tokens of one batch" in found.detail
+    for number in range(preflight_checks.MAX_FILES):
+        (tmp_path / f"{number}.txt").write_text("x")
+    assert check("data", tmp_path, num_bytes=10_000).status == "passed"
+
+
 def test_a_tokenizer_is_a_file_or_a_folder_with_one(tmp_path: Path) -> None:
     """The file that would be read is named."""
     assert f"{tmp_path / 'tokenizer.json'}: No such file" in check("file", tmp_path, name="tokenizer").detail
     (tmp_path / "tokenizer.json").write_text("{}")
+    assert "it has no 'model'" in check("file", tmp_path).detail
+    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
     assert check("file", tmp_path).status == check("file", tmp_path / "tokenizer.json").status == "passed"
 
 
@@ -264,9 +303,9 @@ def test_two_sites_find_out_whether_they_share_the_folders_of_a_job(tmp_path: Pa
     disks = {site: tmp_path / ("disk" if shared else site) for site in record.sites}
     runners = {site: PreflightRunner(site, disk, Clock(), marker_wait_s=0.0) for site, disk in disks.items()}
     for disk in disks.values():
-        for name in ("/pool/m/config.json", "/pool/d/text"):
+        for name, text in (("/pool/m/config.json", "{}"), ("/pool/d/text", "x" * 100_000)):
             storage_path(disk, name).parent.mkdir(parents=True, exist_ok=True)
-            storage_path(disk, name).write_text("{}")
+            storage_path(disk, name).write_text(text)
     for _ in range(2):
         for site, runner in runners.items():
             runner.update([record.orders[site]])

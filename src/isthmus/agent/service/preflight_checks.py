@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from isthmus.agent.service.data_samples import check_rows
 from isthmus.agent.service.file_transfer import storage_path
 from isthmus.core.errors import InputError, ModelError
 from isthmus.core.messages.preflight import MAX_DETAIL_CHARS, CheckKind, CheckResult, SiteCheck
@@ -103,12 +104,22 @@ def _check_model(check: SiteCheck, context: CheckContext) -> str:
 
 
 def _check_data(check: SiteCheck, context: CheckContext) -> str:
-    """Check that a file, folder or glob has content that can be read."""
+    """Check that a file, folder or glob has content of the job's form, and not too little for one batch.
+
+    A token stands for one byte at least, and each file adds one token at its end.
+    """
     path = context.local(check.path)
     num_read = num_bytes = 0
     for file in itertools.islice(_visible_files(path), MAX_FILES):
-        num_bytes += _read_sample(file)
+        num_bytes += file.stat().st_size if _read_sample(file) else 0
         num_read += 1
+        if check.value:
+            check_rows(file, check.value)
+    if num_bytes and num_read < MAX_FILES and num_bytes + num_read < check.num_bytes:
+        raise InputError(
+            f"{path}: {num_bytes} bytes are too little data for the {check.num_bytes} tokens of one batch",
+            hint="add data, or lower training.sequence_length or training.global_batch_size",
+        )
     if not num_bytes:
         found = f"{num_read} empty files" if num_read else "no file"
         raise InputError(f"{path}: {found}", hint=f"copy the data to {context.site}, or correct data.paths in the job")
@@ -116,10 +127,14 @@ def _check_data(check: SiteCheck, context: CheckContext) -> str:
 
 
 def _check_file(check: SiteCheck, context: CheckContext) -> str:
-    """Check that the tokenizer can be read: a file, or a folder with `tokenizer.json`."""
+    """Check that the tokenizer is one: a file, or a folder with `tokenizer.json`."""
     path = context.local(check.path)
     file = path / "tokenizer.json" if path.is_dir() else path
     _read_sample(file)
+    _require_size(file)
+    parsed = json.loads(file.read_bytes())
+    if not isinstance(parsed, dict) or "model" not in parsed:
+        raise InputError(f"{file} is not a tokenizer: it has no 'model'", hint="set data.tokenizer to a tokenizer.json")
     return str(file)
 
 
@@ -196,6 +211,8 @@ def _hint_of(check: SiteCheck, error: OSError) -> str:
     if isinstance(error, PermissionError):
         need = "write to" if check.kind in ("write", "space") else "read"
         return f"let the agent's user (uid {os.geteuid()}) {need} it"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "give a folder, not a file"
     if isinstance(error, FileNotFoundError):
         return "copy it to this site, or correct the path in the job"
     return "check the file system at this site"
@@ -203,7 +220,7 @@ def _hint_of(check: SiteCheck, error: OSError) -> str:
 
 def _require_size(file: Path) -> None:
     if file.stat().st_size > MAX_JSON_BYTES:
-        raise InputError(f"{file} is larger than {format_bytes(MAX_JSON_BYTES)}", hint="give a valid model folder")
+        raise InputError(f"{file} is larger than {format_bytes(MAX_JSON_BYTES)}", hint="give another file")
 
 
 def _require_file_name(name: str) -> None:

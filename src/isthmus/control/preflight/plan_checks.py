@@ -62,8 +62,11 @@ def peer_checks(
 
 
 def _data_checks(job: Job) -> Iterator[SiteCheck]:
-    for path in job.data.paths[:MAX_DATA_PATHS]:
-        yield from _local("data", "data", path)
+    form = "chat" if job.data.format == "auto" and job.task == "finetune" else job.data.format
+    training, paths = job.training, job.data.paths[:MAX_DATA_PATHS]
+    batch = training.sequence_length * training.global_batch_size if form != "chat" and len(paths) == 1 else 0
+    for path in paths:
+        yield from _local("data", "data", path, value=f"{form}:{job.data.text_field}", num_bytes=batch)
     yield from _local("file", "tokenizer", job.data.tokenizer)
 
 
