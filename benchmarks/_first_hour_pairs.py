@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from isthmus.cli.client.api_client import ApiClient
 
 from isthmus.cli import main as run_command
 from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.client.api_client import ApiClient
 from isthmus.core.messages.api_views import JobView
 from isthmus.core.pool import Pool
 

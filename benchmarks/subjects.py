@@ -164,6 +164,20 @@ SUBJECTS = (
         ),
     ),
     Subject(
+        "first-hour",
+        "First hour",
+        "What a new user meets: time to the first loss, several machines, mistakes, shared folders, and true results.",
+        ("first_hour",),
+        (
+            Figure("first_hour", "git clone to the first loss, packages cached", "git clone to the first loss"),
+            Figure("first_hour", "mistakes refused before chips are held", r"\d+ mistakes: refused"),
+            Figure("first_hour", "refusals that say what, which value, what next", r"\d+ mistakes: the refusal"),
+            Figure("first_hour", "pairs of jobs with a silent reuse", r"\d+ pairs of jobs"),
+            Figure("first_hour", "messages drawn beside the links' record", "messages between clusters, .*: largest"),
+            Figure("first_hour", "losses beside a plain torch loop, Mixtral", "losses of Mixtral"),
+        ),
+    ),
+    Subject(
         "protocol",
         "Protocol",
         "Whether the protocol of the control plane holds in every state, and under seeded faults.",
