@@ -17,9 +17,9 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from benchmarks._wan_stage import TIMEOUT_S, StageJob, StepTime, begin, start_ns, together_s
-from isthmus.comm.tcp.endpoint import listen
 from isthmus.core.plan import StageTime
 from isthmus.train.communication.exact_sleep import sleep_exactly
+from isthmus.wan import listen
 
 
 class Chip(nn.Module):  # type: ignore[misc]

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from isthmus.comm.connect_transport import connect_transport
 from isthmus.comm.group.isthmus_group import BACKEND, IsthmusOptions, register_backend
-from isthmus.comm.tcp.endpoint import Endpoint, listen
+from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.core.base_model import TransportKind
 from isthmus.core.plan import StageTime
@@ -32,6 +32,7 @@ from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.virtual_compute_stage import VirtualComputeStage
 from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
+from isthmus.wan import listen
 from isthmus.wan.netns import NAMESPACE_FOLDER
 
 TIMEOUT_S = 60.0

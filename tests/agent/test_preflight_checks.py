@@ -295,6 +295,27 @@ def test_a_check_that_a_file_system_blocks_is_unknown_after_its_limit(tmp_path: 
     finish(runner)
 
 
+def test_the_folder_of_a_dry_run_goes_once_the_other_site_has_left_it(tmp_path: Path) -> None:
+    """The site that made the folder removes it, also if the file of another site is still inside at first.
+
+    1. A makes the folder, then B writes its file into it. 2. The dry run ends at A. 3. It ends at B.
+    """
+    folder = tmp_path / "checkpoints"
+    asked = {"job": "j", "round": 1, "temporary": True}
+    runners = [PreflightRunner(site, None, Clock()) for site in ("a", "b")]
+    for number, runner in enumerate(runners):
+        write = {"kind": "write", "name": "checkpoints", "path": str(folder), "value": f".marker-{number}"}
+        runner.update([PreflightOrder.model_validate(asked | {"checks": [write]})])
+        finish(runner)
+    assert {file.name for file in folder.iterdir()} == {".marker-0", ".marker-1"}
+    first, second = runners
+    first.close()
+    second.close()
+    finish(first)
+    finish(second)
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_sites_find_out_whether_they_share_the_folders_of_a_job(tmp_path: Path, shared: bool) -> None:
     """The whole preflight of two sites on real disks: with one disk it passes, with two the finding names both."""

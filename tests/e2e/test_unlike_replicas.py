@@ -58,7 +58,7 @@ def test_unlike_replicas_train_what_one_process_trains_also_preempted(tmp_path: 
     with running(tmp_path, two_and_one()) as site:
         client = site.client
         urgent_job = make_job(
-            tmp_path, "urgent", steps=3, model=make_model(tmp_path, "small", num_hidden_layers=1),
+            tmp_path, "urgent", steps=4, model=make_model(tmp_path, "small", num_hidden_layers=1),
             priority="high", placement={"clusters": ["south"]}, policy="manual",
         )  # fmt: skip
         urgent = submit(client, urgent_job).id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,6 +11,10 @@ from pathlib import Path
 
 from isthmus.agent.service.preflight_checks import MARKER_WAIT_S, CheckContext, run_check, unfinished
 from isthmus.core.messages.preflight import CheckResult, PreflightAnswer, PreflightOrder
+
+REMOVE_LIMIT_S = 30.0
+REMOVE_POLL_S = 0.2
+"""How long, and how often, the folder of a dry run is tried to be removed."""
 
 LIMIT_S = 10.0
 """Time that the checks of one order may take; those that have not finished are reported as unknown."""
@@ -109,15 +114,32 @@ class PreflightRunner:
         )
 
     def _remove(self, run: _Run) -> None:
-        """Remove the files of a preflight, and the folders of a dry run, in the background: a disk may not answer."""
+        """Remove the files of a preflight, and the folders of a dry run, in the background: a disk may not answer.
+
+        A check that is late has made its files before. The file of another site may be in a folder for some time.
+        """
 
         def work() -> None:
+            if run.thread is not None:
+                run.thread.join(LIMIT_S)
             for file in list(run.context.made_files):
                 with contextlib.suppress(OSError):
                     file.unlink(missing_ok=True)
+            limit_s = run.context.monotonic() + REMOVE_LIMIT_S
             for folder in reversed(run.context.made_folders if run.order.temporary else ()):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+                while not _is_removed(folder) and run.context.monotonic() < limit_s:
+                    run.context.sleep(REMOVE_POLL_S)
 
         self.threads.append(threading.Thread(target=work, name="preflight's end", daemon=True))
         self.threads[-1].start()
+
+
+def _is_removed(folder: Path) -> bool:
+    """Remove a folder; return False while it has content."""
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        return error.errno not in (errno.ENOTEMPTY, errno.EEXIST)
+    return True
