@@ -123,7 +123,7 @@ def health() -> Health:
     return Health(protocol=PROTOCOL_VERSION, version=isthmus.__version__)
 
 
-@router.post("/jobs", status_code=201, responses=error_responses(ConflictError))
+@router.post("/jobs", status_code=201, responses=error_responses(ConflictError, NotFoundError))
 async def submit_job(submission: Submission, caller: CurrentCaller, service: Service, batcher: Batcher) -> JobView:
     """Submit a job; returns once it is on disk. Repeating the same key returns the same job."""
     auth.require_role(caller, "user")
@@ -143,7 +143,7 @@ def submit_bulk(bulk: BulkSubmission, caller: CurrentCaller, service: Service) -
     return Response(SUBMISSION_RESULTS.dump_json(outcomes), media_type="application/json")
 
 
-@router.post("/jobs:dry-run", responses=error_responses(PlanError, ConflictError))
+@router.post("/jobs:dry-run", responses=error_responses(PlanError, ConflictError, NotFoundError))
 def dry_run(submission: Submission, caller: CurrentCaller, service: Service) -> DryRun:
     """Return a job's plans, queue position, expected start and victims without submitting it."""
     auth.require_role(caller, "user")
