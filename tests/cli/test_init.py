@@ -54,7 +54,7 @@ def test_options_answer_the_questions(tmp_path: Path) -> None:
     assert f"isthmus plan {tmp_path}/out/job.yaml --pool {tmp_path}/out/pool.yaml" in done.out
     job, pool = load_job(tmp_path / "out" / "job.yaml"), load_pool(tmp_path / "out" / "pool.yaml")
     assert (job.name, job.model, job.training.steps) == ("mine", str(model), 40)
-    assert job.data.tokenizer == str(model / "tokenizer.json")
+    assert job.data.tokenizer == "model"
     assert job.data.paths == (str(Path.cwd() / "text/*.txt"), "s3://bucket/x")
     assert job.training.sequence_length == 512
     assert [(one.name, one.owner) for one in pool.clusters] == [("hangzhou", "zhejiang"), ("nanjing", "nanjing")]
@@ -142,3 +142,4 @@ def test_the_commands_that_follow_exist(tmp_path: Path) -> None:
     done = run(FakeServer(), "init", tmp_path / "out", "--json")
     for line in done.json["next"]:
         assert run(None, line.split()[1], "--help").status == 0
+    assert [line.split()[1] for line in done.json["next"]] == ["plan", "serve", "token", "agent", "submit", "doctor"]

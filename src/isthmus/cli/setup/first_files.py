@@ -129,7 +129,7 @@ def _job_fields(answers: FirstAnswers) -> dict[str, Any]:
         "task": answers.task,
         "data": list(answers.data) or [f"{sysconfig.get_path('stdlib')}/*.py"],
         "format": "chat" if answers.task == "finetune" else "auto",
-        "tokenizer": "bytes",
+        "tokenizer": "model",
         "steps": answers.steps,
         "sequence_length": 256,
         "global_batch_size": 8,
@@ -147,13 +147,11 @@ def _given_model(path: Path) -> dict[str, Any]:
     model = load_model(str(path))
     require_trainable(model)
     positions = model.config.get("max_position_embeddings")
-    tokenizer = (path if path.is_dir() else path.parent) / "tokenizer.json"
-    found: dict[str, Any] = {
+    return {
         "model": str(path.resolve()),
         "sequence_length": min(2048, positions) if isinstance(positions, int) and positions > 0 else 2048,
         "precision": "bf16",
     }
-    return found | ({"tokenizer": str(tokenizer.resolve())} if tokenizer.is_file() else {})
 
 
 def _cluster_text(one: FirstCluster) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -11,7 +11,7 @@ import typer
 
 from isthmus.cli.command import command
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.cli.setup.first_files import FirstAnswers, default_name, parse_clusters, write_first_files
+from isthmus.cli.setup.first_files import FirstAnswers, FirstCluster, default_name, parse_clusters, write_first_files
 from isthmus.core.errors import InputError, IsthmusError
 from isthmus.core.model import load_model, require_trainable
 
@@ -86,8 +86,12 @@ def init(
         bandwidth_gbps=bandwidth_gbps, round_trip_ms=round_trip_ms, policy=policy,
     )  # fmt: skip
     written = write_first_files(folder, answers)
-    following = _next_commands(folder)
-    lines = [*(f"wrote {path}" for path in written), "next:", *(f"  {one}" for one in following)]
+    following = _next_commands(folder, clusters)
+    lines = [
+        *(f"wrote {path}" for path in written),
+        "next (serve and agent run until Ctrl-C):",
+        *(f"  {one}" for one in following),
+    ]
     env.answer({"files": list(map(str, written)), "next": following}, lambda: "\n".join(lines))
 
 
@@ -122,12 +126,23 @@ def _absolute(path: str) -> str:
     return path if "://" in path else str(Path(path).expanduser().absolute())
 
 
-def _next_commands(folder: Path) -> list[str]:
-    job, pool = shlex.quote(str(folder / "job.yaml")), shlex.quote(str(folder / "pool.yaml"))
-    state = shlex.quote(str(folder / "server"))
+def _next_commands(folder: Path, clusters: Sequence[FirstCluster]) -> list[str]:
+    """Return the commands from the files to a running job; server and agents run until they are stopped."""
+
+    def path(name: str) -> str:
+        return shlex.quote(str(folder / name))
+
+    admin, job, pool = path("server/admin.token"), path("job.yaml"), path("pool.yaml")
+    sites = []
+    for one in clusters:
+        name, token = shlex.quote(one.name), path(f"{one.owner}.token")
+        sites.append(f"isthmus token create --owner {shlex.quote(one.owner)} --token-file {admin} > {token}")
+        state = path(f"agent-{one.name}")
+        sites.append(f"isthmus agent --pool {pool} --cluster {name} --state {state} --token-file {token}")
     return [
         f"isthmus plan {job} --pool {pool}",
-        f"isthmus serve --state {state} --pool {pool}",
-        f"isthmus submit {job} --watch",
+        f"isthmus serve --state {path('server')} --pool {pool}",
+        *sites,
+        f"isthmus submit {job} --watch --token-file {admin}",
         "isthmus doctor",
     ]
