@@ -19,6 +19,8 @@ import psutil
 import yaml
 
 from benchmarks._first_hour_mistakes import JOB, MODEL, POOL, REMOVE, Mistake
+from isthmus.client.api_client import ApiClient
+from isthmus.core.messages.api_views import JobFilter
 
 LIMIT_S = 60.0
 ISTHMUS = (sys.executable, "-m", "isthmus")
@@ -102,15 +104,12 @@ def make(mistake: Mistake, folder: Path, server: Path, port: str) -> Answer:
     return Answer(mistake, process.returncode, text, _fault(mistake, process.returncode, text, port))
 
 
-def accepted_jobs(server: Path, port: str) -> list[str]:
-    """Return the jobs of the server that hold chips or held some: no mistake may lead to one."""
-    found = _answer(server, port, ["jobs", "--json"]).stdout.splitlines()
-    jobs = [job for line in found if line.startswith(("{", "[")) for job in _listed(json.loads(line))]
-    return [f"{job['name']} ({job['state']})" for job in jobs if job["state"] not in ("failed", "cancelled")]
-
-
-def _listed(document: Any) -> list[dict[str, Any]]:
-    return document if isinstance(document, list) else document.get("jobs", [document])
+def jobs_with_chips(server: Path, port: str) -> list[str]:
+    """Return the jobs whose history says that sites held chips for them: no mistake may lead to one."""
+    token = (server / "server" / "admin.token").read_text().strip()
+    with ApiClient(f"http://127.0.0.1:{port}", token) as client:
+        jobs = client.jobs(JobFilter())
+        return [one.id for one in jobs if any(event.kind == "held" for event in client.history(one.id).events)]
 
 
 def _answer(server: Path, port: str, words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -153,10 +152,10 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def make_all(mistakes: tuple[Mistake, ...], folder: Path) -> tuple[list[Answer], list[str], float]:
-    """Make the mistakes one after another; return their answers, the jobs that were accepted, and the seconds."""
+    """Make the mistakes one after another; return their answers, the jobs that held chips, and the seconds."""
     server = folder / "server-files"
     server.mkdir(parents=True)
     begun_s = time.monotonic()
     with running_pool(server) as port:
         answers = [make(mistake, folder / f"{i:03}", server, port) for i, mistake in enumerate(mistakes)]
-        return answers, accepted_jobs(server, port), time.monotonic() - begun_s
+        return answers, jobs_with_chips(server, port), time.monotonic() - begun_s

@@ -99,11 +99,11 @@ def machines_rows(_folder: Path, *, quick: bool) -> list[Row]:
 def mistakes_rows(folder: Path, *, quick: bool) -> list[Row]:
     """Return how many mistakes are refused before chips are held, and how many refusals say what, which and next."""
     chosen = tuple(random.Random(1).sample(MISTAKES, QUICK_MISTAKES)) if quick else MISTAKES
-    answers, accepted, seconds = make_all(chosen, folder)
+    answers, with_chips, seconds = make_all(chosen, folder)
     for answer in answers:
         if answer.fault:
             print(f"{answer.mistake.name}: {answer.fault}\n{answer.text}", file=sys.stderr, flush=True)
-    refused = sum(answer.status != 0 and "accepted" not in answer.fault for answer in answers) - len(accepted)
+    refused = sum(answer.status != 0 for answer in answers) - len(with_chips)
     clear = sum(not answer.fault for answer in answers)
     total, pace = len(answers), f"{seconds / len(answers):.1f} s each"
     return [

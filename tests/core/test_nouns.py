@@ -231,3 +231,15 @@ def test_local_steps_and_sizes_of_a_plan_must_mean_something():
         Plan(stages=apart, **sized, replica_micro_batch_sizes=(4, 1, 1))
     with pytest.raises(ValidationError, match="the largest of replica_micro_batch_sizes is 2"):
         Plan(stages=apart, **sized, replica_micro_batch_sizes=(2, 1))
+
+
+@pytest.mark.parametrize("heads", [3, 0, -2])
+def test_key_value_heads_that_do_not_divide_the_heads_are_refused_with_the_valid_values(tmp_path, heads):
+    """The planner would refuse the model too, but only after the job has been submitted."""
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "vocab_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 4, "num_key_value_heads": heads}))
+    with pytest.raises(
+        ModelError, match=f"num_key_value_heads {heads} does not divide num_attention_heads, 4"
+    ) as refused:
+        require_trainable(load_model(tmp_path))
+    assert refused.value.hint == "valid values: 1, 2, 4"

@@ -142,9 +142,16 @@ def load_model(path: str | Path) -> Model:
 
 
 def require_trainable(model: Model) -> None:
-    """Raise `ModelError` unless the runtime can split and train `model`."""
+    """Raise `ModelError` unless the runtime can split and train `model`: its architecture, and its heads."""
     if model.architecture not in TRAINABLE_ARCHITECTURES:
         raise ModelError(
             f"{model.path}: the runtime does not support '{model.architecture}'",
             hint="supported: " + ", ".join(TRAINABLE_ARCHITECTURES),
+        )
+    heads, key_value_heads = (model.config.get(f"num_{kind}_heads") for kind in ("attention", "key_value"))
+    if isinstance(heads, int) and isinstance(key_value_heads, int) and (key_value_heads < 1 or heads % key_value_heads):
+        divisors = [str(one) for one in range(1, min(heads, 1024) + 1) if heads % one == 0]
+        raise ModelError(
+            f"{model.path}: num_key_value_heads {key_value_heads} does not divide num_attention_heads, {heads}",
+            hint=f"valid values: {', '.join(divisors[:20])}",
         )
