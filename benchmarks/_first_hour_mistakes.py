@@ -179,7 +179,7 @@ FILES = (
         "messages",
         "messages",
         job={"data.paths": ["rows.jsonl"], "data.format": "chat", "task": "finetune", "data.chat_template": "plain"},
-        files={"rows.jsonl": '{"text": "hello"}\n' * 50},
+        files={"model/model.safetensors": "weights", "rows.jsonl": '{"text": "hello"}\n' * 50},
         words=AT_SITES,
     ),
     Mistake(
@@ -265,13 +265,6 @@ PLACES = (
     _job("more stages than layers", "parallel.pp", 9, "9", "4"),
     _job("more expert groups than experts", "parallel.ep", 8, "8", "4|remove"),
     _job("more replicas than samples in a batch", "parallel.dp", 5, "5", "4|batch", words=PLAN),
-    Mistake(
-        "more chips than the pool has",
-        "8",
-        "chips|fit|pool",
-        words=AT_SITES,
-        job={"parallel.dp": 8, "training.global_batch_size": 8},
-    ),
     _job("a mistyped degree", "parallel.tpp", 2, "tpp", "tp"),
     _job("a parallel degree of 0", "parallel.tp", 0, "0", "at least 1|greater than or equal to 1"),
 )
