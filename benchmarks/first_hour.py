@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,9 @@ from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.core.pool import Pool
 
 FIRST_LOSS_S = 75.0
+FIRST_LOSS = re.compile(r"step \d+/\d+ .*loss \d")
+"""The line of a step in the output of `isthmus demo`."""
+
 CLONE_LIMIT_S = 900.0
 TOLERANCE = 1e-6
 QUICK_MISTAKES = 12
@@ -68,7 +72,7 @@ def _seconds_to_loss(process: subprocess.Popen[str], begun_s: float) -> float:
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if "loss" in line.lower() and any(character.isdigit() for character in line):
+        if FIRST_LOSS.search(line):
             return time.monotonic() - begun_s
         if time.monotonic() - begun_s > CLONE_LIMIT_S:
             break
