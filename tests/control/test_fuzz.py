@@ -25,9 +25,12 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", _server.http.app).exclu
 """Without the stream, which does not end: `test_stream.py` sends what is wrong with it."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """The server with jobs and sites, so that some of what is asked for exists."""
+    """The server with jobs and sites, so that some of what is asked for exists.
+
+    One a process, since its threads start once: a process of tests may take from this module, from others, and again.
+    """
     _server.shell.start()
     with _server.http:
         _server.prepared(name="tiny", key="k")
