@@ -33,7 +33,8 @@ def held_out_loss(model: torch.nn.Module, batch: TokenBatch) -> float:
 def verify(job: Job) -> dict[str, float]:
     """Return the held-out loss and the number of parameters of the model in `job.output`."""
     data = open_job_data(job)
-    model = AutoModelForCausalLM.from_pretrained(job.output, dtype=torch.float32).eval()
+    load = AutoModelForCausalLM.from_pretrained
+    model = load(job.output, dtype=torch.float32, use_safetensors=True, trust_remote_code=False).eval()
     loss = held_out_loss(model, data.validation_batch(job.training.evaluate_samples))
     return {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
 
