@@ -24,6 +24,7 @@ from isthmus.core.messages.api_views import JobFilter, JobView, Submission
 from isthmus.core.messages.queue_status import DryRun
 from isthmus.core.model import require_trainable
 from isthmus.core.plan import PlanSet
+from isthmus.core.runs.job_id import short_job_id
 
 commands = typer.Typer()
 PANEL = "Jobs"
@@ -97,7 +98,7 @@ def submit(
                 _choose_plan(env, client, view.id)
             watch_job(env, client, view.id)
         except KeyboardInterrupt:
-            env.print_note(f"job {view.id} continues; `isthmus cancel {view.id}` stops it")
+            env.print_note(f"job {short_job_id(view.id)} continues; `isthmus cancel {short_job_id(view.id)}` stops it")
             raise
 
 
@@ -145,17 +146,18 @@ def _render_dry_run(found: DryRun, notes: Sequence[str], now_s: float) -> object
 
 
 def _next_steps(view: JobView, notes: Sequence[str], *, watching: bool) -> str:
-    lines = [f"job {view.id} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
+    job = short_job_id(view.id)
+    lines = [f"job {job} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
     lines += [f"  {note}" for note in notes]
     if view.job.resume is not None:
         from isthmus.cli.terminal.queue_tables import resume_text
 
         lines.append(f"  {resume_text(view.job.resume)}")
     if view.job.policy == "manual" and not watching:
-        lines.append(f"  isthmus plans {view.id}           lists candidate plans")
-        lines.append(f"  isthmus choose {view.id} PLAN     starts it with one of them")
+        lines.append(f"  isthmus plans {job}           lists candidate plans")
+        lines.append(f"  isthmus choose {job} PLAN     starts it with one of them")
     if not watching:
-        lines.append(f"  isthmus watch {view.id}           follows it")
+        lines.append(f"  isthmus watch {job}           follows it")
     return "\n".join(lines)
 
 
@@ -235,9 +237,9 @@ def _render_plans(job: JobView, answer: PlanSet) -> object:
 
     shown = [plans_table(answer)]
     if job.plan is not None:
-        shown.append(f"\njob {job.id} uses plan {job.plan.id}")
+        shown.append(f"\njob {short_job_id(job.id)} uses plan {job.plan.id}")
     elif job.state in ("choosing", "waiting") and answer.plans:
-        shown.append(f"\nisthmus choose {job.id} {answer.plans[0].id}   starts the first")
+        shown.append(f"\nisthmus choose {short_job_id(job.id)} {answer.plans[0].id}   starts the first")
     return Group(*shown)
 
 
@@ -250,7 +252,8 @@ def choose(
 ) -> None:
     """Choose a job's plan and start the job."""
     view = client.choose(find_job_id(client, job), plan)
-    env.answer(view, lambda: f"job {view.id} uses plan {plan}: {view.state}\n  isthmus watch {view.id}")
+    short = short_job_id(view.id)
+    env.answer(view, lambda: f"job {short} uses plan {plan}: {view.state}\n  isthmus watch {short}")
 
 
 @command(
@@ -283,7 +286,8 @@ def preempt(
         env.answer(view, lambda: _render_offer(view))
         return
     view = client.preempt(view.id, view.offer)
-    env.answer(view, lambda: f"job {view.id} is {view.state}: {view.reason}\n  isthmus watch {view.id}")
+    short = short_job_id(view.id)
+    env.answer(view, lambda: f"job {short} is {view.state}: {view.reason}\n  isthmus watch {short}")
 
 
 def _render_offer(view: JobView) -> object:
@@ -292,7 +296,7 @@ def _render_offer(view: JobView) -> object:
 
     from isthmus.cli.terminal.queue_tables import victims_table
 
-    ask = Text(f"\n  isthmus preempt {view.id} --yes   preempts them")
+    ask = Text(f"\n  isthmus preempt {short_job_id(view.id)} --yes   preempts them")
     return Group(victims_table("Jobs it could preempt", view.offer), ask)
 
 
@@ -303,7 +307,7 @@ def cancel(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
     Every site releases its resources; checkpoints are kept.
     """
     view = client.cancel(find_job_id(client, job))
-    env.answer(view, lambda: f"job {view.id} is {view.state}")
+    env.answer(view, lambda: f"job {short_job_id(view.id)} is {view.state}")
 
 
 @command(commands, panel=PANEL, examples=["isthmus delete my-job"])
@@ -314,4 +318,4 @@ def delete(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
     """
     found = find_job_id(client, job)
     client.delete(found)
-    env.answer({"deleted": found}, lambda: f"job {found} is deleted")
+    env.answer({"deleted": found}, lambda: f"job {short_job_id(found)} is deleted")

@@ -47,18 +47,23 @@ def require_job(state: PoolState, job_id: str) -> JobRecord:
 
 
 def admit_submission(state: PoolState, event: JobSubmitted) -> bool:
-    """Return whether the job is new; raise `ConflictError` if its key or id has other content."""
-    known = state.jobs.get(event.job_id)
-    if event.submission.key:
-        known = state.jobs.get(state.ids_by_key.get((event.user, event.submission.key), event.job_id))
-    if known is None:
-        return True
-    if known.user != event.user or known.packed != PackedSubmission.pack(event.submission):
+    """Return whether the job is new; only an equal key of the same user is the same job.
+
+    Raises `ConflictError` if the job of that key has other content, or if the id belongs to another job.
+    """
+    key = (event.user, event.submission.key)
+    known = state.jobs.get(state.ids_by_key.get(key, "")) if event.submission.key else None
+    if known is not None:
+        if known.packed == PackedSubmission.pack(event.submission):
+            return False
         raise ConflictError(
-            f"job {known.id} was submitted with the same key or id, but other content",
-            hint="give the new job its own key",
+            f"job {known.id} was submitted with the same key, but other content", hint="give the new job its own key"
         )
-    return False
+    if event.job_id in state.jobs:
+        raise ConflictError(
+            f"the id {event.job_id} belongs to another job", hint="submit again: each submission gets an id of its own"
+        )
+    return True
 
 
 def admit_plans(state: PoolState, event: PlansMade | PlanningFailed) -> bool:

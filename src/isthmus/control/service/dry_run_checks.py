@@ -30,7 +30,7 @@ class DryRunChecks:
 
     def run(self, job: Job, plan: Plan, sites: Collection[str]) -> tuple[SitePreflight, ...]:
         """Return what the sites of `plan` answer; `sites` are those whose agents execute checks."""
-        job_id = f"{DRY_RUN_JOB_ID}-{secrets.token_hex(4)}"
+        job_id = f"{DRY_RUN_JOB_ID}-{secrets.token_hex(16)}"
         with self._changed:
             asked = sites if len(self._records) < MAX_DRY_RUNS else ()
             record = PreflightRecord.begin(job_id, job, plan, self._clock(), sites=asked, temporary=True)

@@ -37,7 +37,7 @@ class _EventBase(FrozenModel):
 
 
 class JobSubmitted(_EventBase):
-    """A user submitted a job; the server generated `job_id`. The same user and key mean the same job."""
+    """A user submitted a job; the server generated `job_id`. Only the same user and key mean the same job."""
 
     kind: Literal["job-submitted"] = "job-submitted"
     job_id: Name
