@@ -17,6 +17,7 @@ from isthmus.control.state.events import (
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    PeerCheckTimedOut,
     PlanChosen,
     PlanningFailed,
     PlansMade,
@@ -158,6 +159,12 @@ def admit_preflight_timeout(state: PoolState, event: PreflightTimedOut) -> bool:
     """Return whether the job still waits for answers of this preflight."""
     job = state.jobs.get(event.job_id)
     return job is not None and is_checking(job) and job.preflight is not None and job.preflight.round == event.round
+
+
+def admit_peer_check_timeout(state: PoolState, event: PeerCheckTimedOut) -> bool:
+    """Return whether a job still waits for the result of this check."""
+    record = state.clusters.get(event.source)
+    return record is not None and event.target in record.check_waits and record.to_check[event.target] == event.number
 
 
 def admit_agent_loss(state: PoolState, event: AgentLost) -> bool:
