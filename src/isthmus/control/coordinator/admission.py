@@ -37,6 +37,7 @@ from isthmus.control.state.job_records import (
 from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.control.state.update_indexes import is_checking
 from isthmus.core.errors import ConflictError, NotFoundError
+from isthmus.core.plan import Plan
 
 
 def require_job(state: PoolState, job_id: str) -> JobRecord:
@@ -68,15 +69,21 @@ def admit_plans(state: PoolState, event: PlansMade | PlanningFailed) -> bool:
     return job is not None and job.planner_input is not None and job.round == event.round
 
 
+def require_plan(job: JobRecord, plan_id: str) -> Plan:
+    """Return a candidate plan of a job; raise `NotFoundError` if it has none with this id."""
+    offered = {plan.id: plan for plan in job.plans.plans} if job.plans else {}
+    if plan_id not in offered:
+        raise NotFoundError(
+            f"job {job.id} has no plan '{plan_id}'",
+            hint=f"its plans: {', '.join(offered) or 'none yet'}",
+        )
+    return offered[plan_id]
+
+
 def admit_choice(state: PoolState, event: PlanChosen) -> bool:
     """Return whether the plan is not yet chosen; raise if it is not offered or cannot be changed now."""
     job = require_job(state, event.job_id)
-    offered = [plan.id for plan in job.plans.plans] if job.plans else []
-    if event.plan_id not in offered:
-        raise NotFoundError(
-            f"job {job.id} has no plan '{event.plan_id}'",
-            hint=f"its plans: {', '.join(offered) or 'none yet'}",
-        )
+    require_plan(job, event.plan_id)
     if job.state == "choosing" or job.state in WAITING_STATES:
         return not (job.plan_fixed and job.plan is not None and job.plan.id == event.plan_id)
     if job.state not in TERMINAL_STATES and job.plan is not None and job.plan.id == event.plan_id:
