@@ -12,6 +12,7 @@ from isthmus.control.service.agent_takeover import AgentTakeover
 from isthmus.control.service.change_feed import ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
 from isthmus.control.service.dry_run_checks import DryRunChecks
+from isthmus.control.service.link_keyring import LinkKeyring
 from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.state.events import AgentReported, SiteChecked
 from isthmus.control.store.leader_election import LeaderElection
@@ -19,6 +20,9 @@ from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import InputError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
+
+_STARTED = ("running", "succeeded", "failed", "released")
+"""States of a part whose workers have their keys or need none."""
 
 
 class AgentSessions:
@@ -42,6 +46,7 @@ class AgentSessions:
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
         self._dry_runs = dry_runs
+        self._keyring = LinkKeyring(store)
         self._ordered_jobs: set[tuple[str, str]] = set()
         self._takeover_lock = threading.Lock()
         self._takeover = AgentTakeover(actor.query(Coordinator.agent_incarnations))
@@ -89,7 +94,16 @@ class AgentSessions:
         orders: AgentOrders = reply.value()
         self._leader_election.record_report(name)
         self._ordered_jobs.update((part.job, name) for part in orders.parts)
-        return orders
+        return self._with_keys(orders, report)
+
+    def _with_keys(self, orders: AgentOrders, report: AgentReport) -> AgentOrders:
+        """Return `orders` with the keys of each part that is to run and that the site has not started yet."""
+        started = {(part.job, part.attempt) for part in report.parts if part.state in _STARTED}
+        starting = [one for one in orders.parts if one.desired == "running" and (one.job, one.attempt) not in started]
+        if not starting:
+            return orders
+        keys = [self._keyring.run_keys(one, report.cluster.name) for one in starting]
+        return orders.model_copy(update={"run_keys": tuple(one for one in keys if one is not None)})
 
     def _check_requests(self, report: AgentReport, now_s: float) -> list[ActorRequest]:
         """Return a request for each of the site's answers to checks, except those of dry runs."""

@@ -34,6 +34,7 @@ MIGRATIONS = (
         one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), beat TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()
     );
     """,
+    "CREATE TABLE secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 

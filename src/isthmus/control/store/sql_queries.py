@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from isthmus.control.state.events import Event, decode_event
-from isthmus.control.store.store_interface import StoredToken, chunk_end_bytes, trim_stored_bytes
+from isthmus.control.store.store_interface import SECRET_BYTES, StoredToken, chunk_end_bytes, trim_stored_bytes
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage
 
@@ -126,6 +127,16 @@ class SqlQueries(ABC, Generic[Session]):
         """Return every token; see `Store`."""
         rows = self._read("SELECT digest, role, name, created_s FROM tokens ORDER BY created_s")
         return tuple(_token(row) for row in rows)
+
+    def secret(self, name: str) -> bytes:
+        """Return a secret; see `Store`."""
+        find, made = "SELECT value FROM secrets WHERE name = ?", secrets.token_hex(SECRET_BYTES)
+        rows = self._read(find, name)
+        if not rows:
+            sql = "INSERT INTO secrets (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
+            self._write(lambda session: self._execute(session, sql, name, made))
+            rows = self._read(find, name)
+        return bytes.fromhex(rows[0][0])
 
 
 def _decode_log(body: str | bytes) -> str:

@@ -40,6 +40,7 @@ MIGRATIONS = (
         digest TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, created_s REAL NOT NULL
     );
     """,
+    "CREATE TABLE secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 

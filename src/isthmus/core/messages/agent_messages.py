@@ -184,6 +184,21 @@ class PeerCheck(FrozenModel):
     detail: ShortText = ""
 
 
+LinkKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""A key of 256 bits. Messages that hold one print it in no representation."""
+
+
+class RunKeys(FrozenModel):
+    """The keys of an attempt that a site holds: one shared with each site of the plan, and one for its own ranks.
+
+    No other site has a key of a pair without it. Agents hand them to workers; they go into no log and no event.
+    """
+
+    job: Name
+    attempt: PositiveInt
+    keys: Annotated[dict[Name, LinkKey], Field(repr=False)]
+
+
 class PartOrder(FrozenModel):
     """The desired state of one part. `lease_s` limits how long `ready` and `prepared` hold devices.
 
@@ -237,7 +252,7 @@ class AgentOrders(FrozenModel):
     a fencing token that grows at each leader change: an agent ignores orders with a lower one than it has
     seen. `queue` is the desired order of pool jobs in the site's queue. `opens_listener`: other sites are to check
     that they reach this one; `peers_to_check` are the sites that this one is to dial. `preflights` are listed until
-    the preflight has ended at all sites of the job.
+    the preflight has ended at all sites of the job. `run_keys` belong to parts that are to run and do not yet.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -247,6 +262,7 @@ class AgentOrders(FrozenModel):
     opens_listener: bool = False
     peers_to_check: tuple[PeerToCheck, ...] = ()
     preflights: tuple[PreflightOrder, ...] = ()
+    run_keys: tuple[RunKeys, ...] = ()
     poll_after_s: NonNegativeFloat = 0.2
 
 

@@ -23,7 +23,7 @@ from isthmus.core.base_model import (
 )
 from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job, with_own_folders
-from isthmus.core.messages.agent_messages import PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
+from isthmus.core.messages.agent_messages import LinkKey, PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
 
 WORKER_VERSION: Literal[1] = 1
@@ -83,6 +83,12 @@ class WorkerSpec(FrozenModel):
     def cluster(self) -> str:
         """The cluster of this rank."""
         return self.stage.cluster
+
+
+class WorkerKeys(FrozenModel):
+    """The keys of a worker's links: by site of the plan, the one that its own site shares with it."""
+
+    keys: Annotated[dict[Name, LinkKey], Field(repr=False)]
 
 
 class CheckpointRequest(FrozenModel):
@@ -152,6 +158,11 @@ class WorkerFolder:
     def checkin_path(self) -> Path:
         """`WorkerAddress`, written by the worker once it listens."""
         return self.path / "checkin.json"
+
+    @property
+    def keys_path(self) -> Path:
+        """`WorkerKeys`, mode 0600, written by the agent before the start; the worker removes it once it has read it."""
+        return self.path / "keys.json"
 
     @property
     def rank_map_path(self) -> Path:
@@ -224,6 +235,17 @@ class WorkerFolder:
     def write_checkin(self, address: WorkerAddress) -> None:
         """Publish the worker's address."""
         write_atomically(self.checkin_path, address.model_dump_json())
+
+    def write_keys(self, keys: WorkerKeys) -> None:
+        """Write the keys for the worker."""
+        write_atomically(self.keys_path, keys.model_dump_json(), mode=0o600)
+
+    def take_keys(self) -> WorkerKeys | None:
+        """Return the keys and remove their file; None if there is none. Raises `InputError` if it is malformed."""
+        try:
+            return _read_model(self.keys_path, WorkerKeys)
+        finally:
+            self.keys_path.unlink(missing_ok=True)
 
     def read_rank_map(self) -> RankMap | None:
         """Return the rank map, or None if not written yet."""
