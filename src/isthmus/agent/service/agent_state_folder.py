@@ -30,6 +30,7 @@ class AgentStateFolder:
         self.path = path.absolute()
         self.runs = self.path / "runs"
         self.local = self.path / "local"
+        self.run_lease = self.path / "lease.json"
 
     def worker_folder(self, part: SitePart, rank: int) -> Path:
         """Return the folder of one worker."""
@@ -47,11 +48,12 @@ def worker_spec(
     ports: PortRange | None = None,
     routes: dict[str, str],
     storage: Path | None = None,
+    run_lease: Path | None = None,
 ) -> WorkerSpec:
     """Return the `WorkerSpec` of `rank`.
 
     It includes the predicted stage time on virtual chips and for `compute: virtual`. With `storage` the job's
-    paths are moved below that folder.
+    paths are moved below that folder. `run_lease` is the file that a part with a run lease ends itself on.
     """
     if part.plan is None or part.spec is None:
         raise UnavailableError(f"part {part.job}/{part.attempt} has no plan, cannot start rank {rank}")
@@ -73,6 +75,7 @@ def worker_spec(
         stage_time=stage_time,
         trace_steps=tuple(sorted({min(2, steps - 1), steps // 2, steps - 1})),
         has_trained=part.has_trained,
+        run_lease=str(run_lease) if part.has_run_lease else None,
     )
 
 

@@ -27,6 +27,8 @@ from isthmus.core.messages.agent_messages import PortNumber, RankMap, VerifiedCh
 from isthmus.core.plan import Plan, Stage, StageTime
 
 WORKER_VERSION: Literal[1] = 1
+RUN_LEASE_ENDED = 75
+"""Exit status of a worker that ended itself with its run lease (EX_TEMPFAIL of sysexits.h)."""
 _Model = TypeVar("_Model", bound=FrozenModel)
 
 
@@ -43,7 +45,8 @@ class WorkerSpec(FrozenModel):
     reconnects after three missed ones, and a peer silent for `peer_timeout_s` is lost. `peer_timeout_s` also limits
     the wait for a rank whose process restarts. A rank that waits for other ranks' parts of a checkpoint fails after
     `checkpoint_timeout_s` without progress. `has_trained`: an earlier attempt of the job has trained, so files in
-    its folders without a claim are its own.
+    its folders without a claim are its own. `run_lease` is the file of the site's `RunLease`, on which the worker ends
+    itself (None: it runs without limit).
     """
 
     version: Literal[1] = WORKER_VERSION
@@ -67,6 +70,7 @@ class WorkerSpec(FrozenModel):
     peer_timeout_s: PositiveFloat = 60.0
     checkpoint_timeout_s: PositiveFloat = 600.0
     has_trained: bool = False
+    run_lease: str | None = None
 
     @model_validator(mode="after")
     def _check_rank(self) -> WorkerSpec:
