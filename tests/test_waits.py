@@ -78,7 +78,6 @@ ALLOWED = {
     "train/checkpoint/async_checkpoint_writer.py AsyncCheckpointWriter.wait_copied": OWN,
     "train/checkpoint/checkpoint_manager.py CheckpointManager.save": OWN,
     "train/checkpoint/checkpoint_manager.py CheckpointManager.wait": OWN,
-    "train/checkpoint/dcp_layout.py read_shards": COPY,
     "train/checkpoint/memory_checkpoint.py MemoryCheckpoint.begin_snapshot": OWN,
     "train/checkpoint/memory_checkpoint.py MemoryCheckpoint.clear": OWN,
     "train/checkpoint/memory_checkpoint.py MemoryCheckpoint.drop_after": OWN,
