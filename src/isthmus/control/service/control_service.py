@@ -71,7 +71,7 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 
 SNAPSHOT_INTERVAL_EVENTS = 20_000
-"""Minimum number of events between two snapshots; half the number of jobs where that is more."""
+"""Minimum number of events between two snapshots; a fifth of the number of jobs where that is more."""
 TICK_S = 0.5
 """Interval between ticks: a tick fires expired timers and reads what other servers appended."""
 
@@ -343,7 +343,7 @@ class ControlService:
         since = self._actor.last_event_number - self._snapshot_event
         if (
             since >= self._snapshot_interval
-            and since >= self._query(lambda coordinator: len(coordinator.state.jobs)) // 2
+            and since >= self._query(lambda coordinator: len(coordinator.state.jobs)) // 5
         ):
             self._snapshot_event = self._actor.save_snapshot()
 

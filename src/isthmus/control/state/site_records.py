@@ -129,7 +129,7 @@ class ClusterRecord:
     # The sites that are to check it.
     checked_by: set[str] = field(default_factory=set)
     # Cached result of `free_by_group`.
-    cached_free: dict[str, int] | None = field(default=None, compare=False)
+    cached_free: dict[str, int] | None = field(default=None, compare=False, repr=False)
 
     def capacity(self, group: str) -> int:
         """Return the total chips of a node group; 0 for an unknown group."""
