@@ -213,7 +213,7 @@ class ControlService:
         now_s, paces = self.clock(), self._progress.job_progress()
         asked = self._query(lambda c: query_dry_run(c.state, user, submission, plans, now_s, paces))
         sites = self._query(lambda coordinator: checking_sites(coordinator.state))
-        checks = self._dry_run_checks.run(submission.job, plans.plans[0], sites) if plans.plans else ()
+        checks = self._dry_run_checks.run(user, submission.job, plans.plans[0], sites) if plans.plans else ()
         return DryRun(plans=plans, standing=answer_query(asked.query)[0], victims=asked.victims, preflight=checks)
 
     def choose(self, job_id: str, plan_id: str) -> JobView:

@@ -28,12 +28,12 @@ class DryRunChecks:
         self._records: dict[str, tuple[PreflightRecord, Job]] = {}
         self._closed = False
 
-    def run(self, job: Job, plan: Plan, sites: Collection[str]) -> tuple[SitePreflight, ...]:
-        """Return what the sites of `plan` answer; `sites` are those whose agents execute checks."""
+    def run(self, user: str, job: Job, plan: Plan, sites: Collection[str]) -> tuple[SitePreflight, ...]:
+        """Return what the sites of `plan` answer to `user`; `sites` are those whose agents execute checks."""
         job_id = f"{DRY_RUN_JOB_ID}-{secrets.token_hex(4)}"
         with self._changed:
             asked = sites if len(self._records) < MAX_DRY_RUNS else ()
-            record = PreflightRecord.begin(job_id, job, plan, self._clock(), sites=asked, temporary=True)
+            record = PreflightRecord.begin(job_id, job, plan, self._clock(), user=user, sites=asked, temporary=True)
             self._records[job_id] = record, job
             try:
                 self._changed.wait_for(lambda: self._closed or record.state != "pending", ANSWER_TIMEOUT_S)

@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from isthmus.core.base_model import FrozenModel, NonNegativeInt, PositiveInt
 from isthmus.core.errors import ProtocolError, UnavailableError
-from isthmus.core.runs.run_folder import complete_folders
+from isthmus.core.runs.run_folder import claimed_job, complete_folders
 from isthmus.train.checkpoint import dcp_layout
 from isthmus.train.checkpoint.dcp_layout import TensorShard
 
@@ -59,18 +59,29 @@ class Manifest(FrozenModel):
     num_ranks: PositiveInt
     # One file per rank, by rank, then `.metadata`.
     files: tuple[CheckpointFile, ...]
+    # The job that wrote it; empty: a job of an earlier release, or in a folder without a claim.
+    run: str = ""
 
 
 def read_manifests(folder: Path) -> Iterator[Manifest]:
-    """Yield the manifests of complete checkpoints, newest first; skip unreadable ones.
+    """Yield the manifests of complete checkpoints, newest first; skip unreadable ones and those of other jobs.
 
     Raises `ProtocolError` if a manifest has another layout version.
     """
+    owner = claimed_job(folder)
     for place in sorted(complete_folders(folder), reverse=True):
-        with suppress(OSError, ValidationError):
-            text = (place / MANIFEST_FILE).read_bytes()
-            _check_version(place, text)
-            yield Manifest.model_validate_json(text)
+        manifest = read_manifest(place)
+        if manifest is not None and (not owner or manifest.run in ("", owner)):
+            yield manifest
+
+
+def read_manifest(place: Path) -> Manifest | None:
+    """Return the manifest of the checkpoint in `place`, None if it is unreadable; raises `ProtocolError`."""
+    with suppress(OSError, ValidationError):
+        text = (place / MANIFEST_FILE).read_bytes()
+        _check_version(place, text)
+        return Manifest.model_validate_json(text)
+    return None
 
 
 def files_are_valid(folder: Path, manifest: Manifest, files: Sequence[CheckpointFile]) -> bool:
