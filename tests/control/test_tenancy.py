@@ -62,6 +62,9 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/jobs/{job_id}/metrics"): ANN,
     ("GET", "/v1/jobs/{job_id}/logs"): ANN,
     ("GET", "/v1/jobs/{job_id}/history"): ANN,
+    ("POST", "/v1/jobs/{job_id}/plans/{plan_id}/check"): Rule(
+        may=("ann", "root"), sees=("ann", "root"), query="?timeout_s=0"
+    ),
     ("POST", "/v1/jobs/{job_id}/choose"): Rule(may=("ann", "root"), sees=("ann", "root"), body={"plan": "p1"}),
     ("POST", "/v1/jobs/{job_id}/preempt"): Rule(
         may=(),  # it has its chips: no token may, and ann learns that
@@ -113,7 +116,7 @@ def test_a_token_reads_and_changes_only_what_is_its_own(
         return
     before = server.job(job)
     pool_before = server.shell.pool()
-    where = (path + rule.query).format(job_id=job, cluster="east")
+    where = (path + rule.query).format(job_id=job, cluster="east", plan_id="p1")
     answer = server.call(method, where, rule.body, token=token or None)
     assert answer.status_code < 500
     if token in rule.may:

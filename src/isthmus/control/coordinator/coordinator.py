@@ -113,7 +113,7 @@ class Coordinator:
         return self.state.epoch
 
     def due_events(self, now_s: float) -> tuple[Event, ...]:
-        """Return the `AgentLost`, `PreflightTimedOut` and `DeadlinePassed` events that are due."""
+        """Return the due events: lost agents, checks without a result, and expired deadlines."""
         return agent_orders.due_events(self.state, now_s)
 
     def job_id_of_key(self, user: str, key: str) -> str | None:

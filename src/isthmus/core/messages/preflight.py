@@ -20,6 +20,9 @@ MAX_DETAIL_CHARS = 600
 MAX_FACT_CHARS = 1200
 """Longest detail of a result, and longest fact."""
 
+ANSWER_TIMEOUT_S = 8.0
+"""Longest time that one request to the server waits for the answers of sites."""
+
 Fact = Annotated[str, Field(max_length=MAX_FACT_CHARS)]
 
 CheckKind = Literal["model", "data", "file", "write", "space", "marker", "resume"]
