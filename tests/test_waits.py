@@ -60,7 +60,6 @@ ALLOWED = {
     "comm/process/transport_process.py TransportProcess._send_loop": SERVICE,
     "comm/process/transport_process.py TransportProcess.run": SERVICE,
     "comm/process/transport_process_handle.py TransportProcessHandle.wait": KILLED,
-    "comm/tcp/acceptor.py Acceptor._accept": SERVICE,
     "comm/tcp/acceptor.py Acceptor.close": CLOSED,
     "comm/tcp/connection.py Connection.join": CLOSED,
     "comm/tcp/entrance.py Entrance.close": CLOSED,

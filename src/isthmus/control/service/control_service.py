@@ -216,15 +216,15 @@ class ControlService:
         now_s, paces = self.clock(), self._progress.job_progress()
         asked = self._query(lambda c: query_dry_run(c.state, user, submission, plans, now_s, paces))
         sites = self._query(lambda coordinator: checking_sites(coordinator.state))
-        checks = self._dry_run_checks.run(submission.job, plans.plans[0], sites) if plans.plans else ()
+        checks = self._dry_run_checks.run(user, submission.job, plans.plans[0], sites) if plans.plans else ()
         return DryRun(plans=plans, standing=answer_query(asked.query)[0], victims=asked.victims, preflight=checks)
 
     def check_plan(self, job_id: str, plan_id: str, timeout_s: float) -> tuple[SitePreflight, ...]:
         """Return what the sites of a candidate plan find within `timeout_s`; raise `NotFoundError` without the plan."""
 
-        def ask(coordinator: Coordinator) -> tuple[Job, Plan, frozenset[str]]:
+        def ask(coordinator: Coordinator) -> tuple[str, Job, Plan, frozenset[str]]:
             job = require_job(coordinator.state, job_id)
-            return job.spec, require_plan(job, plan_id), checking_sites(coordinator.state)
+            return job.user, job.spec, require_plan(job, plan_id), checking_sites(coordinator.state)
 
         return self._dry_run_checks.run(*self._query(ask), timeout_s)
 

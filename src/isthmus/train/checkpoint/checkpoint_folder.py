@@ -29,7 +29,7 @@ from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, NonNegativeInt, PositiveInt
 from isthmus.core.errors import ProtocolError, UnavailableError
-from isthmus.core.runs.run_folder import complete_folders
+from isthmus.core.runs.run_folder import claimed_job, complete_folders
 from isthmus.train.checkpoint.layout.checkpoint_layout import (
     LAYOUT_FILE,
     MAX_LAYOUT_BYTES,
@@ -74,17 +74,20 @@ class Manifest(FrozenModel):
     num_ranks: PositiveInt
     # The files with shards, by rank, then the layout.
     files: Annotated[tuple[CheckpointFile, ...], Field(max_length=MAX_FILES)]
+    # The job that wrote it; empty: a job of an earlier release, or in a folder without a claim.
+    run: str = ""
 
 
 def read_manifests(folder: Path) -> Iterator[Manifest]:
-    """Yield the manifests of complete checkpoints, newest first; skip unreadable ones.
+    """Yield the manifests of complete checkpoints, newest first; skip unreadable ones and those of other jobs.
 
     Raises `ProtocolError` if a manifest has another layout version.
     """
+    owner = claimed_job(folder)
     for place in sorted(complete_folders(folder), reverse=True):
         with suppress(OSError, UnavailableError):
             manifest = read_manifest(place)
-            if checkpoint_name(manifest.step) == place.name:
+            if checkpoint_name(manifest.step) == place.name and (not owner or manifest.run in ("", owner)):
                 yield manifest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -11,16 +12,17 @@ from typing import Annotated
 from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel
-from isthmus.core.errors import UnavailableError
+from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.process.state_folder_lock import fsync_path
-from isthmus.core.runs.run_folder import complete_folders
+from isthmus.core.runs.run_folder import claimed_job, complete_folders
 from isthmus.train.checkpoint.checkpoint_folder import (
     MANIFEST_FILE,
     CheckpointFile,
     Manifest,
     checkpoint_name,
     describe_file,
+    read_manifest,
 )
 from isthmus.train.checkpoint.layout.checkpoint_layout import (
     LAYOUT_FILE,
@@ -94,8 +96,8 @@ def read_rank_part(work: Path, rank: int) -> RankPart:
 def publish(folder: Path, *, step: int, samples: int, num_ranks: int, write_id: str, keep: int) -> bool:
     """Publish the checkpoint after `step` steps if all parts are written; return whether they are.
 
-    Removes older checkpoints except the newest `keep`, and earlier unfinished ones. Checkpoints of later
-    steps do not count towards `keep`: they are damaged, or the run would have resumed from them. Raises
+    Removes older checkpoints of the same job except the newest `keep`, and earlier unfinished ones. Checkpoints of
+    later steps do not count towards `keep`: they are damaged, or the run would have resumed from them. Raises
     `UnavailableError` if the folder cannot be written, or if the parts do not form a complete model.
     """
     # Step 1: check that all parts exist.
@@ -108,19 +110,21 @@ def publish(folder: Path, *, step: int, samples: int, num_ranks: int, write_id: 
         parts = [read_rank_part(work, rank) for rank in range(num_ranks)]
         layout = write_layout(work, parts)
         files = (*(file for part in parts for file in part.files), layout)
-        manifest = Manifest(step=step, samples=samples, num_ranks=num_ranks, files=files)
+        run = claimed_job(folder)
+        manifest = Manifest(step=step, samples=samples, num_ranks=num_ranks, files=files, run=run)
         write_atomically(work / MANIFEST_FILE, manifest.model_dump_json(indent=1))
         # Step 3: remove the parts and rename the folder.
         for name in names:
             (work / name).unlink()
         fsync_path(work)
         place = folder / checkpoint_name(step)
-        _move_into_place(work, place)
-        # Step 4: remove old checkpoints and unfinished folders.
-        for old in sorted(one for one in complete_folders(folder) if one.name <= place.name)[:-keep]:
+        _move_into_place(work, place, run)
+        # Step 4: remove the job's old checkpoints and unfinished folders.
+        own = sorted(one for one in complete_folders(folder) if one.name <= place.name and _job_of(one) == run)
+        for old in own[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
         for left in folder.glob("step-*.tmp"):
-            if _final_folder(left) <= place:
+            if _final_folder(left) <= place and not left.is_symlink():
                 shutil.rmtree(left, ignore_errors=True)
     except OSError as error:
         raise _write_error(folder, error) from error
@@ -182,11 +186,14 @@ def clear_unfinished(folder: Path) -> None:
 
     A complete one that was not yet renamed is published; if that fails, it stays for the next call.
     """
+    run = claimed_job(folder)
     for left in folder.glob("step-*.tmp"):
+        if left.is_symlink():
+            continue
         place = _final_folder(left)
         if (left / MANIFEST_FILE).is_file() and not (place / MANIFEST_FILE).is_file():
             with suppress(OSError):
-                _move_into_place(left, place)
+                _move_into_place(left, place, run)
         else:
             shutil.rmtree(left, ignore_errors=True)
 
@@ -197,8 +204,20 @@ def _remove_rank_files(work: Path, rank: int) -> None:
         file.unlink(missing_ok=True)
 
 
-def _move_into_place(work: Path, place: Path) -> None:
-    """Rename the complete `work` to `place`; remove an existing `place` before, its manifest first."""
+def _job_of(place: Path) -> str | None:
+    """Return the job that has written the checkpoint in `place`; None if its manifest does not say."""
+    with suppress(OSError, UnavailableError, ProtocolError):
+        return read_manifest(place).run
+    return None
+
+
+def _move_into_place(work: Path, place: Path, run: str) -> None:
+    """Rename the complete `work` to `place`; remove an existing `place` of job `run` before, its manifest first.
+
+    Raises `FileExistsError` if that is a link, which may lead to another job's, or a checkpoint of another job.
+    """
+    if place.is_symlink() or _job_of(place) not in (None, "", run):
+        raise FileExistsError(errno.EEXIST, f"{place.name} there is a link or a checkpoint of another job")
     if place.exists():
         (place / MANIFEST_FILE).unlink(missing_ok=True)
         fsync_path(place)
