@@ -130,7 +130,7 @@ def submit_file(pool: DemoPool, job: dict[str, Any]) -> tuple[JobView | None, st
     file.write_text(yaml.safe_dump(job))
     out = io.StringIO()
     env = CliEnvironment(variables={"HOME": str(pool.folder)}, stdout=out, stderr=io.StringIO())
-    options = ("--server", pool.server, "--token-file", str(pool.folder / "user.token"), "--json")
+    options = ("--server", pool.server, "--token-file", str(pool.folder / "user.token"), "--json", "--no-wait")
     status = run_command(["submit", str(file), *options], env=env)
     answer = json.loads(out.getvalue())
     return (JobView.model_validate(answer), "") if status == 0 else (None, answer["message"])

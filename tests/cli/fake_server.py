@@ -27,6 +27,7 @@ from isthmus.core.messages.api_views import (
     TokenRequest,
     TokenView,
 )
+from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import PlanSet
 from tests.cli.samples import START_S, make_pool, make_view
@@ -45,6 +46,8 @@ class FakeServer:
     logs: dict[str, list[LogChunk]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     standings: dict[str, QueueStatus] = field(default_factory=dict)
+    # What the sites of an offered plan answer, by its id; a server without the endpoint if empty.
+    site_checks: dict[str, tuple[SitePreflight, ...]] = field(default_factory=dict)
     protocol: int = PROTOCOL_VERSION
     outages: int = 0
     page_size: int = 7
@@ -154,6 +157,11 @@ class FakeServer:
                 return _answer(view.plans or PlanSet(plans=()))
             case "POST", ["choose" | "preempt" as verb]:
                 return self._agree(view, verb, json.loads(request.content))
+            case "POST", ["plans", plan, "check"]:
+                if plan not in self.site_checks:
+                    return httpx.Response(404, text="not here")
+                assert 0 <= float(request.url.params["timeout_s"]) <= ANSWER_TIMEOUT_S
+                return httpx.Response(200, json=[one.model_dump(mode="json") for one in self.site_checks[plan]])
             case "POST", ["cancel"]:
                 return self._change(view, state="stopping")
             case "DELETE", []:
@@ -236,6 +244,7 @@ def run(
     environ: dict[str, str] | None = None,
     sleep: Callable[[float], None] | None = None,
     typed: str | None = None,
+    error_stream: io.StringIO | None = None,
 ) -> Outcome:
     """Run `isthmus ARGUMENTS` against `server`. Time is a clock that only sleeping advances.
 
@@ -251,7 +260,7 @@ def run(
     shell = CliEnvironment(
         variables={"ISTHMUS_SERVER": URL, "ISTHMUS_TOKEN": TOKEN, "XDG_CONFIG_HOME": "/nonexistent"} | (environ or {}),
         stdout=Terminal() if terminal else io.StringIO(),
-        stderr=io.StringIO(),
+        stderr=error_stream or io.StringIO(),
         stdin=io.StringIO() if typed is None else Terminal(typed),
         transport=server.transport() if server else None,
         sleep=advance,

@@ -52,6 +52,22 @@ def test_a_job_file_is_submitted_as_the_command_line_does(tmp_path: Path) -> Non
         assert client.dry_run(file).standing.state == "waiting"
 
 
+def test_submit_waits_for_the_checks_only_when_asked_to(tmp_path: Path) -> None:
+    """`checks_wait_s` returns the job as the sites have left it; a refusal raises with their finding."""
+    server, file = FakeServer(), write_job(tmp_path)
+
+    def fail() -> None:
+        for name, view in server.jobs.items():
+            server.jobs[name] = view.model_copy(update={"state": "failed", "reason": "b: /pool/text: no such file"})
+
+    with connect(server, tmp_path, fail) as client:
+        assert client.submit(file).state == "planning"
+        with pytest.raises(ConflictError, match="failed: b: /pool/text: no such file"):
+            client.submit(file, checks_wait_s=5)
+    with connect(FakeServer(), tmp_path) as client:
+        assert client.submit(file, checks_wait_s=5).state == "planning"
+
+
 def test_plans_wait_for_the_planner_and_say_when_there_are_none(tmp_path: Path) -> None:
     """While the job is planned the client asks again, up to `timeout_s`; a failed job is a `PlanError`."""
     server = FakeServer()

@@ -63,8 +63,8 @@ class Watched:
 
 
 def submit(job_id: str) -> ActorRequest:
-    """A request that submits a job and answers how many there are then."""
-    event = JobSubmitted(now_s=1.0, job_id=job_id, user="u", submission=submission(job_id))
+    """A request that submits a job under a key of its own and answers how many there are then."""
+    event = JobSubmitted(now_s=1.0, job_id=job_id, user="u", submission=submission(job_id, key=job_id))
     return ActorRequest(lambda coordinator: len(coordinator.list_jobs()), lambda _: event)
 
 

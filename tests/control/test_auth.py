@@ -21,6 +21,7 @@ ENDPOINTS = {
     "plans": ("GET", "/v1/jobs/{job}/plans", None),
     "metrics": ("GET", "/v1/jobs/{job}/metrics", None),
     "logs": ("GET", "/v1/jobs/{job}/logs", None),
+    "check plan": ("POST", "/v1/jobs/{job}/plans/p1/check?timeout_s=0", None),
     "choose": ("POST", "/v1/jobs/{job}/choose", {"plan": "p1"}),
     "cancel": ("POST", "/v1/jobs/{job}/cancel", None),
     "delete": ("DELETE", "/v1/jobs/{job}", None),
@@ -28,7 +29,7 @@ ENDPOINTS = {
     "sync": ("POST", "/v1/agents/east/sync", report(EAST)),
     "make token": ("POST", "/v1/tokens", TokenRequest(role="user", name="carl")),
 }
-OF_A_JOB = ("job", "plans", "metrics", "logs", "choose", "cancel", "delete")
+OF_A_JOB = ("job", "plans", "metrics", "logs", "check plan", "choose", "cancel", "delete")
 FORBIDDEN = {
     "ann": ("sync", "make token"),
     "owner-east": ("list jobs", "submit", *OF_A_JOB, "make token"),

@@ -38,7 +38,7 @@ def pool() -> Driver:
     """Two clusters; `run` starts, `open` waits for its plans, `ended` was cancelled."""
     driver = Driver("a", "b")
     driver.tell(EpochBegan(now_s=driver.now_s, epoch=3))
-    driver.submit("run", plan("a", "b"))
+    driver.submit("run", plan("a", "b"), key="run")
     driver.submit("open")
     driver.submit("ended")
     driver.cancel("ended")
@@ -70,7 +70,7 @@ def admitted(driver: Driver) -> tuple[Event, ...]:
 def unchanged(driver: Driver) -> tuple[Event, ...]:
     """Return events that repeat what is known, or that come too late."""
     return (
-        JobSubmitted(now_s=NOW_S, job_id="run", user="u", submission=submission("run", policy="auto", restarts=3)),
+        JobSubmitted(now_s=NOW_S, job_id="run", user="u", submission=submission("run", key="run")),
         PlansMade(now_s=NOW_S, job_id="open", round=2, plans=PlanSet(plans=(plan("a"),))),
         PlansMade(now_s=NOW_S, job_id="none", round=1, plans=PlanSet(plans=(plan("a"),))),
         PlanningFailed(now_s=NOW_S, job_id="run", round=1, reason="broken"),

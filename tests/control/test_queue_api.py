@@ -170,6 +170,30 @@ def test_a_dry_run_shows_what_the_sites_find_and_leaves_no_event(server: Server)
     assert server.sync(report(EAST, checks=True)).preflights == ()
 
 
+def test_an_offered_plan_is_checked_without_choosing_it(server: Server) -> None:
+    """The sites answer for the plan; the job stays as it is; a plan that is not offered is not found."""
+    for site in (EAST, WEST):
+        server.sync(report(site, checks=True))
+    fields = {"model": "/pool/model", "output": "/pool/out", "checkpoints": {"folder": "/pool/ckpt"}}
+    job = server.submit("ann", policy="manual", **fields)
+    server.until(lambda: server.job(job.id).plans is not None)
+    path = f"/v1/jobs/{job.id}/plans/{server.job(job.id).plans.plans[0].id}/check"
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.call, "POST", path)
+        orders: list[PreflightOrder] = []
+        server.until(lambda: bool(orders.extend(server.sync(report(EAST, checks=True)).preflights) or orders))
+        server.sync(report(EAST, checks=True, preflights=(answered(orders[0], model="failed"),)))
+        (order,) = server.sync(report(WEST, checks=True)).preflights
+        server.sync(report(WEST, checks=True, preflights=(answered(order),)))
+        found = asked.result(10).json()
+    assert [(one["cluster"], one["state"]) for one in found] == [("east", "failed"), ("west", "passed")]
+    assert (server.job(job.id).state, server.job(job.id).plan) == ("choosing", None)
+    waiting = server.call("POST", f"{path}?timeout_s=0").json()
+    assert {one["state"] for one in waiting} == {"waiting"}
+    assert server.call("POST", f"/v1/jobs/{job.id}/plans/none/check").status_code == 404
+    assert server.call("POST", f"{path}?timeout_s=9").status_code == 422
+
+
 def test_a_site_answers_the_checks_of_a_job_with_its_reports(server: Server) -> None:
     """Orders are repeated until all sites have answered, also for a report that was lost on its way."""
     for site in (EAST, WEST):

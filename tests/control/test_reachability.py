@@ -7,6 +7,7 @@ import pytest
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.coordinator.reachability import RETRY_S
 from isthmus.control.queries.explain_wait import answer_query, query_job
+from isthmus.control.state.events import AgentLost, PeerCheckTimedOut
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages.agent_messages import PeerAddress, PeerCheck
 from tests.control.driver import RULES, Driver
@@ -219,3 +220,103 @@ def test_the_log_replays_to_the_same_checks() -> None:
     again = Coordinator.replay(pool.log, RULES)
     assert again.state.clusters == pool.coordinator.state.clusters
     assert again.job_view("j") == pool.coordinator.job_view("j")
+
+
+LIMIT_S = RULES.peer_check_timeout_s
+
+
+def test_an_agent_that_never_dials_is_named_after_the_limit_and_the_job_is_tried_again() -> None:
+    """The reason names both sites and what to do; no chips are held; the job starts once the agent dials."""
+    pool = Sites("a", "b")
+    pool.submit("j", plan("a", "b"))
+    pool.check("a")
+    for _ in range(3):
+        pool.wait(LIMIT_S)
+    assert pool.reason("j") == (
+        "site b has not tried to reach site a within 30 s; look at the log of the agent of b, and restart it"
+    )
+    assert pool.state("j") == "waiting"
+    assert pool.coordinator.pool_view().clusters[0].free_chips == {"g": 4}
+    pool.wait(RETRY_S)
+    pool.check()
+    assert pool.state("j") == "preparing"
+
+
+def test_a_site_that_opens_no_listener_is_the_one_that_is_named() -> None:
+    """The other site cannot dial a port that it does not know."""
+    pool = Sites("a", "b")
+    pool.submit("j", plan("a", "b"))
+    pool.check("b")
+    pool.wait(LIMIT_S + 1)
+    assert pool.reason("j").startswith("site a has not opened a port for site b within 30 s; look at the log of the")
+
+
+def test_the_limit_begins_when_a_job_waits_and_again_when_an_agent_restarts() -> None:
+    """Time before the first job, and time of an agent that has ended, do not count."""
+    pool = Sites("a", "b")
+    pool.wait(10 * LIMIT_S)
+    pool.submit("j", plan("a", "b"))
+    pool.wait(LIMIT_S)
+    pool.join("b", incarnation="2")
+    pool.wait(LIMIT_S)
+    assert pool.reason("j") == "waits for the check that b reaches a"
+    pool.wait(1)
+    assert "within 30 s" in pool.reason("j")
+
+
+def test_a_site_that_is_away_has_the_whole_limit_when_it_is_back() -> None:
+    """1. A job waits for a check. 2. The site is lost, for longer than the limit. 3. It reports again."""
+    pool = Sites("a", "b")
+    pool.submit("j", plan("a", "b"))
+    pool.tell(AgentLost(now_s=pool.now_s, cluster="b"))
+    pool.now_s += 2 * LIMIT_S
+    pool.report("a")
+    pool.report("b")
+    assert not [one for one in pool.coordinator.due_events(pool.now_s) if isinstance(one, PeerCheckTimedOut)]
+    pool.check()
+    assert pool.state("j") == "preparing"
+
+
+def test_a_job_takes_another_plan_around_two_sites_that_do_not_check() -> None:
+    """A candidate plan without the pair starts; a plan that the user chose stays, with the reason."""
+    pool = Sites("a", "b", "c")
+    pool.check("a", "c")
+    plans = plan("a", "b", name="first"), plan("a", "c", name="second")
+    pool.submit("j", *plans)
+    pool.submit("m", *plans, policy="manual")
+    pool.choose("m", "first")
+    pool.wait(LIMIT_S + 1)
+    job = pool.coordinator.job_view("j")
+    assert job.plan is not None
+    assert (job.state, job.plan.id) == ("preparing", "second")
+    assert "site b has not tried to reach site a within 30 s" in pool.coordinator.state.jobs["j"].last_restart_reason
+    assert pool.state("m") == "waiting"
+    assert "site b has not tried to reach site a" in pool.reason("m")
+
+
+def test_a_result_before_the_limit_ends_the_wait() -> None:
+    """The event of a limit that comes after the result changes nothing; nor does one of an earlier order."""
+    pool = Sites("a", "b")
+    pool.submit("j", plan("a", "b"))
+    record = pool.coordinator.state.clusters["b"]
+    late = PeerCheckTimedOut(now_s=pool.now_s, source="b", target="a", number=record.to_check["a"])
+    assert not pool.coordinator.admit(late.model_copy(update={"number": 99}))
+    assert pool.coordinator.admit(late)
+    pool.check()
+    assert not pool.coordinator.admit(late)
+    assert record.check_waits == {}
+
+
+def test_the_log_with_a_silent_site_replays_to_the_same_state() -> None:
+    """The limit, the plan around the sites and the next check follow from the events alone."""
+    pool = Sites("a", "b", "c")
+    pool.check("a", "c")
+    pool.submit("j", plan("a", "b", name="first"), plan("a", "c", name="second"))
+    pool.submit("k", plan("a", "b", name="only"))
+    pool.wait(LIMIT_S + 1)
+    pool.wait(RETRY_S)
+    again = Coordinator.replay(pool.log, RULES)
+    for name, record in pool.coordinator.state.clusters.items():
+        assert again.state.clusters[name].peer_results == record.peer_results
+        assert again.state.clusters[name].check_waits == record.check_waits
+    assert again.state.jobs == pool.coordinator.state.jobs

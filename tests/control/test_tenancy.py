@@ -62,6 +62,9 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/jobs/{job_id}/metrics"): ANN,
     ("GET", "/v1/jobs/{job_id}/logs"): ANN,
     ("GET", "/v1/jobs/{job_id}/history"): ANN,
+    ("POST", "/v1/jobs/{job_id}/plans/{plan_id}/check"): Rule(
+        may=("ann", "root"), sees=("ann", "root"), query="?timeout_s=0"
+    ),
     ("POST", "/v1/jobs/{job_id}/choose"): Rule(may=("ann", "root"), sees=("ann", "root"), body={"plan": "p1"}),
     ("POST", "/v1/jobs/{job_id}/preempt"): Rule(
         may=(),  # it has its chips: no token may, and ann learns that
@@ -76,8 +79,8 @@ RULES: dict[tuple[str, str], Rule] = {
         sees=("owner-east", "root"),
         body=report(EAST).model_dump(mode="json", by_alias=True),
     ),
-    ("POST", "/v1/sites/{cluster}/gone"): Rule(may=()),  # it is connected: no token may, and root learns that
-    ("POST", "/v1/sites/{cluster}/enrol"): Rule(may=()),
+    ("POST", "/v1/sites/{cluster}/gone"): Rule(may=(), sees=("root",)),  # its agent is in contact
+    ("POST", "/v1/sites/{cluster}/enrol"): Rule(may=(), sees=("owner-east", "root")),
     ("POST", "/v1/tokens"): Rule(may=("root",), body={"role": "user", "name": "eve"}),
 }
 
@@ -115,7 +118,7 @@ def test_a_token_reads_and_changes_only_what_is_its_own(
         return
     before = server.job(job)
     pool_before = server.shell.pool()
-    where = (path + rule.query).format(job_id=job, cluster="east")
+    where = (path + rule.query).format(job_id=job, cluster="east", plan_id="p1")
     answer = server.call(method, where, rule.body, token=token or None)
     assert answer.status_code < 500
     if token in rule.may:

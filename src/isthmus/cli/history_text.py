@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from isthmus.cli.job_statistics import JobStatistics
 from isthmus.client.resolve_job import TERMINAL_STATES
 from isthmus.core.messages.api_views import HistoryEvent, HistoryKind, JobView
+from isthmus.core.runs.job_id import short_job_id
 from isthmus.core.units import format_seconds
 
 _WORDS: dict[HistoryKind, str] = {
@@ -98,7 +99,7 @@ def result_place(view: JobView) -> str | None:
 
 def next_steps(view: JobView) -> list[tuple[str, str]]:
     """Return the commands that make sense now, each with what it does."""
-    job = view.id
+    job = short_job_id(view.id)
     if view.state == "succeeded":
         return [(f"isthmus report {job}", "writes the report as one HTML page")]
     if view.state == "failed":

@@ -34,6 +34,7 @@ from isthmus.core.messages.api_views import (
     TokenView,
     VictimView,
 )
+from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import PlanSet
 
@@ -127,6 +128,11 @@ class ApiClient:
     def job(self, job: str) -> JobView:
         """Return one job by its full id."""
         return self._call(JobView, "GET", f"/v1/jobs/{_quote_segment(job)}")
+
+    def check_plan(self, job: str, plan: str, *, timeout_s: float) -> list[SitePreflight]:
+        """Return what the sites of an offered plan find within `timeout_s`, without choosing the plan."""
+        path = f"/v1/jobs/{_quote_segment(job)}/plans/{_quote_segment(plan)}/check"
+        return self._call(list[SitePreflight], "POST", path, params={"timeout_s": timeout_s})
 
     def plans(self, job: str) -> PlanSet:
         """Return the candidate plans and rejected cluster combinations of a job."""

@@ -19,6 +19,7 @@ from isthmus.client.log_lines import LogLine, LogLines
 from isthmus.client.outage import Outage
 from isthmus.client.read_job import complete_job, read_job
 from isthmus.client.resolve_job import TERMINAL_STATES, find_job_id
+from isthmus.client.site_checks import await_checks, require_not_refused
 from isthmus.client.submission_folders import check_run_folders
 from isthmus.core.errors import ConflictError, PlanError, UnavailableError
 from isthmus.core.job import Job
@@ -106,13 +107,28 @@ class Client:
         """Close the connection. Jobs continue."""
         self._api.close()
 
-    def submit(self, job: str | os.PathLike[str] | Job, *, auto: bool = False, key: str | None = None) -> JobView:
+    def submit(
+        self,
+        job: str | os.PathLike[str] | Job,
+        *,
+        auto: bool = False,
+        key: str | None = None,
+        checks_wait_s: float = 0.0,
+    ) -> JobView:
         """Submit a job file, or a `Job` with absolute paths; return the job as the server sees it.
 
         `auto` takes the plan that is predicted to be fastest, as `policy: auto` in the job does; otherwise `choose`
         starts the job. A retry with the same `key` returns the same job.
+
+        The sites check the job's files after this returns; with `checks_wait_s` it waits up to that long for them, and
+        raises `ConflictError` with what they found if they refuse the job.
         """
-        return self._api.submit(self._make_submission(job, auto=auto, key=key or secrets.token_hex(16)))
+        view = self._api.submit(self._make_submission(job, auto=auto, key=key or secrets.token_hex(16)))
+        if checks_wait_s > 0:
+            clock = self._clock
+            view, found = await_checks(self._api, view, limit_s=checks_wait_s, now=clock.now, sleep=clock.sleep)
+            require_not_refused(view, found)
+        return view
 
     def dry_run(self, job: str | os.PathLike[str] | Job) -> DryRun:
         """Return the plans, queue position and expected start that a job would have, without submitting it."""

@@ -89,6 +89,8 @@ class SitePart:
     # Why it was refused, failed or evicted, and where the cause lies.
     detail: str = ""
     fault: FailureCause | None = None
+    # The user that submitted the job.
+    user: str = ""
     spec: Job | None = None
     plan: Plan | None = None
     # An earlier attempt of the job has trained.

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, LocalAdapter
+from isthmus.agent.files.file_fetcher import FileFetcher
+from isthmus.agent.files.file_transfer import read_sources
 from isthmus.agent.service.agent_service import AgentService
-from isthmus.agent.service.file_fetcher import FileFetcher
-from isthmus.agent.service.file_transfer import read_sources
 from isthmus.agent.service.own_address import own_address, resolve_host
 from isthmus.agent.service.state_identity import open_identity
 from isthmus.agent.service.sync_client import SyncClient

@@ -9,25 +9,26 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, SchedulerAdapter
+from isthmus.agent.files.file_fetcher import FileFetcher
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.preflight.preflight_runner import PreflightRunner
 from isthmus.agent.service.agent_state_folder import (
     AgentStateFolder,
     read_local_jobs,
     read_routes,
     worker_spec,
 )
-from isthmus.agent.service.file_fetcher import FileFetcher
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
 from isthmus.agent.service.peer_prober import PeerProber
-from isthmus.agent.service.preflight_runner import PreflightRunner
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 from isthmus.agent.service.worker_event_tails import WorkerEventTails
-from isthmus.core.errors import IsthmusError, UnavailableError
+from isthmus.core.errors import InputError, IsthmusError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentIdentity, AgentOrders, AgentReport, ObservedPart, QueueEntry
 from isthmus.core.messages.run_lease import NO_LIMIT_S, RunLease, read_run_lease, write_run_lease
 from isthmus.core.messages.worker_folder import CheckpointRequest, WorkerFolder, write_atomically
@@ -117,7 +118,8 @@ class AgentService:
             has_own_storage=fetcher is not None,
             now_s=clock(),
         )
-        self._preflights = PreflightRunner(cluster.name, fetcher.root if fetcher else None, clock)
+        self._storage = SiteStorage(self.policy.storage, fetcher.root if fetcher else None)
+        self._preflights = PreflightRunner(cluster.name, self._storage, clock)
         self.outbox = TelemetryOutbox(self.state_folder.runs)
         self._event_tails = WorkerEventTails()
         self._deferred: list[SiteInstruction] = []
@@ -253,10 +255,23 @@ class AgentService:
             case WriteRankMap() | RequestCheckpoint() | ReportLocalExit() | ReorderQueue() | RenewRunLease():
                 self._write_instruction(instruction)
             case FetchFiles(part=part, clusters=clusters):
-                if self._fetcher is not None and part.spec is not None:
-                    self._fetcher.start(part.job, part.spec, clusters)
+                self._fetch_files(part, clusters)
             case LogWarning(text=text):
                 self._log_once(text)
+
+    def _fetch_files(self, part: SitePart, clusters: Sequence[str]) -> None:
+        """Start to copy the files of a part's job, unless they would land outside the storage of its user."""
+        if self._fetcher is None or part.spec is None:
+            return
+        try:
+            self._storage.resolve_job(part.job, part.spec, part.user)
+        except InputError as error:
+            seen = FetchObserved(
+                now_s=self._clock(), job=part.job, progress_text=str(error), complete=False, failed=True
+            )
+            self._handle(seen)
+        else:
+            self._fetcher.start(part.job, part.spec, clusters)
 
     def _write_instruction(
         self, instruction: WriteRankMap | RequestCheckpoint | ReportLocalExit | ReorderQueue | RenewRunLease
@@ -296,10 +311,9 @@ class AgentService:
                 write_atomically(WorkerFolder(folder).started_path, "")
             else:
                 routes = read_routes(self._routes, self.cluster.name)
-                root = self._fetcher.root if self._fetcher else None
                 spec = worker_spec(
-                    part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes, storage=root,
-                    run_lease=self.state_folder.run_lease,
+                    part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes,
+                    storage=self._storage, run_lease=self.state_folder.run_lease,
                 )  # fmt: skip
                 WorkerFolder(folder).write_spec(spec)
             self.adapter.start(folder, worker.devices, part.command)
@@ -311,7 +325,7 @@ class AgentService:
                 attempt=part.attempt,
                 rank=rank,
                 state="exited",
-                exit_status=_NOT_STARTED_STATUS,
+                exit_status=error.exit_code if isinstance(error, InputError) else _NOT_STARTED_STATUS,
                 log_tail=str(error),
             )
             self._handle(WorkersObserved(now_s=self._clock(), workers=(seen,)))

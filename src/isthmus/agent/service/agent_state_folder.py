@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from isthmus.agent.service.file_transfer import localise_paths
+from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.core.base_model import FrozenModel, Name, PositiveInt
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
@@ -47,13 +47,13 @@ def worker_spec(
     host: str,
     ports: PortRange | None = None,
     routes: dict[str, str],
-    storage: Path | None = None,
+    storage: SiteStorage,
     run_lease: Path | None = None,
 ) -> WorkerSpec:
-    """Return the `WorkerSpec` of `rank`.
+    """Return the `WorkerSpec` of `rank`, with the places to which the job's paths lead in `storage`.
 
-    It includes the predicted stage time on virtual chips and for `compute: virtual`. With `storage` the job's
-    paths are moved below that folder. `run_lease` is the file that a part with a run lease ends itself on.
+    It includes the predicted stage time on virtual chips and for `compute: virtual`. `run_lease` is the file that a
+    part with a run lease ends itself on. Raises `InputError` if the job's user may not use a path of the job.
     """
     if part.plan is None or part.spec is None:
         raise UnavailableError(f"part {part.job}/{part.attempt} has no plan, cannot start rank {rank}")
@@ -63,11 +63,14 @@ def worker_spec(
         virtual = part.spec.compute == "virtual" or cluster.group(stage.node_group).virtual
         stage_time = predicted.stage_times[place] if virtual else None
     steps = part.spec.training.steps
+    job, allowed = storage.resolve_job(part.job, part.spec, part.user)
     return WorkerSpec(
         run=part.job,
         attempt=part.attempt,
         rank=rank,
-        job=part.spec if storage is None else localise_paths(part.spec, storage),
+        user=part.user,
+        storage=allowed,
+        job=job,
         plan=part.plan,
         host=host,
         ports=ports,

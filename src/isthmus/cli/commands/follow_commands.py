@@ -22,6 +22,7 @@ from isthmus.client.resolve_job import TERMINAL_STATES, find_job_id
 from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
 from isthmus.core.messages.agent_messages import LogChunk
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
+from isthmus.core.runs.job_id import short_job_id
 
 commands = typer.Typer()
 PANEL = "Jobs"
@@ -158,7 +159,7 @@ def _print_changes(
 def _print_lines(env: CliEnvironment, now: JobSnapshot, new: Sequence[HistoryEvent]) -> None:
     """Print new events, then the state unless an event has told it."""
     for event in new:
-        env.print(f"{now.view.id}  {event_line(event)}")
+        env.print(f"{short_job_id(now.view.id)}  {event_line(event)}")
     if not now.history or (now.view.state == "running" and now.stats.steps) or needs_choice(now.view):
         env.print(status_line(now.view, now.stats))
 

@@ -11,12 +11,13 @@ import typer
 
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.commands.follow_commands import job_snapshots, watch_job
-from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.cli.environment.cli_environment import CliEnvironment, to_json_types
 from isthmus.cli.environment.parse_since import parse_since_s
 from isthmus.client.api_client import ApiClient
 from isthmus.client.job_filter import make_job_filter
 from isthmus.client.read_job import read_job
 from isthmus.client.resolve_job import TERMINAL_STATES, find_job, find_job_id
+from isthmus.client.site_checks import CHECKS_WAIT_S, ChecksVerdict, await_checks, require_not_refused
 from isthmus.client.submission_folders import check_run_folders, with_resume
 from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.job import ParallelDegrees
@@ -24,6 +25,7 @@ from isthmus.core.messages.api_views import JobFilter, JobView, Submission
 from isthmus.core.messages.queue_status import DryRun
 from isthmus.core.model import require_trainable
 from isthmus.core.plan import PlanSet
+from isthmus.core.runs.job_id import short_job_id
 
 commands = typer.Typer()
 PANEL = "Jobs"
@@ -38,7 +40,8 @@ PLANNING_POLL_S = 0.3
         "isthmus submit job.yaml --watch   (asks which plan to take)",
         "isthmus submit job.yaml --watch --auto   (takes the plan that is predicted to be fastest)",
         "isthmus submit job.yaml --dry-run   (plans, queue position, expected start)",
-        "isthmus submit job.yaml --json | jq -r .id",
+        "isthmus submit job.yaml --json | jq -r '.id, .checks.state'",
+        "isthmus submit job.yaml --no-wait   (returns at once, before the sites have checked the files)",
         "isthmus submit job.yaml --key nightly-2026-11-20   (a retry returns the same job)",
         "isthmus submit job.yaml --resume nightly-3f9a2c1b   (from that job's newest checkpoint)",
     ],
@@ -63,12 +66,18 @@ def submit(
         str | None,
         typer.Option(metavar="JOB|FOLDER", help="Continue from the newest checkpoint of a job, or of a folder."),
     ] = None,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return at once, without what the sites find of the job's files.")
+    ] = False,
 ) -> None:
     """Submit a job.
 
     The job file and the model's config.json are read on this machine; relative paths start at the job file.
     A checkpoint or output folder of another job is refused; `--resume` (or `resume:` in the file) continues
     from its checkpoints, which stay unchanged. Ctrl-C ends --watch, not the job.
+
+    The sites of the job's plan then check its files. The command waits up to 10 s for them (--no-wait: not at all),
+    and ends with status 6 if they refuse the job. Where the user chooses the plan, they check the fastest one.
 
     A job with `policy: manual` starts after a plan is chosen: --watch shows the plans and asks. Without a
     terminal, or with --json, it prints the command that chooses and ends with status 6. --auto needs no choice.
@@ -90,6 +99,9 @@ def submit(
         env.answer(found, lambda: _render_dry_run(found, read.notes, env.now()))
         return
     view = client.submit(Submission(job=job, model=model, key=key or secrets.token_hex(16)))
+    if not watch and not no_wait:
+        _answer_with_checks(env, client, view, read.notes)
+        return
     env.answer(view, lambda: _next_steps(view, read.notes, watching=watch))
     if watch:
         try:
@@ -97,8 +109,35 @@ def submit(
                 _choose_plan(env, client, view.id)
             watch_job(env, client, view.id)
         except KeyboardInterrupt:
-            env.print_note(f"job {view.id} continues; `isthmus cancel {view.id}` stops it")
+            env.print_note(f"job {short_job_id(view.id)} continues; `isthmus cancel {short_job_id(view.id)}` stops it")
             raise
+
+
+def _answer_with_checks(env: CliEnvironment, client: ApiClient, submitted: JobView, notes: Sequence[str]) -> None:
+    """Print the job with what its sites find in `CHECKS_WAIT_S`; raise `ConflictError` if they refuse it."""
+    if env.stderr.isatty():
+        env.print_note(f"waiting up to {CHECKS_WAIT_S:g} s for the checks of the sites (--no-wait: not at all)")
+    try:
+        view, found = await_checks(client, submitted, limit_s=CHECKS_WAIT_S, now=env.now, sleep=env.sleep)
+    except KeyboardInterrupt:
+        env.print_note(f"job {submitted.id} continues; `isthmus cancel {submitted.id}` stops it")
+        raise
+    if found.state == "refused" and found.sites and not env.as_json:
+        from isthmus.cli.terminal.queue_tables import preflight_table
+
+        env.print(preflight_table(found.sites))
+    require_not_refused(view, found)
+    shown = to_json_types(view) | {"checks": to_json_types(found)}
+    env.answer(shown, lambda: _next_steps(view, [*notes, _checks_line(found)], watching=False))
+
+
+def _checks_line(found: ChecksVerdict) -> str:
+    sites = ", ".join(site.cluster for site in found.sites)
+    if found.state == "passed":
+        return f"checks: passed at the sites of plan {found.plan} ({sites})"
+    if found.state == "not checked":
+        return "checks: none, as the agents of its sites execute none"
+    return "queued; the sites' checks are not complete yet"
 
 
 def _choose_plan(env: CliEnvironment, client: ApiClient, job: str) -> None:
@@ -145,17 +184,18 @@ def _render_dry_run(found: DryRun, notes: Sequence[str], now_s: float) -> object
 
 
 def _next_steps(view: JobView, notes: Sequence[str], *, watching: bool) -> str:
-    lines = [f"job {view.id} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
+    job = short_job_id(view.id)
+    lines = [f"job {job} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
     lines += [f"  {note}" for note in notes]
     if view.job.resume is not None:
         from isthmus.cli.terminal.queue_tables import resume_text
 
         lines.append(f"  {resume_text(view.job.resume)}")
     if view.job.policy == "manual" and not watching:
-        lines.append(f"  isthmus plans {view.id}           lists candidate plans")
-        lines.append(f"  isthmus choose {view.id} PLAN     starts it with one of them")
+        lines.append(f"  isthmus plans {job}           lists candidate plans")
+        lines.append(f"  isthmus choose {job} PLAN     starts it with one of them")
     if not watching:
-        lines.append(f"  isthmus watch {view.id}           follows it")
+        lines.append(f"  isthmus watch {job}           follows it")
     return "\n".join(lines)
 
 
@@ -235,9 +275,9 @@ def _render_plans(job: JobView, answer: PlanSet) -> object:
 
     shown = [plans_table(answer)]
     if job.plan is not None:
-        shown.append(f"\njob {job.id} uses plan {job.plan.id}")
+        shown.append(f"\njob {short_job_id(job.id)} uses plan {job.plan.id}")
     elif job.state in ("choosing", "waiting") and answer.plans:
-        shown.append(f"\nisthmus choose {job.id} {answer.plans[0].id}   starts the first")
+        shown.append(f"\nisthmus choose {short_job_id(job.id)} {answer.plans[0].id}   starts the first")
     return Group(*shown)
 
 
@@ -250,7 +290,8 @@ def choose(
 ) -> None:
     """Choose a job's plan and start the job."""
     view = client.choose(find_job_id(client, job), plan)
-    env.answer(view, lambda: f"job {view.id} uses plan {plan}: {view.state}\n  isthmus watch {view.id}")
+    short = short_job_id(view.id)
+    env.answer(view, lambda: f"job {short} uses plan {plan}: {view.state}\n  isthmus watch {short}")
 
 
 @command(
@@ -283,7 +324,8 @@ def preempt(
         env.answer(view, lambda: _render_offer(view))
         return
     view = client.preempt(view.id, view.offer)
-    env.answer(view, lambda: f"job {view.id} is {view.state}: {view.reason}\n  isthmus watch {view.id}")
+    short = short_job_id(view.id)
+    env.answer(view, lambda: f"job {short} is {view.state}: {view.reason}\n  isthmus watch {short}")
 
 
 def _render_offer(view: JobView) -> object:
@@ -292,7 +334,7 @@ def _render_offer(view: JobView) -> object:
 
     from isthmus.cli.terminal.queue_tables import victims_table
 
-    ask = Text(f"\n  isthmus preempt {view.id} --yes   preempts them")
+    ask = Text(f"\n  isthmus preempt {short_job_id(view.id)} --yes   preempts them")
     return Group(victims_table("Jobs it could preempt", view.offer), ask)
 
 
@@ -303,7 +345,7 @@ def cancel(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
     Every site releases its resources; checkpoints are kept.
     """
     view = client.cancel(find_job_id(client, job))
-    env.answer(view, lambda: f"job {view.id} is {view.state}")
+    env.answer(view, lambda: f"job {short_job_id(view.id)} is {view.state}")
 
 
 @command(commands, panel=PANEL, examples=["isthmus delete my-job"])
@@ -314,4 +356,4 @@ def delete(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
     """
     found = find_job_id(client, job)
     client.delete(found)
-    env.answer({"deleted": found}, lambda: f"job {found} is deleted")
+    env.answer({"deleted": found}, lambda: f"job {short_job_id(found)} is deleted")

@@ -9,6 +9,7 @@ from isthmus.cli.history_text import event_line, perplexity, restarts_text
 from isthmus.cli.job_statistics import JobStatistics, wan_links
 from isthmus.cli.terminal.charts import area_chart, stacked_bar
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
+from isthmus.core.runs.job_id import short_job_id
 from isthmus.core.units import format_seconds
 
 if TYPE_CHECKING:
@@ -62,11 +63,11 @@ def status_line(view: JobView, stats: JobStatistics) -> str:
     """Return the current state of a job as one line of text."""
     if not stats.steps or view.state != "running":
         state = f"{view.state}: {view.reason}" if view.reason else view.state
-        return f"{view.id}  {state}{_next_step(view)}"
+        return f"{short_job_id(view.id)}  {state}{_next_step(view)}"
     loss, rate = stats.latest("loss"), stats.latest("tokens_per_s")
     eta_s = stats.eta_s(view.job.training.steps)
     pieces = [
-        f"{view.id}  running",
+        f"{short_job_id(view.id)}  running",
         f"step {stats.num_steps_done(view.job.training.steps)}/{view.job.training.steps}",
     ]
     pieces += [f"loss {loss:.4f}"] if loss is not None else []
@@ -105,7 +106,7 @@ def _headline(view: JobView, stats: JobStatistics, *, server_down: bool) -> Rend
 
     from isthmus.cli.terminal.tables import state_text
 
-    text = Text.assemble((f"{view.name} ", "bold"), (view.id, "dim"), "  ", state_text(view.state))
+    text = Text.assemble((f"{view.name} ", "bold"), (short_job_id(view.id), "dim"), "  ", state_text(view.state))
     text.append(f"  {view.reason}" if view.reason else "")
     text.append(_next_step(view), style="bold")
     text.append(f"  {restarts_text(view)}" if restarts_text(view) else "", style="yellow")
@@ -133,7 +134,8 @@ def needs_choice(view: JobView) -> bool:
 
 def _next_step(view: JobView) -> str:
     if needs_choice(view):
-        return f"  (choose a plan: isthmus plans {view.id}, then isthmus choose {view.id} PLAN)"
+        job = short_job_id(view.id)
+        return f"  (choose a plan: isthmus plans {job}, then isthmus choose {job} PLAN)"
     return ""
 
 

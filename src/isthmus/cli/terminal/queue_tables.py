@@ -14,6 +14,7 @@ from isthmus.core.messages.api_views import JobView, PartView, VictimView
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import Refusal
+from isthmus.core.runs.job_id import short_job_id, short_job_ids
 from isthmus.core.units import format_seconds
 
 
@@ -21,10 +22,11 @@ def queue_table(statuses: Sequence[QueueStatus], now_s: float) -> RenderableType
     """Return the table of waiting jobs in start order; `now_s` is in seconds since the epoch."""
     if not statuses:
         return Text("No waiting jobs.")
+    short = short_job_ids(one.id for one in statuses)
     rows = [
         (
             str(one.place or "-"),
-            one.id,
+            short[one.id],
             one.user,
             one.priority,
             state_text(one.state),
@@ -51,7 +53,7 @@ def start_text(one: QueueStatus, now_s: float) -> str:
 
 def job_page(view: JobView, status: QueueStatus, now_s: float) -> RenderableType:
     """Return the page of one job: where it runs, or why it waits."""
-    head = Text(f"job {view.id} of {view.user}, priority {status.priority}, is ")
+    head = Text(f"job {short_job_id(view.id)} of {view.user}, priority {status.priority}, is ")
     head.append_text(state_text(view.state))
     if view.reason and not status.needs:
         head.append(f": {view.reason}")
@@ -80,7 +82,7 @@ def job_page(view: JobView, status: QueueStatus, now_s: float) -> RenderableType
         shown += [Text(""), refusals_table(status.refused)]
     if view.offer:
         shown += [Text(""), victims_table("Jobs it could preempt", view.offer)]
-        shown.append(Text(f"  isthmus preempt {view.id} --yes   preempts them"))
+        shown.append(Text(f"  isthmus preempt {short_job_id(view.id)} --yes   preempts them"))
     if view.victims:
         shown += [Text(""), victims_table("Jobs it preempts", view.victims)]
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in status.notes))
@@ -97,7 +99,7 @@ def resume_text(resume: str | ResumeSource) -> str:
     """Format the source of a resumed job: `resumes    job old-1f, /ck; differs: seed: 1 there, 2 in this job`."""
     if isinstance(resume, str):
         return f"resumes    {resume}"
-    source = f"job {resume.job}, {resume.folder}" if resume.job else f"{resume.folder}, fields unknown"
+    source = f"job {short_job_id(resume.job)}, {resume.folder}" if resume.job else f"{resume.folder}, fields unknown"
     compared = "differs: " + "; ".join(resume.differences) if resume.differences else "same training fields"
     return f"resumes    {source}" + (f"; {compared}" if resume.job else "")
 
@@ -148,7 +150,8 @@ def queue_status_lines(one: QueueStatus, now_s: float) -> Iterable[Text]:
         pieces = (f"{n} {group} at {name}" for name, groups in one.needs.items() for group, n in groups.items())
         yield Text("  needs      " + ", ".join(pieces))
     if one.ahead:
-        names = (ahead.job or f"another user's ({ahead.priority})" for ahead in one.ahead)
+        short = short_job_ids(ahead.job for ahead in one.ahead if ahead.job)
+        names = (short[ahead.job] if ahead.job else f"another user's ({ahead.priority})" for ahead in one.ahead)
         yield Text("  ahead      " + ", ".join(names))
 
 
@@ -160,9 +163,10 @@ def refusals_table(refused: Sequence[Refusal], title: str = "Rejected") -> Rende
 
 def victims_table(title: str, victims: Sequence[VictimView]) -> RenderableType:
     """Return the table of preemption victims with their chips and unsaved work."""
+    short = short_job_ids(one.job for one in victims if one.attempt)
     rows = [
         (
-            one.job,
+            short.get(one.job, one.job),
             "pool job" if one.attempt else "local job",
             one.cluster,
             one.owner,

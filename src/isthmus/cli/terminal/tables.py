@@ -21,6 +21,7 @@ from isthmus.core.chip import Chip
 from isthmus.core.messages.api_views import JobView, PoolView
 from isthmus.core.plan import Plan, PlanSet, Prediction
 from isthmus.core.pool import Link
+from isthmus.core.runs.job_id import short_job_ids
 from isthmus.core.units import format_bytes, format_seconds
 
 _STATE_STYLE = {"running": "cyan", "succeeded": "green", "failed": "red", "cancelled": "yellow"}
@@ -114,9 +115,10 @@ def jobs_table(jobs: Sequence[JobView], now_s: float) -> RenderableType:
     """Return the table of jobs in the given order; `now_s` is in seconds since the epoch."""
     if not jobs:
         return Text("No jobs. Submit one with `isthmus submit job.yaml`.")
+    short = short_job_ids(job.id for job in jobs)
     rows = [
         (
-            job.id,
+            short[job.id],
             job.name,
             job.user,
             state_text(job.state),

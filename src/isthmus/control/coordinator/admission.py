@@ -18,6 +18,7 @@ from isthmus.control.state.events import (
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    PeerCheckTimedOut,
     PlanChosen,
     PlanningFailed,
     PlansMade,
@@ -37,6 +38,7 @@ from isthmus.control.state.job_records import (
 from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.control.state.update_indexes import is_checking
 from isthmus.core.errors import ConflictError, NotFoundError
+from isthmus.core.plan import Plan
 
 
 def require_job(state: PoolState, job_id: str) -> JobRecord:
@@ -48,18 +50,23 @@ def require_job(state: PoolState, job_id: str) -> JobRecord:
 
 
 def admit_submission(state: PoolState, event: JobSubmitted) -> bool:
-    """Return whether the job is new; raise `ConflictError` if its key or id has other content."""
-    known = state.jobs.get(event.job_id)
-    if event.submission.key:
-        known = state.jobs.get(state.ids_by_key.get((event.user, event.submission.key), event.job_id))
-    if known is None:
-        return True
-    if known.user != event.user or known.packed != PackedSubmission.pack(event.submission):
+    """Return whether the job is new; only an equal key of the same user is the same job.
+
+    Raises `ConflictError` if the job of that key has other content, or if the id belongs to another job.
+    """
+    key = (event.user, event.submission.key)
+    known = state.jobs.get(state.ids_by_key.get(key, "")) if event.submission.key else None
+    if known is not None:
+        if known.packed == PackedSubmission.pack(event.submission):
+            return False
         raise ConflictError(
-            f"job {known.id} was submitted with the same key or id, but other content",
-            hint="give the new job its own key",
+            f"job {known.id} was submitted with the same key, but other content", hint="give the new job its own key"
         )
-    return False
+    if event.job_id in state.jobs:
+        raise ConflictError(
+            f"the id {event.job_id} belongs to another job", hint="submit again: each submission gets an id of its own"
+        )
+    return True
 
 
 def admit_plans(state: PoolState, event: PlansMade | PlanningFailed) -> bool:
@@ -68,15 +75,21 @@ def admit_plans(state: PoolState, event: PlansMade | PlanningFailed) -> bool:
     return job is not None and job.planner_input is not None and job.round == event.round
 
 
+def require_plan(job: JobRecord, plan_id: str) -> Plan:
+    """Return a candidate plan of a job; raise `NotFoundError` if it has none with this id."""
+    offered = {plan.id: plan for plan in job.plans.plans} if job.plans else {}
+    if plan_id not in offered:
+        raise NotFoundError(
+            f"job {job.id} has no plan '{plan_id}'",
+            hint=f"its plans: {', '.join(offered) or 'none yet'}",
+        )
+    return offered[plan_id]
+
+
 def admit_choice(state: PoolState, event: PlanChosen) -> bool:
     """Return whether the plan is not yet chosen; raise if it is not offered or cannot be changed now."""
     job = require_job(state, event.job_id)
-    offered = [plan.id for plan in job.plans.plans] if job.plans else []
-    if event.plan_id not in offered:
-        raise NotFoundError(
-            f"job {job.id} has no plan '{event.plan_id}'",
-            hint=f"its plans: {', '.join(offered) or 'none yet'}",
-        )
+    require_plan(job, event.plan_id)
     if job.state == "choosing" or job.state in WAITING_STATES:
         return not (job.plan_fixed and job.plan is not None and job.plan.id == event.plan_id)
     if job.state not in TERMINAL_STATES and job.plan is not None and job.plan.id == event.plan_id:
@@ -161,6 +174,12 @@ def admit_preflight_timeout(state: PoolState, event: PreflightTimedOut) -> bool:
     """Return whether the job still waits for answers of this preflight."""
     job = state.jobs.get(event.job_id)
     return job is not None and is_checking(job) and job.preflight is not None and job.preflight.round == event.round
+
+
+def admit_peer_check_timeout(state: PoolState, event: PeerCheckTimedOut) -> bool:
+    """Return whether a job still waits for the result of this check."""
+    record = state.clusters.get(event.source)
+    return record is not None and event.target in record.check_waits and record.to_check[event.target] == event.number
 
 
 def admit_agent_loss(state: PoolState, event: AgentLost) -> bool:

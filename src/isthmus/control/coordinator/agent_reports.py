@@ -35,7 +35,7 @@ def apply_report(state: PoolState, event: AgentReported) -> list[JobRecord]:
     _bind_agent(record, event)
     record.incarnation, record.connected, record.last_report_s = event.incarnation, True, event.now_s
     record.incarnations.add(event.incarnation)
-    record_peer_checks(state, record, event, restarted=reborn)
+    record_peer_checks(state, record, event, restarted=reborn, back=back)
     touched = {key for key, part in seen.items() if known.get(key) != part} | (known.keys() - seen.keys())
     if back or reborn:
         touched |= record.parts.keys()

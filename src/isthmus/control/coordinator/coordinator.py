@@ -125,7 +125,7 @@ class Coordinator:
         return self.state.epoch
 
     def due_events(self, now_s: float, steady_s: float | None = None) -> tuple[Event, ...]:
-        """Return the `AgentLost`, `RunLeaseEnded`, `PreflightTimedOut` and `DeadlinePassed` events that are due.
+        """Return the due events: lost agents, ended run leases, checks without a result, and expired deadlines.
 
         `steady_s` is the time on the clock of `record_report` (default: `now_s`).
         """

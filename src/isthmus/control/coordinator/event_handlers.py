@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.control.coordinator.advance_job import advance_job
+from isthmus.control.coordinator.advance_job import advance_job, notify_preemptor
 from isthmus.control.coordinator.agent_reports import apply_report
 from isthmus.control.coordinator.attempts import fail_attempt, refuse_attempt, stop_attempt
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
@@ -103,13 +103,6 @@ def accept_report(state: PoolState, event: AgentReported) -> None:
         advance_job(state, job, event.now_s)
         notify_preemptor(state, job, event.now_s)
     _revoke_excess(state, state.clusters[event.cluster.name], event.now_s)
-
-
-def notify_preemptor(state: PoolState, job: JobRecord, now_s: float) -> None:
-    """Advance the job that preempts this one."""
-    requester = state.jobs.get(job.preemptor or "")
-    if requester is not None and requester.state == "preempting":
-        advance_job(state, requester, now_s)
 
 
 def _revoke_excess(state: PoolState, record: ClusterRecord, now_s: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from isthmus.control.coordinator import admission, event_handlers, job_preflight, site_loss
+from isthmus.control.coordinator import admission, event_handlers, job_preflight, reachability, site_loss
 from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
@@ -15,6 +15,7 @@ from isthmus.control.state.events import (
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    PeerCheckTimedOut,
     PlanChosen,
     PlanningFailed,
     PlansMade,
@@ -51,6 +52,7 @@ EVENT_RULES: Mapping[type[Any], EventRule] = MappingProxyType(
         AgentReported: EventRule(admission.admit_report, event_handlers.accept_report),
         SiteChecked: EventRule(admission.admit_site_check, job_preflight.add_site_check),
         PreflightTimedOut: EventRule(admission.admit_preflight_timeout, job_preflight.end_unanswered_preflight),
+        PeerCheckTimedOut: EventRule(admission.admit_peer_check_timeout, reachability.end_unanswered_check),
         AgentLost: EventRule(admission.admit_agent_loss, event_handlers.disconnect_cluster),
         RunLeaseEnded: EventRule(site_loss.admit_lease_end, site_loss.end_parts_by_lease),
         SiteGone: EventRule(site_loss.admit_site_gone, site_loss.declare_site_gone),

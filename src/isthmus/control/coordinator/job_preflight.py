@@ -41,6 +41,7 @@ def begin_preflight(state: PoolState, job: JobRecord, now_s: float) -> None:
         job.spec,
         plan,
         now_s,
+        user=job.user,
         number=job.num_preflights,
         sites=sites,
         fetching={name for name in sites if _fetches_files(state, job, name)},
@@ -89,16 +90,30 @@ def _conclude(state: PoolState, job: JobRecord, now_s: float) -> None:
     if job.has_run and not others:
         refuse_in_queue(state, job, describe_conflicts(job.conflicts), now_s)
     else:
-        _leave_plan(state, job, others, now_s)
+        leave_plan(state, job, others, now_s)
+
+
+def avoid_silent_pair(state: PoolState, job: JobRecord, pair: frozenset[str], why: str, now_s: float) -> None:
+    """Give a job another candidate plan without both sites, unless it has trained or its user chose the plan."""
+    if job.plan_fixed:
+        return
+    found = {**valid_conflicts(job.conflicts, now_s, state.config.conflict_valid_s), pair: (why, now_s)}
+    others = tuple(plan for plan in _candidates(job) if not is_excluded(found, plan.clusters))
+    if others:
+        job.conflicts = found
+        leave_plan(state, job, others, now_s)
+
+
+def _candidates(job: JobRecord) -> tuple[Plan, ...]:
+    return job.plans.plans if job.plans else ()
 
 
 def _other_plans(job: JobRecord) -> tuple[Plan, ...]:
     """Return the job's candidate plans without conflict."""
-    plans = job.plans.plans if job.plans else ()
-    return tuple(plan for plan in plans if not is_excluded(job.conflicts, plan.clusters))
+    return tuple(plan for plan in _candidates(job) if not is_excluded(job.conflicts, plan.clusters))
 
 
-def _leave_plan(state: PoolState, job: JobRecord, others: tuple[Plan, ...], now_s: float) -> None:
+def leave_plan(state: PoolState, job: JobRecord, others: tuple[Plan, ...], now_s: float) -> None:
     """Replace the job's plan by one of `others`, plan the job without the sites in conflict, or fail it."""
     dropped, why = _plan_of(job), describe_conflicts(job.conflicts)
     withdraw_plan_request(state, job)

@@ -111,6 +111,8 @@ def _send_planner_request(state: PoolState, job: JobRecord, now_s: float) -> Non
 
 def _excluded_clusters(state: PoolState, job: JobRecord) -> set[str]:
     """Return the clusters on which the job is not planned, since its checks have failed there."""
+    if not job.conflicts:
+        return set()
     sizes = {name: sum(groups.values()) for name, groups in ledger.total_chips(state).items()}
     return excluded_clusters(job.conflicts, sizes)
 

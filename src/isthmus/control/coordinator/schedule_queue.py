@@ -20,7 +20,7 @@ from isthmus.control.coordinator.plan_requests import (
 )
 from isthmus.control.coordinator.reachability import may_start
 from isthmus.control.coordinator.wound_wait import wound
-from isthmus.control.queries.preflight_status import needs_preflight
+from isthmus.control.queries.preflight_status import executes_checks, needs_preflight
 from isthmus.control.state import ledger
 from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
@@ -252,6 +252,7 @@ def _affects_advertised(state: PoolState) -> bool:
 def _advertise(state: PoolState, now_s: float) -> None:
     """Put the head of the queue into the queues of its sites, and have its files checked there."""
     indexes, found = state.indexes, list[str]()
+    has_checks = any(executes_checks(state, cluster) for cluster in state.clusters)
     for key in indexes.head(state.config.queue_window):
         if len(found) == state.config.num_advertised:
             break
@@ -259,7 +260,7 @@ def _advertise(state: PoolState, now_s: float) -> None:
         if job.state in WAITING_STATES and job.plan is not None and job.state_deadline_s is None:
             if not job.in_site_queues and ledger.pool_can_hold(state, job):
                 join_site_queues(state, job)
-            is_new = job.preflight is None or job.preflight.plan_id != job.plan.id
+            is_new = has_checks and (job.preflight is None or job.preflight.plan_id != job.plan.id)
             if is_new and needs_preflight(state, job):
                 begin_preflight(state, job, now_s)
             if job.in_site_queues:

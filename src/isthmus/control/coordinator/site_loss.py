@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.control.coordinator.advance_job import advance_job
-from isthmus.control.coordinator.event_handlers import notify_preemptor
+from isthmus.control.coordinator.advance_job import advance_job, notify_preemptor
 from isthmus.control.coordinator.part_observations import apply_observation
 from isthmus.control.queries.enrolled_agent import enrolment_obstacle
 from isthmus.control.state.events import RunLeaseEnded, SiteEnrolling, SiteGone

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isthmus.control.state.events import AgentLost, DeadlinePassed, Event, PreflightTimedOut, RunLeaseEnded
+from isthmus.control.state.events import (
+    AgentLost,
+    DeadlinePassed,
+    Event,
+    PeerCheckTimedOut,
+    PreflightTimedOut,
+    RunLeaseEnded,
+)
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import PartOrder
@@ -122,6 +129,7 @@ def due_events(state: PoolState, now_s: float, steady_s: float) -> tuple[Event, 
     ]
     return (
         *lost,
+        *_unanswered_peer_checks(state, now_s),
         *ended,
         *(
             PreflightTimedOut(now_s=now_s, job_id=job_id, round=record.round)
@@ -134,6 +142,16 @@ def due_events(state: PoolState, now_s: float, steady_s: float) -> tuple[Event, 
             if job.state in ("preempting", "preparing", "starting", "waiting")
         ),
     )
+
+
+def _unanswered_peer_checks(state: PoolState, now_s: float) -> Iterator[PeerCheckTimedOut]:
+    """Yield the checks between connected sites for which a job has waited too long."""
+    for source, record in state.clusters.items():
+        for target, since_s in record.check_waits.items():
+            overdue = abs(now_s - since_s) > state.config.peer_check_timeout_s
+            if overdue and record.connected and state.clusters[target].connected:
+                number = record.to_check[target]
+                yield PeerCheckTimedOut(now_s=now_s, source=source, target=target, number=number)
 
 
 def _expired_jobs(state: PoolState, now_s: float) -> Iterator[int]:

@@ -31,7 +31,8 @@ def peers_to_check(state: PoolState, cluster: str) -> tuple[PeerToCheck, ...]:
 
 
 def _open_listeners(state: PoolState, record: ClusterRecord) -> Iterator[PeerToCheck]:
-    for name, number in record.to_check.items():
+    awaited_first = sorted(record.to_check.items(), key=lambda one: one[0] not in record.check_waits)
+    for name, number in awaited_first:
         peer = state.clusters[name].peer_address
         if peer is not None and peer.port is not None and peer.nonce is not None:
             yield PeerToCheck(cluster=name, number=number, host=peer.host, port=peer.port, nonce=peer.nonce)
@@ -78,6 +79,8 @@ def _describe(state: PoolState, pair: Pair, result: PeerResult) -> str:
     source, target = pair
     address = state.clusters[target].peer_address
     where = format_peer_address(address) if address else "an unknown address"
+    if result.silent is not None:
+        return f"{result.detail}; look at the log of the agent of {result.silent}, and restart it"
     text = f"site {source} cannot reach site {target} at {where} ({result.detail})"
     if address is not None and is_loopback(address.host):
         return f"{text}; this address leads to its own machine only: give --host ADDRESS to the agent of {target}"

@@ -45,6 +45,7 @@ from isthmus.core.messages.api_views import (
     TokenRequest,
     TokenView,
 )
+from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import PlanSet
 
@@ -234,6 +235,21 @@ def choose_plan(job_id: str, choice: PlanChoice, caller: CurrentCaller, service:
     """Choose one of the job's candidate plans."""
     _own_job(service, caller, job_id)
     return service.choose(job_id, choice.plan)
+
+
+@router.post("/jobs/{job_id}/plans/{plan_id}/check", responses=error_responses(NotFoundError))
+def check_plan(
+    job_id: str,
+    plan_id: str,
+    caller: CurrentCaller,
+    service: Service,
+    timeout_s: Annotated[
+        float, Query(ge=0, le=ANSWER_TIMEOUT_S, description="longest wait for the sites")
+    ] = ANSWER_TIMEOUT_S,
+) -> list[SitePreflight]:
+    """Have the sites of a candidate plan check what the job needs there, without choosing the plan."""
+    _own_job(service, caller, job_id)
+    return list(service.check_plan(job_id, plan_id, timeout_s))
 
 
 @router.post("/jobs/{job_id}/preempt", responses=error_responses(NotFoundError, ConflictError))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from isthmus.control.coordinator.admission import require_job
+from isthmus.control.coordinator.admission import require_job, require_plan
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.placement import check_owner_name
 from isthmus.control.queries.accepted_output import name_clusters
@@ -56,6 +56,7 @@ from isthmus.control.store.leader_election import LeaderElection, SingleServer
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import NotFoundError
+from isthmus.core.job import Job
 from isthmus.core.messages.api_views import (
     HistoryPage,
     JobFilter,
@@ -67,11 +68,13 @@ from isthmus.core.messages.api_views import (
     TokenRequest,
     TokenView,
 )
+from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 
 SNAPSHOT_INTERVAL_EVENTS = 20_000
-"""Minimum number of events between two snapshots; half the number of jobs where that is more."""
+"""Minimum number of events between two snapshots; a fifth of the number of jobs where that is more."""
 TICK_S = 0.5
 """Interval between ticks: a tick fires expired timers and reads what other servers appended."""
 
@@ -216,8 +219,17 @@ class ControlService:
         now_s, paces = self.clock(), self._progress.job_progress()
         asked = self._query(lambda c: query_dry_run(c.state, user, submission, plans, now_s, paces))
         sites = self._query(lambda coordinator: checking_sites(coordinator.state))
-        checks = self._dry_run_checks.run(submission.job, plans.plans[0], sites) if plans.plans else ()
+        checks = self._dry_run_checks.run(user, submission.job, plans.plans[0], sites) if plans.plans else ()
         return DryRun(plans=plans, standing=answer_query(asked.query)[0], victims=asked.victims, preflight=checks)
+
+    def check_plan(self, job_id: str, plan_id: str, timeout_s: float) -> tuple[SitePreflight, ...]:
+        """Return what the sites of a candidate plan find within `timeout_s`; raise `NotFoundError` without the plan."""
+
+        def ask(coordinator: Coordinator) -> tuple[str, Job, Plan, frozenset[str]]:
+            job = require_job(coordinator.state, job_id)
+            return job.user, job.spec, require_plan(job, plan_id), checking_sites(coordinator.state)
+
+        return self._dry_run_checks.run(*self._query(ask), timeout_s)
 
     def choose(self, job_id: str, plan_id: str) -> JobView:
         """Choose one of a job's candidate plans."""
@@ -346,7 +358,7 @@ class ControlService:
         since = self._actor.last_event_number - self._snapshot_event
         if (
             since >= self._snapshot_interval
-            and since >= self._query(lambda coordinator: len(coordinator.state.jobs)) // 2
+            and since >= self._query(lambda coordinator: len(coordinator.state.jobs)) // 5
         ):
             self._snapshot_event = self._actor.save_snapshot()
 

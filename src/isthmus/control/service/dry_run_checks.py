@@ -9,11 +9,8 @@ from collections.abc import Callable, Collection
 from isthmus.control.preflight.preflight_record import PreflightRecord
 from isthmus.control.queries.dry_run import DRY_RUN_JOB_ID
 from isthmus.core.job import Job
-from isthmus.core.messages.preflight import PreflightAnswer, PreflightOrder, SitePreflight
+from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, PreflightAnswer, PreflightOrder, SitePreflight
 from isthmus.core.plan import Plan
-
-ANSWER_TIMEOUT_S = 8.0
-"""How long a dry run waits for the sites; those without an answer are shown as waiting."""
 
 MAX_DRY_RUNS = 8
 """Dry runs that wait for sites at once; further ones are answered without checks."""
@@ -28,15 +25,20 @@ class DryRunChecks:
         self._records: dict[str, tuple[PreflightRecord, Job]] = {}
         self._closed = False
 
-    def run(self, job: Job, plan: Plan, sites: Collection[str]) -> tuple[SitePreflight, ...]:
-        """Return what the sites of `plan` answer; `sites` are those whose agents execute checks."""
-        job_id = f"{DRY_RUN_JOB_ID}-{secrets.token_hex(4)}"
+    def run(
+        self, user: str, job: Job, plan: Plan, sites: Collection[str], timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> tuple[SitePreflight, ...]:
+        """Return what the sites of `plan` answer to `user` in time, the others as waiting.
+
+        `sites` are those whose agents execute checks.
+        """
+        job_id = f"{DRY_RUN_JOB_ID}-{secrets.token_hex(16)}"
         with self._changed:
             asked = sites if len(self._records) < MAX_DRY_RUNS else ()
-            record = PreflightRecord.begin(job_id, job, plan, self._clock(), sites=asked, temporary=True)
+            record = PreflightRecord.begin(job_id, job, plan, self._clock(), user=user, sites=asked, temporary=True)
             self._records[job_id] = record, job
             try:
-                self._changed.wait_for(lambda: self._closed or record.state != "pending", ANSWER_TIMEOUT_S)
+                self._changed.wait_for(lambda: self._closed or record.state != "pending", timeout_s)
             finally:
                 del self._records[job_id]
             return record.views()

@@ -1,4 +1,8 @@
-"""`Submissions`: accepts job submissions, idempotent by key, and rejects those that name unknown resources."""
+"""`Submissions`: accepts job submissions and rejects those that name unknown resources.
+
+Only an equal key of the same user is the same job: submissions of equal content without one are different jobs, and
+a random id that is already taken is drawn again.
+"""
 
 from __future__ import annotations
 
@@ -11,39 +15,52 @@ from isthmus.control.queries.settle_submission import is_settled_as, settle_subm
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
 from isthmus.control.service.folders_in_use import FoldersInUse
 from isthmus.control.state.events import Event, JobSubmitted
-from isthmus.core.errors import ConflictError, IsthmusError
+from isthmus.core.errors import ConflictError, IsthmusError, UnavailableError
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_job import check_job
+from isthmus.core.runs.job_id import RANDOM_BYTES, make_job_id
 
+MAX_DRAWS = 100
+"""Ids drawn for one submission; with 128 random bits the first is free."""
 ANYWHERE = PlacementConstraints()
 """Placement without constraints: any pool satisfies it."""
 
 
 class Submissions:
-    """Accepts submissions, single or in bulk. `pool_file` is the operator's pool, `clock` returns seconds."""
+    """Accepts submissions, single or in bulk.
 
-    def __init__(self, actor: CoordinatorActor, pool_file: Pool | None, clock: Callable[[], float]) -> None:
-        self._actor, self._pool_file, self._clock = actor, pool_file, clock
+    `pool_file` is the operator's pool, `clock` returns seconds, `draw` as many random bytes as its argument says.
+    """
+
+    def __init__(
+        self,
+        actor: CoordinatorActor,
+        pool_file: Pool | None,
+        clock: Callable[[], float],
+        draw: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self._actor, self._pool_file, self._clock, self._draw = actor, pool_file, clock, draw
         self._folders_in_use = FoldersInUse()
 
     def submit_request(self, user: str, submission: Submission) -> ActorRequest:
         """Return the request that submits a job; its result is the view of the job.
 
-        A repeated user and key return the existing job. Its error is `InputError` if the placement names
-        something the pool does not have, if fields contradict each other, or if a live job uses its folders, and
-        `PlanError` for impossible parallel degrees.
+        A repeated user and key return the existing job. Its error is `ConflictError` if that job has other content,
+        `InputError` if the placement names something the pool does not have, if fields contradict each other, or if a
+        live job uses its folders, and `PlanError` for impossible parallel degrees.
         """
-        new = _draw_ids([submission])[0]
-        return self._request(user, submission, new, lambda coordinator, job_id: coordinator.job_view(job_id))
+        drawn = self._draw(RANDOM_BYTES)
+        return self._request(user, submission, drawn, lambda coordinator, job_id: coordinator.job_view(job_id))
 
     def submit_all(self, user: str, submissions: Sequence[Submission]) -> list[str | IsthmusError]:
         """Submit jobs independently of each other in one batch; return the id or the error of each."""
+        drawn = self._draw(RANDOM_BYTES * len(submissions))
         done = self._actor.execute(
             [
-                self._request(user, one, new, lambda _, job_id: job_id)
-                for one, new in zip(submissions, _draw_ids(submissions), strict=True)
+                self._request(user, one, drawn[RANDOM_BYTES * i : RANDOM_BYTES * (i + 1)], lambda _, job_id: job_id)
+                for i, one in enumerate(submissions)
             ]
         )
         return [_submission_outcome(request) for request in done]
@@ -52,15 +69,18 @@ class Submissions:
         self,
         user: str,
         submission: Submission,
-        job_id: str,
+        drawn: bytes,
         make_answer: Callable[[Coordinator, str], object],
     ) -> ActorRequest:
         """Return the request that submits a job; `make_answer` makes the answer from the job's id."""
         now_s, wrong = self._clock(), _content_error(submission)
+        job_id = make_job_id(submission.job.name, drawn)
 
         def propose(coordinator: Coordinator) -> Event | None:
+            nonlocal job_id
             if coordinator.job_id_of_key(user, submission.key) is not None:
                 return None
+            job_id = self._free_id(coordinator, submission.job.name, job_id)
             settled = self.settle(coordinator, user, submission, job_id)
             if wrong is not None:
                 raise wrong
@@ -68,14 +88,24 @@ class Submissions:
 
         def answer(coordinator: Coordinator) -> object:
             known = coordinator.job_id_of_key(user, submission.key) or job_id
-            if known != job_id and not is_settled_as(coordinator.job_view(known).job, submission.job, known):
+            if known != job_id and not _has_content(coordinator, known, submission):
                 raise ConflictError(
-                    f"key '{submission.key}' already belongs to another job, '{known}'",
+                    f"key '{submission.key}' already belongs to another job, '{known}', with other content",
                     hint="use a new key for a new job",
                 )
             return make_answer(coordinator, known)
 
         return ActorRequest(answer, propose)
+
+    def _free_id(self, coordinator: Coordinator, name: str, job_id: str) -> str:
+        """Return `job_id`, or another one drawn for this name if a job has it already."""
+        for _ in range(MAX_DRAWS):
+            if job_id not in coordinator.state.jobs:
+                return job_id
+            job_id = make_job_id(name, self._draw(RANDOM_BYTES))
+        raise UnavailableError(
+            f"{MAX_DRAWS} random ids for job '{name}' are all taken", hint="check the server's source of randomness"
+        )
 
     def settle(self, coordinator: Coordinator, user: str, submission: Submission, job_id: str) -> Submission:
         """Return the submission as it is stored for job `job_id`.
@@ -98,10 +128,10 @@ def check_content(submission: Submission) -> None:
     check_degrees(submission.job, submission.model)
 
 
-def _draw_ids(submissions: Sequence[Submission]) -> list[str]:
-    """Return a new id for each job: its name, then eight random hexadecimal digits."""
-    drawn = secrets.token_hex(4 * len(submissions))
-    return [f"{one.job.name[:50]}-{drawn[8 * i : 8 * i + 8]}" for i, one in enumerate(submissions)]
+def _has_content(coordinator: Coordinator, job_id: str, submission: Submission) -> bool:
+    """Return whether a job has the content of `submission`: its fields and its model."""
+    stored = coordinator.state.jobs[job_id].submission
+    return stored.model == submission.model and is_settled_as(stored.job, submission.job, job_id)
 
 
 def _content_error(submission: Submission) -> IsthmusError | None:

@@ -43,6 +43,8 @@ class CoordinatorConfig:
     preflight_valid_s: float = 60.0
     # Age up to which a failed check excludes its site from the job's plans.
     conflict_valid_s: float = 600.0
+    # Time that two sites have to check their way, from when a job waits for it.
+    peer_check_timeout_s: float = 30.0
     # Preflights in a row without a result after which the job counts the check as failed.
     max_unknown_preflights: int = 5
     # Jobs from the head of the queue that are ordered together and planned.

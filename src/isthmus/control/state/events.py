@@ -41,7 +41,7 @@ class _EventBase(FrozenModel):
 
 
 class JobSubmitted(_EventBase):
-    """A user submitted a job; the server generated `job_id`. The same user and key mean the same job."""
+    """A user submitted a job; the server generated `job_id`. Only the same user and key mean the same job."""
 
     kind: Literal["job-submitted"] = "job-submitted"
     job_id: Name
@@ -182,6 +182,15 @@ class PreflightTimedOut(_EventBase):
     round: PositiveInt
 
 
+class PeerCheckTimedOut(_EventBase):
+    """The check whether `source` reaches `target`, for which a job waits, has had no result in time."""
+
+    kind: Literal["peer-check-timed-out"] = "peer-check-timed-out"
+    source: Name
+    target: Name
+    number: PositiveInt
+
+
 class AgentLost(_EventBase):
     """A site has not reported for longer than `CoordinatorConfig.agent_timeout_s`."""
 
@@ -262,6 +271,7 @@ Event = Annotated[
     | AgentReported
     | SiteChecked
     | PreflightTimedOut
+    | PeerCheckTimedOut
     | AgentLost
     | RunLeaseEnded
     | SiteGone

@@ -42,6 +42,9 @@ def checks_agree(state: PoolState) -> Iterator[str]:
     awaited = {(source, name) for name, record in state.clusters.items() for source in record.checked_by}
     for source, target in sorted(ordered ^ awaited):
         yield f"the check that {source} reaches {target} is known at one of the two only"
+    awaited_by_jobs = {(name, target) for name, record in state.clusters.items() for target in record.check_waits}
+    for source, target in sorted(awaited_by_jobs - ordered):
+        yield f"a job waits for the check that {source} reaches {target}, which is not ordered"
 
 
 def within_capacity(state: PoolState) -> Iterator[str]:

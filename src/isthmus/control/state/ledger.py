@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
@@ -212,8 +213,17 @@ def free_storage_and_links(state: PoolState) -> tuple[dict[str, int], dict[str, 
         for name, record in state.clusters.items()
         if record.connected and (record.allocated_bytes or record.free_storage_bytes is not None)
     }
-    gbps = {str(link): max(0, free_amount(state, link)) / KBPS_PER_GBPS for link in state.links}
+    used = state.allocated_kbps
+    gbps = {
+        _link_text(resource): max(0, _kbps(link.bandwidth_gbps) - used.get(resource, 0)) / KBPS_PER_GBPS
+        for resource, link in state.links.items()
+    }
     return storage, gbps
+
+
+@lru_cache(1 << 12)
+def _link_text(link: PoolResource) -> str:
+    return str(link)
 
 
 def total_chips(state: PoolState) -> dict[str, dict[str, int]]:

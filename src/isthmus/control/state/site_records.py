@@ -81,6 +81,8 @@ class PeerResult:
     reached: bool
     detail: str
     at_s: float
+    # The site that has not taken part in the check: neither reached nor closed.
+    silent: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,10 +151,12 @@ class ClusterRecord:
     peer_results: dict[str, PeerResult] = field(default_factory=dict)
     # The sites that it is to check: number of the order by name.
     to_check: dict[str, int] = field(default_factory=dict)
+    # Of these, the checks that a job waits for, and since when.
+    check_waits: dict[str, float] = field(default_factory=dict)
     # The sites that are to check it.
     checked_by: set[str] = field(default_factory=set)
     # Cached result of `free_by_group`.
-    cached_free: dict[str, int] | None = field(default=None, compare=False)
+    cached_free: dict[str, int] | None = field(default=None, compare=False, repr=False)
 
     @property
     def may_run(self) -> tuple[PartRecord, ...]:

@@ -25,6 +25,7 @@ from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job, with_own_folders
 from isthmus.core.messages.agent_messages import PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
+from isthmus.core.storage_rules import AllowedStorage
 
 WORKER_VERSION: Literal[1] = 1
 RUN_LEASE_ENDED = 75
@@ -45,12 +46,15 @@ class WorkerSpec(FrozenModel):
     reconnects after three missed ones, and a peer silent for `peer_timeout_s` is lost. `peer_timeout_s` also limits
     the wait for a rank whose process restarts. A rank that waits for other ranks' parts of a checkpoint fails after
     `checkpoint_timeout_s` without progress. `has_trained`: an earlier attempt of the job has trained, so files in
-    its folders without a claim are its own. `run_lease` is the file of the site's `RunLease`, on which the worker ends
-    itself (None: it runs without limit).
+    its folders without a claim are its own. `user` submitted the job (empty: the server did not say); `storage` is what
+    the user's jobs may read and write at this site (None: any path). `run_lease` is the file of the site's
+    `RunLease`, on which the worker ends itself (None: it runs without limit).
     """
 
     version: Literal[1] = WORKER_VERSION
     run: Name
+    user: str = ""
+    storage: AllowedStorage | None = None
     attempt: PositiveInt
     rank: NonNegativeInt
     job: Job
@@ -281,11 +285,15 @@ class WorkerFolder:
 
 
 def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Write `content` to `path` atomically and durably; create its folder. A new file has `mode` less the umask."""
+    """Write `content` to `path` atomically and durably; create its folder. A new file has `mode` less the umask.
+
+    It follows no link that another account has put there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
     try:
-        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
