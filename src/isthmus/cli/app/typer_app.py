@@ -20,6 +20,7 @@ from isthmus.cli.commands import (
     queue_commands,
     report_commands,
     search_commands,
+    server_commands,
     simulate_pool_commands,
 )
 from isthmus.cli.demo import demo_command
@@ -66,6 +67,7 @@ _COMMAND_MODULES = (
     calibrate_commands,
     export_commands,
     process_commands,
+    server_commands,
     file_commands,
 )
 for module in _COMMAND_MODULES:
