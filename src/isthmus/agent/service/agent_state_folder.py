@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from isthmus.agent.service.site_storage import SiteStorage
 from isthmus.core.base_model import FrozenModel, Name, PositiveInt
 from isthmus.core.errors import FileError, UnavailableError
-from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, open_regular, write_atomically
 from isthmus.core.pool import Cluster
 from isthmus.site import LocalJob, SitePart
 from isthmus.wan import PortRange
@@ -98,7 +98,7 @@ def read_routes(path: Path | None, cluster: str) -> dict[str, str]:
 def log_tail(folder: Path) -> str:
     """Return the last log line with an error, else the last line; at most 500 characters."""
     try:
-        with (folder / "log").open("rb") as stream:
+        with open_regular(folder / "log") as stream:
             stream.seek(0, 2)
             stream.seek(max(0, stream.tell() - _TAIL_BYTES))
             text = stream.read().decode("utf-8", errors="replace")
