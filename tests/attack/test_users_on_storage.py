@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.preflight.preflight_checks import CheckContext, run_check
 from isthmus.agent.service.agent_service import AgentService
-from isthmus.agent.service.preflight_checks import CheckContext, run_check
-from isthmus.agent.service.site_storage import SiteStorage
 from isthmus.control.preflight.plan_checks import own_checks
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.job import Job
@@ -22,7 +22,7 @@ from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.runs.run_folder import claim_folder
 from isthmus.core.storage_rules import StorageRules
 from isthmus.train.checkpoint.checkpoint_folder import newest_valid
-from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.write_checkpoint import clear_unfinished, publish, write_rank_part
 from isthmus.train.process.run_folders import check_resume, claim_run_folders
 from tests.agent.test_shell import FakeAdapter

@@ -26,8 +26,10 @@ from isthmus.agent.adapters.worker_limits import (
 from isthmus.agent.service.agent_state_folder import AgentStateFolder
 from isthmus.core.errors import InputError
 from isthmus.core.messages.agent_messages import RankMap, WorkerAddress
+from isthmus.core.messages.run_lease import NO_LIMIT_S, RunLease, write_run_lease
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerLimits, WorkerSpec, open_regular
 from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.process.boot_clock import boot_id
 from isthmus.core.process.confined_start import MIN_LANDLOCK_ABI, landlock_abi
 from isthmus.core.storage_rules import AllowedRoot, AllowedStorage
 from isthmus.core.worker_rights import WorkerRights
@@ -141,7 +143,7 @@ def test_the_kernel_holds_a_worker_to_its_roots(tmp_path: Path) -> None:
     token = state / "token"
     token.write_text("token")
     roots = (AllowedRoot(path=str(mine), access="write"), AllowedRoot(path=str(shared), access="read"))
-    limits = limits_for(folder, WorkerRights(), "bob", AllowedStorage(user="bob", roots=roots), [state])
+    limits = limits_for(folder, WorkerRights(), "bob", AllowedStorage(user="bob", roots=roots), protected=[state])
     write_limits(WorkerFolder(folder), limits)
     outside = subprocess.Popen(["sleep", "60"], env={"ISTHMUS_TOKEN": "token"})
     try:
@@ -181,17 +183,24 @@ def test_a_job_trains_within_its_limits(tmp_path: Path) -> None:
     """The limits leave a real worker all that it needs: it trains, saves a checkpoint and writes the model."""
     mine = tmp_path / "bob"
     job, state = make_job(mine, steps=2), tmp_path / "state"
-    folder = part_folder(state)
+    folder, site = part_folder(state), AgentStateFolder(state)
+    site.make_lease_folder()
     storage = AllowedStorage(user="bob", roots=(AllowedRoot(path=str(mine), access="write"),))
     spec = WorkerSpec(run="b-1", attempt=1, rank=0, user="bob", storage=storage, job=job, plan=whole(job))
+    spec = spec.model_copy(update={"run_lease": str(site.run_lease)})
     worker = WorkerFolder(folder)
     worker.write_spec(spec)
-    write_limits(worker, limits_for(folder, WorkerRights(), "bob", storage, [state]))
+    limits = limits_for(
+        folder, WorkerRights(), "bob", storage, protected=[state], also_read=[site.run_lease.parent]
+    )  # fmt: skip
+    write_limits(worker, limits)
     adapter = LocalAdapter(EAST, state / "queue")
+    write_run_lease(site.run_lease, RunLease(boot=boot_id(), lease_s=60, until_s=NO_LIMIT_S))
     adapter.start(folder, ["h20/0/0"])
 
     def has_ended() -> bool:
-        """Hand the worker its rank map once it has checked in."""
+        """Renew the lease as an agent does, and hand the worker its rank map once it has checked in."""
+        write_run_lease(site.run_lease, RunLease(boot=boot_id(), lease_s=60, until_s=NO_LIMIT_S))
         address = worker.read_checkin()
         if address is not None and worker.read_rank_map() is None:
             worker.write_rank_map(RankMap(workers=(address,)))
@@ -223,18 +232,22 @@ class TestOtherAccount:
         state = open_folder / "state"
         folder = part_folder(state)
         state.chmod(0o700)
+        site = AgentStateFolder(state)
+        site.make_lease_folder()
+        write_run_lease(site.run_lease, RunLease(boot=boot_id(), lease_s=60, until_s=NO_LIMIT_S))
         token, theirs = state / "token", open_folder / "hers"
         token.write_text("token")
         theirs.write_text("alice")
         for file in (token, theirs):
             file.chmod(0o600)
         worker, rights = WorkerFolder(folder), WorkerRights.model_validate({"run_as": {"*": "nobody"}})
-        limits = limits_for(folder, rights, "bob", None, [])
+        limits = limits_for(folder, rights, "bob", None, protected=[])
         write_limits(worker, limits)
         assert limits.account is not None
         found = probe(folder, {
             "token": f"open('{token}').read()",
             "hers": f"open('{theirs}').read()",
+            "lease": f"len(open('{site.run_lease}').read()) > 0",
             "state": f"os.listdir('{state}')",
             "root again": "os.setuid(0)",
             "agent": f"open('/proc/{os.getpid()}/environ').read()",
@@ -250,7 +263,7 @@ class TestOtherAccount:
         assert (found["uids"], found["gids"]) == ([uid] * 4, [gid] * 4)
         assert set(found["groups"]) <= {str(one) for one in limits.account.groups}
         allowed = {name: seen for name, seen in found["attempts"].items() if seen != "PermissionError"}
-        assert allowed == {"exit": None, "rank map": None}
+        assert allowed == {"exit": None, "rank map": None, "lease": True}
         worker.write_rank_map(RankMap(workers=(WorkerAddress(rank=0, cluster="a", host="h", port=1),)))
         assert theirs.read_text() == "alice"
         assert worker.read_exit() == 0

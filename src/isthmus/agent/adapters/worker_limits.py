@@ -74,11 +74,17 @@ def check_rights(rights: WorkerRights) -> None:
 
 
 def limits_for(
-    folder: Path, rights: WorkerRights, user: str, storage: AllowedStorage | None, protected: Iterable[Path]
+    folder: Path,
+    rights: WorkerRights,
+    user: str,
+    storage: AllowedStorage | None,
+    *,
+    protected: Iterable[Path],
+    also_read: Iterable[Path] = (),
 ) -> WorkerLimits:
     """Return the limits of the worker of `folder`, whose user may use `storage` (None: any path).
 
-    `protected` are files and folders of the agent that no worker may read, except its own folder.
+    `protected` are files and folders of the agent that no worker may read, except its own folder and `also_read`.
     """
     account, paths = account_for(rights, user), None
     if storage is not None and landlock_abi() >= MIN_LANDLOCK_ABI:
@@ -87,7 +93,7 @@ def limits_for(
         reads = (*_interpreter_folders(), *rights.readable, *(os.path.realpath(one.path) for one in local))
         hidden = [Path(os.path.realpath(one)) for one in protected]
         paths = WorkerPaths(
-            reads=tuple(_without((*_SYSTEM_FOLDERS, *reads), hidden)),
+            reads=(*_without((*_SYSTEM_FOLDERS, *reads), hidden), *(os.path.realpath(one) for one in also_read)),
             writes=(*_without(writes, hidden), os.path.realpath(folder)),
         )
     return WorkerLimits(umask=rights.umask, account=account, paths=paths, environment=rights.environment)

@@ -47,6 +47,8 @@ from isthmus.control.state.events import (
     MakePlans,
     PlanChosen,
     PreemptionAgreed,
+    SiteEnrolling,
+    SiteGone,
     VictimNamed,
 )
 from isthmus.control.store.leader_election import LeaderElection, SingleServer
@@ -71,7 +73,7 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 
 SNAPSHOT_INTERVAL_EVENTS = 20_000
-"""Minimum number of events between two snapshots; half the number of jobs where that is more."""
+"""Minimum number of events between two snapshots; a fifth of the number of jobs where that is more."""
 TICK_S = 0.5
 """Interval between ticks: a tick fires expired timers and reads what other servers appended."""
 
@@ -247,6 +249,16 @@ class ControlService:
         """Delete an ended job with its metrics and logs."""
         self._propose(JobDeleted(now_s=self.clock(), job_id=job_id))
 
+    def declare_site_gone(self, cluster: str, by: str) -> PoolView:
+        """Count everything of the pool at a lost site as ended; its agent is never admitted again."""
+        event = SiteGone(now_s=self.clock(), cluster=cluster, by=by)
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
+
+    def enrol_site(self, cluster: str, by: str) -> PoolView:
+        """Let the next new agent of a cluster take the place of the enrolled one."""
+        event = SiteEnrolling(now_s=self.clock(), cluster=cluster, by=by)
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
+
     def make_token(self, request: TokenRequest) -> TokenView:
         """Create a token; raise `InputError` for an owner that the pool does not have."""
         if request.role == "owner":
@@ -343,7 +355,7 @@ class ControlService:
         since = self._actor.last_event_number - self._snapshot_event
         if (
             since >= self._snapshot_interval
-            and since >= self._query(lambda coordinator: len(coordinator.state.jobs)) // 2
+            and since >= self._query(lambda coordinator: len(coordinator.state.jobs)) // 5
         ):
             self._snapshot_event = self._actor.save_snapshot()
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from isthmus.comm.connect_transport import connect_transport
 from isthmus.comm.group.isthmus_group import BACKEND, IsthmusGroup, IsthmusOptions, register_backend
 from isthmus.comm.tcp.endpoint import Endpoint
-from isthmus.comm.tcp.wire_format import Greeting
+from isthmus.comm.tcp.greeting import Greeting
 from isthmus.comm.transport.transport import JoinedTransport
 from isthmus.core.errors import PeerError, ProtocolError, RestartError
 from isthmus.core.messages.agent_messages import RankMap, WorkerAddress
