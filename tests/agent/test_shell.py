@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, WorkerStatus
+from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.agent.service.agent_state_folder import LocalJobFile, log_tail, read_routes, submit_local_job, worker_spec
 from isthmus.agent.service.part_table import PartTable
@@ -299,14 +300,14 @@ def test_a_table_of_another_version_is_named_and_left_alone(tmp_path: Path) -> N
 def test_a_plan_without_times_leaves_the_chip_as_it_is() -> None:
     """No prediction, no stage time: the worker computes at its own pace."""
     part = SitePart(job="a", attempt=1, spec=JOB, plan=plan(timed=False))
-    assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}).stage_time is None
+    assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}, storage=SiteStorage()).stage_time is None
 
 
 def test_a_virtual_job_waits_on_any_chip() -> None:
     """`compute: virtual` gives a worker the plan's times for its stage, also on a real chip."""
     job = JOB.model_copy(update={"compute": "virtual"})
     part = SitePart(job="a", attempt=1, spec=job, plan=plan(("west/h20", "east/l40s")))
-    spec = worker_spec(part, 1, EAST, host="127.0.0.1", routes={})
+    spec = worker_spec(part, 1, EAST, host="127.0.0.1", routes={}, storage=SiteStorage())
     assert spec.stage_time == StageTime(forward_s=0.1, backward_s=0.2)
 
 

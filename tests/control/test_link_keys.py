@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from isthmus.control.service.link_keyring import LinkKeyring
+from isthmus.control.service.access.link_keyring import LinkKeyring
 from isthmus.control.state.events import encode_event
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.messages.agent_messages import AgentOrders, ObservedPart, PartOrder, RunKeys

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from pydantic import ValidationError
 
 from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output
+from isthmus.control.service.access.link_keyring import LinkKeyring
 from isthmus.control.service.agent_takeover import AgentTakeover
 from isthmus.control.service.change_feed import ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
 from isthmus.control.service.dry_run_checks import DryRunChecks
-from isthmus.control.service.link_keyring import LinkKeyring
 from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.state.events import AgentReported, SiteChecked
 from isthmus.control.store.leader_election import LeaderElection
@@ -23,13 +25,16 @@ from isthmus.core.pool import Cluster, Pool
 
 _STARTED = ("running", "succeeded", "failed", "released")
 """States of a part whose workers have their keys or need none."""
+MAX_NODE_GROUPS = 256
+"""Largest number of node groups of a cluster."""
 
 
 class AgentSessions:
     """The server's side of agent sync. `pool_file` is the operator's pool, `clock` returns seconds.
 
     Answers to the checks of `dry_runs` go there, others to the coordinator. Metrics and logs go to the `store` and are
-    announced to `changes` and `progress`; `leader_election` records which clusters have reported.
+    announced to `changes` and `progress`; `leader_election` records which clusters have reported. `steady_clock` is
+    never set; it measures leases.
     """
 
     def __init__(
@@ -42,12 +47,13 @@ class AgentSessions:
         progress: ProgressTracker,
         leader_election: LeaderElection,
         dry_runs: DryRunChecks,
+        steady_clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._steady_clock = steady_clock
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
         self._dry_runs = dry_runs
         self._keyring = LinkKeyring(store)
-        self._ordered_jobs: set[tuple[str, str]] = set()
         self._takeover_lock = threading.Lock()
         self._takeover = AgentTakeover(actor.query(Coordinator.agent_incarnations))
 
@@ -68,32 +74,33 @@ class AgentSessions:
         """Apply an agent's report and return its orders.
 
         Metrics and logs are stored first, so a job that has succeeded has all its output. Raises `InputError`
-        for an unknown chip or owner, `ConflictError` for an agent that was replaced, and `UnavailableError`
-        for the first report of an agent that takes over.
+        for an unknown chip or owner, `AuthError` for an agent other than the enrolled one, `ConflictError` for an agent
+        that was replaced, and `UnavailableError` for the first report of an agent that takes over.
         """
-        name = report.cluster.name
+        name, now_s, steady_s = report.cluster.name, self._clock(), self._steady_clock()
         check_cluster(report.cluster, self._pool_file)
+        event = AgentReported.from_report(report, now_s)
+        self._actor.query(lambda coordinator: coordinator.check_agent(event))
         with self._takeover_lock:
             self._takeover.check(name, report.incarnation)
-        self._store_output(report)
-        now_s = self._clock()
+        self._store_output(report, now_s)
 
         def answer(coordinator: Coordinator) -> AgentOrders:
-            coordinator.record_report(name, now_s, report)
+            coordinator.record_report(name, now_s, report, steady_s=steady_s)
             checks = (*coordinator.preflight_orders(name), *self._dry_runs.orders(name))
             return AgentOrders(
                 fence=coordinator.epoch,
                 parts=coordinator.orders(name),
                 queue=coordinator.site_queue(name),
                 preflights=checks,
+                run_lease_s=coordinator.state.config.run_lease_s,
                 opens_listener=coordinator.opens_listener(name),
                 peers_to_check=coordinator.peers_to_check(name),
             )
 
-        *_, reply = self._actor.execute([*self._check_requests(report, now_s), _report_request(report, now_s, answer)])
+        *_, reply = self._actor.execute([*self._check_requests(report, now_s), ActorRequest(answer, lambda _: event)])
         orders: AgentOrders = reply.value()
         self._leader_election.record_report(name)
-        self._ordered_jobs.update((part.job, name) for part in orders.parts)
         return self._with_keys(orders, report)
 
     def _with_keys(self, orders: AgentOrders, report: AgentReport) -> AgentOrders:
@@ -117,33 +124,17 @@ class AgentSessions:
             for found in answers
         ]
 
-    def _store_output(self, report: AgentReport) -> None:
-        """Store metrics and logs of jobs that have or had a part at the cluster.
-
-        Output of other jobs and of deleted jobs is dropped.
-        """
-        named = {line.job for line in report.metrics} | {chunk.job for chunk in report.logs}
-        if not named:
+    def _store_output(self, report: AgentReport, now_s: float) -> None:
+        """Store the metrics and logs of ranks that the site was ordered to run (`accept_output`)."""
+        if not (report.metrics or report.logs):
             return
         cluster = report.cluster.name
-
-        def run_there(coordinator: Coordinator) -> set[str]:
-            jobs = [job for job_id in named if (job := coordinator.state.jobs.get(job_id)) is not None]
-            planned = {job.id for job in jobs if job.plan and cluster in job.plan.clusters}
-            return planned | {job.id for job in jobs if (job.id, cluster) in self._ordered_jobs}
-
-        accepted_jobs = self._actor.query(run_there)
-        if accepted_jobs:
-            metrics = [line for line in report.metrics if line.job in accepted_jobs]
-            self._store.append_metrics(metrics)
-            self._progress.record_metrics(metrics)
-            self._store.append_logs([chunk for chunk in report.logs if chunk.job in accepted_jobs])
-        for job_id in accepted_jobs:
+        metrics, logs = self._actor.query(lambda coordinator: accept_output(coordinator.state, cluster, report, now_s))
+        self._store.append_metrics(metrics)
+        self._progress.record_metrics(metrics)
+        self._store.append_logs(logs)
+        for job_id in {line.job for line in metrics} | {chunk.job for chunk in logs}:
             self._changes.record_output(job_id)
-
-
-def _report_request(report: AgentReport, now_s: float, answer: Callable[[Coordinator], AgentOrders]) -> ActorRequest:
-    return ActorRequest(answer, lambda _: AgentReported.from_report(report, now_s))
 
 
 def _joined_owner(coordinator: Coordinator, cluster: str) -> str | None:
@@ -153,7 +144,13 @@ def _joined_owner(coordinator: Coordinator, cluster: str) -> str | None:
 
 
 def check_cluster(cluster: Cluster, pool_file: Pool | None) -> None:
-    """Raise `InputError` if an agent's cluster names a chip or an owner that the pool does not define."""
+    """Raise `InputError` if an agent's cluster is too large, or names a chip or an owner that the pool lacks."""
+    if len(cluster.node_groups) > MAX_NODE_GROUPS or len(cluster.region) > MAX_NAME_CHARS:
+        raise InputError(
+            f"cluster '{cluster.name}' has {len(cluster.node_groups)} node groups, a region of {len(cluster.region)} "
+            f"characters; at most {MAX_NODE_GROUPS} and {MAX_NAME_CHARS} are allowed",
+            hint="name the groups of equal nodes once in the cluster's file",
+        )
     try:
         Pool(
             clusters=(cluster,),

@@ -14,6 +14,7 @@ from typing import TypeVar
 from isthmus.control.coordinator.admission import require_job, require_plan
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.placement import check_owner_name
+from isthmus.control.queries.accepted_output import name_clusters
 from isthmus.control.queries.dry_run import (
     DRY_RUN_JOB_ID,
     checking_sites,
@@ -47,6 +48,8 @@ from isthmus.control.state.events import (
     MakePlans,
     PlanChosen,
     PreemptionAgreed,
+    SiteEnrolling,
+    SiteGone,
     VictimNamed,
 )
 from isthmus.control.store.leader_election import LeaderElection, SingleServer
@@ -71,7 +74,7 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 
 SNAPSHOT_INTERVAL_EVENTS = 20_000
-"""Minimum number of events between two snapshots; half the number of jobs where that is more."""
+"""Minimum number of events between two snapshots; a fifth of the number of jobs where that is more."""
 TICK_S = 0.5
 """Interval between ticks: a tick fires expired timers and reads what other servers appended."""
 
@@ -216,15 +219,15 @@ class ControlService:
         now_s, paces = self.clock(), self._progress.job_progress()
         asked = self._query(lambda c: query_dry_run(c.state, user, submission, plans, now_s, paces))
         sites = self._query(lambda coordinator: checking_sites(coordinator.state))
-        checks = self._dry_run_checks.run(submission.job, plans.plans[0], sites) if plans.plans else ()
+        checks = self._dry_run_checks.run(user, submission.job, plans.plans[0], sites) if plans.plans else ()
         return DryRun(plans=plans, standing=answer_query(asked.query)[0], victims=asked.victims, preflight=checks)
 
     def check_plan(self, job_id: str, plan_id: str, timeout_s: float) -> tuple[SitePreflight, ...]:
         """Return what the sites of a candidate plan find within `timeout_s`; raise `NotFoundError` without the plan."""
 
-        def ask(coordinator: Coordinator) -> tuple[Job, Plan, frozenset[str]]:
+        def ask(coordinator: Coordinator) -> tuple[str, Job, Plan, frozenset[str]]:
             job = require_job(coordinator.state, job_id)
-            return job.spec, require_plan(job, plan_id), checking_sites(coordinator.state)
+            return job.user, job.spec, require_plan(job, plan_id), checking_sites(coordinator.state)
 
         return self._dry_run_checks.run(*self._query(ask), timeout_s)
 
@@ -247,6 +250,16 @@ class ControlService:
         """Delete an ended job with its metrics and logs."""
         self._propose(JobDeleted(now_s=self.clock(), job_id=job_id))
 
+    def declare_site_gone(self, cluster: str, by: str) -> PoolView:
+        """Count everything of the pool at a lost site as ended; its agent is never admitted again."""
+        event = SiteGone(now_s=self.clock(), cluster=cluster, by=by)
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
+
+    def enrol_site(self, cluster: str, by: str) -> PoolView:
+        """Let the next new agent of a cluster take the place of the enrolled one."""
+        event = SiteEnrolling(now_s=self.clock(), cluster=cluster, by=by)
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
+
     def make_token(self, request: TokenRequest) -> TokenView:
         """Create a token; raise `InputError` for an owner that the pool does not have."""
         if request.role == "owner":
@@ -263,8 +276,10 @@ class ControlService:
         return self._query(lambda coordinator: history_page(require_job(coordinator.state, job_id), after, limit))
 
     def logs(self, job_id: str, after: int, rank: int | None, limit: int) -> LogPage:
-        """Return a page of a job's log text."""
-        return self.store.logs(job_id, after=after, rank=rank, limit=limit)
+        """Return a page of a job's log text, with the site of each rank."""
+        page = self.store.logs(job_id, after=after, rank=rank, limit=limit)
+        chunks = self._query(lambda coordinator: name_clusters(coordinator.state, page.chunks))
+        return page.model_copy(update={"chunks": chunks})
 
     def pool(self) -> PoolView:
         """Return the current state of the pool."""
@@ -343,7 +358,7 @@ class ControlService:
         since = self._actor.last_event_number - self._snapshot_event
         if (
             since >= self._snapshot_interval
-            and since >= self._query(lambda coordinator: len(coordinator.state.jobs)) // 2
+            and since >= self._query(lambda coordinator: len(coordinator.state.jobs)) // 5
         ):
             self._snapshot_event = self._actor.save_snapshot()
 

@@ -33,10 +33,6 @@ class PackedSubmission:
             job = json.dumps(fields)
         return cls(job.encode(), sys.intern(submission.model.model_dump_json(by_alias=True)), submission.key)
 
-    def __reduce__(self) -> tuple[type[PackedSubmission], tuple[bytes, str, str]]:
-        """Pickle only the field values; a snapshot contains very many."""
-        return PackedSubmission, (self.job_json, self.model_json, self.key)
-
     def unpack_job(self) -> Job:
         """Return the unpacked job."""
         return _parse_job(self.job_json)
