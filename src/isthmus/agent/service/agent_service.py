@@ -11,9 +11,11 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, SchedulerAdapter
+from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, write_limits
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
@@ -78,6 +80,7 @@ class AgentService:
     `clock` is `boot_time_s`, by which workers judge their lease, `wall_clock` counts from the epoch; both in seconds.
     `fetcher` copies job files to the site's own storage folder (None: all sites share a file system). Workers listen at
     `host`, within `ports` if given. With `checks_peers` the agent takes part in the checks that sites reach each other.
+    No worker may read the files `secrets`.
     """
 
     def __init__(
@@ -94,17 +97,20 @@ class AgentService:
         policy: OwnerPolicy | None = None,
         fetcher: FileFetcher | None = None,
         identity: AgentIdentity | None = None,
+        secrets: Sequence[Path] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
         self.policy, self._fetcher = policy or OwnerPolicy(), fetcher
+        self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
         self._table = PartTable(self.state_folder.path)
         known = self._table.load()
         self._identity, self._sent_s = identity, clock()
+        self.state_folder.make_lease_folder()
         lease = read_run_lease(self.state_folder.run_lease)
         self.machine = SiteMachine(
             cluster.name,
@@ -119,7 +125,8 @@ class AgentService:
             now_s=clock(),
         )
         self._storage = SiteStorage(self.policy.storage, fetcher.root if fetcher else None)
-        self._preflights = PreflightRunner(cluster.name, self._storage, clock)
+        act_as = partial(act_as_user, self.policy.workers)
+        self._preflights = PreflightRunner(cluster.name, self._storage, clock, act_as=act_as)
         self.outbox = TelemetryOutbox(self.state_folder.runs)
         self._event_tails = WorkerEventTails()
         self._deferred: list[SiteInstruction] = []
@@ -315,7 +322,12 @@ class AgentService:
                     part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes,
                     storage=self._storage, run_lease=self.state_folder.run_lease,
                 )  # fmt: skip
+                limits = limits_for(
+                    folder, self.policy.workers, part.user, spec.storage,
+                    protected=self._protected, also_read=(self.state_folder.run_lease.parent,),
+                )  # fmt: skip
                 WorkerFolder(folder).write_spec(spec)
+                write_limits(WorkerFolder(folder), limits)
             self.adapter.start(folder, worker.devices, part.command)
         except (IsthmusError, OSError, ValueError) as error:
             _log.error("%s: %s", folder, error)
