@@ -19,7 +19,7 @@ from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.state.events import AgentReported, SiteChecked
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.store_interface import Store
-from isthmus.core.errors import InputError
+from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
 
@@ -100,7 +100,11 @@ class AgentSessions:
 
         *_, reply = self._actor.execute([*self._check_requests(report, now_s), ActorRequest(answer, lambda _: event)])
         orders: AgentOrders = reply.value()
-        self._leader_election.record_report(name)
+        if not self._leader_election.record_report(name):
+            raise UnavailableError(
+                "the other servers cannot learn of this report, whose answer would renew its workers' lease",
+                hint="report again",
+            )
         return self._with_keys(orders, report)
 
     def _with_keys(self, orders: AgentOrders, report: AgentReport) -> AgentOrders:
