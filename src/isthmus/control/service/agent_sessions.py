@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output
 from isthmus.control.service.agent_takeover import AgentTakeover
 from isthmus.control.service.change_feed import ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
@@ -20,6 +21,9 @@ from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import InputError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
+
+MAX_NODE_GROUPS = 256
+"""Largest number of node groups of a cluster."""
 
 
 class AgentSessions:
@@ -46,7 +50,6 @@ class AgentSessions:
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
         self._dry_runs = dry_runs
-        self._ordered_jobs: set[tuple[str, str]] = set()
         self._takeover_lock = threading.Lock()
         self._takeover = AgentTakeover(actor.query(Coordinator.agent_incarnations))
 
@@ -76,7 +79,7 @@ class AgentSessions:
         self._actor.query(lambda coordinator: coordinator.check_agent(event))
         with self._takeover_lock:
             self._takeover.check(name, report.incarnation)
-        self._store_output(report)
+        self._store_output(report, now_s)
 
         def answer(coordinator: Coordinator) -> AgentOrders:
             coordinator.record_report(name, now_s, report, steady_s=steady_s)
@@ -94,7 +97,6 @@ class AgentSessions:
         *_, reply = self._actor.execute([*self._check_requests(report, now_s), ActorRequest(answer, lambda _: event)])
         orders: AgentOrders = reply.value()
         self._leader_election.record_report(name)
-        self._ordered_jobs.update((part.job, name) for part in orders.parts)
         return orders
 
     def _check_requests(self, report: AgentReport, now_s: float) -> list[ActorRequest]:
@@ -109,28 +111,16 @@ class AgentSessions:
             for found in answers
         ]
 
-    def _store_output(self, report: AgentReport) -> None:
-        """Store metrics and logs of jobs that have or had a part at the cluster.
-
-        Output of other jobs and of deleted jobs is dropped.
-        """
-        named = {line.job for line in report.metrics} | {chunk.job for chunk in report.logs}
-        if not named:
+    def _store_output(self, report: AgentReport, now_s: float) -> None:
+        """Store the metrics and logs of ranks that the site was ordered to run (`accept_output`)."""
+        if not (report.metrics or report.logs):
             return
         cluster = report.cluster.name
-
-        def run_there(coordinator: Coordinator) -> set[str]:
-            jobs = [job for job_id in named if (job := coordinator.state.jobs.get(job_id)) is not None]
-            planned = {job.id for job in jobs if job.plan and cluster in job.plan.clusters}
-            return planned | {job.id for job in jobs if (job.id, cluster) in self._ordered_jobs}
-
-        accepted_jobs = self._actor.query(run_there)
-        if accepted_jobs:
-            metrics = [line for line in report.metrics if line.job in accepted_jobs]
-            self._store.append_metrics(metrics)
-            self._progress.record_metrics(metrics)
-            self._store.append_logs([chunk for chunk in report.logs if chunk.job in accepted_jobs])
-        for job_id in accepted_jobs:
+        metrics, logs = self._actor.query(lambda coordinator: accept_output(coordinator.state, cluster, report, now_s))
+        self._store.append_metrics(metrics)
+        self._progress.record_metrics(metrics)
+        self._store.append_logs(logs)
+        for job_id in {line.job for line in metrics} | {chunk.job for chunk in logs}:
             self._changes.record_output(job_id)
 
 
@@ -141,7 +131,13 @@ def _joined_owner(coordinator: Coordinator, cluster: str) -> str | None:
 
 
 def check_cluster(cluster: Cluster, pool_file: Pool | None) -> None:
-    """Raise `InputError` if an agent's cluster names a chip or an owner that the pool does not define."""
+    """Raise `InputError` if an agent's cluster is too large, or names a chip or an owner that the pool lacks."""
+    if len(cluster.node_groups) > MAX_NODE_GROUPS or len(cluster.region) > MAX_NAME_CHARS:
+        raise InputError(
+            f"cluster '{cluster.name}' has {len(cluster.node_groups)} node groups, a region of {len(cluster.region)} "
+            f"characters; at most {MAX_NODE_GROUPS} and {MAX_NAME_CHARS} are allowed",
+            hint="name the groups of equal nodes once in the cluster's file",
+        )
     try:
         Pool(
             clusters=(cluster,),

@@ -170,6 +170,10 @@ class MemoryStore:
         """Do nothing: there is nothing to release."""
 
 
+MAX_LOG_GAP_BYTES = 2**30
+"""Largest gap in a log, as after a restored database; text beyond it would hide what is still missing."""
+
+
 def _log_key(chunk: LogChunk) -> tuple[str, int, int]:
     return chunk.job, chunk.attempt, chunk.rank
 
@@ -180,7 +184,9 @@ def chunk_end_bytes(chunk: LogChunk) -> int:
 
 
 def trim_stored_bytes(chunk: LogChunk, stored_bytes: int) -> LogChunk | None:
-    """Return the part of `chunk` after the first `stored_bytes` of its log, None if it is empty."""
+    """Return the part of `chunk` after the first `stored_bytes` of its log, None if it is empty or far ahead."""
+    if chunk.offset - stored_bytes > MAX_LOG_GAP_BYTES:
+        return None
     if chunk.offset >= stored_bytes:
         return chunk if chunk.text else None
     rest = chunk.text.encode("utf-8")[stored_bytes - chunk.offset :]
