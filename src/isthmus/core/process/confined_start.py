@@ -45,6 +45,9 @@ _ALL_ABI_2 = (1 << 14) - 1
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE
 
+_MOST_FILES = 1 << 20
+"""Open files that are closed where the system sets no limit."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -76,7 +79,8 @@ def main(arguments: Sequence[str]) -> int:
 def _limit(limits: Mapping[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.umask(int(limits["umask"], 8))
-    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    os.closerange(3, most_files if most_files > 0 else _MOST_FILES)
     paths = limits.get("paths")
     ruleset = None if paths is None else _make_ruleset(paths["reads"], paths["writes"])
     if limits.get("account") is not None:
