@@ -8,6 +8,7 @@ import typer
 
 from isthmus import __version__
 from isthmus.cli.commands import (
+    access_commands,
     calibrate_commands,
     chip_commands,
     export_commands,
@@ -59,6 +60,7 @@ _COMMAND_MODULES = (
     follow_commands,
     report_commands,
     pool_commands,
+    access_commands,
     search_commands,
     simulate_pool_commands,
     plan_commands,
