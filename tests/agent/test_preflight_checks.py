@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from isthmus.agent.service import preflight_checks
-from isthmus.agent.service.file_transfer import storage_path
-from isthmus.agent.service.preflight_checks import CheckContext, run_check
-from isthmus.agent.service.preflight_runner import LIMIT_S, PreflightRunner
-from isthmus.agent.service.site_storage import SiteStorage
+from isthmus.agent.files.file_transfer import storage_path
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.preflight import preflight_checks
+from isthmus.agent.preflight.preflight_checks import CheckContext, run_check
+from isthmus.agent.preflight.preflight_runner import LIMIT_S, PreflightRunner
 from isthmus.control.preflight.preflight_record import PreflightRecord
 from isthmus.core.messages.preflight import CheckResult, PreflightOrder, SiteCheck
 from tests.control.samples import plan, submission

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from isthmus.control.rest.endpoints import After, CurrentCaller, Limit, Service
 from isthmus.control.rest.json_route import JsonRoute
+from isthmus.control.rest.request_context import After, CurrentCaller, Limit, Service
 from isthmus.control.rest.rest_bodies import error_responses
 from isthmus.control.service import auth
 from isthmus.core.base_model import NonNegativeFloat

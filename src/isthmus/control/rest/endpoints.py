@@ -14,6 +14,7 @@ from isthmus.control.rest.event_stream import MEDIA_TYPE, EventStream, EventSubs
 from isthmus.control.rest.json_route import JsonRoute
 from isthmus.control.rest.middleware import METRICS_PATH
 from isthmus.control.rest.request_batcher import RequestBatcher
+from isthmus.control.rest.request_context import MAX_STORED_INTEGER, After, CurrentCaller, Limit, Service
 from isthmus.control.rest.rest_bodies import (
     SUBMISSION_RESULTS,
     BulkSubmission,
@@ -32,6 +33,7 @@ from isthmus.core.errors import AuthError, ConflictError, NotFoundError, PlanErr
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport
 from isthmus.core.messages.api_views import (
     NEXT_JOB_HEADER,
+    ClusterView,
     Health,
     HistoryPage,
     JobFilter,
@@ -47,18 +49,6 @@ from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import PlanSet
 
 
-async def get_caller(request: Request) -> Caller:
-    """Return the request's caller as authenticated by the middleware."""
-    caller: Caller = request.state.caller
-    return caller
-
-
-async def get_service(request: Request) -> ControlService:
-    """Return the service that the application exposes."""
-    service: ControlService = request.app.state.service
-    return service
-
-
 async def get_open_streams(request: Request) -> OpenStreams:
     """Return the application's open event streams."""
     streams: OpenStreams = request.app.state.streams
@@ -71,13 +61,8 @@ async def get_request_batcher(request: Request) -> RequestBatcher:
     return batcher
 
 
-CurrentCaller = Annotated[Caller, Depends(get_caller)]
 Batcher = Annotated[RequestBatcher, Depends(get_request_batcher)]
 Streams = Annotated[OpenStreams, Depends(get_open_streams)]
-Service = Annotated[ControlService, Depends(get_service)]
-MAX_STORED_INTEGER = 2**63 - 1
-"""Largest integer that a store holds."""
-After = Annotated[NonNegativeInt, Query(le=MAX_STORED_INTEGER, description="cursor: `next` of the previous page")]
 Rank = Annotated[NonNegativeInt | None, Query(le=MAX_STORED_INTEGER, description="only this rank")]
 JobQuery = Annotated[str | None, Query(description="only this job")]
 LastEvent = Annotated[
@@ -109,7 +94,6 @@ async def get_job_filter(
 
 
 Wanted = Annotated[JobFilter, Depends(get_job_filter)]
-Limit = Annotated[int, Query(ge=1, le=10_000, description="largest number of entries per page")]
 
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
@@ -336,12 +320,37 @@ def sync_agent(cluster: str, report: AgentReport, caller: CurrentCaller, service
     return orders
 
 
+@router.post("/sites/{cluster}/gone", responses=error_responses(NotFoundError, ConflictError))
+def declare_site_gone(cluster: str, caller: CurrentCaller, service: Service) -> ClusterView:
+    """Count everything of the pool at a lost site as ended (admin only). Its agent is never admitted again.
+
+    If processes still run there, two attempts of their jobs may run at once and damage their checkpoints.
+    """
+    auth.require_role(caller)
+    view = _site(service.declare_site_gone(cluster, caller.name), cluster)
+    service.audit.record("site-gone", caller, cluster)
+    return view
+
+
+@router.post("/sites/{cluster}/enrol", responses=error_responses(NotFoundError, ConflictError))
+def enrol_site(cluster: str, caller: CurrentCaller, service: Service) -> ClusterView:
+    """Let the next new agent of a cluster take the place of the enrolled one (admin, or the cluster's owner)."""
+    auth.require_site(caller, cluster, service.agents.owner_of(cluster))
+    view = _site(service.enrol_site(cluster, caller.name), cluster)
+    service.audit.record("site-enrolling", caller, cluster)
+    return view
+
+
 @metrics_router.get(METRICS_PATH, responses=error_responses() | {200: {"content": {"text/plain": {}}}})
 def get_server_metrics(caller: CurrentCaller, service: Service) -> Response:
     """Return metrics in Prometheus text format: for an admin all, for an owner those of its clusters."""
     auth.require_role(caller, "owner")
     seen = auth.visible_pool(caller, service.pool())
     return Response(render_metrics(caller, service.server_metrics, seen, service.gauges()), media_type=CONTENT_TYPE)
+
+
+def _site(view: PoolView, cluster: str) -> ClusterView:
+    return next(one for one in view.clusters if one.cluster.name == cluster)
 
 
 def _own_job(service: ControlService, caller: Caller, job_id: str) -> JobView:

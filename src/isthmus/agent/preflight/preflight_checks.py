@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from isthmus.agent.service.data_samples import check_rows
-from isthmus.agent.service.site_storage import SiteStorage
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.preflight.data_samples import check_rows
 from isthmus.core.errors import InputError, ModelError
 from isthmus.core.messages.preflight import MAX_DETAIL_CHARS, CheckKind, CheckResult, SiteCheck
 from isthmus.core.model import config_path, read_config

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from isthmus.agent.service.preflight_checks import MARKER_WAIT_S, CheckContext, run_check, unfinished
-from isthmus.agent.service.site_storage import SiteStorage
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.preflight.preflight_checks import MARKER_WAIT_S, CheckContext, run_check, unfinished
 from isthmus.core.messages.preflight import CheckResult, PreflightAnswer, PreflightOrder
 
 REMOVE_LIMIT_S = 30.0
