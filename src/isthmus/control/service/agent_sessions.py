@@ -62,6 +62,11 @@ class AgentSessions:
         with self._takeover_lock:
             self._takeover.record_takeover(event.cluster.name, event.incarnation)
 
+    def is_active(self, report: AgentReport) -> bool:
+        """Return whether the report is one of the cluster's active agent, not the first one of another."""
+        with self._takeover_lock:
+            return self._takeover.is_active(report.cluster.name, report.incarnation)
+
     def owner_of(self, cluster: str) -> str | None:
         """Return the owner of `cluster` by the operator's file, else as its first agent named it."""
         if self._pool_file is not None:
