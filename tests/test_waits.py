@@ -72,6 +72,8 @@ ALLOWED = {
     "control/service/control_service.py ControlService.close": CLOSED,
     "control/service/control_service.py ControlService._tick_loop": SERVICE,
     "control/service/control_service.py ControlService._token_loop": SERVICE,
+    "control/service/planner_queue.py PlannerQueue._next_task": SERVICE,
+    "control/service/planner_queue.py PlannerQueue.close": SERVICE,
     "control/service/planner_process.py _kill_process": KILLED,
     "control/service/planner_process.py main": SERVICE,
     "train/checkpoint/async_checkpoint_writer.py AsyncCheckpointWriter.begin": OWN,
