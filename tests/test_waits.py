@@ -107,6 +107,7 @@ ALLOWED = {
     "train/measure/measure_message.py _ping": PEER,
     "train/measure/measure_message.py _pong": PEER,
     "train/pipeline/virtual_training.py BlockingCommunicator._wait": PEER,
+    "train/liveness/run_lease_watch.py end_with_run_lease.run": SERVICE,
     "train/process/supervisor.py _Supervisor._wait_for_exit": SERVICE,
     "train/process/trainer.py Trainer.verify_checkpoint": OWN,
     "train/tensor_parallel/tensor_parallel_group.py TensorParallelGroup._all_reduce": PEER,

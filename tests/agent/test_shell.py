@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, WorkerStatus
+from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.agent.service.agent_state_folder import LocalJobFile, log_tail, read_routes, submit_local_job, worker_spec
 from isthmus.agent.service.part_table import PartTable
-from isthmus.agent.service.site_storage import SiteStorage
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.messages.agent_messages import PartOrder, QueueEntry, RankMap
 from isthmus.core.messages.worker_folder import WorkerFolder

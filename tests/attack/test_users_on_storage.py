@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.preflight.preflight_checks import CheckContext, run_check
 from isthmus.agent.service.agent_service import AgentService
-from isthmus.agent.service.preflight_checks import CheckContext, run_check
-from isthmus.agent.service.site_storage import SiteStorage
 from isthmus.control.preflight.plan_checks import own_checks
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.job import Job

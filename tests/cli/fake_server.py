@@ -93,6 +93,8 @@ class FakeServer:
             case "GET", ["queue"]:
                 waiting = [one.model_dump(mode="json") for one in self.standings.values()]
                 return httpx.Response(200, json=waiting)
+            case "POST", ["sites", name, "gone" | "enrol"]:
+                return _answer(next(one for one in make_pool().clusters if one.cluster.name == name))
             case "POST", ["tokens"]:
                 asked = TokenRequest.model_validate_json(request.content)
                 return _answer(TokenView(role=asked.role, name=asked.name, token="isth_secret"), 201)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from isthmus.control.state.events import (
 )
 from isthmus.control.state.invariants import violations
 from isthmus.core.messages.agent_messages import (
+    AgentIdentity,
     AgentReport,
     ObservedLocalJob,
     ObservedPart,
@@ -55,6 +57,8 @@ class Driver:
         self.addresses: dict[str, PeerAddress] = {}
         self.checks: dict[str, tuple[PeerCheck, ...]] = {}
         self.checking: set[str] = set()
+        self.identities: dict[str, AgentIdentity] = {}
+        self.run_lease_s = 0.0
         for name in names:
             self.report(name)
 
@@ -124,6 +128,8 @@ class Driver:
         report = AgentReport(
             cluster=here,
             incarnation=incarnation,
+            identity=self.identities.get(site),
+            run_lease_s=self.run_lease_s,
             free_chips={"g": self._free(here, parts) if free is None else free},
             parts=parts,
             local_jobs=self.local.get(site, ()),
@@ -187,6 +193,14 @@ class Driver:
 
     def reason(self, job_id: str) -> str:
         return self.coordinator.job_view(job_id).reason
+
+
+def identity(folder: str, session: int = 1, saves: int = 1, *, machine: str = "m", **more: Any) -> AgentIdentity:
+    """The identity of the agent whose state folder is called `folder`, in one of its sessions."""
+    key, place, boot = (hashlib.sha256(one.encode()).hexdigest() for one in (folder, machine, "boot"))
+    return AgentIdentity.model_validate(
+        {"key": key, "machine": place, "boot": boot, "session": session, "saves": saves} | more
+    )
 
 
 def checked_pool(*names: str) -> Driver:

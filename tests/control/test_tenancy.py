@@ -78,6 +78,8 @@ RULES: dict[tuple[str, str], Rule] = {
         sees=("owner-east", "root"),
         body=report(EAST).model_dump(mode="json", by_alias=True),
     ),
+    ("POST", "/v1/sites/{cluster}/gone"): Rule(may=(), sees=("root",)),  # its agent is in contact
+    ("POST", "/v1/sites/{cluster}/enrol"): Rule(may=(), sees=("owner-east", "root")),
     ("POST", "/v1/tokens"): Rule(may=("root",), body={"role": "user", "name": "eve"}),
 }
 

@@ -21,6 +21,7 @@ from isthmus.core.loopback import is_loopback
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION
 from isthmus.core.messages.api_views import (
     NEXT_JOB_HEADER,
+    ClusterView,
     Health,
     HistoryPage,
     JobFilter,
@@ -198,6 +199,14 @@ class ApiClient:
     def pool(self) -> PoolView:
         """Return the current state of the pool."""
         return self._call(PoolView, "GET", "/v1/pool")
+
+    def declare_site_gone(self, cluster: str) -> ClusterView:
+        """Count everything of the pool at a lost site as ended (admin only)."""
+        return self._call(ClusterView, "POST", f"/v1/sites/{quote(cluster, safe='')}/gone")
+
+    def enrol_site(self, cluster: str) -> ClusterView:
+        """Let the next new agent of a cluster take the place of the enrolled one (admin, or its owner)."""
+        return self._call(ClusterView, "POST", f"/v1/sites/{quote(cluster, safe='')}/enrol")
 
     def create_token(self, request: TokenRequest) -> TokenView:
         """Create a token (admin only)."""

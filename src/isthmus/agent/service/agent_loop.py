@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, LocalAdapter
+from isthmus.agent.files.file_fetcher import FileFetcher
+from isthmus.agent.files.file_transfer import read_sources
 from isthmus.agent.service.agent_service import AgentService
-from isthmus.agent.service.file_fetcher import FileFetcher
-from isthmus.agent.service.file_transfer import read_sources
-from isthmus.agent.service.own_address import own_address
+from isthmus.agent.service.own_address import own_address, resolve_host
+from isthmus.agent.service.state_identity import open_identity
 from isthmus.agent.service.sync_client import SyncClient
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, UnavailableError
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
+from isthmus.core.process.boot_clock import boot_time_s
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
 from isthmus.wan import PortRange
@@ -67,6 +69,8 @@ class AgentConfig:
     sources: Path | None = None
     # A person can press Ctrl-C: the first one saves running parts before the agent stops.
     interactive: bool = False
+    # The owner agrees that this agent takes the place of the enrolled one.
+    enrols: bool = False
     # What the owner lets pool jobs do.
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
 
@@ -141,7 +145,8 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     If `config.interactive`, the first SIGINT lets the pool's parts save a checkpoint first, and the second ends that.
     Raises `InputError` if the storage folder does not exist; `UnavailableError` if the state folder cannot be
     used; `AuthError` or `ProtocolError` if the server rejects this agent (workers keep running for a later agent);
-    `ConflictError` if another agent took the cluster over (after stopping the workers).
+    `ConflictError` for a copied state folder (nothing in it is touched), or if another agent took the cluster over
+    (after stopping the workers).
     """
     stop, at_once = stop or threading.Event(), threading.Event()
 
@@ -155,21 +160,23 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         lock_state_folder(config.state, "agent"),
         SyncClient(config.server, config.token, config.cluster.name, config.ca) as exchange,
     ):
-        host = config.host or _own_address(config.server, stop)
+        host = resolve_host(config.host) if config.host else _own_address(config.server, stop)
         if host is None:
             return
+        identity = open_identity(config.state, enrols=config.enrols)
         _log.info("workers of %s listen at %s, %s", config.cluster.name, host, _ports_text(config.ports))
         shell = AgentService(
             cluster=config.cluster,
             adapter=LocalAdapter(config.cluster, config.state / "queue", config.worker_command),
             state=config.state,
-            clock=time.monotonic,
+            clock=boot_time_s,
             host=host,
             ports=config.ports,
             checks_peers=True,
             routes=config.routes,
             policy=config.policy,
             fetcher=_file_fetcher(config),
+            identity=identity,
         )
         loop = AgentLoop(shell, exchange, random.SystemRandom())
         try:

@@ -14,25 +14,27 @@ from datetime import datetime
 from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, SchedulerAdapter
+from isthmus.agent.files.file_fetcher import FileFetcher
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.preflight.preflight_runner import PreflightRunner
 from isthmus.agent.service.agent_state_folder import (
     AgentStateFolder,
     read_local_jobs,
     read_routes,
     worker_spec,
 )
-from isthmus.agent.service.file_fetcher import FileFetcher
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
 from isthmus.agent.service.peer_prober import PeerProber
-from isthmus.agent.service.preflight_runner import PreflightRunner
-from isthmus.agent.service.site_storage import SiteStorage
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 from isthmus.agent.service.worker_event_tails import WorkerEventTails
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
-from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, ObservedPart, QueueEntry
+from isthmus.core.messages.agent_messages import AgentIdentity, AgentOrders, AgentReport, ObservedPart, QueueEntry
+from isthmus.core.messages.run_lease import NO_LIMIT_S, RunLease, read_run_lease, write_run_lease
 from isthmus.core.messages.worker_folder import CheckpointRequest, WorkerFolder, write_atomically
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
+from isthmus.core.process.boot_clock import boot_id
 from isthmus.site import (
     DeviceIdAllocator,
     FetchFiles,
@@ -44,6 +46,7 @@ from isthmus.site import (
     OrdersReceived,
     PartKey,
     QueueObserved,
+    RenewRunLease,
     ReorderQueue,
     ReportLocalExit,
     RequestCheckpoint,
@@ -63,15 +66,18 @@ from isthmus.wan import PortRange
 _NOT_STARTED_STATUS = 126
 """Exit status reported for a worker that could not be started."""
 
+_MISSING_LEASE_S = 5.0
+"""How long parts count as running that have lost the file of their lease: their workers end themselves meanwhile."""
+
 _log = logging.getLogger("isthmus.agent")
 
 
 class AgentService:
-    """The agent of one site: its state machine, adapter and state folder.
+    """The agent of one site: its state machine, adapter and state folder; `identity` binds it to the folder.
 
-    `clock` is monotonic, `wall_clock` counts from the epoch; both in seconds. `fetcher` copies job files to
-    the site's own storage folder (None: all sites share a file system). Workers listen at `host`, within `ports`
-    if given. With `checks_peers` the agent takes part in the checks that sites reach each other.
+    `clock` is `boot_time_s`, by which workers judge their lease, `wall_clock` counts from the epoch; both in seconds.
+    `fetcher` copies job files to the site's own storage folder (None: all sites share a file system). Workers listen at
+    `host`, within `ports` if given. With `checks_peers` the agent takes part in the checks that sites reach each other.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class AgentService:
         routes: Path | None = None,
         policy: OwnerPolicy | None = None,
         fetcher: FileFetcher | None = None,
+        identity: AgentIdentity | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
@@ -97,11 +104,15 @@ class AgentService:
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
         self._table = PartTable(self.state_folder.path)
         known = self._table.load()
+        self._identity, self._sent_s = identity, clock()
+        lease = read_run_lease(self.state_folder.run_lease)
         self.machine = SiteMachine(
             cluster.name,
             DeviceIdAllocator(adapter.inventory()),
             known.parts,
             fence=known.fence,
+            run_lease_s=lease.lease_s if lease else 0.0,
+            run_lease_until_s=lease.until_s if lease else clock() + _MISSING_LEASE_S,
             priorities=cluster.priorities,
             policy=self.policy,
             has_own_storage=fetcher is not None,
@@ -157,7 +168,7 @@ class AgentService:
         """Execute the server's orders."""
         if self._prober is not None:
             self._prober.apply_orders(orders)
-        self._handle(OrdersReceived(now_s=self._clock(), orders=orders))
+        self._handle(OrdersReceived(now_s=self._clock(), orders=orders, sent_s=self._sent_s))
         if orders.fence >= self.machine.fence:
             self._preflights.update(orders.preflights)
 
@@ -180,10 +191,13 @@ class AgentService:
         Raises `UnavailableError` while the reported state cannot be saved.
         """
         self._save()
-        batch = self.outbox.collect()
+        batch, identity = self.outbox.collect(), self._identity
+        self._sent_s = self._clock()
         report = AgentReport(
             cluster=self.cluster,
             incarnation=incarnation,
+            identity=identity and identity.model_copy(update={"saves": self._table.saves}),
+            run_lease_s=self.machine.run_lease_s(),
             free_chips=self.machine.free_chips(),
             parts=self.observed_parts(),
             queue=tuple(self.adapter.read_queue()),
@@ -238,7 +252,7 @@ class AgentService:
                 self._start_worker(part, rank)
             case StopWorker(part=part, rank=rank, force=force):
                 self._stop_worker(self.state_folder.worker_folder(part, rank), force=force)
-            case WriteRankMap() | RequestCheckpoint() | ReportLocalExit() | ReorderQueue():
+            case WriteRankMap() | RequestCheckpoint() | ReportLocalExit() | ReorderQueue() | RenewRunLease():
                 self._write_instruction(instruction)
             case FetchFiles():
                 self._fetch_files(instruction)
@@ -263,7 +277,7 @@ class AgentService:
             )
 
     def _write_instruction(
-        self, instruction: WriteRankMap | RequestCheckpoint | ReportLocalExit | ReorderQueue
+        self, instruction: WriteRankMap | RequestCheckpoint | ReportLocalExit | ReorderQueue | RenewRunLease
     ) -> None:
         """Write the files of an instruction; on a full disk retry with a later event."""
         try:
@@ -277,6 +291,9 @@ class AgentService:
                         WorkerFolder(self.state_folder.worker_folder(part, rank)).write_checkpoint_request(request)
                 case ReportLocalExit(part=part):
                     WorkerFolder(self.state_folder.local / part.job).write_exit(instruction.exit_status)
+                case RenewRunLease(lease_s=lease_s, until_s=until_s):
+                    lease = RunLease(boot=boot_id(), lease_s=lease_s, until_s=min(until_s, NO_LIMIT_S))
+                    write_run_lease(self.state_folder.run_lease, lease)
                 case ReorderQueue():
                     moves = [
                         QueueMove(entry=_queue_entry(key), after=after and _queue_entry(after))
@@ -285,7 +302,7 @@ class AgentService:
                     self.adapter.reorder_queue(moves, [_queue_entry(key) for key in instruction.removed])
         except OSError as error:
             self._log_once(f"{type(instruction).__name__}: cannot write, will retry: {error}")
-            if isinstance(instruction, WriteRankMap | RequestCheckpoint):
+            if isinstance(instruction, WriteRankMap | RequestCheckpoint | RenewRunLease):
                 self._deferred.append(instruction)
 
     def _start_worker(self, part: SitePart, rank: int) -> None:
@@ -298,8 +315,9 @@ class AgentService:
             else:
                 routes = read_routes(self._routes, self.cluster.name)
                 spec = worker_spec(
-                    part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes, storage=self._storage
-                )
+                    part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes,
+                    storage=self._storage, run_lease=self.state_folder.run_lease,
+                )  # fmt: skip
                 WorkerFolder(folder).write_spec(spec)
             self.adapter.start(folder, worker.devices, part.command)
         except (IsthmusError, OSError, ValueError) as error:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from isthmus.agent.service.site_storage import SiteStorage
+from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.core.base_model import FrozenModel, Name, PositiveInt
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
@@ -30,6 +30,7 @@ class AgentStateFolder:
         self.path = path.absolute()
         self.runs = self.path / "runs"
         self.local = self.path / "local"
+        self.run_lease = self.path / "lease.json"
 
     def worker_folder(self, part: SitePart, rank: int) -> Path:
         """Return the folder of one worker."""
@@ -47,11 +48,12 @@ def worker_spec(
     ports: PortRange | None = None,
     routes: dict[str, str],
     storage: SiteStorage,
+    run_lease: Path | None = None,
 ) -> WorkerSpec:
     """Return the `WorkerSpec` of `rank`, with the places to which the job's paths lead in `storage`.
 
-    It includes the predicted stage time on virtual chips and for `compute: virtual`. Raises `InputError` if the job's
-    user may not use a path of the job.
+    It includes the predicted stage time on virtual chips and for `compute: virtual`. `run_lease` is the file that a
+    part with a run lease ends itself on. Raises `InputError` if the job's user may not use a path of the job.
     """
     if part.plan is None or part.spec is None:
         raise UnavailableError(f"part {part.job}/{part.attempt} has no plan, cannot start rank {rank}")
@@ -76,6 +78,7 @@ def worker_spec(
         stage_time=stage_time,
         trace_steps=tuple(sorted({min(2, steps - 1), steps // 2, steps - 1})),
         has_trained=part.has_trained,
+        run_lease=str(run_lease) if part.has_run_lease else None,
     )
 
 

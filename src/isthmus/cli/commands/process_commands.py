@@ -51,6 +51,13 @@ PatienceOption = Annotated[
     float,
     typer.Option("--patience", metavar="SECONDS", min=0, help="Waiting time after which chips are reserved for a job."),
 ]
+RunLeaseOption = Annotated[
+    float,
+    typer.Option(
+        "--run-lease", metavar="SECONDS", min=30,
+        help="Workers of a site end themselves after this long without contact; then their job goes on elsewhere.",
+    ),
+]  # fmt: skip
 KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
 
 
@@ -81,6 +88,7 @@ def serve(
     ] = False,
     objective: ObjectiveOption = "arrival",
     patience_s: PatienceOption = 3600.0,
+    run_lease_s: RunLeaseOption = 900.0,
     log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane, to which agents and users connect.
@@ -95,7 +103,7 @@ def serve(
     config = server.ServerConfig(
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
         database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
-        rules=CoordinatorConfig(objective=objective, patience_s=patience_s),
+        rules=CoordinatorConfig(objective=objective, patience_s=patience_s, run_lease_s=run_lease_s),
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
@@ -184,6 +192,9 @@ def agent(
         Path | None,
         typer.Option(metavar="FILE", help="Access to other sites' storage: JSON, by cluster."),
     ] = None,
+    enrol: Annotated[
+        bool, typer.Option("--enrol", help="Take the place of the cluster's enrolled agent, whose state is lost.")
+    ] = False,
     server: ServerOption = None,
     token_file: TokenFileOption = None,
     ca: CaOption = None,
@@ -194,6 +205,9 @@ def agent(
     The agent makes outbound connections only; other sites connect to its workers. Ctrl-C in a terminal lets running
     parts save a checkpoint, then stops them and the agent; a second Ctrl-C stops at once, as SIGTERM and a Ctrl-C
     without a terminal do: the jobs then go on from their last checkpoints.
+
+    A cluster is bound to the first agent that reports for it, and the agent to its state folder and machine. Another
+    one takes its place with --enrol, once nothing that the first one started can run any more (isthmus site show).
     """
     site = import_extra("isthmus.agent", "agent")
     settings = resolve_settings(env.variables, server=server, token_file=token_file, ca=ca)
@@ -210,7 +224,7 @@ def agent(
         site.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
             state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
-            storage=storage, sources=sources, interactive=sys.stdin is not None and sys.stdin.isatty(),
+            storage=storage, sources=sources, enrols=enrol, interactive=sys.stdin is not None and sys.stdin.isatty(),
         )
     )  # fmt: skip
 

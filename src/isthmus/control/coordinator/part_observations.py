@@ -25,6 +25,7 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
     A state before the known one, or another of the same order, comes from a late report and is dropped.
     """
     part.unsaved_s = seen.unsaved_s
+    seen = _refuse_foreign_address(state, part, seen)
     if seen.state == part.state:
         changed = _add_workers(part, seen) | _update_fault(part, seen) | _record_checkpoint(part, seen)
         if not (changed | _record_wait(part, seen)):
@@ -51,6 +52,23 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
         ledger.free_part(state, part)
     state.changed_jobs.add(part.job)
     return True
+
+
+def _refuse_foreign_address(state: PoolState, part: PartRecord, seen: ObservedPart) -> ObservedPart:
+    """Return `seen`, or a failure if a worker's address is not the site's own.
+
+    The rank map sends the workers of all other sites there. The site's own address is the one that its agent was
+    enrolled with, and at which the other sites have found its agent.
+    """
+    own = state.clusters[part.cluster].peer_address
+    if own is None or _STATE_ORDER[seen.state] >= _STATE_ORDER["failed"]:
+        return seen
+    for worker in seen.workers:
+        ports = range(own.first_port or 1, (own.last_port or 65535) + 1)
+        if worker.rank in part.ranks and (worker.host != own.host or worker.port not in ports):
+            found = f"rank {worker.rank} names the address {worker.host}:{worker.port}, which is not the site's own"
+            return seen.model_copy(update={"state": "failed", "fault": "own", "detail": found, "workers": ()})
+    return seen
 
 
 def record_part_events(state: PoolState, part: PartRecord, seen: ObservedPart, now_s: float) -> None:

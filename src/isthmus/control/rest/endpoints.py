@@ -32,6 +32,7 @@ from isthmus.core.errors import AuthError, ConflictError, NotFoundError, PlanErr
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport
 from isthmus.core.messages.api_views import (
     NEXT_JOB_HEADER,
+    ClusterView,
     Health,
     HistoryPage,
     JobFilter,
@@ -323,6 +324,23 @@ def sync_agent(cluster: str, report: AgentReport, caller: CurrentCaller, service
     return service.agents.sync(report)
 
 
+@router.post("/sites/{cluster}/gone", responses=error_responses(NotFoundError, ConflictError))
+def declare_site_gone(cluster: str, caller: CurrentCaller, service: Service) -> ClusterView:
+    """Count everything of the pool at a lost site as ended (admin only). Its agent is never admitted again.
+
+    If processes still run there, two attempts of their jobs may run at once and damage their checkpoints.
+    """
+    auth.require_role(caller)
+    return _site(service.declare_site_gone(cluster, caller.name), cluster)
+
+
+@router.post("/sites/{cluster}/enrol", responses=error_responses(NotFoundError, ConflictError))
+def enrol_site(cluster: str, caller: CurrentCaller, service: Service) -> ClusterView:
+    """Let the next new agent of a cluster take the place of the enrolled one (admin, or the cluster's owner)."""
+    auth.require_site(caller, cluster, service.agents.owner_of(cluster))
+    return _site(service.enrol_site(cluster, caller.name), cluster)
+
+
 @router.post("/tokens", status_code=201, responses=error_responses())
 def make_token(request: TokenRequest, caller: CurrentCaller, service: Service) -> TokenView:
     """Create a token for an owner, a user or an admin. Only this response contains it."""
@@ -336,6 +354,10 @@ def get_server_metrics(caller: CurrentCaller, service: Service) -> Response:
     auth.require_role(caller, "owner")
     seen = auth.visible_pool(caller, service.pool())
     return Response(render_metrics(caller, service.server_metrics, seen, service.gauges()), media_type=CONTENT_TYPE)
+
+
+def _site(view: PoolView, cluster: str) -> ClusterView:
+    return next(one for one in view.clusters if one.cluster.name == cluster)
 
 
 def _own_job(service: ControlService, caller: Caller, job_id: str) -> JobView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from pydantic import ValidationError
@@ -25,7 +26,8 @@ class AgentSessions:
     """The server's side of agent sync. `pool_file` is the operator's pool, `clock` returns seconds.
 
     Answers to the checks of `dry_runs` go there, others to the coordinator. Metrics and logs go to the `store` and are
-    announced to `changes` and `progress`; `leader_election` records which clusters have reported.
+    announced to `changes` and `progress`; `leader_election` records which clusters have reported. `steady_clock` is
+    never set; it measures leases.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class AgentSessions:
         progress: ProgressTracker,
         leader_election: LeaderElection,
         dry_runs: DryRunChecks,
+        steady_clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._steady_clock = steady_clock
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
         self._dry_runs = dry_runs
@@ -63,29 +67,31 @@ class AgentSessions:
         """Apply an agent's report and return its orders.
 
         Metrics and logs are stored first, so a job that has succeeded has all its output. Raises `InputError`
-        for an unknown chip or owner, `ConflictError` for an agent that was replaced, and `UnavailableError`
-        for the first report of an agent that takes over.
+        for an unknown chip or owner, `AuthError` for an agent other than the enrolled one, `ConflictError` for an agent
+        that was replaced, and `UnavailableError` for the first report of an agent that takes over.
         """
-        name = report.cluster.name
+        name, now_s, steady_s = report.cluster.name, self._clock(), self._steady_clock()
         check_cluster(report.cluster, self._pool_file)
+        event = AgentReported.from_report(report, now_s)
+        self._actor.query(lambda coordinator: coordinator.check_agent(event))
         with self._takeover_lock:
             self._takeover.check(name, report.incarnation)
         self._store_output(report)
-        now_s = self._clock()
 
         def answer(coordinator: Coordinator) -> AgentOrders:
-            coordinator.record_report(name, now_s, report)
+            coordinator.record_report(name, now_s, report, steady_s=steady_s)
             checks = (*coordinator.preflight_orders(name), *self._dry_runs.orders(name))
             return AgentOrders(
                 fence=coordinator.epoch,
                 parts=coordinator.orders(name),
                 queue=coordinator.site_queue(name),
                 preflights=checks,
+                run_lease_s=coordinator.state.config.run_lease_s,
                 opens_listener=coordinator.opens_listener(name),
                 peers_to_check=coordinator.peers_to_check(name),
             )
 
-        *_, reply = self._actor.execute([*self._check_requests(report, now_s), _report_request(report, now_s, answer)])
+        *_, reply = self._actor.execute([*self._check_requests(report, now_s), ActorRequest(answer, lambda _: event)])
         orders: AgentOrders = reply.value()
         self._leader_election.record_report(name)
         self._ordered_jobs.update((part.job, name) for part in orders.parts)
@@ -126,10 +132,6 @@ class AgentSessions:
             self._store.append_logs([chunk for chunk in report.logs if chunk.job in accepted_jobs])
         for job_id in accepted_jobs:
             self._changes.record_output(job_id)
-
-
-def _report_request(report: AgentReport, now_s: float, answer: Callable[[Coordinator], AgentOrders]) -> ActorRequest:
-    return ActorRequest(answer, lambda _: AgentReported.from_report(report, now_s))
 
 
 def _joined_owner(coordinator: Coordinator, cluster: str) -> str | None:

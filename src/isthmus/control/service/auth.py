@@ -125,10 +125,23 @@ def require_own_cluster(caller: Caller, named: str, cluster: Cluster, registered
         )
 
 
+def require_site(caller: Caller, cluster: str, owner: str | None) -> None:
+    """Raise unless the caller is an admin or owns `cluster`; to other owners it does not exist."""
+    require_role(caller, "owner")
+    if caller.role != "admin" and caller.name != owner:
+        raise NotFoundError(f"no cluster '{cluster}' of yours has joined the pool", hint="isthmus site list names them")
+
+
 def visible_pool(caller: Caller, pool: PoolView) -> PoolView:
-    """Return what the caller may see of the pool; an owner sees its own clusters and their links."""
-    if caller.role != "owner":
+    """Return what the caller may see of the pool.
+
+    An owner sees its own clusters and their links; a user all of them, without their agents and others' jobs.
+    """
+    if caller.role == "admin":
         return pool
+    if caller.role == "user":
+        hidden = {"agent": None, "jobs": (), "released_at_s": None}
+        return pool.model_copy(update={"clusters": tuple(one.model_copy(update=hidden) for one in pool.clusters)})
     clusters = tuple(view for view in pool.clusters if view.cluster.owner == caller.name)
     names = {view.cluster.name for view in clusters}
     links = tuple(link for link in pool.links if names & {link.source, link.target})

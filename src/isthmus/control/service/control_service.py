@@ -47,6 +47,8 @@ from isthmus.control.state.events import (
     MakePlans,
     PlanChosen,
     PreemptionAgreed,
+    SiteEnrolling,
+    SiteGone,
     VictimNamed,
 )
 from isthmus.control.store.leader_election import LeaderElection, SingleServer
@@ -246,6 +248,16 @@ class ControlService:
     def delete(self, job_id: str) -> None:
         """Delete an ended job with its metrics and logs."""
         self._propose(JobDeleted(now_s=self.clock(), job_id=job_id))
+
+    def declare_site_gone(self, cluster: str, by: str) -> PoolView:
+        """Count everything of the pool at a lost site as ended; its agent is never admitted again."""
+        event = SiteGone(now_s=self.clock(), cluster=cluster, by=by)
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
+
+    def enrol_site(self, cluster: str, by: str) -> PoolView:
+        """Let the next new agent of a cluster take the place of the enrolled one."""
+        event = SiteEnrolling(now_s=self.clock(), cluster=cluster, by=by)
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
 
     def make_token(self, request: TokenRequest) -> TokenView:
         """Create a token; raise `InputError` for an owner that the pool does not have."""

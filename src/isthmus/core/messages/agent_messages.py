@@ -206,17 +206,40 @@ class PartOrder(FrozenModel):
     rank_map: RankMap | None = None
 
 
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class AgentIdentity(FrozenModel):
+    """What binds an agent to its state folder and machine; the server records it when the agent is enrolled.
+
+    `key` is the secret of the state folder, whose digest is the agent's id. `machine` identifies the machine and the
+    folder on it, `boot` the present start of the machine. `session` counts the starts of agents on the folder, `saves`
+    the changes of its part table: both only grow, so a copied or restored folder is noticed. `enrols`: the owner
+    agreed that this agent takes the place of an earlier one.
+    """
+
+    key: Digest
+    machine: Digest
+    boot: Digest
+    session: PositiveInt
+    saves: NonNegativeInt = 0
+    enrols: bool = False
+
+
 class AgentReport(FrozenModel):
     """The request of a sync: the state of one site. `incarnation` is a new id at each start of the agent.
 
     `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users. An agent
     without `peer_address` takes no part in the checks of the way between sites. `checks`: the agent
-    executes the checks of `AgentOrders.preflights`, whose answers are `preflights`.
+    executes the checks of `AgentOrders.preflights`, whose answers are `preflights`. `run_lease_s`: every worker of the
+    site ends itself this long after the last contact with the server; 0: not all workers do.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
     cluster: Cluster
     incarnation: str
+    identity: AgentIdentity | None = None
+    run_lease_s: NonNegativeFloat = 0.0
     free_chips: dict[Name, NonNegativeInt]
     parts: tuple[ObservedPart, ...] = ()
     queue: tuple[QueueEntry, ...] = ()
@@ -237,7 +260,8 @@ class AgentOrders(FrozenModel):
     a fencing token that grows at each leader change: an agent ignores orders with a lower one than it has
     seen. `queue` is the desired order of pool jobs in the site's queue. `opens_listener`: other sites are to check
     that they reach this one; `peers_to_check` are the sites that this one is to dial. `preflights` are listed until
-    the preflight has ended at all sites of the job.
+    the preflight has ended at all sites of the job. `run_lease_s`: workers may run this long after the report that
+    this answers was sent (0: without limit); the server counts them as ended some time after that.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -247,6 +271,7 @@ class AgentOrders(FrozenModel):
     opens_listener: bool = False
     peers_to_check: tuple[PeerToCheck, ...] = ()
     preflights: tuple[PreflightOrder, ...] = ()
+    run_lease_s: NonNegativeFloat = 0.0
     poll_after_s: NonNegativeFloat = 0.2
 
 

@@ -167,11 +167,27 @@ NEXT_JOB_HEADER = "Isthmus-Next-Job"
 """Response header of a listing that continues: pass its value as `after`."""
 
 
+class AgentView(FrozenModel):
+    """The agent that a cluster is bound to. `id` is a short form; `host` is where the site's workers listen.
+
+    `run_lease_s`: its workers end themselves this long after the last contact with the server (0: they do not).
+    """
+
+    id: str
+    enrolled_s: float
+    session: NonNegativeInt
+    session_s: float
+    host: str | None = None
+    gone: bool = False
+    enrolling: bool = False
+    run_lease_s: float = 0.0
+
+
 class ClusterView(FrozenModel):
     """The pool's view of a cluster; `connected` while its agent reports regularly.
 
     `queue` is the desired order of pool jobs in its queue, `misplaced` the number of them out of order in the
-    last report.
+    last report. `jobs` may have processes there; of a lost site the server counts them as ended at `released_at_s`.
     """
 
     cluster: Cluster
@@ -181,6 +197,9 @@ class ClusterView(FrozenModel):
     queue: tuple[Name, ...] = ()
     misplaced: NonNegativeInt = 0
     last_report_s: float | None = None
+    agent: AgentView | None = None
+    released_at_s: float | None = None
+    jobs: tuple[Name, ...] = ()
 
 
 class PoolView(FrozenModel):

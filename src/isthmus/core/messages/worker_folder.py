@@ -28,6 +28,8 @@ from isthmus.core.plan import Plan, Stage, StageTime
 from isthmus.core.storage_rules import AllowedStorage
 
 WORKER_VERSION: Literal[1] = 1
+RUN_LEASE_ENDED = 75
+"""Exit status of a worker that ended itself with its run lease (EX_TEMPFAIL of sysexits.h)."""
 _Model = TypeVar("_Model", bound=FrozenModel)
 
 
@@ -45,7 +47,8 @@ class WorkerSpec(FrozenModel):
     the wait for a rank whose process restarts. A rank that waits for other ranks' parts of a checkpoint fails after
     `checkpoint_timeout_s` without progress. `has_trained`: an earlier attempt of the job has trained, so files in
     its folders without a claim are its own. `user` submitted the job (empty: the server did not say); `storage` is what
-    the user's jobs may read and write at this site (None: any path).
+    the user's jobs may read and write at this site (None: any path). `run_lease` is the file of the site's
+    `RunLease`, on which the worker ends itself (None: it runs without limit).
     """
 
     version: Literal[1] = WORKER_VERSION
@@ -71,6 +74,7 @@ class WorkerSpec(FrozenModel):
     peer_timeout_s: PositiveFloat = 60.0
     checkpoint_timeout_s: PositiveFloat = 600.0
     has_trained: bool = False
+    run_lease: str | None = None
 
     @model_validator(mode="after")
     def _check_rank(self) -> WorkerSpec:

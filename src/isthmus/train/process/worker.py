@@ -25,6 +25,7 @@ from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
 from isthmus.train.checkpoint.memory_lease import MemoryLease
 from isthmus.train.communication.torch_device import configure_torch
 from isthmus.train.liveness.heartbeat import Heartbeat, start_heartbeat
+from isthmus.train.liveness.run_lease_watch import RunLeaseWatch, end_with_run_lease
 from isthmus.train.liveness.worker_events import EventLog
 from isthmus.train.pipeline.virtual_training import run_virtual_training
 from isthmus.train.process.check_plan_supported import check_plan_supported
@@ -144,6 +145,8 @@ def run_in_process(folder: WorkerFolder, spec: WorkerSpec, resources: RankResour
     """Run the worker of `folder` in this process; return its exit status."""
     _exit_on_sigterm()
     start_heartbeat(resources.heartbeat)
+    if spec.run_lease:
+        end_with_run_lease(RunLeaseWatch(Path(spec.run_lease)))
     try:
         run_worker(folder, spec, resources)
     except IsthmusError as error:

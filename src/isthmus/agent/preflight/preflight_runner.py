@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from isthmus.agent.service.preflight_checks import MARKER_WAIT_S, CheckContext, run_check, unfinished
-from isthmus.agent.service.site_storage import SiteStorage
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.preflight.preflight_checks import CheckContext, run_check, unfinished
 from isthmus.core.messages.preflight import CheckResult, PreflightAnswer, PreflightOrder
 
 REMOVE_LIMIT_S = 30.0
@@ -45,10 +45,8 @@ class PreflightRunner:
     `threads` are those in which checks run.
     """
 
-    def __init__(
-        self, site: str, storage: SiteStorage, clock: Callable[[], float], marker_wait_s: float = MARKER_WAIT_S
-    ) -> None:
-        self._site, self.storage, self._clock, self._marker_wait_s = site, storage, clock, marker_wait_s
+    def __init__(self, site: str, storage: SiteStorage, clock: Callable[[], float]) -> None:
+        self._site, self.storage, self._clock = site, storage, clock
         self._runs: dict[RunKey, _Run] = {}
         self.threads: list[threading.Thread] = []
 
@@ -96,7 +94,7 @@ class PreflightRunner:
         return run
 
     def _new_context(self, user: str) -> CheckContext:
-        return CheckContext(site=self._site, user=user, storage=self.storage, marker_wait_s=self._marker_wait_s)
+        return CheckContext(site=self._site, user=user, storage=self.storage)
 
     def _answer(self, run: _Run) -> PreflightAnswer | None:
         """Return the answer of an order, None while its checks still have time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from isthmus.agent.service.file_transfer import localise_paths, storage_path
+from isthmus.agent.files.file_transfer import localise_paths, storage_path
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job, with_own_folders, with_paths
 from isthmus.core.runs.storage_access import check_links_below, is_granted_by_claim, resolve_job, resolve_path
