@@ -45,7 +45,7 @@ class CrashingStore(SqliteStore):
         if self._left == 0 and self._where == "before":
             die()
         if self._left == 0 and self._where == "between":
-            self._writer.set_trace_callback(lambda sql: die() if sql == "COMMIT" else None)
+            self.writer.set_trace_callback(lambda sql: die() if sql == "COMMIT" else None)
         number = super().append(events, expected_last)
         if self._left == 0 and self._where == "after":
             die()

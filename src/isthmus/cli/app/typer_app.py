@@ -20,6 +20,7 @@ from isthmus.cli.commands import (
     queue_commands,
     report_commands,
     search_commands,
+    server_commands,
     simulate_pool_commands,
     site_commands,
 )
@@ -68,6 +69,7 @@ _COMMAND_MODULES = (
     calibrate_commands,
     export_commands,
     process_commands,
+    server_commands,
     file_commands,
 )
 for module in _COMMAND_MODULES:

@@ -18,6 +18,7 @@ from isthmus.control.coordinator.coordinator import CoordinatorConfig
 from isthmus.control.rest.create_app import create_app
 from isthmus.control.server.gc_tuning import tune_gc
 from isthmus.control.server.listen_addresses import certificate_hosts, printed_hosts
+from isthmus.control.server.log_end_file import LogEndFile
 from isthmus.control.server.tls import Certificate, given_certificate, self_signed_certificate
 from isthmus.control.service.auth import ADMIN_TOKEN_FILE, ensure_admin_token
 from isthmus.control.service.control_service import ControlService
@@ -25,6 +26,7 @@ from isthmus.control.service.planner_process import PlannerProcess
 from isthmus.control.service.planner_queue import Planner
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.snapshot_file import SnapshotFile
+from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import InputError, UnavailableError
@@ -32,6 +34,9 @@ from isthmus.core.loopback import is_loopback
 from isthmus.core.pool import Pool
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
+
+DATABASE_FILE = "isthmus.db"
+"""Name of the SQLite file in the state folder."""
 
 __all__ = ["ServerConfig", "ServerInfo", "create_app", "run_server"]
 
@@ -90,6 +95,10 @@ def run_server(
         certificate = load_certificate(config)
         store = (make_store or open_store)(config)
         stack.callback(store.close)
+        if isinstance(store, SqlQueries):
+            log_end = LogEndFile(config.state)
+            stack.callback(log_end.close)
+            log_end.follow(store)
         ensure_admin_token(store, config.state, time.time())
         own = PlannerProcess()
         leadership = _leader_election(config)
@@ -137,12 +146,16 @@ def load_certificate(config: ServerConfig) -> Certificate | None:
 
 
 def open_store(config: ServerConfig) -> Store:
-    """Open the PostgreSQL database of `config`, or else the SQLite file in its state folder."""
+    """Open the PostgreSQL database of `config`, or else the SQLite file in its state folder.
+
+    Raises `OtherStoreError` for a database that is not the one the state folder has belonged to.
+    """
+    expected_id = LogEndFile(config.state).store_id
     if config.database is None:
-        return SqliteStore(config.state / "isthmus.db")
+        return SqliteStore(config.state / DATABASE_FILE, expected_id=expected_id)
     from isthmus.control.store.postgres_store import PostgresStore
 
-    return PostgresStore(read_database_address(config.database))
+    return PostgresStore(read_database_address(config.database), expected_id=expected_id)
 
 
 def _leader_election(config: ServerConfig) -> LeaderElection | None:

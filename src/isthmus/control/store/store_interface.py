@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +13,8 @@ from isthmus.core.base_model import FrozenModel, Name
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage
+
+SECRET_BYTES = 32
 
 
 class StoredToken(FrozenModel):
@@ -83,6 +86,9 @@ class Store(Protocol):
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return every token, oldest first."""
 
+    def secret(self, name: str) -> bytes:
+        """Return the secret `name`: 32 random bytes, made at its first use, the same for all servers of the store."""
+
     def close(self) -> None:
         """Release files and connections; may be called twice."""
 
@@ -98,6 +104,7 @@ class MemoryStore:
         self._metrics: dict[tuple[str, int, int, int], tuple[int, StepMetrics]] = {}
         self._logs: list[tuple[int, LogChunk]] = []
         self._tokens: dict[str, StoredToken] = {}
+        self._secrets: dict[str, bytes] = {}
         self._num_arrivals = 0
 
     def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
@@ -166,8 +173,17 @@ class MemoryStore:
         """Return every token; see `Store`."""
         return tuple(sorted(self._tokens.values(), key=lambda token: token.created_s))
 
+    def secret(self, name: str) -> bytes:
+        """Return a secret; see `Store`."""
+        with self._lock:
+            return self._secrets.setdefault(name, secrets.token_bytes(SECRET_BYTES))
+
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
+
+
+MAX_LOG_GAP_BYTES = 2**30
+"""Largest gap in a log, as after a restored database; text beyond it would hide what is still missing."""
 
 
 def _log_key(chunk: LogChunk) -> tuple[str, int, int]:
@@ -180,7 +196,9 @@ def chunk_end_bytes(chunk: LogChunk) -> int:
 
 
 def trim_stored_bytes(chunk: LogChunk, stored_bytes: int) -> LogChunk | None:
-    """Return the part of `chunk` after the first `stored_bytes` of its log, None if it is empty."""
+    """Return the part of `chunk` after the first `stored_bytes` of its log, None if it is empty or far ahead."""
+    if chunk.offset - stored_bytes > MAX_LOG_GAP_BYTES:
+        return None
     if chunk.offset >= stored_bytes:
         return chunk if chunk.text else None
     rest = chunk.text.encode("utf-8")[stored_bytes - chunk.offset :]
