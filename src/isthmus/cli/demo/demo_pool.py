@@ -33,11 +33,11 @@ class DemoPool:
     """A local pool: a context manager that starts all its processes and stops them on exit.
 
     `folder` contains `pool.yaml` and optionally a `policy.yaml` for all owners; it receives the state, logs
-    and tokens of each process.
+    and tokens of each process. `storage` has a folder for each cluster, its own storage; None: all share one.
     """
 
-    def __init__(self, folder: Path, pool: Pool) -> None:
-        self.folder, self.pool = folder, pool
+    def __init__(self, folder: Path, pool: Pool, storage: Path | None = None) -> None:
+        self.folder, self.pool, self._storage = folder, pool, storage
         self.port = _free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._client: ApiClient | None = None
@@ -98,6 +98,7 @@ class DemoPool:
                 *("--state", str(self.folder / cluster.name), "--routes", str(self.folder / "routes.json")),
                 *("--token-file", str(self.folder / f"{cluster.owner}.token")),
                 *(("--policy", str(policy)) if policy.exists() else ()),
+                *(("--storage", str(self._storage / cluster.name)) if self._storage else ()),
             )
         self._client = ApiClient(self.server, user.token)
         self._wait(None, self._all_connected)
