@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -12,15 +13,24 @@ from isthmus.agent.service.state_identity import open_identity
 from isthmus.control.simulation.chaos.run_chaos import CONFIG, run_chaos
 from isthmus.control.simulation.faults.fault_injector import FAULT_RATES
 from isthmus.control.simulation.simulated_server import MemoryLog
-from isthmus.control.state.events import SiteEnrolling, SiteGone
+from isthmus.control.state.events import SiteEnrolling, SiteGone, encode_event
 from isthmus.core.errors import AuthError, ConflictError, UnavailableError
-from isthmus.core.messages.agent_messages import LogChunk, PeerAddress, WorkerAddress
+from isthmus.core.messages.agent_messages import (
+    LogChunk,
+    ObservedPart,
+    PartEvent,
+    PeerAddress,
+    Span,
+    StepMetrics,
+    WorkerAddress,
+)
 from tests.control.driver import RULES, Driver, identity, seen
 from tests.control.samples import plan
-from tests.control.serving import EAST, report
+from tests.control.serving import EAST, WEST, report
 from tests.control.test_server_api import Server
 
 LEASE_S = RULES.run_lease_s
+WORKER = {"rank": 0, "cluster": "east", "host": "h", "port": 1}
 
 
 def running_at(*sites: str) -> Driver:
@@ -301,6 +311,141 @@ def test_the_output_of_a_refused_agent_is_not_stored(server: Server) -> None:
     assert "its state folder is new" in answer.json()["message"]
     assert server.call("GET", f"/v1/jobs/{found.id}/logs").json()["chunks"] == []
     server.sync(report(EAST, identity=identity("f").model_dump()))
+
+
+def part_of(job: str, **more: object) -> ObservedPart:
+    return ObservedPart.model_validate({"job": job, "attempt": 1, "state": "prepared"} | more)
+
+
+@pytest.mark.attack
+def test_a_site_cannot_silence_the_rank_of_another_site(server: Server) -> None:
+    """A chunk at 2^62 for another's rank is dropped, one for its own rank as well; both ranks still write."""
+    found, far = server.committed().id, 2**62
+    for rank in (0, 1):
+        chunk = LogChunk(job=found, attempt=1, rank=rank, offset=far, text="x")
+        near = LogChunk(job=found, attempt=1, rank=rank, offset=2**40, text="y")
+        server.sync(report(EAST, part_of(found), logs=(chunk, near)))
+    for site, rank in ((EAST, 0), (WEST, 1)):
+        chunk = LogChunk(job=found, attempt=1, rank=rank, offset=0, text=f"rank {rank}", cluster="forged")
+        server.sync(report(site, part_of(found), logs=(chunk,)))
+    chunks = server.call("GET", f"/v1/jobs/{found}/logs").json()["chunks"]
+    assert [(one["rank"], one["text"], one["cluster"]) for one in chunks] == [
+        (0, "rank 0", "east"),
+        (1, "rank 1", "west"),
+    ]
+
+
+@pytest.mark.attack
+def test_a_site_reports_metrics_of_its_ranks_and_of_possible_steps_only(server: Server) -> None:
+    """Another's rank, an attempt that never was, steps beyond the job's, endless names and lists: all are dropped."""
+    found = server.committed().id
+    span = Span(kind="f" * 10_000, micro_batch=0, start_s=0, end_s=1)
+
+    def line(**more: object) -> StepMetrics:
+        known = {"job": found, "attempt": 1, "rank": 0, "step": 1, "values": {"loss": 1.0}}
+        return StepMetrics.model_validate(known | more)
+
+    forged = (
+        line(rank=1),
+        line(attempt=2),
+        line(step=10**12),
+        line(step=3),
+        line(values={"n" * 10_000: 1.0}),
+        line(values={str(number): 1.0 for number in range(1000)}),
+        line(spans=(span,)),
+        line(job="another"),
+    )
+    server.sync(report(EAST, part_of(found), metrics=(*forged, line(values={"loss": 2.0}, cluster="west"))))
+    stored = server.call("GET", f"/v1/jobs/{found}/metrics").json()["metrics"]
+    assert [(one["step"], one["values"], one["cluster"]) for one in stored] == [(1, {"loss": 2.0}, "east")]
+
+
+@pytest.mark.attack
+def test_steps_that_no_job_can_have_reached_by_now_are_dropped(server: Server) -> None:
+    """A job of 10^12 steps may have them, but not in its first second; later it may."""
+    steps = {"steps": 10**12, "sequence_length": 8, "micro_batch_size": 1, "global_batch_size": 2}
+    found = server.committed(training=steps).id
+    early = StepMetrics(job=found, attempt=1, rank=0, step=50_000, values={})
+    server.sync(report(EAST, part_of(found), metrics=(early,)))
+    assert server.call("GET", f"/v1/jobs/{found}/metrics").json()["metrics"] == []
+    server.now_s += 60
+    server.sync(report(EAST, part_of(found), metrics=(early,)))
+    assert len(server.call("GET", f"/v1/jobs/{found}/metrics").json()["metrics"]) == 1
+
+
+@pytest.mark.attack
+def test_a_step_that_the_job_does_not_have_stays_out_of_its_history() -> None:
+    """An event of a worker may be shown, without the step."""
+    pool = running_at("a")
+    told = PartEvent(rank=0, number=0, kind="saved", time_s=pool.now_s, step=10**12)
+    pool.report("a", seen("j", 1, "running").model_copy(update={"events": (told,)}))
+    entry = pool.coordinator.state.jobs["j"].history.entries[-1]
+    assert (entry.kind, entry.step, entry.cluster) == ("checkpoint", None, "a")
+
+
+@pytest.mark.attack
+def test_a_long_detail_does_not_enter_the_log_and_an_equal_report_enters_it_once(server: Server) -> None:
+    """8 MB of detail become 2,000 characters in the log, once."""
+    found = server.committed().id
+    before = server.shell.last_event()
+    for _ in range(5):
+        server.sync(report(EAST, part_of(found, state="running", detail="x" * 8_000_000)))
+    assert server.shell.last_event() == before + 1
+    (event,) = [event for number, event in server.store.events() if number == before + 1]
+    assert len(encode_event(event)) < 8_000
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"incarnation": "i" * 65},
+        {"queue": [{"job": "j"}] * 65_537},
+        {"parts": [{"job": "j", "attempt": 1, "state": "running", "workers": [WORKER] * 65_537}]},
+        {"identity": {"key": "short"}},
+        {"run_lease_s": float("1e400")},
+    ],
+    ids=["incarnation", "queue", "workers", "key", "lease"],
+)
+def test_an_oversize_report_is_refused_as_a_whole(server: Server, fields: dict[str, object]) -> None:
+    """Lists and words of a report have bounds; the server stays up and keeps nothing of it."""
+    body = report(EAST).model_dump(mode="json", by_alias=True) | fields
+    data = json.dumps(body).replace("Infinity", "1e400")
+    headers = {"Authorization": "Bearer owner-east", "Content-Type": "application/json"}
+    before = server.shell.last_event()
+    assert server.http.post("/v1/agents/east/sync", content=data, headers=headers).status_code == 422
+    assert server.shell.last_event() == before
+
+
+@pytest.mark.attack
+def test_a_cluster_of_endless_groups_is_refused(server: Server) -> None:
+    """The inventory is in every report that changes anything."""
+    group = EAST.node_groups[0]
+    many = tuple(group.model_copy(update={"name": f"g{number}"}) for number in range(300))
+    for update in ({"node_groups": many}, {"region": "r" * 1_000_000}):
+        wide = report(EAST.model_copy(update=update))
+        assert server.call("POST", "/v1/agents/east/sync", wide, token="owner-east").status_code == 422
+
+
+@pytest.mark.attack
+def test_parts_at_other_sites_are_not_moved_by_a_report() -> None:
+    """A site that reports a job of another site is ordered to release it, and changes nothing there."""
+    pool = running_at("b")
+    pool.report("a", seen("j", 1, "released"), seen("j", 7, "succeeded"))
+    assert pool.state("j") == "running"
+    assert live_attempts(pool) == {1}
+    assert pool.orders("a") == {("j", 7): "released"}
+
+
+def test_output_of_an_earlier_attempt_is_still_accepted() -> None:
+    """Its lines arrive after the next attempt has begun, at the site that ran it, and at no other."""
+    pool = running_at("a")
+    pool.report("a", seen("j", 1, "failed"))
+    pool.report("a", seen("j", 1, "released"))
+    pool.wait(10)
+    job = pool.coordinator.state.jobs["j"]
+    assert job.attempt == 2
+    assert (job.ranks_ordered(1, "a"), job.ranks_ordered(1, "b"), job.ranks_ordered(2, "a")) == ((0,), (), ())
 
 
 def _folder(path: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks._trust_storage import attack_paths
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.preflight.preflight_checks import CheckContext, run_check
 from isthmus.agent.service.agent_service import AgentService
@@ -327,6 +328,14 @@ def test_the_readers_of_a_job_may_resume_from_it(disk: Disk) -> None:
         storage.resolve_job("carol-1", wanted, "carol")
     with pytest.raises(InputError, match="outside the storage roots"):
         storage.resolve_job("bob-1", disk.bobs_job(output=shared.checkpoints.folder), "bob")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_seeded_path_leads_out_of_the_roots(tmp_path: Path, seed: int) -> None:
+    """Names, links, `..`, doubled slashes and wildcards at random: what is admitted lies in the user's own places."""
+    num_admitted, escaped = attack_paths(tmp_path, 1_000, seed)
+    assert num_admitted > 10, "an attack on rules that admit nothing proves nothing"
+    assert escaped == []
 
 
 def test_a_run_that_is_its_users_goes_on(disk: Disk) -> None:

@@ -234,10 +234,10 @@ def seen(job: str, attempt: int, state: str, detail: str = "") -> ObservedPart:
     return ObservedPart(job=job, attempt=attempt, state=state, detail=detail)
 
 
-def started(*sites: str, restarts: int = 3) -> Driver:
+def started(*sites: str, restarts: int = 3, **more: Any) -> Driver:
     """A pool in which job `j` runs one stage at each of `sites`."""
     pool = Driver("a", "b", "c")
-    pool.submit("j", plan(*sites), restarts=restarts)
+    pool.submit("j", plan(*sites), restarts=restarts, **more)
     pool.obey()
     pool.obey()
     assert pool.state("j") == "running"

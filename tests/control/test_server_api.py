@@ -80,6 +80,13 @@ class Server:
         self.until(lambda: self.job(found.id).state == "preparing")
         return self.job(found.id)
 
+    def committed(self, **fields: object) -> JobView:
+        """A job that both sites are ordered to run."""
+        found = self.prepared(**fields)
+        for site in (EAST, WEST, EAST):
+            self.sync(report(site, ObservedPart(job=found.id, attempt=1, state="prepared")))
+        return self.job(found.id)
+
 
 def test_health_is_open_and_states_the_protocol(server: Server) -> None:
     """Anyone may ask whether the server answers and what it speaks."""
@@ -176,17 +183,19 @@ def chunk(job_id: str, offset: int, text: str, rank: int = 0) -> LogChunk:
 
 def test_lines_are_stored_once_and_read_by_cursor(server: Server) -> None:
     """A report sent twice stores its lines once; a page says where the next one starts."""
-    found = server.prepared()
+    found = server.committed()
+    part = ObservedPart(job=found.id, attempt=1, state="prepared")
     lines = (line(found.id, 0), line(found.id, 1))
-    chunks = (chunk(found.id, 0, "one\n"), chunk(found.id, 0, "zero\n", rank=1))
     for _ in range(2):
-        server.sync(report(EAST, metrics=lines, logs=chunks))
-    server.sync(report(EAST, logs=(chunk(found.id, 0, "one\ntwo\n"),)))
+        server.sync(report(EAST, part, metrics=lines, logs=(chunk(found.id, 0, "one\n"),)))
+        server.sync(report(WEST, part, logs=(chunk(found.id, 0, "zero\n", rank=1),)))
+    server.sync(report(EAST, part, logs=(chunk(found.id, 0, "one\ntwo\n"),)))
     page = server.call("GET", f"/v1/jobs/{found.id}/metrics?limit=1").json()
     rest = server.call("GET", f"/v1/jobs/{found.id}/metrics?after={page['next']}").json()
     assert [one["step"] for one in page["metrics"] + rest["metrics"]] == [0, 1]
     logs = server.call("GET", f"/v1/jobs/{found.id}/logs?rank=0").json()
     assert "".join(one["text"] for one in logs["chunks"]) == "one\ntwo\n"
+    assert {one["cluster"] for one in logs["chunks"]} == {"east"}
 
 
 def test_a_site_writes_only_into_jobs_that_run_there(server: Server) -> None:

@@ -17,7 +17,7 @@ from isthmus.control.rest import event_stream
 from isthmus.control.server.connection_limits import ConnectionCaps
 from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
 from isthmus.control.service.change_feed import Change, ChangeFeed
-from isthmus.core.messages.agent_messages import StepMetrics
+from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics
 from tests.control.processes import until
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
 
@@ -145,7 +145,11 @@ def test_one_job_is_told_at_once_and_its_lines_are_announced(server: Streaming) 
             told += [str(data["kind"])] if kind == "history" else []
         assert told == ["submitted", "planned", "waiting", "reserving"]
         line = StepMetrics(job=job, attempt=1, rank=0, step=0, values={"loss": 1.0})
-        body = report(EAST, metrics=(line,)).model_dump(mode="json", by_alias=True)
+        part = ObservedPart(job=job, attempt=1, state="prepared")
+        for site in (WEST, EAST):
+            body = report(site, part).model_dump(mode="json", by_alias=True)
+            server.call("POST", f"/v1/agents/{site.name}/sync", site.owner, body)
+        body = report(EAST, part, metrics=(line,)).model_dump(mode="json", by_alias=True)
         assert server.call("POST", "/v1/agents/east/sync", "owner-east", body).status_code == 200
         while next(events)[0] != "lines":
             pass

@@ -15,7 +15,7 @@ from isthmus.control.service.auth import token_digest
 from isthmus.control.service.control_service import ControlService
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.messages.agent_messages import LogChunk, ObservedPart, StepMetrics
-from tests.control.serving import EAST, WEST, plan_across, report, submission
+from tests.control.serving import EAST, plan_across, report, submission
 from tests.control.test_server_api import Server
 
 ANNS = "anns-secret"
@@ -74,7 +74,8 @@ RULES: dict[tuple[str, str], Rule] = {
     ),
     ("POST", "/v1/jobs/{job_id}/cancel"): ANN,
     ("GET", "/v1/events"): Rule(may=("ann", "root"), query="?job={job_id}", endless=True),
-    ("GET", "/v1/pool"): Rule(may=TOKENS),
+    # Owners see which jobs run at their sites, as their agents do.
+    ("GET", "/v1/pool"): Rule(may=TOKENS, sees=("owner-east", "owner-west", "root")),
     ("POST", "/v1/agents/{cluster}/sync"): Rule(
         may=("owner-east", "root"),
         sees=("owner-east", "root"),
@@ -99,12 +100,11 @@ def operations() -> list[tuple[str, str]]:
 @pytest.fixture
 def job(server: Server) -> str:
     """A job of ann's with the key `k`, with a part, metrics and a log at east, whose orders name it."""
-    found = server.prepared(name=ANNS, key="k")
+    found = server.committed(name=ANNS, key="k")
     line = StepMetrics(job=found.id, attempt=1, rank=0, step=0, values={"loss": 1.0})
     said = LogChunk(job=found.id, attempt=1, rank=0, offset=0, text=ANNS)
     part = ObservedPart(job=found.id, attempt=1, state="prepared")
     server.sync(report(EAST, part, metrics=(line,), logs=(said,)))
-    server.sync(report(WEST))
     return found.id
 
 

@@ -84,13 +84,18 @@ def run_check(check: SiteCheck, context: CheckContext) -> CheckResult:
     try:
         detail = CHECKS[check.kind](check, context)
     except InputError as error:
-        return _result(check, "failed", error.message, error.hint or "")
+        return failed(check, error)
     except OSError as error:
         where = error.filename or context.local(check.path)
         return _result(check, "failed", f"{where}: {error.strerror or error}", _hint_of(check, error))
     except (ValueError, RecursionError) as error:
         return _result(check, "failed", f"{context.local(check.path)}: {error}", "correct the file")
     return _result(check, "passed", detail[:_MAX_PASSED_CHARS])
+
+
+def failed(check: SiteCheck, error: InputError) -> CheckResult:
+    """Return the result of a check that `error` ended."""
+    return _result(check, "failed", error.message, error.hint or "")
 
 
 def unfinished(check: SiteCheck, context: CheckContext, limit_s: float) -> CheckResult:

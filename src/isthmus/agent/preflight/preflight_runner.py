@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.agent.files.site_storage import SiteStorage
-from isthmus.agent.preflight.preflight_checks import MARKER_WAIT_S, CheckContext, run_check, unfinished
+from isthmus.agent.preflight.preflight_checks import MARKER_WAIT_S, CheckContext, failed, run_check, unfinished
+from isthmus.core.errors import InputError
 from isthmus.core.messages.preflight import CheckResult, PreflightAnswer, PreflightOrder
 
 REMOVE_LIMIT_S = 30.0
@@ -42,12 +43,18 @@ class _Run:
 class PreflightRunner:
     """Runs checks at `site`, on its `storage`. `clock` is monotonic, in seconds.
 
-    `threads` are those in which checks run.
+    `threads` are those in which checks run; `act_as` gives a thread the rights of a user's workers to files.
     """
 
     def __init__(
-        self, site: str, storage: SiteStorage, clock: Callable[[], float], marker_wait_s: float = MARKER_WAIT_S
+        self,
+        site: str,
+        storage: SiteStorage,
+        clock: Callable[[], float],
+        marker_wait_s: float = MARKER_WAIT_S,
+        act_as: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._act_as = act_as
         self._site, self.storage, self._clock, self._marker_wait_s = site, storage, clock, marker_wait_s
         self._runs: dict[RunKey, _Run] = {}
         self.threads: list[threading.Thread] = []
@@ -87,6 +94,11 @@ class PreflightRunner:
         run = _Run(order=order, context=context, started_s=self._clock())
 
         def work() -> None:
+            try:
+                self._act_as(order.user)
+            except InputError as error:
+                run.results.extend(failed(check, error) for check in order.checks)
+                return
             for check in order.checks:
                 run.results.append(run_check(check, context))
 
@@ -123,6 +135,8 @@ class PreflightRunner:
         def work() -> None:
             if run.thread is not None:
                 run.thread.join(LIMIT_S)
+            with contextlib.suppress(InputError):
+                self._act_as(run.order.user)
             for file in list(run.context.made_files):
                 with contextlib.suppress(OSError):
                     file.unlink(missing_ok=True)

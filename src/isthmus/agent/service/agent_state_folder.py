@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.core.base_model import FrozenModel, Name, PositiveInt
 from isthmus.core.errors import FileError, UnavailableError
-from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, open_regular, write_atomically
 from isthmus.core.pool import Cluster
 from isthmus.site import LocalJob, SitePart
 from isthmus.wan import PortRange
@@ -30,7 +30,12 @@ class AgentStateFolder:
         self.path = path.absolute()
         self.runs = self.path / "runs"
         self.local = self.path / "local"
-        self.run_lease = self.path / "lease.json"
+        self.run_lease = self.path / "lease" / "lease.json"
+
+    def make_lease_folder(self) -> None:
+        """Make the folder of the run lease, which workers of all accounts may enter."""
+        self.run_lease.parent.mkdir(parents=True, exist_ok=True)
+        self.run_lease.parent.chmod(0o755)
 
     def worker_folder(self, part: SitePart, rank: int) -> Path:
         """Return the folder of one worker."""
@@ -101,7 +106,7 @@ def read_routes(path: Path | None, cluster: str) -> dict[str, str]:
 def log_tail(folder: Path) -> str:
     """Return the last log line with an error, else the last line; at most 500 characters."""
     try:
-        with (folder / "log").open("rb") as stream:
+        with open_regular(folder / "log") as stream:
             stream.seek(0, 2)
             stream.seek(max(0, stream.tell() - _TAIL_BYTES))
             text = stream.read().decode("utf-8", errors="replace")

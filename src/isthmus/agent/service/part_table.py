@@ -70,7 +70,7 @@ class PartTable:
             return
         table.saves = self.saves + 1
         try:
-            write_atomically(self.path, dump_parts(table).decode())
+            write_atomically(self.path, dump_parts(table).decode(), 0o600)
             fsync_path(self.path.parent)
         except OSError as error:
             raise unwritable_folder_error(self.path.parent, error) from error

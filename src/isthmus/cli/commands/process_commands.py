@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
 from isthmus.core.files.user_files import load_policy, load_pool
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Pool, UnknownNameError
+from isthmus.core.process.confined_start import forbid_inspection
 
 commands = typer.Typer()
 PANEL = "Processes"
@@ -221,11 +223,13 @@ def agent(
     own_cluster = _select_cluster(load_pool(pool), cluster)
     owner_policy = _read_policy(policy, own_cluster)
     _configure_logging(env, as_json=log_json)
+    secrets = _hide_secrets(settings.token_file)
     site.run_agent(
         site.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
             state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
-            storage=storage, sources=sources, enrols=enrol, interactive=sys.stdin is not None and sys.stdin.isatty(),
+            storage=storage, sources=sources, enrols=enrol, secrets=secrets,
+            interactive=sys.stdin is not None and sys.stdin.isatty(),
         )
     )  # fmt: skip
 
@@ -257,6 +261,19 @@ def links(
 
     _configure_logging(env)
     run_links(load_pool(pool), state, seed, runs_first=runs_first)
+
+
+def _hide_secrets(token_file: Path | None) -> tuple[Path, ...]:
+    """Keep the agent's token from its workers; return the files that no worker may read."""
+    forbid_inspection()
+    os.umask(os.umask(0o077) | 0o027)
+    if token_file is None:
+        return ()
+    file = token_file.expanduser()
+    if file.stat().st_mode & 0o077:
+        text = "other accounts may read the token file %s: chmod 600 %s"
+        logging.getLogger("isthmus.agent").warning(text, file, file)
+    return (file.absolute(),)
 
 
 def import_extra(module: str, extra: str) -> ModuleType:

@@ -78,10 +78,11 @@ def record_part_events(state: PoolState, part: PartRecord, seen: ObservedPart, n
         if event.rank not in part.ranks or event.number <= part.last_events.get(event.rank, -1):
             continue
         part.last_events[event.rank] = event.number
+        step = event.step if event.step is None or event.step <= job.spec.training.steps else None
         job.worker_restarts += event.kind == "restarted"
         job.history.add_worker_event(
             event.kind, min(event.time_s, now_s), part.attempt, event.detail, part.cluster, event.rank,
-            event.step, event.seconds,
+            step, event.seconds,
         )  # fmt: skip
         state.changed_jobs.add(job.id)
 

@@ -172,10 +172,8 @@ def _end_of_silence(state: PoolState, job: JobRecord) -> str:
     """Say when a job that is being stopped no longer waits for its lost sites."""
     lost = [state.clusters[part.cluster] for part in job.unreleased_parts() if part.committed]
     lost = [record for record in lost if not record.connected]
-    if job.state != "stopping" or not lost:
+    if job.state != "stopping" or not lost or any(record.run_lease_s <= 0 for record in lost):
         return ""
-    if any(record.run_lease_s <= 0 for record in lost):
-        return "; its workers have no lease: `isthmus site gone` counts them as ended"
     wait_s = max(state.config.lease_wait_s(record.run_lease_s) for record in lost)
     return f"; its workers count as ended after {wait_s:g} s without contact"
 

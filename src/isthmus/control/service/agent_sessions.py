@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output
+from isthmus.control.service.access.link_keyring import LinkKeyring
 from isthmus.control.service.agent_takeover import AgentTakeover
 from isthmus.control.service.change_feed import ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
@@ -17,9 +19,14 @@ from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.state.events import AgentReported, SiteChecked
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.store_interface import Store
-from isthmus.core.errors import InputError
+from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
+
+_STARTED = ("running", "succeeded", "failed", "released")
+"""States of a part whose workers have their keys or need none."""
+MAX_NODE_GROUPS = 256
+"""Largest number of node groups of a cluster."""
 
 
 class AgentSessions:
@@ -46,7 +53,7 @@ class AgentSessions:
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
         self._dry_runs = dry_runs
-        self._ordered_jobs: set[tuple[str, str]] = set()
+        self._keyring = LinkKeyring(store)
         self._takeover_lock = threading.Lock()
         self._takeover = AgentTakeover(actor.query(Coordinator.agent_incarnations))
 
@@ -81,7 +88,7 @@ class AgentSessions:
         self._actor.query(lambda coordinator: coordinator.check_agent(event))
         with self._takeover_lock:
             self._takeover.check(name, report.incarnation)
-        self._store_output(report)
+        self._store_output(report, now_s)
 
         def answer(coordinator: Coordinator) -> AgentOrders:
             coordinator.record_report(name, now_s, report, steady_s=steady_s)
@@ -98,9 +105,21 @@ class AgentSessions:
 
         *_, reply = self._actor.execute([*self._check_requests(report, now_s), ActorRequest(answer, lambda _: event)])
         orders: AgentOrders = reply.value()
-        self._leader_election.record_report(name)
-        self._ordered_jobs.update((part.job, name) for part in orders.parts)
-        return orders
+        if not self._leader_election.record_report(name):
+            raise UnavailableError(
+                "the other servers cannot learn of this report, whose answer would renew its workers' lease",
+                hint="report again",
+            )
+        return self._with_keys(orders, report)
+
+    def _with_keys(self, orders: AgentOrders, report: AgentReport) -> AgentOrders:
+        """Return `orders` with the keys of each part that is to run and that the site has not started yet."""
+        started = {(part.job, part.attempt) for part in report.parts if part.state in _STARTED}
+        starting = [one for one in orders.parts if one.desired == "running" and (one.job, one.attempt) not in started]
+        if not starting:
+            return orders
+        keys = [self._keyring.run_keys(one, report.cluster.name) for one in starting]
+        return orders.model_copy(update={"run_keys": tuple(one for one in keys if one is not None)})
 
     def _check_requests(self, report: AgentReport, now_s: float) -> list[ActorRequest]:
         """Return a request for each of the site's answers to checks, except those of dry runs."""
@@ -114,28 +133,16 @@ class AgentSessions:
             for found in answers
         ]
 
-    def _store_output(self, report: AgentReport) -> None:
-        """Store metrics and logs of jobs that have or had a part at the cluster.
-
-        Output of other jobs and of deleted jobs is dropped.
-        """
-        named = {line.job for line in report.metrics} | {chunk.job for chunk in report.logs}
-        if not named:
+    def _store_output(self, report: AgentReport, now_s: float) -> None:
+        """Store the metrics and logs of ranks that the site was ordered to run (`accept_output`)."""
+        if not (report.metrics or report.logs):
             return
         cluster = report.cluster.name
-
-        def run_there(coordinator: Coordinator) -> set[str]:
-            jobs = [job for job_id in named if (job := coordinator.state.jobs.get(job_id)) is not None]
-            planned = {job.id for job in jobs if job.plan and cluster in job.plan.clusters}
-            return planned | {job.id for job in jobs if (job.id, cluster) in self._ordered_jobs}
-
-        accepted_jobs = self._actor.query(run_there)
-        if accepted_jobs:
-            metrics = [line for line in report.metrics if line.job in accepted_jobs]
-            self._store.append_metrics(metrics)
-            self._progress.record_metrics(metrics)
-            self._store.append_logs([chunk for chunk in report.logs if chunk.job in accepted_jobs])
-        for job_id in accepted_jobs:
+        metrics, logs = self._actor.query(lambda coordinator: accept_output(coordinator.state, cluster, report, now_s))
+        self._store.append_metrics(metrics)
+        self._progress.record_metrics(metrics)
+        self._store.append_logs(logs)
+        for job_id in {line.job for line in metrics} | {chunk.job for chunk in logs}:
             self._changes.record_output(job_id)
 
 
@@ -146,7 +153,13 @@ def _joined_owner(coordinator: Coordinator, cluster: str) -> str | None:
 
 
 def check_cluster(cluster: Cluster, pool_file: Pool | None) -> None:
-    """Raise `InputError` if an agent's cluster names a chip or an owner that the pool does not define."""
+    """Raise `InputError` if an agent's cluster is too large, or names a chip or an owner that the pool lacks."""
+    if len(cluster.node_groups) > MAX_NODE_GROUPS or len(cluster.region) > MAX_NAME_CHARS:
+        raise InputError(
+            f"cluster '{cluster.name}' has {len(cluster.node_groups)} node groups, a region of {len(cluster.region)} "
+            f"characters; at most {MAX_NODE_GROUPS} and {MAX_NAME_CHARS} are allowed",
+            hint="name the groups of equal nodes once in the cluster's file",
+        )
     try:
         Pool(
             clusters=(cluster,),

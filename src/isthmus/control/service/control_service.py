@@ -14,6 +14,7 @@ from typing import TypeVar
 from isthmus.control.coordinator.admission import require_job, require_plan
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.placement import check_owner_name
+from isthmus.control.queries.accepted_output import name_clusters
 from isthmus.control.queries.dry_run import (
     DRY_RUN_JOB_ID,
     checking_sites,
@@ -290,8 +291,10 @@ class ControlService:
         return self._query(lambda coordinator: history_page(require_job(coordinator.state, job_id), after, limit))
 
     def logs(self, job_id: str, after: int, rank: int | None, limit: int) -> LogPage:
-        """Return a page of a job's log text."""
-        return self.store.logs(job_id, after=after, rank=rank, limit=limit)
+        """Return a page of a job's log text, with the site of each rank."""
+        page = self.store.logs(job_id, after=after, rank=rank, limit=limit)
+        chunks = self._query(lambda coordinator: name_clusters(coordinator.state, page.chunks))
+        return page.model_copy(update={"chunks": chunks})
 
     def pool(self) -> PoolView:
         """Return the current state of the pool."""

@@ -18,6 +18,7 @@ from isthmus.control.algorithms.global_order import Objective
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.errors import ProtocolError
 from isthmus.core.messages.agent_messages import (
+    MAX_DETAIL_CHARS,
     AgentIdentity,
     AgentReport,
     Digest,
@@ -150,7 +151,7 @@ class AgentReported(_EventBase):
             agent=AgentSession.from_identity(report.identity) if report.identity else None,
             run_lease_s=report.run_lease_s,
             free_chips=report.free_chips,
-            parts=report.parts,
+            parts=tuple(_shortened(part) for part in report.parts),
             queue=report.queue,
             local_jobs=report.local_jobs,
             free_storage_bytes=report.free_storage_bytes,
@@ -158,6 +159,13 @@ class AgentReported(_EventBase):
             peer_checks=report.peer_checks,
             checks=report.checks,
         )
+
+
+def _shortened(part: ObservedPart) -> ObservedPart:
+    """Return a part with the first characters of its detail: the log keeps every change of it."""
+    if len(part.detail) <= MAX_DETAIL_CHARS:
+        return part
+    return part.model_copy(update={"detail": part.detail[:MAX_DETAIL_CHARS] + "..."})
 
 
 class SiteChecked(_EventBase):

@@ -24,11 +24,13 @@ def check_store(store: Store, reopen: Reopen | None = None) -> Store:
     _check_logs(store)
     _check_tokens(store)
     _check_audit(store)
+    secret = _check_secrets(store)
     if reopen is not None:
         before = (list(store.events()), store.metrics("a"), store.logs("a"), store.tokens())
         store = reopen(store)
         after = (list(store.events()), store.metrics("a"), store.logs("a"), store.tokens())
         _expect(before == after, "stored data is unchanged after a reopen")
+        _expect(store.secret("one") == secret, "a secret is unchanged after a reopen")
         _expect(store.append([_event("z")]) == len(before[0]) + 1, "numbering continues after a reopen")
     _check_forget(store)
     return store
@@ -65,6 +67,15 @@ def _check_events(store: Store) -> None:
         _expect([number for number, _ in store.events(after=3)] == [4], "a turn sees the complete log")
         store.append([_event("f")], expected_last=4)
     _expect([number for number, _ in store.events(after=3)] == [4, 5], "events appended in a turn persist")
+
+
+def _check_secrets(store: Store) -> bytes:
+    with ThreadPoolExecutor(4) as pool:
+        made = set(pool.map(store.secret, ["one"] * 8))
+    _expect(len(made) == 1, "a secret is made once, whatever threads ask for it first")
+    _expect(len(store.secret("one")) == 32, "a secret has 256 bits")
+    _expect(store.secret("two") not in made, "secrets of different names differ")
+    return store.secret("one")
 
 
 def _check_threads(store: Store) -> None:

@@ -39,6 +39,7 @@ MIGRATIONS = (
     ALTER TABLE events ADD COLUMN hash BYTEA;
     CREATE TABLE identity (one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), store TEXT NOT NULL);
     """,
+    "CREATE TABLE secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     """
     ALTER TABLE tokens ADD COLUMN expires_s DOUBLE PRECISION, ADD COLUMN revoked_s DOUBLE PRECISION,
         ADD COLUMN created_by TEXT NOT NULL DEFAULT '';

@@ -6,6 +6,7 @@ lost something that was acknowledged: every later read and append fails with `Lo
 
 from __future__ import annotations
 
+import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from isthmus.control.state.events import Event, decode_event
 from isthmus.control.store.log_chain import LogDamagedError, LogEnd, chain_start, follow_link, require_end
-from isthmus.control.store.store_interface import StoredToken, chunk_end_bytes, trim_stored_bytes
+from isthmus.control.store.store_interface import SECRET_BYTES, StoredToken, chunk_end_bytes, trim_stored_bytes
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage
@@ -213,6 +214,16 @@ class SqlQueries(ABC, Generic[Session]):
     def prune_audit(self, before_s: float) -> None:
         """Delete old records; see `Store`."""
         self._write(lambda session: self._execute(session, "DELETE FROM audit WHERE at_s < ?", before_s))
+
+    def secret(self, name: str) -> bytes:
+        """Return a secret; see `Store`."""
+        find, made = "SELECT value FROM secrets WHERE name = ?", secrets.token_hex(SECRET_BYTES)
+        rows = self._read(find, name)
+        if not rows:
+            sql = "INSERT INTO secrets (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
+            self._write(lambda session: self._execute(session, sql, name, made))
+            rows = self._read(find, name)
+        return bytes.fromhex(rows[0][0])
 
 
 def _hash(stored: bytes | memoryview | None) -> bytes:

@@ -52,6 +52,7 @@ MIGRATIONS = (
     ALTER TABLE events ADD COLUMN hash BLOB;
     CREATE TABLE identity (one INTEGER PRIMARY KEY CHECK (one = 1), store TEXT NOT NULL);
     """,
+    "CREATE TABLE secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     """
     ALTER TABLE tokens ADD COLUMN expires_s REAL;
     ALTER TABLE tokens ADD COLUMN revoked_s REAL;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +14,8 @@ from isthmus.core.errors import ConflictError
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage
+
+SECRET_BYTES = 32
 
 
 class StoredToken(FrozenModel):
@@ -114,6 +117,9 @@ class Store(Protocol):
     def prune_audit(self, before_s: float) -> None:
         """Delete the records of the time before `before_s`."""
 
+    def secret(self, name: str) -> bytes:
+        """Return the secret `name`: 32 random bytes, made at its first use, the same for all servers of the store."""
+
     def close(self) -> None:
         """Release files and connections; may be called twice."""
 
@@ -129,6 +135,7 @@ class MemoryStore:
         self._metrics: dict[tuple[str, int, int, int], tuple[int, StepMetrics]] = {}
         self._logs: list[tuple[int, LogChunk]] = []
         self._tokens: dict[str, StoredToken] = {}
+        self._secrets: dict[str, bytes] = {}
         self._num_arrivals = 0
         self._audit: list[AuditRecord] = []
         self._num_audited = 0
@@ -220,6 +227,11 @@ class MemoryStore:
         with self._lock:
             self._audit = [one for one in self._audit if one.at_s >= before_s]
 
+    def secret(self, name: str) -> bytes:
+        """Return a secret; see `Store`."""
+        with self._lock:
+            return self._secrets.setdefault(name, secrets.token_bytes(SECRET_BYTES))
+
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
@@ -241,6 +253,10 @@ def _meets(record: AuditRecord, wanted: AuditFilter) -> bool:
     return wanted.user is None or wanted.user in (record.actor, record.subject)
 
 
+MAX_LOG_GAP_BYTES = 2**30
+"""Largest gap in a log, as after a restored database; text beyond it would hide what is still missing."""
+
+
 def _log_key(chunk: LogChunk) -> tuple[str, int, int]:
     return chunk.job, chunk.attempt, chunk.rank
 
@@ -251,7 +267,9 @@ def chunk_end_bytes(chunk: LogChunk) -> int:
 
 
 def trim_stored_bytes(chunk: LogChunk, stored_bytes: int) -> LogChunk | None:
-    """Return the part of `chunk` after the first `stored_bytes` of its log, None if it is empty."""
+    """Return the part of `chunk` after the first `stored_bytes` of its log, None if it is empty or far ahead."""
+    if chunk.offset - stored_bytes > MAX_LOG_GAP_BYTES:
+        return None
     if chunk.offset >= stored_bytes:
         return chunk if chunk.text else None
     rest = chunk.text.encode("utf-8")[stored_bytes - chunk.offset :]

@@ -28,9 +28,13 @@ class RunLease(FrozenModel):
 
 
 def write_run_lease(path: Path, lease: RunLease) -> None:
-    """Replace the lease; without a flush to disk, since no worker outlives the machine's start."""
+    """Replace the lease; without a flush to disk, since no worker outlives the machine's start.
+
+    Workers read it that run as other accounts.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(lease.model_dump_json(), encoding="utf-8")
+    temporary.chmod(0o644)
     temporary.replace(path)
 
 

@@ -6,10 +6,12 @@ replaced atomically (write to a temporary name, then rename) or appended in whol
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, BinaryIO, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -23,11 +25,13 @@ from isthmus.core.base_model import (
 )
 from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job, with_own_folders
-from isthmus.core.messages.agent_messages import PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
+from isthmus.core.messages.agent_messages import LinkKey, PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
 from isthmus.core.storage_rules import AllowedStorage
 
 WORKER_VERSION: Literal[1] = 1
+MAX_MESSAGE_BYTES = 256 << 20
+"""A longer file of a worker folder is malformed."""
 RUN_LEASE_ENDED = 75
 """Exit status of a worker that ended itself with its run lease (EX_TEMPFAIL of sysexits.h)."""
 _Model = TypeVar("_Model", bound=FrozenModel)
@@ -91,6 +95,42 @@ class WorkerSpec(FrozenModel):
     def cluster(self) -> str:
         """The cluster of this rank."""
         return self.stage.cluster
+
+
+class WorkerKeys(FrozenModel):
+    """The keys of a worker's links: by site of the plan, the one that its own site shares with it."""
+
+    keys: Annotated[dict[Name, LinkKey], Field(repr=False)]
+
+
+class WorkerAccount(FrozenModel):
+    """The account of the machine that a worker runs as."""
+
+    name: str
+    uid: NonNegativeInt
+    gid: NonNegativeInt
+    groups: tuple[NonNegativeInt, ...] = ()
+    home: str = "/"
+
+
+class WorkerPaths(FrozenModel):
+    """The folders and files below which a worker may read, and below which it may also write."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+class WorkerLimits(FrozenModel):
+    """What a worker's program may do; `core/process/confined_start.py` applies it before the program starts.
+
+    Without `account` the program runs as the agent's account. `paths` are enforced by Landlock; None: not limited.
+    `environment` are the names of variables that it gets beside the usual ones.
+    """
+
+    umask: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "077"
+    account: WorkerAccount | None = None
+    paths: WorkerPaths | None = None
+    environment: tuple[str, ...] = ()
 
 
 class CheckpointRequest(FrozenModel):
@@ -157,9 +197,19 @@ class WorkerFolder:
         return self.path / "spec.json"
 
     @property
+    def limits_path(self) -> Path:
+        """`WorkerLimits`, written by the agent; without it the worker has those of the agent."""
+        return self.path / "limits.json"
+
+    @property
     def checkin_path(self) -> Path:
         """`WorkerAddress`, written by the worker once it listens."""
         return self.path / "checkin.json"
+
+    @property
+    def keys_path(self) -> Path:
+        """`WorkerKeys`, mode 0600, written by the agent before the start; the worker removes it once it has read it."""
+        return self.path / "keys.json"
 
     @property
     def rank_map_path(self) -> Path:
@@ -233,6 +283,27 @@ class WorkerFolder:
         """Publish the worker's address."""
         write_atomically(self.checkin_path, address.model_dump_json())
 
+    def write_keys(self, keys: WorkerKeys, account: WorkerAccount | None = None) -> None:
+        """Write the keys for the worker, which runs as `account` (None: as the caller) and alone may read the file."""
+        write_atomically(self.keys_path, keys.model_dump_json(), mode=0o600)
+        if account is not None and account.uid != os.geteuid():
+            os.chown(self.keys_path, account.uid, account.gid, follow_symlinks=False)
+
+    def take_keys(self) -> WorkerKeys | None:
+        """Return the keys and remove their file; None if there is none. Raises `InputError` if it is malformed."""
+        try:
+            return _read_model(self.keys_path, WorkerKeys)
+        finally:
+            self.keys_path.unlink(missing_ok=True)
+
+    def read_limits(self) -> WorkerLimits | None:
+        """Return the limits of the worker's program, or None."""
+        return _read_model(self.limits_path, WorkerLimits)
+
+    def write_limits(self, limits: WorkerLimits) -> None:
+        """Write the limits of the worker's program."""
+        write_atomically(self.limits_path, limits.model_dump_json())
+
     def read_rank_map(self) -> RankMap | None:
         """Return the rank map, or None if not written yet."""
         return _read_model(self.rank_map_path, RankMap)
@@ -275,13 +346,28 @@ class WorkerFolder:
     def read_exit(self) -> int | None:
         """Return the exit status, or None while the worker runs or if its wrapper died too."""
         try:
-            return int(self.exit_path.read_text(encoding="ascii"))
-        except (FileNotFoundError, ValueError):
+            with open_regular(self.exit_path) as stream:
+                return int(stream.read(32))
+        except (OSError, ValueError):
             return None
 
     def write_exit(self, status: int) -> None:
         """Write the exit status of the worker."""
         write_atomically(self.exit_path, f"{status}\n")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that another account may have made, for reading; a link, pipe or device counts as missing."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
@@ -304,7 +390,8 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Non
 
 def _read_model(path: Path, kind: type[_Model]) -> _Model | None:
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_regular(path) as stream:
+            text = stream.read(MAX_MESSAGE_BYTES)
     except FileNotFoundError:
         return None
     try:
