@@ -2,7 +2,9 @@
 
 `ids` submits jobs of equal content. `attacks` lets a stranger, a user, an owner and an agent attack a running job in a
 real pool, each attack by a seed. `lost-sites` cuts sites off for longer than their workers' lease. `sites-apart` saves
-and restores a checkpoint of sites without a shared disk. Both sides of a comparison run in one process or in turn.
+and restores a checkpoint of sites without a shared disk. `connections` floods a server with silent connections and
+invalid tokens. `storage` compares starts with and without checks of a user's folders. `planning` times searches
+beside a hostile owner and user. Both sides of a comparison run in one process or in turn.
 
   python -m benchmarks.trust                       # all
   python -m benchmarks.trust --quick               # fewer ids and attacks
@@ -15,7 +17,15 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from benchmarks import _trust_attacks, _trust_ids, _trust_lost_sites, _trust_sites
+from benchmarks import (
+    _trust_attacks,
+    _trust_connections,
+    _trust_ids,
+    _trust_lost_sites,
+    _trust_planning,
+    _trust_sites,
+    _trust_storage,
+)
 from benchmarks.table import Row, print_rows
 
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
@@ -23,6 +33,9 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "attacks": _trust_attacks.measure,
     "lost-sites": _trust_lost_sites.measure,
     "sites-apart": _trust_sites.measure,
+    "connections": _trust_connections.measure,
+    "planning": _trust_planning.measure,
+    "storage": _trust_storage.measure,
 }
 
 

@@ -371,3 +371,29 @@ class TestPick:
         for word in ("", "k"):
             with pytest.raises(NotFoundError):
                 select_job(JOBS, word)
+
+
+def test_tokens_are_listed_revoked_and_rotated_by_their_ids() -> None:
+    """A list shows ids, never tokens; a rotation prints the new token alone; periods have a number and a unit."""
+    token = "t-0123456789ab"
+    listed = run(FakeServer(), "token", "list").out
+    assert token in listed
+    assert "when revoked" in listed
+    assert "eve" in listed
+    assert "revoked" in run(FakeServer(), "token", "revoke", token).out
+    assert run(FakeServer(), "token", "rotate", token).out == "isth_after_3600\n"
+    assert run(FakeServer(), "token", "rotate", token, "--grace", "10m").out == "isth_after_600\n"
+    for bad in (("rotate", token, "--grace", "31d"), ("rotate", token, "--grace", "soon")):
+        assert run(FakeServer(), "token", *bad).status == 2
+    for bad_age in ("0s", "20000w", "soon", "-1d"):
+        assert run(FakeServer(), "token", "create", "--user", "bo", "--expires", bad_age).status == 2
+    assert run(FakeServer(), "token", "create", "--user", "bo", "--expires", "90d").out == "isth_secret\n"
+
+
+def test_the_audit_log_is_printed_with_its_filters() -> None:
+    """Who did what; `--since` and `--user` reach the server."""
+    assert "user bo" in run(FakeServer(), "audit").out
+    (record,) = run(FakeServer(), "audit", "--user", "ann", "--json").json
+    assert (record["actor"], record["action"], record["number"]) == ("ann", "refused", 7)
+    assert run(FakeServer(), "audit", "--since", "2020-01-01", "--json").json == []
+    assert run(FakeServer(), "audit", "--since", "soon").status == 2
