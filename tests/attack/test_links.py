@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ from isthmus.wan import listen
 from tests.comm.ranks import link_keys
 from tests.comm.relay import Relay
 from tests.comm.test_transport import peer_behind
+from tests.train.test_worker import moved
+from tests.train.worker_jobs import keys_of, make_job, make_plan, run_job
 
 pytestmark = pytest.mark.attack
 
@@ -284,3 +287,36 @@ def test_a_giant_frame_head_takes_no_memory() -> None:
 
 def _sizes(header: FrameHeader) -> dict[str, int]:
     return {"message_bytes": header.message_bytes, "payload_bytes": header.payload_bytes}
+
+
+@pytest.mark.slow
+def test_a_hijacked_stream_changes_no_loss(tmp_path: Path) -> None:
+    """Workers train through a proxy that writes NaN into their streams: they reconnect, and every loss is the same.
+
+    The keys are in no file that the workers leave, and their own file is gone.
+    """
+    job = make_job(tmp_path, steps=8)
+    plan = make_plan(job, [2, 4], "ab")
+    quiet = run_job(tmp_path / "quiet", moved(job, tmp_path / "quiet"), plan)
+    chance, num_attacks = random.Random(5), 0
+
+    def change(data: bytes) -> bytes:
+        nonlocal num_attacks
+        if len(data) < 300 or num_attacks >= 6 or chance.random() > 0.1:
+            return data
+        num_attacks += 1
+        at = chance.randrange(len(data) - 64)
+        return data[:at] + struct.pack("<f", float("nan")) * 16 + data[at + 64 :]
+
+    with Relay() as relay:
+        relay.change = change
+        attacked = run_job(
+            tmp_path / "attacked", moved(job, tmp_path / "attacked"), plan, routes=dict.fromkeys("ab", relay.address)
+        )
+    assert num_attacks == 6
+    assert attacked.losses() == quiet.losses()
+    left = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    for site in "ab":
+        for key in keys_of(site, plan).keys.values():
+            assert key.encode() not in left
+            assert bytes.fromhex(key) not in left

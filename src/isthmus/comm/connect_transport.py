@@ -41,7 +41,7 @@ def connect_transport(
     listening socket; it stays open after the transport is closed. `on_refused` gets the address of each caller that was
     turned away; `max_message_bytes` bounds a message that arrives before its receive.
     """
-    check_may_listen(listener, keys)
+    check_may_listen(str(listener.getsockname()[0]), keys)
     if kind == "process":
         return ProcessTransport(
             greeting,
@@ -71,9 +71,8 @@ def connect_transport(
     )
 
 
-def check_may_listen(listener: socket.socket, keys: LinkKeys | None) -> None:
-    """Raise `InputError` if `listener` is open to other machines and there are no `keys`."""
-    host = str(listener.getsockname()[0])
+def check_may_listen(host: str, keys: LinkKeys | None) -> None:
+    """Raise `InputError` if other machines reach a rank that listens at `host` and there are no `keys`."""
     if keys is None and not is_loopback(host):
         raise InputError(
             f"this rank listens at {host} without keys: any machine that reaches it could join or read the run",

@@ -11,6 +11,7 @@
     ├── ConflictError               not allowed in the current state
     ├── ProtocolError               protocol or format versions differ
     ├── UnavailableError            a server, port, disk or peer is unavailable
+    │   ├── RateLimitError          too many requests, connections or streams of one caller or address
     │   └── PeerError               a training run lost a peer
     │       └── RestartError        the lost peer was replaced; the ranks re-form their group
     └── IllegalTransitionError      a state machine has no such transition (a bug)
@@ -125,6 +126,12 @@ class UnavailableError(IsthmusError):
 
     exit_code = 8
     http_status = 503
+
+
+class RateLimitError(UnavailableError):
+    """Too many requests, connections or event streams of one caller or address; later ones may pass."""
+
+    http_status = 429
 
 
 class PeerError(UnavailableError):

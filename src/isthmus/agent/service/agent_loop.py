@@ -179,6 +179,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             host=host,
             ports=config.ports,
             checks_peers=True,
+            needs_keys=True,
             routes=config.routes,
             policy=config.policy,
             fetcher=_file_fetcher(config),

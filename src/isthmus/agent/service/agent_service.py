@@ -31,9 +31,16 @@ from isthmus.agent.service.peer_prober import PeerProber
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 from isthmus.agent.service.worker_event_tails import WorkerEventTails
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
+from isthmus.core.loopback import is_loopback
 from isthmus.core.messages.agent_messages import AgentIdentity, AgentOrders, AgentReport, ObservedPart, QueueEntry
 from isthmus.core.messages.run_lease import NO_LIMIT_S, RunLease, read_run_lease, write_run_lease
-from isthmus.core.messages.worker_folder import CheckpointRequest, WorkerFolder, write_atomically
+from isthmus.core.messages.worker_folder import (
+    CheckpointRequest,
+    WorkerAccount,
+    WorkerFolder,
+    WorkerKeys,
+    write_atomically,
+)
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
 from isthmus.core.process.boot_clock import boot_id
@@ -80,7 +87,8 @@ class AgentService:
     `clock` is `boot_time_s`, by which workers judge their lease, `wall_clock` counts from the epoch; both in seconds.
     `fetcher` copies job files to the site's own storage folder (None: all sites share a file system). Workers listen at
     `host`, within `ports` if given. With `checks_peers` the agent takes part in the checks that sites reach each other.
-    No worker may read the files `secrets`.
+    No worker may read the files `secrets`. Workers start with the keys that the server sent for their links; without
+    them, with `needs_keys` or beyond loopback, they do not start.
     """
 
     def __init__(
@@ -93,6 +101,7 @@ class AgentService:
         host: str = "127.0.0.1",
         ports: PortRange | None = None,
         checks_peers: bool = False,
+        needs_keys: bool = False,
         routes: Path | None = None,
         policy: OwnerPolicy | None = None,
         fetcher: FileFetcher | None = None,
@@ -129,6 +138,8 @@ class AgentService:
         self._preflights = PreflightRunner(cluster.name, self._storage, clock, act_as=act_as)
         self.outbox = TelemetryOutbox(self.state_folder.runs)
         self._event_tails = WorkerEventTails()
+        self._needs_keys = needs_keys or not is_loopback(host)
+        self._run_keys: dict[PartKey, WorkerKeys] = {}
         self._deferred: list[SiteInstruction] = []
         self._last_error = ""
         self._save()
@@ -175,7 +186,10 @@ class AgentService:
         """Execute the server's orders."""
         if self._prober is not None:
             self._prober.apply_orders(orders)
+        if orders.fence >= self.machine.fence:
+            self._run_keys |= {(one.job, one.attempt): WorkerKeys(keys=one.keys) for one in orders.run_keys}
         self._handle(OrdersReceived(now_s=self._clock(), orders=orders, sent_s=self._sent_s))
+        self._run_keys = {key: one for key, one in self._run_keys.items() if key in self.machine.parts}
         if orders.fence >= self.machine.fence:
             self._preflights.update(orders.preflights)
 
@@ -328,6 +342,7 @@ class AgentService:
                 )  # fmt: skip
                 WorkerFolder(folder).write_spec(spec)
                 write_limits(WorkerFolder(folder), limits)
+                self._hand_over_keys(part, WorkerFolder(folder), limits.account)
             self.adapter.start(folder, worker.devices, part.command)
         except (IsthmusError, OSError, ValueError) as error:
             _log.error("%s: %s", folder, error)
@@ -341,6 +356,17 @@ class AgentService:
                 log_tail=str(error),
             )
             self._handle(WorkersObserved(now_s=self._clock(), workers=(seen,)))
+
+    def _hand_over_keys(self, part: SitePart, folder: WorkerFolder, account: WorkerAccount | None) -> None:
+        """Write the keys of the part's links for a worker; raise `UnavailableError` if they are needed and missing."""
+        keys = self._run_keys.get(part.key)
+        if keys is not None:
+            folder.write_keys(keys, account)
+        elif self._needs_keys:
+            raise UnavailableError(
+                f"the server sent no keys for links of {part.job}/{part.attempt}; without them no worker listens",
+                hint="use the same release of agent and server; the job restarts automatically",
+            )
 
     def _stop_worker(self, folder: Path, *, force: bool) -> None:
         """Stop a worker; if a full disk prevents claiming its folder, the machine repeats the instruction."""

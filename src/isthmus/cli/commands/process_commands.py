@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, command
+from isthmus.cli.environment.bounded_log import BoundedLog
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.json_log import JsonLineFormatter
 from isthmus.client.client_settings import DEFAULT_PORT, resolve_settings
@@ -329,6 +330,7 @@ def _configure_logging(env: CliEnvironment, *, as_json: bool = False) -> None:
     stream = env.stderr if env.stderr is not sys.stderr else None
     handler = logging.StreamHandler(stream)
     plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.addFilter(BoundedLog())
     handler.setFormatter(JsonLineFormatter() if as_json else plain)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # INFO logs one line per request
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -83,10 +83,11 @@ def cancel_job(state: PoolState, event: JobCancelled) -> None:
     """Cancel a waiting job, or stop the attempt of another."""
     job = state.jobs[event.job_id]
     withdraw_plan_request(state, job)
+    reason = f"cancelled by {event.by or 'the user'}"
     if job.state in WAITING_STATES or job.state in ("planning", "choosing"):
-        move_job(state, job, "cancelled", event.now_s, "cancelled by the user")
+        move_job(state, job, "cancelled", event.now_s, reason)
     else:
-        stop_attempt(state, job, "cancelled", "cancelled by the user", event.now_s)
+        stop_attempt(state, job, "cancelled", reason, event.now_s)
     notify_preemptor(state, job, event.now_s)
 
 

@@ -60,10 +60,10 @@ def _check_enrolment(record: ClusterRecord, known: EnrolledAgent, said: AgentSes
     """Raise `AuthError` unless the new agent `said` may take the place of `known`."""
     name = record.cluster.name
     if not (record.enrolling or said.enrols):
+        first = f"isthmus site gone {name} --yes, then " if record.may_run else ""
         raise AuthError(
             f"cluster '{name}' is bound to agent {known.id[:12]}, and this is {said.id[:12]}: its state folder is new",
-            hint=f"start the agent with its own state folder; if that is lost: isthmus site gone {name} --yes, then "
-            "isthmus agent --enrol",
+            hint=f"start the agent with its own state folder; if that is lost: {first}isthmus agent --enrol",
         )
     if obstacle := enrolment_obstacle(record):
         raise AuthError(

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output
+from isthmus.control.service.access.link_keyring import LinkKeyring
 from isthmus.control.service.agent_takeover import AgentTakeover
 from isthmus.control.service.change_feed import ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
@@ -18,10 +19,12 @@ from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.state.events import AgentReported, SiteChecked
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.store_interface import Store
-from isthmus.core.errors import InputError
+from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
 
+_STARTED = ("running", "succeeded", "failed", "released")
+"""States of a part whose workers have their keys or need none."""
 MAX_NODE_GROUPS = 256
 """Largest number of node groups of a cluster."""
 
@@ -50,6 +53,7 @@ class AgentSessions:
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
         self._dry_runs = dry_runs
+        self._keyring = LinkKeyring(store)
         self._takeover_lock = threading.Lock()
         self._takeover = AgentTakeover(actor.query(Coordinator.agent_incarnations))
 
@@ -57,6 +61,11 @@ class AgentSessions:
         """Record the agent incarnation of a report that another server applied."""
         with self._takeover_lock:
             self._takeover.record_takeover(event.cluster.name, event.incarnation)
+
+    def is_active(self, report: AgentReport) -> bool:
+        """Return whether the report is one of the cluster's active agent, not the first one of another."""
+        with self._takeover_lock:
+            return self._takeover.is_active(report.cluster.name, report.incarnation)
 
     def owner_of(self, cluster: str) -> str | None:
         """Return the owner of `cluster` by the operator's file, else as its first agent named it."""
@@ -96,8 +105,21 @@ class AgentSessions:
 
         *_, reply = self._actor.execute([*self._check_requests(report, now_s), ActorRequest(answer, lambda _: event)])
         orders: AgentOrders = reply.value()
-        self._leader_election.record_report(name)
-        return orders
+        if not self._leader_election.record_report(name):
+            raise UnavailableError(
+                "the other servers cannot learn of this report, whose answer would renew its workers' lease",
+                hint="report again",
+            )
+        return self._with_keys(orders, report)
+
+    def _with_keys(self, orders: AgentOrders, report: AgentReport) -> AgentOrders:
+        """Return `orders` with the keys of each part that is to run and that the site has not started yet."""
+        started = {(part.job, part.attempt) for part in report.parts if part.state in _STARTED}
+        starting = [one for one in orders.parts if one.desired == "running" and (one.job, one.attempt) not in started]
+        if not starting:
+            return orders
+        keys = [self._keyring.run_keys(one, report.cluster.name) for one in starting]
+        return orders.model_copy(update={"run_keys": tuple(one for one in keys if one is not None)})
 
     def _check_requests(self, report: AgentReport, now_s: float) -> list[ActorRequest]:
         """Return a request for each of the site's answers to checks, except those of dry runs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -92,10 +93,11 @@ class PreemptionAgreed(_EventBase):
 
 
 class JobCancelled(_EventBase):
-    """The user cancelled the job."""
+    """The user cancelled the job; `by` is the role and name of another caller that did."""
 
     kind: Literal["job-cancelled"] = "job-cancelled"
     job_id: Name
+    by: Annotated[str, Field(max_length=80, exclude_if=operator.not_)] = ""
 
 
 class JobDeleted(_EventBase):

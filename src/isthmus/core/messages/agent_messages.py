@@ -188,6 +188,21 @@ class PeerCheck(FrozenModel):
     detail: ShortText = ""
 
 
+LinkKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""A key of 256 bits. Messages that hold one print it in no representation."""
+
+
+class RunKeys(FrozenModel):
+    """The keys of an attempt that a site holds: one shared with each site of the plan, and one for its own ranks.
+
+    No other site has a key of a pair without it. Agents hand them to workers; they go into no log and no event.
+    """
+
+    job: Name
+    attempt: PositiveInt
+    keys: Annotated[dict[Name, LinkKey], Field(repr=False)]
+
+
 class PartOrder(FrozenModel):
     """The desired state of one part. `lease_s` limits how long `ready` and `prepared` hold devices.
 
@@ -270,8 +285,9 @@ class AgentOrders(FrozenModel):
     a fencing token that grows at each leader change: an agent ignores orders with a lower one than it has
     seen. `queue` is the desired order of pool jobs in the site's queue. `opens_listener`: other sites are to check
     that they reach this one; `peers_to_check` are the sites that this one is to dial. `preflights` are listed until
-    the preflight has ended at all sites of the job. `run_lease_s`: workers may run this long after the report that
-    this answers was sent (0: without limit); the server counts them as ended some time after that.
+    the preflight has ended at all sites of the job. `run_keys` belong to parts that are to run and do not yet.
+    `run_lease_s`: workers may run this long after the report that this answers was sent (0: without limit); the server
+    counts them as ended some time after that.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -281,6 +297,7 @@ class AgentOrders(FrozenModel):
     opens_listener: bool = False
     peers_to_check: tuple[PeerToCheck, ...] = ()
     preflights: tuple[PreflightOrder, ...] = ()
+    run_keys: tuple[RunKeys, ...] = ()
     run_lease_s: NonNegativeFloat = 0.0
     poll_after_s: NonNegativeFloat = 0.2
 

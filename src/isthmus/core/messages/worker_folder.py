@@ -25,7 +25,7 @@ from isthmus.core.base_model import (
 )
 from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job, with_own_folders
-from isthmus.core.messages.agent_messages import PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
+from isthmus.core.messages.agent_messages import LinkKey, PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
 from isthmus.core.storage_rules import AllowedStorage
 
@@ -95,6 +95,12 @@ class WorkerSpec(FrozenModel):
     def cluster(self) -> str:
         """The cluster of this rank."""
         return self.stage.cluster
+
+
+class WorkerKeys(FrozenModel):
+    """The keys of a worker's links: by site of the plan, the one that its own site shares with it."""
+
+    keys: Annotated[dict[Name, LinkKey], Field(repr=False)]
 
 
 class WorkerAccount(FrozenModel):
@@ -201,6 +207,11 @@ class WorkerFolder:
         return self.path / "checkin.json"
 
     @property
+    def keys_path(self) -> Path:
+        """`WorkerKeys`, mode 0600, written by the agent before the start; the worker removes it once it has read it."""
+        return self.path / "keys.json"
+
+    @property
     def rank_map_path(self) -> Path:
         """`RankMap`, written by the agent once the server has all addresses."""
         return self.path / "ranks.json"
@@ -271,6 +282,19 @@ class WorkerFolder:
     def write_checkin(self, address: WorkerAddress) -> None:
         """Publish the worker's address."""
         write_atomically(self.checkin_path, address.model_dump_json())
+
+    def write_keys(self, keys: WorkerKeys, account: WorkerAccount | None = None) -> None:
+        """Write the keys for the worker, which runs as `account` (None: as the caller) and alone may read the file."""
+        write_atomically(self.keys_path, keys.model_dump_json(), mode=0o600)
+        if account is not None and account.uid != os.geteuid():
+            os.chown(self.keys_path, account.uid, account.gid, follow_symlinks=False)
+
+    def take_keys(self) -> WorkerKeys | None:
+        """Return the keys and remove their file; None if there is none. Raises `InputError` if it is malformed."""
+        try:
+            return _read_model(self.keys_path, WorkerKeys)
+        finally:
+            self.keys_path.unlink(missing_ok=True)
 
     def read_limits(self) -> WorkerLimits | None:
         """Return the limits of the worker's program, or None."""

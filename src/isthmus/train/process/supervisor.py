@@ -25,6 +25,7 @@ from isthmus.train.liveness.heartbeat import Heartbeat
 from isthmus.train.liveness.run_lease_watch import RunLeaseWatch
 from isthmus.train.liveness.stall import detect_stall
 from isthmus.train.liveness.worker_events import EventLog
+from isthmus.train.process.take_link_keys import take_link_keys
 from isthmus.train.process.worker import TERMINATED, UNEXPECTED_ERROR, RankResources, error_line, run_in_process
 from isthmus.wan import listen
 
@@ -43,12 +44,14 @@ def supervise(folder: WorkerFolder) -> int:
     """Run the rank of `folder` to its end, restarting its worker process; return the exit status.
 
     A worker is restarted after a signal, or after an unexpected error that followed a completed step: an
-    error before any step would recur.
+    error before any step would recur. The keys of its links stay in memory, where each worker process gets them.
     """
     spec = folder.read_spec()
+    keys = take_link_keys(folder, spec)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     with listen(spec.host, ports=spec.ports) as listener, MemoryLease(spec) as lease:
-        status = _Supervisor(folder, spec, RankResources(listener, lease.run, Heartbeat(), is_supervised=True)).run()
+        resources = RankResources(listener, lease.run, Heartbeat(), keys, is_supervised=True)
+        status = _Supervisor(folder, spec, resources).run()
         if status == PeerError.exit_code:
             lease.keep_for_next_attempt()
         return status
