@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from isthmus.control.rest import event_stream
+from isthmus.control.server.connection_limits import ConnectionCaps
 from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
 from isthmus.control.service.change_feed import Change, ChangeFeed
 from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics
@@ -26,9 +27,9 @@ Told = tuple[str, int | None, dict[str, object]]
 class Streaming:
     """A real server in a thread, with tokens for two users and the owners."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, connections: ConnectionCaps | None = None) -> None:
         self.stop, self._ready = threading.Event(), threading.Event()
-        config = ServerConfig(state=folder, port=0, pool=POOL)
+        config = ServerConfig(state=folder, port=0, pool=POOL, connections=connections)
         self.thread = threading.Thread(
             target=run_server,
             args=(config, self._announce),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from isthmus.control.rest.create_app import create_app
+from isthmus.control.service.auth import token_digest
 from isthmus.control.service.control_service import ControlService
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.messages.agent_messages import LogChunk, ObservedPart, StepMetrics
@@ -19,6 +20,7 @@ from tests.control.test_server_api import Server
 
 ANNS = "anns-secret"
 """In the name, and so in the id, of all that is ann's; only ann and admins may ever read it."""
+ANNS_TOKEN = f"t-{token_digest('ann')[:12]}"
 TOKENS = ("ann", "bob", "owner-east", "owner-west", "root")
 
 
@@ -82,6 +84,10 @@ RULES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/sites/{cluster}/gone"): Rule(may=(), sees=("root",)),  # its agent is in contact
     ("POST", "/v1/sites/{cluster}/enrol"): Rule(may=(), sees=("owner-east", "root")),
     ("POST", "/v1/tokens"): Rule(may=("root",), body={"role": "user", "name": "eve"}),
+    ("GET", "/v1/tokens"): Rule(may=TOKENS),
+    ("POST", "/v1/tokens/{token_id}/revoke"): ANN,
+    ("POST", "/v1/tokens/{token_id}/rotate"): Rule(may=("ann", "root"), body={}),
+    ("GET", "/v1/audit"): Rule(may=("root",), sees=("root",)),
 }
 
 
@@ -118,7 +124,7 @@ def test_a_token_reads_and_changes_only_what_is_its_own(
         return
     before = server.job(job)
     pool_before = server.shell.pool()
-    where = (path + rule.query).format(job_id=job, cluster="east", plan_id="p1")
+    where = (path + rule.query).format(job_id=job, cluster="east", plan_id="p1", token_id=ANNS_TOKEN)
     answer = server.call(method, where, rule.body, token=token or None)
     assert answer.status_code < 500
     if token in rule.may:

@@ -35,6 +35,8 @@ def add_job(state: PoolState, event: JobSubmitted) -> None:
     state.num_submitted += 1
     job = JobRecord.create(event.job_id, state.num_submitted, event.user, event.submission, event.now_s)
     state.jobs[job.id] = state.live_jobs[job.id] = job
+    live = state.indexes.live_by_user
+    live[job.user] = live.get(job.user, 0) + 1
     if event.submission.key:
         state.ids_by_key[event.user, event.submission.key] = job.id
     job.history.add("submitted", event.now_s, 0)
@@ -83,10 +85,11 @@ def cancel_job(state: PoolState, event: JobCancelled) -> None:
     """Cancel a waiting job, or stop the attempt of another."""
     job = state.jobs[event.job_id]
     withdraw_plan_request(state, job)
+    reason = f"cancelled by {event.by or 'the user'}"
     if job.state in WAITING_STATES or job.state in ("planning", "choosing"):
-        move_job(state, job, "cancelled", event.now_s, "cancelled by the user")
+        move_job(state, job, "cancelled", event.now_s, reason)
     else:
-        stop_attempt(state, job, "cancelled", "cancelled by the user", event.now_s)
+        stop_attempt(state, job, "cancelled", reason, event.now_s)
     notify_preemptor(state, job, event.now_s)
 
 
@@ -178,6 +181,7 @@ def set_pool(state: PoolState, event: PoolSet) -> None:
     """Set the operator's links and the rules of the queue."""
     state.links = {PoolResource.link(link.source, link.target): link for link in event.links}
     state.objective, state.patience_s = event.objective, event.patience_s
+    state.planner_turns = event.planner_turns
     state.indexes.capacity_freed = state.indexes.capacity_added = True
     state.indexes.inventory_version += 1
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -92,10 +93,11 @@ class PreemptionAgreed(_EventBase):
 
 
 class JobCancelled(_EventBase):
-    """The user cancelled the job."""
+    """The user cancelled the job; `by` is the role and name of another caller that did."""
 
     kind: Literal["job-cancelled"] = "job-cancelled"
     job_id: Name
+    by: Annotated[str, Field(max_length=80, exclude_if=operator.not_)] = ""
 
 
 class JobDeleted(_EventBase):
@@ -247,6 +249,8 @@ class PoolSet(_EventBase):
     links: tuple[Link, ...] = ()
     objective: Objective = "arrival"
     patience_s: NonNegativeFloat = 3600.0
+    # Users take turns at the planner; logs of earlier versions were written without.
+    planner_turns: bool = False
 
 
 class Restarted(_EventBase):
@@ -298,6 +302,8 @@ class MakePlans(FrozenModel):
     job_id: Name
     round: PositiveInt
     submission: Submission
+    # Whose turn at the planner it takes.
+    user: str = ""
     # The connected clusters.
     clusters: tuple[Cluster, ...]
     # By cluster and node group: chips neither in use nor allocated, by pool jobs or the owner's own.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field
+
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.preflight import SitePreflight
@@ -223,19 +225,29 @@ class LogPage(FrozenModel):
     next: NonNegativeInt
 
 
+MAX_TOKEN_LIFE_S = 10 * 365 * 86400.0
+"""Longest validity of a token."""
+
+
 class TokenRequest(FrozenModel):
-    """Request for a token (admin only): `owner` for the owner's agents, `user` to submit jobs."""
+    """Request for a token (admin only): `owner` for the owner's agents, `user` to submit jobs.
+
+    It expires `expires_in_s` after its creation; without it, never.
+    """
 
     role: Literal["admin", "owner", "user"]
     name: Name
+    expires_in_s: Annotated[PositiveFloat, Field(le=MAX_TOKEN_LIFE_S)] | None = None
 
 
 class TokenView(FrozenModel):
-    """A new token; shown once, stored as a hash."""
+    """A new token; shown once, stored as a hash. `id` is no secret; `expires_s` is in seconds since the epoch."""
 
     role: Literal["admin", "owner", "user"]
     name: Name
     token: str
+    id: str = ""
+    expires_s: float | None = None
 
 
 class Health(FrozenModel):
