@@ -75,14 +75,21 @@ class Driver:
         return instructions
 
     def submit(
-        self, job_id: str, *plans: Plan, policy: str = "auto", key: str = "", restarts: int = 3, **more: Any
+        self,
+        job_id: str,
+        *plans: Plan,
+        policy: str = "auto",
+        key: str = "",
+        restarts: int = 3,
+        user: str = "u",
+        **more: Any,
     ) -> None:
         """Submit a job and, where `plans` are given and it is its turn, answer for the planner.
 
         `more` are its other fields.
         """
         wish = submission(job_id, policy=policy, key=key, restarts=restarts, **more)
-        self.tell(JobSubmitted(now_s=self.now_s, job_id=job_id, user="u", submission=wish))
+        self.tell(JobSubmitted(now_s=self.now_s, job_id=job_id, user=user, submission=wish))
         if plans and job_id in self.asked:
             self.answer(job_id, *plans)
 

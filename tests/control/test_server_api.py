@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from fastapi.testclient import TestClient
 
+from isthmus.control.queries.quotas import Quotas
 from isthmus.control.rest.create_app import MAX_BODY_BYTES, create_app
 from isthmus.control.service.auth import token_digest
 from isthmus.control.service.control_service import ControlService
@@ -24,7 +25,7 @@ from isthmus.core.messages.agent_messages import (
     StepMetrics,
 )
 from isthmus.core.messages.api_views import JobFilter, JobView
-from isthmus.core.pool import Cluster
+from isthmus.core.pool import Cluster, Pool
 from tests.control.driver import Driver
 from tests.control.serving import EAST, POOL, WEST, cluster, job, plan_across, report, submission
 
@@ -32,7 +33,7 @@ from tests.control.serving import EAST, POOL, WEST, cluster, job, plan_across, r
 class Server:
     """The application in this process, with a token for each role; `now_s` is its clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, quotas: Quotas | None = None, pool: Pool | None = POOL) -> None:
         self.now_s = 1000.0
         self.store = MemoryStore()
         for role, name in (("admin", "root"), ("user", "ann"), ("user", "bob"), ("owner", "owner-east")):
@@ -40,7 +41,11 @@ class Server:
         self.add_token("owner", "owner-west")
         self.planner: Planner = plan_across
         self.shell = ControlService(
-            self.store, POOL, planner=lambda request: self.planner(request), clock=lambda: self.now_s
+            self.store,
+            pool,
+            planner=lambda request: self.planner(request),
+            clock=lambda: self.now_s,
+            quotas=quotas,
         )
         self.http = TestClient(create_app(self.shell), raise_server_exceptions=False)
 

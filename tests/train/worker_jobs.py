@@ -111,11 +111,18 @@ class Workers:
             assert all(one.poll() is None for one in self.processes), self.log(0)
             time.sleep(0.02)
 
+    def wait_for_checkpoint(self, limit_s: float = LIMIT_S) -> None:
+        """Return once every rank has reported a complete checkpoint."""
+        deadline_s = time.monotonic() + limit_s
+        while not all(one.saved_path.exists() for one in self.folders):
+            assert time.monotonic() < deadline_s, [self.log(rank) for rank in range(len(self.folders))]
+            time.sleep(0.02)
+
 
 @contextmanager
 def started(
     folder: Path,
-    job: Job,
+    job: Job | Sequence[Job],
     plan: Plan,
     attempt: int = 1,
     program: str = "worker",
@@ -125,14 +132,15 @@ def started(
 ) -> Iterator[Workers]:
     """Start one process per rank and give them the rank map; whatever still runs at the end is killed.
 
-    Rank r listens at `hosts[r]`, where given: different addresses stand for different machines. Links have keys unless
-    `keyed` is false.
+    Rank r listens at `hosts[r]`, where given: different addresses stand for different machines. With a job per rank,
+    each has the paths of its own site. Links have keys unless `keyed` is false.
     """
     folders = [WorkerFolder(folder / f"{attempt}/rank-{rank}") for rank in range(len(plan.ranks))]
     workers = Workers(folders)
     for rank, place in enumerate(folders):
         here = {"host": hosts[rank]} if hosts else {}
-        own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=job, plan=plan, **here, **spec)
+        mine = job if isinstance(job, Job) else job[rank]
+        own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=mine, plan=plan, **here, **spec)
         place.write_spec(own)
         if keyed:
             place.write_keys(keys_of(own.cluster, plan))
@@ -153,7 +161,7 @@ def keys_of(site: str, plan: Plan) -> WorkerKeys:
     return WorkerKeys(keys={other: hashlib.sha256(pair.encode()).hexdigest() for other, pair in pairs.items()})
 
 
-def run_job(folder: Path, job: Job, plan: Plan, attempt: int = 1, **spec: Any) -> Workers:
+def run_job(folder: Path, job: Job | Sequence[Job], plan: Plan, attempt: int = 1, **spec: Any) -> Workers:
     """Run all ranks to a good end."""
     with started(folder, job, plan, attempt, **spec) as workers:
         statuses = workers.wait()

@@ -2,6 +2,7 @@
 
     IsthmusError                    base: what went wrong, with which value, what to do next
     ├── InputError                  invalid user input: a file, an option, a name
+    │   ├── TooLargeError           a job larger than the server accepts
     │   ├── FileError               an invalid line in a user's file
     │   ├── ModelError              an unusable model folder or config.json
     │   └── DataError               missing or malformed training data
@@ -9,6 +10,7 @@
     ├── AuthError                   missing or unknown token, or insufficient permission
     ├── NotFoundError               unknown job, plan or cluster
     ├── ConflictError               not allowed in the current state
+    │   └── QuotaError              a user or an owner has as much as it may have
     ├── ProtocolError               protocol or format versions differ
     ├── UnavailableError            a server, port, disk or peer is unavailable
     │   ├── RateLimitError          too many requests, connections or streams of one caller or address
@@ -49,6 +51,12 @@ class InputError(IsthmusError):
 
     exit_code = 2
     http_status = 422
+
+
+class TooLargeError(InputError):
+    """A request that is larger than the server accepts."""
+
+    http_status = 413
 
 
 class FileError(InputError):
@@ -112,6 +120,12 @@ class ConflictError(IsthmusError):
 
     exit_code = 6
     http_status = 409
+
+
+class QuotaError(ConflictError):
+    """A user or an owner has as many jobs or clusters as the operator allows."""
+
+    http_status = 429
 
 
 class ProtocolError(IsthmusError):

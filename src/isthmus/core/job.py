@@ -125,11 +125,17 @@ class TrainingConfig(FrozenModel):
         return self.global_batch_size // self.micro_batch_size
 
 
+MAX_COPIES = 8
+"""Most copies of each part of a checkpoint at other sites."""
+
+
 class CheckpointConfig(FrozenModel):
     """Where and how often checkpoints are written; `every_steps` 0 writes one at the end only.
 
     A folder belongs to one job: another job is refused there. `{job}` in `folder` stands for the job's id, so
     the default is a folder of the job's own beside the job file.
+
+    Sites that share no folder keep their own parts there, and `copies` of each part at other sites.
 
     After every step each worker also keeps its state in memory and a copy on another machine of its cluster.
     A cluster with one machine copies to another cluster if `copies_across_clusters` is set.
@@ -138,6 +144,7 @@ class CheckpointConfig(FrozenModel):
     folder: PathName = f"checkpoints/{JOB_PLACEHOLDER}"
     every_steps: NonNegativeInt = 100
     keep: PositiveInt = 2
+    copies: Annotated[int, Field(ge=0, le=MAX_COPIES)] = 1
     copies_across_clusters: bool = False
 
 

@@ -185,10 +185,14 @@ class RequestCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchFiles:
-    """Copy the files of the part's job here from the first of `clusters` that has them."""
+    """Copy the files of the part's job here from the first of `clusters` that has them.
+
+    Without `with_checkpoints` other sites of the plan have the checkpoints, and their workers send what is needed.
+    """
 
     part: SitePart
     clusters: tuple[str, ...]
+    with_checkpoints: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

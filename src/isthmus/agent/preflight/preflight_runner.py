@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.agent.files.site_storage import SiteStorage
-from isthmus.agent.preflight.preflight_checks import MARKER_WAIT_S, CheckContext, failed, run_check, unfinished
+from isthmus.agent.preflight.preflight_checks import CheckContext, failed, run_check, unfinished
 from isthmus.core.errors import InputError
 from isthmus.core.messages.preflight import CheckResult, PreflightAnswer, PreflightOrder
 
@@ -51,11 +51,10 @@ class PreflightRunner:
         site: str,
         storage: SiteStorage,
         clock: Callable[[], float],
-        marker_wait_s: float = MARKER_WAIT_S,
         act_as: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._act_as = act_as
-        self._site, self.storage, self._clock, self._marker_wait_s = site, storage, clock, marker_wait_s
+        self._site, self.storage, self._clock = site, storage, clock
         self._runs: dict[RunKey, _Run] = {}
         self.threads: list[threading.Thread] = []
 
@@ -108,7 +107,7 @@ class PreflightRunner:
         return run
 
     def _new_context(self, user: str) -> CheckContext:
-        return CheckContext(site=self._site, user=user, storage=self.storage, marker_wait_s=self._marker_wait_s)
+        return CheckContext(site=self._site, user=user, storage=self.storage)
 
     def _answer(self, run: _Run) -> PreflightAnswer | None:
         """Return the answer of an order, None while its checks still have time."""

@@ -275,13 +275,14 @@ class AgentService:
                 self._stop_worker(self.state_folder.worker_folder(part, rank), force=force)
             case WriteRankMap() | RequestCheckpoint() | ReportLocalExit() | ReorderQueue() | RenewRunLease():
                 self._write_instruction(instruction)
-            case FetchFiles(part=part, clusters=clusters):
-                self._fetch_files(part, clusters)
+            case FetchFiles():
+                self._fetch_files(instruction)
             case LogWarning(text=text):
                 self._log_once(text)
 
-    def _fetch_files(self, part: SitePart, clusters: Sequence[str]) -> None:
+    def _fetch_files(self, instruction: FetchFiles) -> None:
         """Start to copy the files of a part's job, unless they would land outside the storage of its user."""
+        part = instruction.part
         if self._fetcher is None or part.spec is None:
             return
         try:
@@ -292,7 +293,9 @@ class AgentService:
             )
             self._handle(seen)
         else:
-            self._fetcher.start(part.job, part.spec, clusters)
+            self._fetcher.start(
+                part.job, part.spec, instruction.clusters, with_checkpoints=instruction.with_checkpoints
+            )
 
     def _write_instruction(
         self, instruction: WriteRankMap | RequestCheckpoint | ReportLocalExit | ReorderQueue | RenewRunLease

@@ -20,6 +20,7 @@ from isthmus.cli.environment.json_log import JsonLineFormatter
 from isthmus.client.client_settings import DEFAULT_PORT, resolve_settings
 from isthmus.client.server_address import require_secure_server
 from isthmus.control.algorithms.global_order import Objective
+from isthmus.control.queries.quotas import Quotas
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
 from isthmus.core.files.user_files import load_policy, load_pool
@@ -61,6 +62,12 @@ RunLeaseOption = Annotated[
         help="Workers of a site end themselves after this long without contact; then their job goes on elsewhere.",
     ),
 ]  # fmt: skip
+QUOTAS = Quotas()
+"""The default limits of a server."""
+HighPriorityOption = Annotated[
+    list[str] | None,
+    typer.Option("--high-priority-user", metavar="NAME", help="User who may submit jobs of priority high; repeatable."),
+]
 KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
 
 
@@ -72,6 +79,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem",
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --self-signed",
         "isthmus serve --state st --pool pool.yaml --objective throughput",
+        "isthmus serve --state st --pool pool.yaml --high-priority-user ann --max-jobs-per-user 200",
         "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
 )
@@ -92,6 +100,19 @@ def serve(
     objective: ObjectiveOption = "arrival",
     patience_s: PatienceOption = 3600.0,
     run_lease_s: RunLeaseOption = 900.0,
+    max_jobs_per_user: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Jobs of one user that have not ended.")
+    ] = QUOTAS.live_jobs_per_user,
+    max_job_kib: Annotated[
+        int, typer.Option(metavar="KIB", min=1, help="Largest job with its model's config, in KiB.")
+    ] = QUOTAS.job_bytes // 1024,
+    max_clusters_per_owner: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Clusters of one owner beside those of the pool file.")
+    ] = QUOTAS.clusters_per_owner,
+    high_priority_user: HighPriorityOption = None,
+    search_cpu_s: Annotated[
+        float, typer.Option("--search-cpu", metavar="SECONDS", min=1, help="CPU time of one search for plans.")
+    ] = 20.0,
     log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane, to which agents and users connect.
@@ -107,6 +128,11 @@ def serve(
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
         database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
         rules=CoordinatorConfig(objective=objective, patience_s=patience_s, run_lease_s=run_lease_s),
+        quotas=Quotas(
+            live_jobs_per_user=max_jobs_per_user, job_bytes=max_job_kib * 1024,
+            clusters_per_owner=max_clusters_per_owner, high_priority_users=frozenset(high_priority_user or ()),
+        ),
+        search_cpu_s=search_cpu_s,
     )  # fmt: skip
 
     def announce(listening: Any) -> None:

@@ -203,8 +203,8 @@ def admit_epoch(state: PoolState, event: EpochBegan) -> bool:
 
 def admit_pool(state: PoolState, event: PoolSet) -> bool:
     """Return whether the links or the rules of the queue differ."""
-    now = tuple(state.links.values()), state.objective, state.patience_s
-    return now != (event.links, event.objective, event.patience_s)
+    now = tuple(state.links.values()), state.objective, state.patience_s, state.planner_turns
+    return now != (event.links, event.objective, event.patience_s, event.planner_turns)
 
 
 def admit_restart(_state: PoolState, _event: Restarted) -> bool:

@@ -135,6 +135,11 @@ class Coordinator:
         """Return the id of the job that this user submitted with `key`; None for a new or empty key."""
         return self.state.ids_by_key.get((user, key)) if key else None
 
+    def awaits_plans(self, job_id: str, planner_round: int) -> bool:
+        """Return whether the planner request of this round is the job's open one."""
+        job = self.state.jobs.get(job_id)
+        return job is not None and job.planner_input is not None and job.round == planner_round
+
     def agent_incarnations(self) -> dict[str, tuple[str, ...]]:
         """Return every agent incarnation of each cluster, the current one last."""
         return {
@@ -228,6 +233,7 @@ class Coordinator:
             job_id=job.id,
             round=job.round,
             submission=job.submission,
+            user=job.user,
             clusters=tuple(self.state.clusters[name].cluster for name in asked.free_chips),
             free_chips=asked.free_chips,
             free_storage_bytes=asked.free_storage_bytes,

@@ -35,6 +35,8 @@ def add_job(state: PoolState, event: JobSubmitted) -> None:
     state.num_submitted += 1
     job = JobRecord.create(event.job_id, state.num_submitted, event.user, event.submission, event.now_s)
     state.jobs[job.id] = state.live_jobs[job.id] = job
+    live = state.indexes.live_by_user
+    live[job.user] = live.get(job.user, 0) + 1
     if event.submission.key:
         state.ids_by_key[event.user, event.submission.key] = job.id
     job.history.add("submitted", event.now_s, 0)
@@ -179,6 +181,7 @@ def set_pool(state: PoolState, event: PoolSet) -> None:
     """Set the operator's links and the rules of the queue."""
     state.links = {PoolResource.link(link.source, link.target): link for link in event.links}
     state.objective, state.patience_s = event.objective, event.patience_s
+    state.planner_turns = event.planner_turns
     state.indexes.capacity_freed = state.indexes.capacity_added = True
     state.indexes.inventory_version += 1
 

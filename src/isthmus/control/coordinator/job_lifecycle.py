@@ -211,6 +211,10 @@ def _finish(state: PoolState, job: JobRecord, now_s: float) -> None:
     _drop_claims(state, job)
     job.needs, job.plan_parts, job.waiting_job = None, (), None
     del state.live_jobs[job.id]
+    live = state.indexes.live_by_user
+    live[job.user] -= 1
+    if not live[job.user]:
+        del live[job.user]
 
 
 def _drop_claims(state: PoolState, job: JobRecord) -> None:

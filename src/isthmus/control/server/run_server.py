@@ -9,13 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from isthmus.control.coordinator.coordinator import CoordinatorConfig
+from isthmus.control.queries.quotas import Quotas
 from isthmus.control.rest.create_app import create_app
 from isthmus.control.server.connection_limits import ConnectionCaps, ConnectionLimits, caps_within
 from isthmus.control.server.file_limit import raise_file_limit
@@ -29,7 +30,7 @@ from isthmus.control.server.tls import Certificate, given_certificate, self_sign
 from isthmus.control.service.access.token_gate import TokenGate
 from isthmus.control.service.auth import ADMIN_TOKEN_FILE, ensure_admin_token
 from isthmus.control.service.control_service import ControlService
-from isthmus.control.service.planner_process import PlannerProcess
+from isthmus.control.service.planner_process import COMMAND, SEARCH_CPU_S, PlannerPool, PlannerProcess
 from isthmus.control.service.planner_queue import Planner
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.snapshot_file import SnapshotFile
@@ -69,6 +70,10 @@ class ServerConfig:
     rules: CoordinatorConfig | None = None
     # Limits of connections. None: as many as the process may open files for.
     connections: ConnectionCaps | None = None
+    # What one user or owner may ask for.
+    quotas: Quotas = field(default_factory=Quotas)
+    # CPU time of a search for plans, in seconds; then the best plans so far are the answer.
+    search_cpu_s: float = SEARCH_CPU_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +114,14 @@ def run_server(
             stack.callback(log_end.close)
             log_end.follow(store)
         ensure_admin_token(store, config.state, time.time())
-        own = PlannerProcess()
+        own = PlannerPool(make_process=lambda: PlannerProcess(command=(*COMMAND, str(config.search_cpu_s))))
         leadership = _leader_election(config)
         service = ControlService(
             store,
             config.pool,
             planner=planner or own,
+            num_planners=len(own.processes) if planner is None else 1,
+            quotas=config.quotas,
             rules=config.rules,
             leader_election=leadership,
             snapshot_file=SnapshotFile(config.state),

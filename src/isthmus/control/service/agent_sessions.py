@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output
+from isthmus.control.queries.quotas import Quotas, check_cluster_quota
 from isthmus.control.service.access.link_keyring import LinkKeyring
 from isthmus.control.service.agent_takeover import AgentTakeover
 from isthmus.control.service.change_feed import ChangeFeed
@@ -48,8 +49,9 @@ class AgentSessions:
         leader_election: LeaderElection,
         dry_runs: DryRunChecks,
         steady_clock: Callable[[], float] = time.monotonic,
+        quotas: Quotas | None = None,
     ) -> None:
-        self._steady_clock = steady_clock
+        self._steady_clock, self._quotas = steady_clock, quotas
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
         self._dry_runs = dry_runs
@@ -84,6 +86,7 @@ class AgentSessions:
         """
         name, now_s, steady_s = report.cluster.name, self._clock(), self._steady_clock()
         check_cluster(report.cluster, self._pool_file)
+        self._check_quota(report.cluster)
         event = AgentReported.from_report(report, now_s)
         self._actor.query(lambda coordinator: coordinator.check_agent(event))
         with self._takeover_lock:
@@ -120,6 +123,12 @@ class AgentSessions:
             return orders
         keys = [self._keyring.run_keys(one, report.cluster.name) for one in starting]
         return orders.model_copy(update={"run_keys": tuple(one for one in keys if one is not None)})
+
+    def _check_quota(self, cluster: Cluster) -> None:
+        """Raise `QuotaError` for a new cluster of an owner with too many; those of the pool file are the operator's."""
+        quotas, named = self._quotas, self._pool_file.clusters if self._pool_file else ()
+        if quotas is not None and all(one.name != cluster.name for one in named):
+            self._actor.query(lambda coordinator: check_cluster_quota(quotas, coordinator.state, cluster))
 
     def _check_requests(self, report: AgentReport, now_s: float) -> list[ActorRequest]:
         """Return a request for each of the site's answers to checks, except those of dry runs."""

@@ -24,6 +24,7 @@ from isthmus.control.queries.dry_run import (
 )
 from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue
 from isthmus.control.queries.history_page import history_page
+from isthmus.control.queries.quotas import Quotas
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.token_admin import TokenAdmin
 from isthmus.control.service.access.token_gate import TokenGate
@@ -39,7 +40,7 @@ from isthmus.control.service.leader import Leader, log_failure
 from isthmus.control.service.planner_queue import Planner, PlannerQueue
 from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.service.server_metrics import ServerMetrics
-from isthmus.control.service.submissions import Submissions, check_content
+from isthmus.control.service.submissions import Submissions
 from isthmus.control.state.events import (
     AgentReported,
     Event,
@@ -105,6 +106,8 @@ class ControlService:
         leader_election: LeaderElection | None = None,
         snapshot_file: SnapshotFile | None = None,
         snapshot_interval_events: int = SNAPSHOT_INTERVAL_EVENTS,
+        num_planners: int = 1,
+        quotas: Quotas | None = None,
     ) -> None:
         self.store, self.pool_file, self.clock = store, pool_file, clock
         self._constructed = False
@@ -113,7 +116,14 @@ class ControlService:
         self.tokens = TokenAdmin(self.gate.registry, self.audit, clock)
         self.changes = ChangeFeed()
         self._leader_election: LeaderElection = leader_election or SingleServer()
-        self._planner_queue = PlannerQueue(planner, pool_file, clock, self._propose_as_leader)
+        self._planner_queue = PlannerQueue(
+            planner,
+            pool_file,
+            clock,
+            self._propose_as_leader,
+            num_workers=num_planners,
+            is_wanted=self._is_planning_wanted,
+        )
         self._closed = threading.Event()
         self._job_state_logger, self.server_metrics = JobStateLogger(), ServerMetrics()
         self._progress = ProgressTracker()
@@ -134,7 +144,7 @@ class ControlService:
             clock,
             functools.partial(self._execute_instructions, own=True),
         )
-        self.submissions = Submissions(self._actor, pool_file, clock)
+        self.submissions = Submissions(self._actor, pool_file, clock, quotas=quotas)
         self._dry_run_checks = DryRunChecks(clock)
         self.agents = AgentSessions(
             self._actor,
@@ -145,6 +155,7 @@ class ControlService:
             self._progress,
             self._leader_election,
             self._dry_run_checks,
+            quotas=quotas,
         )
         self._tick_thread = threading.Thread(target=self._tick_loop, name="ticks", daemon=True)
         # Its own thread: a tick may take long, and a revoked token is rejected within a second.
@@ -218,17 +229,17 @@ class ControlService:
 
         return answer_query(self._query(ask))[0]
 
-    def dry_run(self, user: str, submission: Submission) -> DryRun:
+    def dry_run(self, user: str, submission: Submission, *, exempt: bool = False) -> DryRun:
         """Return the plans, queue status, preemption victims and checks of a job without submitting it.
 
         Raises the errors of a submission, `PlanError` if the job cannot be planned and `ConflictError` if the
         planner is busy.
         """
-        check_content(submission)
+        self.submissions.check(user, submission, exempt=exempt)
 
         def ask(coordinator: Coordinator) -> tuple[MakePlans, MakePlans]:
             self.submissions.settle(coordinator, user, submission, DRY_RUN_JOB_ID)
-            return dry_run_requests(coordinator.state, submission)
+            return dry_run_requests(coordinator.state, user, submission)
 
         plans = find_plans(self._query(ask), self._planner_queue.plan_now)
         now_s, paces = self.clock(), self._progress.job_progress()
@@ -315,6 +326,10 @@ class ControlService:
 
     def _propose(self, event: Event) -> None:
         self._actor.propose(lambda _: event, lambda _: None)
+
+    def _is_planning_wanted(self, request: MakePlans) -> bool:
+        """Return whether the job still waits for the answer to this request."""
+        return self._query(lambda coordinator: coordinator.awaits_plans(request.job_id, request.round))
 
     def _propose_as_leader(self, event: Event) -> None:
         self._background_writer.enqueue(event.kind, self._leader.request(event))

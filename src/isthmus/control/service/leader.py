@@ -93,7 +93,9 @@ class Leader:
     def _pool_set_event(self, now_s: float, coordinator: Coordinator) -> Event:
         """Return the event with the operator's present links and queue settings."""
         rules, links = coordinator.state.config, self._pool_file.links if self._pool_file else ()
-        return PoolSet(now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s)
+        return PoolSet(
+            now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s, planner_turns=True
+        )
 
 
 def log_failure(description: str, action: Callable[[], None]) -> None:

@@ -267,6 +267,7 @@ class SimulatedServer:
                     links=queue.links,
                     objective=queue.objective,
                     patience_s=queue.patience_s,
+                    planner_turns=True,
                 )
             )
             self._execute(self.coordinator.handle(Restarted(now_s=now_s, steady_s=self._kernel.now_s)))

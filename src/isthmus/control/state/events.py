@@ -249,6 +249,8 @@ class PoolSet(_EventBase):
     links: tuple[Link, ...] = ()
     objective: Objective = "arrival"
     patience_s: NonNegativeFloat = 3600.0
+    # Users take turns at the planner; logs of earlier versions were written without.
+    planner_turns: bool = False
 
 
 class Restarted(_EventBase):
@@ -300,6 +302,8 @@ class MakePlans(FrozenModel):
     job_id: Name
     round: PositiveInt
     submission: Submission
+    # Whose turn at the planner it takes.
+    user: str = ""
     # The connected clusters.
     clusters: tuple[Cluster, ...]
     # By cluster and node group: chips neither in use nor allocated, by pool jobs or the owner's own.

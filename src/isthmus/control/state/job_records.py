@@ -227,6 +227,7 @@ class PoolState:
     # See the event `PoolSet`.
     objective: Objective = "arrival"
     patience_s: float = 3600.0
+    planner_turns: bool = False
     # Ids of the jobs whose view the current event has changed.
     changed_jobs: set[str] = field(default_factory=set)
     indexes: Indexes = field(default_factory=Indexes, compare=False)

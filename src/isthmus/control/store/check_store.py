@@ -23,8 +23,8 @@ def check_store(store: Store, reopen: Reopen | None = None) -> Store:
     _check_metrics(store)
     _check_logs(store)
     _check_tokens(store)
-    _check_audit(store)
     secret = _check_secrets(store)
+    _check_audit(store)
     if reopen is not None:
         before = (list(store.events()), store.metrics("a"), store.logs("a"), store.tokens())
         store = reopen(store)

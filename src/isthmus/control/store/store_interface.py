@@ -102,6 +102,9 @@ class Store(Protocol):
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return every token, oldest first."""
 
+    def secret(self, name: str) -> bytes:
+        """Return the secret `name`: 32 random bytes, made at its first use, the same for all servers of the store."""
+
     def token_version(self) -> tuple[float, ...]:
         """Return numbers that differ after every change of a token: a cheap question for what `tokens` returns."""
 
@@ -116,9 +119,6 @@ class Store(Protocol):
 
     def prune_audit(self, before_s: float) -> None:
         """Delete the records of the time before `before_s`."""
-
-    def secret(self, name: str) -> bytes:
-        """Return the secret `name`: 32 random bytes, made at its first use, the same for all servers of the store."""
 
     def close(self) -> None:
         """Release files and connections; may be called twice."""
@@ -206,6 +206,11 @@ class MemoryStore:
         """Return every token; see `Store`."""
         return tuple(sorted(self._tokens.values(), key=lambda token: token.created_s))
 
+    def secret(self, name: str) -> bytes:
+        """Return a secret; see `Store`."""
+        with self._lock:
+            return self._secrets.setdefault(name, secrets.token_bytes(SECRET_BYTES))
+
     def token_version(self) -> tuple[float, ...]:
         """Return numbers that differ after a change; see `Store`."""
         return token_version(self.tokens())
@@ -227,13 +232,12 @@ class MemoryStore:
         with self._lock:
             self._audit = [one for one in self._audit if one.at_s >= before_s]
 
-    def secret(self, name: str) -> bytes:
-        """Return a secret; see `Store`."""
-        with self._lock:
-            return self._secrets.setdefault(name, secrets.token_bytes(SECRET_BYTES))
-
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
+
+
+MAX_LOG_GAP_BYTES = 2**30
+"""Largest gap in a log, as after a restored database; text beyond it would hide what is still missing."""
 
 
 def token_version(tokens: Sequence[StoredToken]) -> tuple[float, ...]:
@@ -251,10 +255,6 @@ def _meets(record: AuditRecord, wanted: AuditFilter) -> bool:
     if wanted.since_s is not None and record.at_s < wanted.since_s:
         return False
     return wanted.user is None or wanted.user in (record.actor, record.subject)
-
-
-MAX_LOG_GAP_BYTES = 2**30
-"""Largest gap in a log, as after a restored database; text beyond it would hide what is still missing."""
 
 
 def _log_key(chunk: LogChunk) -> tuple[str, int, int]:

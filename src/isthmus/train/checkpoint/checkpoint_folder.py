@@ -27,7 +27,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from isthmus.core.base_model import FrozenModel, NonNegativeInt, PositiveInt
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeInt, PositiveInt
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.core.runs.run_folder import claimed_job, complete_folders
 from isthmus.train.checkpoint.layout.checkpoint_layout import (
@@ -63,6 +63,13 @@ class CheckpointFile(FrozenModel):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+class SiteCopy(FrozenModel):
+    """The ranks whose files a site keeps, in checkpoints of sites that share no folder."""
+
+    site: Name
+    ranks: tuple[NonNegativeInt, ...]
+
+
 class Manifest(FrozenModel):
     """Contents of a checkpoint: the state after `step` steps and `samples` samples."""
 
@@ -74,6 +81,10 @@ class Manifest(FrozenModel):
     num_ranks: PositiveInt
     # The files with shards, by rank, then the layout.
     files: Annotated[tuple[CheckpointFile, ...], Field(max_length=MAX_FILES)]
+    # The id of this write; two checkpoints of one step and different ids are different states.
+    write_id: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$")] = ""
+    # Where the files are, if the sites share no folder; empty if all files are in this one.
+    sites: Annotated[tuple[SiteCopy, ...], Field(max_length=MAX_FILES)] = ()
     # The job that wrote it; empty: a job of an earlier release, or in a folder without a claim.
     run: str = ""
 

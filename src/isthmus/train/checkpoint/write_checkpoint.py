@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +42,7 @@ from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.publish_wait import PublishProgress
 
 MAX_RANK_FILES = 1000
+_UNFINISHED = re.compile(r"step-(\d{8,12})\.([0-9a-z]{1,32})\.tmp")
 
 
 class RankPart(FrozenModel):
@@ -64,7 +66,7 @@ def write_rank_part(
     Raises `UnavailableError` if the folder is not writable or its disk is full, and removes this rank's file;
     older checkpoints are untouched.
     """
-    work = _work_folder(folder, step, write_id)
+    work = work_folder(folder, step, write_id)
     try:
         work.mkdir(parents=True, exist_ok=True)
         written = write_shards(work, rank, shards)
@@ -75,7 +77,7 @@ def write_rank_part(
     except OSError as error:
         with suppress(OSError):
             _remove_rank_files(work, rank)
-        raise _write_error(folder, error) from error
+        raise write_error(folder, error) from error
 
 
 def read_rank_part(work: Path, rank: int) -> RankPart:
@@ -85,12 +87,18 @@ def read_rank_part(work: Path, rank: int) -> RankPart:
     """
     file = work / f"{rank}.part"
     part = parse_bounded(RankPart, read_bounded(file, MAX_LAYOUT_BYTES), file)
+    check_rank_part(part, rank, file)
     for one in part.files:
-        if not one.name.startswith(rank_file_prefix(rank)):
-            raise refused(file, f"rank {rank} has written no {one.name}")
         if (work / one.name).stat().st_size != one.num_bytes:
             raise refused(file, f"{one.name} does not have {one.num_bytes} bytes")
     return part
+
+
+def check_rank_part(part: RankPart, rank: int, source: object) -> None:
+    """Raise `UnavailableError` if the part of `rank` names files of another rank."""
+    for one in part.files:
+        if not one.name.startswith(rank_file_prefix(rank)):
+            raise refused(source, f"rank {rank} has written no {one.name}")
 
 
 def publish(folder: Path, *, step: int, samples: int, num_ranks: int, write_id: str, keep: int) -> bool:
@@ -101,7 +109,7 @@ def publish(folder: Path, *, step: int, samples: int, num_ranks: int, write_id: 
     `UnavailableError` if the folder cannot be written, or if the parts do not form a complete model.
     """
     # Step 1: check that all parts exist.
-    work = _work_folder(folder, step, write_id)
+    work = work_folder(folder, step, write_id)
     names = [f"{rank}.part" for rank in range(num_ranks)]
     if not all((work / name).is_file() for name in names):
         return False
@@ -117,27 +125,58 @@ def publish(folder: Path, *, step: int, samples: int, num_ranks: int, write_id: 
         for name in names:
             (work / name).unlink()
         fsync_path(work)
-        place = folder / checkpoint_name(step)
-        _move_into_place(work, place, run)
+        _move_into_place(work, folder / checkpoint_name(step), run)
         # Step 4: remove the job's old checkpoints and unfinished folders.
-        own = sorted(one for one in complete_folders(folder) if one.name <= place.name and _job_of(one) == run)
-        for old in own[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
-        for left in folder.glob("step-*.tmp"):
-            if _final_folder(left) <= place and not left.is_symlink():
-                shutil.rmtree(left, ignore_errors=True)
+        remove_older(folder, step, keep)
     except OSError as error:
-        raise _write_error(folder, error) from error
+        raise write_error(folder, error) from error
     return True
+
+
+def publish_at_site(folder: Path, step: int, write_id: str, manifest: bytes, layout: bytes) -> None:
+    """Publish what this site keeps of a checkpoint of several sites; raises `OSError`.
+
+    All files are durable everywhere before any site publishes, so a crash between two sites loses nothing: the next
+    start publishes at the other sites as well.
+    """
+    work = work_folder(folder, step, write_id)
+    work.mkdir(parents=True, exist_ok=True)
+    write_atomically(work / LAYOUT_FILE, layout)
+    for part in work.glob("*.part"):
+        part.unlink()
+    write_atomically(work / MANIFEST_FILE, manifest)
+    fsync_path(work)
+    _move_into_place(work, folder / checkpoint_name(step), claimed_job(folder))
+
+
+def remove_older(folder: Path, step: int, keep: int) -> None:
+    """Remove the job's checkpoints up to `step` but the newest `keep`, and unfinished ones up to it."""
+    place, run = folder / checkpoint_name(step), claimed_job(folder)
+    own = sorted(one for one in complete_folders(folder) if one.name <= place.name and _job_of(one) == run)
+    for old in own[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    for left in folder.glob("step-*.tmp"):
+        if _final_folder(left) <= place and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def unfinished_writes(folder: Path) -> list[tuple[int, str]]:
+    """Return step and write id of the checkpoints in `folder` that were begun and not published."""
+    found = (_UNFINISHED.fullmatch(one.name) for one in folder.glob("step-*.tmp"))
+    return [(int(one[1]), one[2]) for one in found if one]
 
 
 def write_layout(work: Path, parts: Iterable[RankPart]) -> CheckpointFile:
     """Write the layout of all `parts` and return its file; raise `UnavailableError` if they form no complete model."""
-    parts = tuple(parts)
-    layout: CheckpointLayout = merge_layouts(part.shards for part in parts)
-    check_layout(layout, {file.name: file.num_bytes for part in parts for file in part.files}, work)
-    write_atomically(work / LAYOUT_FILE, layout.model_dump_json())
+    write_atomically(work / LAYOUT_FILE, merged_layout(tuple(parts), work))
     return describe_file(work / LAYOUT_FILE)
+
+
+def merged_layout(parts: Sequence[RankPart], source: object) -> bytes:
+    """Return the layout of all `parts` as JSON; raise `UnavailableError` if they do not form a complete model."""
+    layout: CheckpointLayout = merge_layouts(part.shards for part in parts)
+    check_layout(layout, {file.name: file.num_bytes for part in parts for file in part.files}, source)
+    return layout.model_dump_json().encode()
 
 
 def report_failure(folder: Path, *, step: int, rank: int, num_ranks: int, write_id: str, reason: str) -> None:
@@ -146,7 +185,7 @@ def report_failure(folder: Path, *, step: int, rank: int, num_ranks: int, write_
     Removes this rank's files first, which frees their space for the report. The last rank to report removes the
     folder, so that nothing of the checkpoint is left.
     """
-    work = _work_folder(folder, step, write_id)
+    work = work_folder(folder, step, write_id)
     with suppress(OSError):
         (work / f"{rank}.part").unlink(missing_ok=True)
         _remove_rank_files(work, rank)
@@ -159,21 +198,21 @@ def report_failure(folder: Path, *, step: int, rank: int, num_ranks: int, write_
 def find_failure(folder: Path, step: int, write_id: str) -> str | None:
     """Return the reported failure of a rank's part; None without one."""
     with suppress(OSError):  # rank 0 may rename the folder meanwhile
-        for report in sorted(_work_folder(folder, step, write_id).glob("*.failed")):
+        for report in sorted(work_folder(folder, step, write_id).glob("*.failed")):
             return f"rank {report.stem}: {report.read_text(encoding='utf-8')}"
     return None
 
 
 def is_published(folder: Path, step: int, write_id: str) -> bool:
     """Return whether the checkpoint of this write id is published; valid once this rank's part is written."""
-    return (folder / checkpoint_name(step) / MANIFEST_FILE).is_file() and not _work_folder(
+    return (folder / checkpoint_name(step) / MANIFEST_FILE).is_file() and not work_folder(
         folder, step, write_id
     ).exists()
 
 
 def read_progress(folder: Path, *, step: int, num_ranks: int, write_id: str) -> PublishProgress:
     """Return how much of this checkpoint is visible here: the ranks without a part, and the bytes so far."""
-    work = _work_folder(folder, step, write_id)
+    work = work_folder(folder, step, write_id)
     missing = tuple(rank for rank in range(num_ranks) if not (work / f"{rank}.part").is_file())
     num_bytes = 0
     with suppress(OSError):  # rank 0 may rename the folder meanwhile
@@ -226,7 +265,8 @@ def _move_into_place(work: Path, place: Path, run: str) -> None:
     fsync_path(place.parent)
 
 
-def _work_folder(folder: Path, step: int, write_id: str) -> Path:
+def work_folder(folder: Path, step: int, write_id: str) -> Path:
+    """Return the folder in which the checkpoint after `step` steps is written."""
     return folder / (checkpoint_name(step) + f".{write_id}.tmp")
 
 
@@ -235,7 +275,8 @@ def _final_folder(work: Path) -> Path:
     return work.with_name(work.name.partition(".")[0])
 
 
-def _write_error(folder: Path, error: Exception) -> UnavailableError:
+def write_error(folder: Path, error: Exception) -> UnavailableError:
+    """Return the error for a checkpoint that cannot be written to `folder`."""
     reason = (isinstance(error, OSError) and error.strerror) or error
     return UnavailableError(
         f"cannot write a checkpoint to {folder}: {reason}",
