@@ -23,6 +23,7 @@ from isthmus.core.messages.api_views import (
     JobView,
     LogPage,
     MetricsPage,
+    PoolView,
     Submission,
     TokenRequest,
     TokenView,
@@ -48,6 +49,8 @@ class FakeServer:
     standings: dict[str, QueueStatus] = field(default_factory=dict)
     # What the sites of an offered plan answer, by its id; a server without the endpoint if empty.
     site_checks: dict[str, tuple[SitePreflight, ...]] = field(default_factory=dict)
+    pool: PoolView = field(default_factory=make_pool)
+    ended_unknown: list[str] = field(default_factory=list)
     protocol: int = PROTOCOL_VERSION
     outages: int = 0
     page_size: int = 7
@@ -89,7 +92,10 @@ class FakeServer:
             return httpx.Response(401, json=AuthError("no valid token").as_dict())
         match request.method, request.url.path.strip("/").split("/")[1:]:
             case "GET", ["pool"]:
-                return _answer(make_pool())
+                return _answer(self.pool)
+            case "POST", ["pool", "unknown-jobs", job, "end"]:
+                self.ended_unknown.append(job)
+                return _answer(self.pool)
             case "GET", ["queue"]:
                 waiting = [one.model_dump(mode="json") for one in self.standings.values()]
                 return httpx.Response(200, json=waiting)

@@ -73,6 +73,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/jobs/{job_id}/cancel"): ANN,
     ("GET", "/v1/events"): Rule(may=("ann", "root"), query="?job={job_id}", endless=True),
     ("GET", "/v1/pool"): Rule(may=TOKENS),
+    ("POST", "/v1/pool/unknown-jobs/{job_id}/end"): Rule(may=()),  # it is known: admins get 404, others 403
     ("POST", "/v1/agents/{cluster}/sync"): Rule(
         may=("owner-east", "root"),
         sees=("owner-east", "root"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.control.server.log_end_file import LogEndFile
-from isthmus.control.server.run_server import DATABASE_FILE, ServerConfig, read_database_address
+from isthmus.control.server.server_config import DATABASE_FILE, ServerConfig, read_database_address
 from isthmus.control.server.stored_log import (
     LogReport,
     SqliteLog,

@@ -126,7 +126,14 @@ def require_own_cluster(caller: Caller, named: str, cluster: Cluster, registered
 
 
 def visible_pool(caller: Caller, pool: PoolView) -> PoolView:
-    """Return what the caller may see of the pool; an owner sees its own clusters and their links."""
+    """Return what the caller may see of the pool; an owner sees its own clusters and their links.
+
+    A user does not see the ids of jobs that the server's log does not have.
+    """
+    if caller.role == "user":
+        return pool.model_copy(
+            update={"clusters": tuple(view.model_copy(update={"unknown_parts": ()}) for view in pool.clusters)}
+        )
     if caller.role != "owner":
         return pool
     clusters = tuple(view for view in pool.clusters if view.cluster.owner == caller.name)

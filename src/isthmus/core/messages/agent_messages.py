@@ -206,12 +206,17 @@ class PartOrder(FrozenModel):
     rank_map: RankMap | None = None
 
 
+Fence = Annotated[int, Field(ge=0, le=2**62)]
+"""A fencing token in a report or an event: bounded, so that an agent cannot exhaust the numbers."""
+
+
 class AgentReport(FrozenModel):
     """The request of a sync: the state of one site. `incarnation` is a new id at each start of the agent.
 
     `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users. An agent
     without `peer_address` takes no part in the checks of the way between sites. `checks`: the agent
-    executes the checks of `AgentOrders.preflights`, whose answers are `preflights`.
+    executes the checks of `AgentOrders.preflights`, whose answers are `preflights`. `fence` is the highest one of
+    the orders that the agent has obeyed.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -226,6 +231,7 @@ class AgentReport(FrozenModel):
     peer_checks: tuple[PeerCheck, ...] = ()
     checks: bool = False
     preflights: tuple[PreflightAnswer, ...] = ()
+    fence: Fence = 0
     metrics: tuple[StepMetrics, ...] = ()
     logs: tuple[LogChunk, ...] = ()
 

@@ -167,11 +167,19 @@ NEXT_JOB_HEADER = "Isthmus-Next-Job"
 """Response header of a listing that continues: pass its value as `after`."""
 
 
+class UnknownPart(FrozenModel):
+    """A part that runs at a site and that the server's log does not have since it was restored from a backup."""
+
+    job: Name
+    attempt: PositiveInt
+
+
 class ClusterView(FrozenModel):
     """The pool's view of a cluster; `connected` while its agent reports regularly.
 
     `queue` is the desired order of pool jobs in its queue, `misplaced` the number of them out of order in the
-    last report.
+    last report. After a restore of the server from a backup, `awaited` sites have not reported since, and
+    `unknown_parts` run although the log does not have them.
     """
 
     cluster: Cluster
@@ -181,6 +189,8 @@ class ClusterView(FrozenModel):
     queue: tuple[Name, ...] = ()
     misplaced: NonNegativeInt = 0
     last_report_s: float | None = None
+    awaited: bool = False
+    unknown_parts: tuple[UnknownPart, ...] = ()
 
 
 class PoolView(FrozenModel):
