@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.service.agent_state_folder import worker_spec
-from isthmus.agent.service.file_fetcher import FetchStatus, FileFetcher
-from isthmus.agent.service.file_transfer import (
+from isthmus.agent.files.file_fetcher import FetchStatus, FileFetcher
+from isthmus.agent.files.file_transfer import (
     CommandSource,
     FolderSource,
     fetch_job_files,
@@ -19,6 +18,8 @@ from isthmus.agent.service.file_transfer import (
     read_sources,
     storage_path,
 )
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.service.agent_state_folder import worker_spec
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.job import Job, ResumeSource
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
@@ -239,4 +240,4 @@ def test_workers_learn_whether_the_job_has_trained_before(files_at: tuple[str, .
     site = Site()
     site.obey(order("prepared", files_at=files_at))
     (part,) = site.machine.parts.values()
-    assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}).has_trained is bool(files_at)
+    assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}, storage=SiteStorage()).has_trained is bool(files_at)

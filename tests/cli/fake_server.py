@@ -91,14 +91,13 @@ class FakeServer:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
             return httpx.Response(401, json=AuthError("no valid token").as_dict())
         match request.method, request.url.path.strip("/").split("/")[1:]:
-            case "GET", ["pool"]:
-                return _answer(self.pool)
-            case "POST", ["pool", "unknown-jobs", job, "end"]:
-                self.ended_unknown.append(job)
-                return _answer(self.pool)
+            case _, ["pool", *rest]:
+                return self._pool(rest)
             case "GET", ["queue"]:
                 waiting = [one.model_dump(mode="json") for one in self.standings.values()]
                 return httpx.Response(200, json=waiting)
+            case "POST", ["sites", name, "gone" | "enrol"]:
+                return _answer(next(one for one in make_pool().clusters if one.cluster.name == name))
             case "POST", ["tokens"]:
                 asked = TokenRequest.model_validate_json(request.content)
                 return _answer(TokenView(role=asked.role, name=asked.name, token="isth_secret"), 201)
@@ -150,6 +149,11 @@ class FakeServer:
         if said["plan"] not in plans:
             raise NotFoundError(f"no plan {said['plan']}", hint="it has " + ", ".join(plans))
         return self._change(view, state="preparing", plan=plans[said["plan"]])
+
+    def _pool(self, rest: list[str]) -> httpx.Response:
+        if rest:
+            self.ended_unknown.append(rest[1])
+        return _answer(self.pool)
 
     def _job(self, method: str, view: JobView, rest: list[str], request: httpx.Request) -> httpx.Response:
         match method, rest:

@@ -13,7 +13,7 @@ from isthmus.client.resolve_job import select_job
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.files.user_files import FILE_KINDS
-from isthmus.core.messages.api_views import JobView, PoolView, TokenView, UnknownPart, VictimView
+from isthmus.core.messages.api_views import ClusterView, JobView, PoolView, TokenView, UnknownPart, VictimView
 from isthmus.core.plan import PlanSet
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import START_S, make_metrics, make_plan, make_view
@@ -247,6 +247,27 @@ def test_pool_shows_chips_connection_and_links() -> None:
     assert "disconnected" in out
     assert "hangzhou > nanjing" in out
     PoolView.model_validate(run(FakeServer(), "pool", "--json").json)
+
+
+def test_sites_show_their_agents_and_when_those_of_a_lost_site_end() -> None:
+    """The list has the identity, the sessions and the lease; a lost site says when its parts count as ended."""
+    out = run(FakeServer(), "site", "list").out
+    assert "0123456789ab" in out
+    shown = run(FakeServer(), "site", "show", "nanjing").out
+    assert "its parts count as ended in" in shown
+    assert "job-1" in shown
+    assert "end themselves after 15 min" in run(FakeServer(), "site", "show", "hangzhou").out
+    assert run(FakeServer(), "site", "show", "unheard").status == 5
+    ClusterView.model_validate(run(FakeServer(), "site", "show", "nanjing", "--json").json)
+
+
+def test_a_site_is_declared_gone_only_by_a_person_who_knows_what_it_risks() -> None:
+    """Without --yes the command names the jobs and the risk, and asks the server for nothing."""
+    done = run(FakeServer(), "site", "gone", "nanjing")
+    assert done.status == 2
+    assert "two attempts of job-1 train at once and overwrite each other's files" in done.err
+    assert "released there: job-1" in run(FakeServer(), "site", "gone", "nanjing", "--yes").out
+    assert "takes the place" in run(FakeServer(), "site", "enrol", "nanjing").out
 
 
 def test_a_token_is_printed_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import RankMap, StepMetrics
-from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerKeys, WorkerSpec
 from isthmus.core.plan import Plan
 from tests.forks import ForkedProgram, preload
 from tests.train.small_models import NUM_LAYERS, write_config
@@ -119,11 +120,13 @@ def started(
     attempt: int = 1,
     program: str = "worker",
     hosts: Sequence[str] = (),
+    keyed: bool = True,
     **spec: Any,
 ) -> Iterator[Workers]:
     """Start one process per rank and give them the rank map; whatever still runs at the end is killed.
 
-    Rank r listens at `hosts[r]`, where given: different addresses stand for different machines.
+    Rank r listens at `hosts[r]`, where given: different addresses stand for different machines. Links have keys unless
+    `keyed` is false.
     """
     folders = [WorkerFolder(folder / f"{attempt}/rank-{rank}") for rank in range(len(plan.ranks))]
     workers = Workers(folders)
@@ -131,6 +134,8 @@ def started(
         here = {"host": hosts[rank]} if hosts else {}
         own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=job, plan=plan, **here, **spec)
         place.write_spec(own)
+        if keyed:
+            place.write_keys(keys_of(own.cluster, plan))
         workers.processes.append(ForkedProgram(f"isthmus.train.process.{program}", place.path, place.log_path))
     try:
         _hand_out_ranks(workers)
@@ -140,6 +145,12 @@ def started(
             if process.poll() is None:
                 os.kill(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def keys_of(site: str, plan: Plan) -> WorkerKeys:
+    """Return the keys of the links of `site`, as a server of the tests makes them."""
+    pairs = {other: "/".join(sorted((site, other))) for other in plan.clusters}
+    return WorkerKeys(keys={other: hashlib.sha256(pair.encode()).hexdigest() for other, pair in pairs.items()})
 
 
 def run_job(folder: Path, job: Job, plan: Plan, attempt: int = 1, **spec: Any) -> Workers:

@@ -144,7 +144,8 @@ def _adopt_plan(site: SiteState, part: SitePart, order: PartOrder) -> str:
         return objection
     if part.plan != order.plan or not part.workers:
         _make_workers(site, part, order)
-    part.spec, part.plan, part.has_trained = order.spec, order.plan, bool(order.files_at)
+    part.user, part.spec, part.plan = order.user, order.spec, order.plan
+    part.has_trained = bool(order.files_at)
     return "" if part.workers else f"the plan has no stage at {site.cluster}"
 
 

@@ -22,6 +22,7 @@ from isthmus.cli.commands import (
     search_commands,
     server_commands,
     simulate_pool_commands,
+    site_commands,
 )
 from isthmus.cli.demo import demo_command
 from isthmus.cli.setup import doctor_command, init_command
@@ -60,6 +61,7 @@ _COMMAND_MODULES = (
     follow_commands,
     report_commands,
     pool_commands,
+    site_commands,
     search_commands,
     simulate_pool_commands,
     plan_commands,

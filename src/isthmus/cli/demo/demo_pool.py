@@ -25,6 +25,9 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 _PR_SET_PDEATHSIG = 1
 
+DEMO_USER = "demo"
+"""The only user of the pool."""
+
 
 class DemoPool:
     """A local pool: a context manager that starts all its processes and stops them on exit.
@@ -75,6 +78,8 @@ class DemoPool:
             pool,
             "--port",
             str(self.port),
+            "--high-priority-user",
+            DEMO_USER,
         )
         admin_token = self.folder / "server" / "admin.token"
         self._wait("server", lambda: admin_token.exists() and self._is_healthy())
@@ -82,7 +87,7 @@ class DemoPool:
             for owner in dict.fromkeys(cluster.owner for cluster in self.pool.clusters):
                 created = admin.create_token(TokenRequest(role="owner", name=owner))
                 write_secret(self.folder / f"{owner}.token", created.token)
-            user = admin.create_token(TokenRequest(role="user", name="demo"))
+            user = admin.create_token(TokenRequest(role="user", name=DEMO_USER))
         write_secret(self.folder / "user.token", user.token)
         self._wait_links()
         policy = self.folder / "policy.yaml"

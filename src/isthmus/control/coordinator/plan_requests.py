@@ -14,12 +14,15 @@ from isthmus.control.state.job_records import FreeChips, JobRecord, PlannerInput
 from isthmus.control.state.update_indexes import job_at_key, park, queue_key, reindex_job
 from isthmus.core.plan import PlanSet
 
+PLANNED_WINDOWS = 4
+"""Beyond the head of the queue jobs are planned until this many windows of planned jobs wait."""
+
 
 def request_plans(state: PoolState, job: JobRecord, *, for_whole_pool: bool = False) -> None:
     """Request plans for a job: immediately if its user waits for them, otherwise in the job's turn."""
     job.for_whole_pool = for_whole_pool
     if job.auto_plan:
-        state.indexes.unplanned.add(queue_key(job))
+        state.indexes.unplanned.add(job.user, queue_key(job), in_turns=state.planner_turns)
     else:
         state.indexes.interactive[job.number] = None
 
@@ -34,20 +37,31 @@ def is_plan_requested(state: PoolState, job: JobRecord) -> bool:
 def take_due_requests(state: PoolState, now_s: float) -> list[JobRecord]:
     """Remove and return the jobs whose planner requests are sent now.
 
-    `auto_plan` jobs are planned one at a time: each is planned on what the previous one left.
+    `auto_plan` jobs are planned one at a time: each is planned on what the previous one left. Within a priority their
+    users take turns.
     """
     indexes = state.indexes
+    if not indexes.auto_planning:
+        indexes.unplanned.forget_turns()
     found = [state.jobs[indexes.ids_by_number[number]] for number in indexes.interactive]
     indexes.interactive.clear()
-    if (
-        indexes.unplanned
-        and not indexes.auto_planning
-        and indexes.in_head(indexes.unplanned[0], state.config.queue_window)
-    ):
-        found.append(job_at_key(state, indexes.unplanned.pop(0)))
+    if indexes.unplanned and not indexes.auto_planning and _may_plan_next(state):
+        place = indexes.unplanned.pop()
+        found += [job_at_key(state, place)] if place is not None else []
     for job in found:
         _send_planner_request(state, job, now_s)
     return found
+
+
+def _may_plan_next(state: PoolState) -> bool:
+    """Return whether the next job is near the head of the queue, or few planned jobs wait.
+
+    The second admits the job of a user behind another user's many jobs, which are ahead in the queue only.
+    """
+    indexes, window = state.indexes, state.config.queue_window
+    if indexes.in_head(indexes.unplanned.first(), window):
+        return True
+    return state.planner_turns and len(indexes.order) - len(indexes.unplanned) < PLANNED_WINDOWS * window
 
 
 def withdraw_plan_request(state: PoolState, job: JobRecord) -> None:

@@ -11,18 +11,25 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from isthmus.control.rest.create_app import create_app
+from isthmus.control.server.connection_limits import ConnectionLimits, caps_within
+from isthmus.control.server.file_limit import raise_file_limit
 from isthmus.control.server.gc_tuning import tune_gc
+from isthmus.control.server.guarded_protocol import make_protocol_factory
+from isthmus.control.server.head_refusal import MAX_HEAD_BYTES
+from isthmus.control.server.limited_listener import LimitedListener
 from isthmus.control.server.listen_addresses import certificate_hosts, printed_hosts
 from isthmus.control.server.log_end_file import LogEndFile
 from isthmus.control.server.server_config import ServerConfig, open_store, read_database_address
 from isthmus.control.server.tls import Certificate, given_certificate, self_signed_certificate
+from isthmus.control.service.access.token_gate import TokenGate
 from isthmus.control.service.auth import ADMIN_TOKEN_FILE, ensure_admin_token
 from isthmus.control.service.control_service import ControlService
-from isthmus.control.service.planner_process import PlannerProcess
+from isthmus.control.service.planner_process import COMMAND, PlannerPool, PlannerProcess
 from isthmus.control.service.planner_queue import Planner
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.snapshot_file import SnapshotFile
@@ -74,12 +81,14 @@ def run_server(
             stack.callback(log_end.close)
             log_end.follow(store)
         ensure_admin_token(store, config.state, time.time())
-        own = PlannerProcess()
+        own = PlannerPool(make_process=lambda: PlannerProcess(command=(*COMMAND, str(config.search_cpu_s))))
         leadership = _leader_election(config)
         service = ControlService(
             store,
             config.pool,
             planner=planner or own,
+            num_planners=len(own.processes) if planner is None else 1,
+            quotas=config.quotas,
             rules=config.rules,
             leader_election=leadership,
             snapshot_file=SnapshotFile(config.state),
@@ -96,7 +105,8 @@ def run_server(
             certificate=certificate,
             admin_token=token if token.exists() else None,
         )
-        server = _UvicornServer(_uvicorn_config(service, certificate), stop or threading.Event())
+        limits = ConnectionLimits(config.connections or caps_within(raise_file_limit()))
+        server = _UvicornServer(_uvicorn_config(service, certificate), stop or threading.Event(), service.gate, limits)
         server.on_ready = lambda: announce(listening) if announce else None
         server.on_shutdown = service.changes.close
         server.run(sockets=[listener])
@@ -162,6 +172,11 @@ def _uvicorn_config(service: ControlService, certificate: Certificate | None) ->
         lifespan="off",
         timeout_graceful_shutdown=3,
         server_header=False,
+        # No proxy is trusted: limits and the audit log count by the address of the connection.
+        proxy_headers=False,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        ws="none",
+        backlog=4096,
     )
 
 
@@ -171,13 +186,21 @@ class _UvicornServer(uvicorn.Server):
     on_ready: Callable[[], None]
     on_shutdown: Callable[[], None]
 
-    def __init__(self, config: uvicorn.Config, stop: threading.Event) -> None:
+    def __init__(
+        self, config: uvicorn.Config, stop: threading.Event, gate: TokenGate, limits: ConnectionLimits
+    ) -> None:
         super().__init__(config)
-        self._stop = stop
+        self._stop, self._gate, self._limits = stop, gate, limits
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start accepting connections, then call `on_ready`."""
-        await super().startup(sockets=sockets)
+        """Start accepting connections within the limits, then call `on_ready`."""
+        config = self.config
+        make = make_protocol_factory(config, self.server_state, self._gate, self._limits, time.monotonic)
+        self.servers: list[Any] = [
+            LimitedListener(listener, self._limits, self._gate, make, tls=config.ssl, backlog=config.backlog)
+            for listener in sockets or ()
+        ]
+        self.started = True
         self.on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from isthmus.control.queries.quotas import Quotas
+from isthmus.control.server.connection_limits import ConnectionCaps
 from isthmus.control.server.log_end_file import LogEndFile
+from isthmus.control.service.planner_process import SEARCH_CPU_S
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import Store
@@ -35,6 +38,12 @@ class ServerConfig:
     self_signed: bool = False
     # Timeouts and intervals of the coordinator.
     rules: CoordinatorConfig | None = None
+    # Limits of connections. None: as many as the process may open files for.
+    connections: ConnectionCaps | None = None
+    # What one user or owner may ask for.
+    quotas: Quotas = field(default_factory=Quotas)
+    # CPU time of a search for plans, in seconds; then the best plans so far are the answer.
+    search_cpu_s: float = SEARCH_CPU_S
 
 
 def open_store(config: ServerConfig) -> Store:

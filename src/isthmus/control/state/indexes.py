@@ -12,6 +12,7 @@ from typing import Annotated
 
 from sortedcontainers import SortedDict, SortedList
 
+from isthmus.control.algorithms.fair_order import FairOrder
 from isthmus.core.messages.api_views import JobState
 from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority
@@ -33,12 +34,14 @@ class Indexes:
     ids_by_number: Annotated[SortedDict, int, str] = field(default_factory=SortedDict)
     # Job numbers by user.
     numbers_by_user: dict[str, Annotated[SortedList, int]] = field(default_factory=dict)
+    # Number of jobs that have not ended, by user.
+    live_by_user: dict[str, int] = field(default_factory=dict)
     # The queue: keys of the jobs that wait for chips, first to start first.
     order: Annotated[SortedList, QueueKey] = field(default_factory=SortedList)
     # Numbers of the jobs that even the empty pool could not hold now.
     parked: set[int] = field(default_factory=set)
-    # Keys of the `auto_plan` jobs that wait for the planner.
-    unplanned: Annotated[SortedList, QueueKey] = field(default_factory=SortedList)
+    # The `auto_plan` jobs that wait for the planner, by priority; users take turns (`PoolSet.planner_turns`).
+    unplanned: FairOrder = field(default_factory=FairOrder)
     # Numbers of the jobs that wait until their user has chosen a plan.
     awaiting_choice: dict[int, None] = field(default_factory=dict)
     # Numbers of the jobs whose user waits for plans.

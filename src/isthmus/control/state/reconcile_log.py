@@ -58,6 +58,14 @@ def note_report(state: PoolState, record: ClusterRecord, event: AgentReported) -
         state.changed_jobs |= {job_id for job_id, _ in (*before[1], *running) if job_id in state.jobs}
 
 
+def forget_site(state: PoolState, cluster: str) -> None:
+    """Wait no longer for a site, and count its unknown parts as ended: an operator has declared it gone."""
+    if state.restored is not None:
+        state.restored.unheard.discard(cluster)
+        state.restored.unknown.pop(cluster, None)
+        state.indexes.capacity_freed = True
+
+
 def is_awaited(state: PoolState, cluster: str) -> bool:
     """Return whether the log was restored and the site has not reported since."""
     return state.restored is not None and cluster in state.restored.unheard

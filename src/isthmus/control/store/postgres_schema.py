@@ -39,6 +39,22 @@ MIGRATIONS = (
     ALTER TABLE events ADD COLUMN hash BYTEA;
     CREATE TABLE identity (one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), store TEXT NOT NULL);
     """,
+    "CREATE TABLE secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """
+    ALTER TABLE tokens ADD COLUMN expires_s DOUBLE PRECISION, ADD COLUMN revoked_s DOUBLE PRECISION,
+        ADD COLUMN created_by TEXT NOT NULL DEFAULT '';
+    CREATE TABLE audit (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at_s DOUBLE PRECISION NOT NULL,
+        action TEXT NOT NULL, actor TEXT NOT NULL, role TEXT NOT NULL, token TEXT NOT NULL, address TEXT NOT NULL,
+        subject TEXT NOT NULL, detail TEXT NOT NULL
+    );
+    CREATE FUNCTION audit_refusal() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        RAISE EXCEPTION 'the audit log is append-only and keeps its records for 365 days';
+    END $$;
+    CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit FOR EACH ROW EXECUTE FUNCTION audit_refusal();
+    CREATE TRIGGER audit_kept BEFORE DELETE ON audit FOR EACH ROW
+        WHEN (old.at_s > extract(epoch FROM now()) - 86400 * 365) EXECUTE FUNCTION audit_refusal();
+    """,
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 

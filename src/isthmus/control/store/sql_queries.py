@@ -6,6 +6,7 @@ lost something that was acknowledged: every later read and append fails with `Lo
 
 from __future__ import annotations
 
+import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,12 +14,16 @@ from typing import Any, Generic, TypeVar
 
 from isthmus.control.state.events import Event, decode_event
 from isthmus.control.store.log_chain import LogDamagedError, LogEnd, chain_start, follow_link, require_end
-from isthmus.control.store.store_interface import StoredToken, chunk_end_bytes, trim_stored_bytes
+from isthmus.control.store.store_interface import SECRET_BYTES, StoredToken, chunk_end_bytes, trim_stored_bytes
+from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage
 
 PAGE_SIZE = 1000
 """Events per query of a log that is read from its start."""
+
+_TOKEN_FIELDS = ("digest", "role", "name", "created_s", "expires_s", "revoked_s", "created_by")
+_AUDIT_FIELDS = ("number", "at_s", "action", "actor", "role", "token", "address", "subject", "detail")
 
 Session = TypeVar("Session")
 
@@ -162,22 +167,63 @@ class SqlQueries(ABC, Generic[Session]):
     def put_token(self, token: StoredToken) -> None:
         """Store a token; see `Store`."""
         sql = (
-            "INSERT INTO tokens (digest, role, name, created_s) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (digest) DO UPDATE "
-            "SET role = excluded.role, name = excluded.name, created_s = excluded.created_s"
+            "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE "
+            "SET role = excluded.role, name = excluded.name, created_s = excluded.created_s, "
+            "expires_s = excluded.expires_s, revoked_s = excluded.revoked_s, created_by = excluded.created_by"
         )
-        row = (token.digest, token.role, token.name, token.created_s)
+        row = [getattr(token, name) for name in _TOKEN_FIELDS]
         self._write(lambda session: self._execute(session, sql, *row))
 
     def find_token(self, digest: str) -> StoredToken | None:
         """Return a token; see `Store`."""
-        rows = self._read("SELECT digest, role, name, created_s FROM tokens WHERE digest = ?", digest)
+        sql = "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by FROM tokens WHERE digest = ?"
+        rows = self._read(sql, digest)
         return _token(rows[0]) if rows else None
 
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return every token; see `Store`."""
-        rows = self._read("SELECT digest, role, name, created_s FROM tokens ORDER BY created_s")
-        return tuple(_token(row) for row in rows)
+        sql = "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by FROM tokens ORDER BY created_s"
+        return tuple(_token(row) for row in self._read(sql))
+
+    def token_version(self) -> tuple[float, ...]:
+        """Return numbers that differ after a change; see `Store`."""
+        sql = "SELECT count(*), count(revoked_s), coalesce(sum(created_s), 0), coalesce(sum(expires_s), 0) FROM tokens"
+        return tuple(float(value) for value in self._read(sql)[0])
+
+    def append_audit(self, records: Sequence[AuditRecord]) -> None:
+        """Append records; see `Store`."""
+        rows = [[getattr(one, name) for name in _AUDIT_FIELDS[1:]] for one in records]
+        sql = (
+            "INSERT INTO audit (at_s, action, actor, role, token, address, subject, detail) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        )
+        self._write(lambda session: self._execute_many(session, sql, rows))
+
+    def audit(self, wanted: AuditFilter, after: int = 0, limit: int = 1000) -> tuple[AuditRecord, ...]:
+        """Return records; see `Store`."""
+        sql = (
+            "SELECT number, at_s, action, actor, role, token, address, subject, detail FROM audit "
+            "WHERE number > ? AND at_s >= ? AND (CAST(? AS text) IS NULL OR actor = ? OR subject = ?) "
+        )
+        sql += "ORDER BY number LIMIT ?" if after else "ORDER BY number DESC LIMIT ?"
+        user = wanted.user
+        rows = sorted(self._read(sql, after, wanted.since_s or 0.0, user, user, user, limit))
+        return tuple(AuditRecord.model_validate(dict(zip(_AUDIT_FIELDS, row, strict=True))) for row in rows)
+
+    def prune_audit(self, before_s: float) -> None:
+        """Delete old records; see `Store`."""
+        self._write(lambda session: self._execute(session, "DELETE FROM audit WHERE at_s < ?", before_s))
+
+    def secret(self, name: str) -> bytes:
+        """Return a secret; see `Store`."""
+        find, made = "SELECT value FROM secrets WHERE name = ?", secrets.token_hex(SECRET_BYTES)
+        rows = self._read(find, name)
+        if not rows:
+            sql = "INSERT INTO secrets (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
+            self._write(lambda session: self._execute(session, sql, name, made))
+            rows = self._read(find, name)
+        return bytes.fromhex(rows[0][0])
 
 
 def _hash(stored: bytes | memoryview | None) -> bytes:
@@ -198,6 +244,5 @@ def _decode_log(body: str | bytes) -> str:
     return body if isinstance(body, str) else bytes(body).decode()
 
 
-def _token(row: tuple[str, str, str, float]) -> StoredToken:
-    digest, role, name, created_s = row
-    return StoredToken(digest=digest, role=role, name=name, created_s=created_s)
+def _token(row: Sequence[Any]) -> StoredToken:
+    return StoredToken.model_validate(dict(zip(_TOKEN_FIELDS, row, strict=True)))

@@ -52,6 +52,20 @@ MIGRATIONS = (
     ALTER TABLE events ADD COLUMN hash BLOB;
     CREATE TABLE identity (one INTEGER PRIMARY KEY CHECK (one = 1), store TEXT NOT NULL);
     """,
+    "CREATE TABLE secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """
+    ALTER TABLE tokens ADD COLUMN expires_s REAL;
+    ALTER TABLE tokens ADD COLUMN revoked_s REAL;
+    ALTER TABLE tokens ADD COLUMN created_by TEXT NOT NULL DEFAULT '';
+    CREATE TABLE audit (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL NOT NULL, action TEXT NOT NULL, actor TEXT NOT NULL,
+        role TEXT NOT NULL, token TEXT NOT NULL, address TEXT NOT NULL, subject TEXT NOT NULL, detail TEXT NOT NULL
+    );
+    CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+    CREATE TRIGGER audit_kept BEFORE DELETE ON audit WHEN old.at_s > strftime('%s', 'now') - 86400 * 365
+    BEGIN SELECT RAISE(ABORT, 'the audit log keeps its records for 365 days'); END;
+    """,
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 
@@ -211,7 +225,7 @@ def _migrate(db: sqlite3.Connection, expected_id: str | None, new_id: str) -> st
             hint="start the version of isthmus that wrote it, or a newer one",
         )
     for version, script in enumerate(MIGRATIONS[present:], start=present + 1):
-        for statement in script.split(";"):
+        for statement in _statements(script):
             db.execute(statement)
         db.execute("INSERT INTO migrations (version) VALUES (?)", (version,))
     known = _identity(db)
@@ -232,3 +246,13 @@ def _identity(db: sqlite3.Connection) -> str | None:
         return None
     found = db.execute("SELECT store FROM identity").fetchone()
     return str(found[0]) if found else None
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yield the statements of a script; that of a trigger contains others."""
+    statement = ""
+    for piece in script.split(";"):
+        statement += piece + ";"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

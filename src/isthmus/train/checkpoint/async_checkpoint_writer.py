@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from isthmus.core.errors import PeerError, UnavailableError
-from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.publish_wait import PublishWait
 from isthmus.train.checkpoint.write_checkpoint import (
     find_failure,

@@ -18,8 +18,8 @@ from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_
 from isthmus.core.runs.resume_folder import refuse_finished
 from isthmus.train.checkpoint.async_checkpoint_writer import AsyncCheckpointWriter
 from isthmus.train.checkpoint.checkpoint_folder import Manifest, load_shards, read_manifests, verify_rank_file
-from isthmus.train.checkpoint.dcp_layout import TensorShard
 from isthmus.train.checkpoint.find_valid_checkpoint import find_valid_checkpoint
+from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.memory_slot import Snapshot
 from isthmus.train.checkpoint.state_shards import allocate_state, shards_to_save
 from isthmus.train.checkpoint.write_checkpoint import clear_unfinished

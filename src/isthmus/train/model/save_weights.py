@@ -6,6 +6,7 @@ last, so that a reader finds a complete model or none, even if the folder held a
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -52,6 +53,8 @@ def export_shard(
         return
     folder = output / _PENDING_FOLDER
     try:
+        if folder.is_symlink():
+            raise FileExistsError(errno.EEXIST, f"{folder} is a link, which may lead to files of another job")
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(_pending_name(rank, "*")):
             old.unlink()

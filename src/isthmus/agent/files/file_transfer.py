@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.files.model_tokenizer import tokenizer_paths
-from isthmus.core.job import Job, ResumeSource, is_folder
+from isthmus.core.job import Job, with_paths
 
 _SOURCES: TypeAdapter[dict[str, str | tuple[str, ...]]] = TypeAdapter(dict[str, str | tuple[str, ...]])
 _BLOCK_BYTES = 1 << 20
@@ -115,26 +115,7 @@ def storage_path(root: Path, path: str) -> Path:
 def localise_paths(job: Job, root: Path) -> Job:
     """Return `job` with its paths moved below the storage folder `root`; URLs are unchanged."""
 
-    def here(path: str) -> str:
-        return path if "://" in path else str(storage_path(root, path))
-
-    data: dict[str, object] = {"paths": tuple(map(here, job.data.paths))}
-    if job.data.tokenizer_path is not None:
-        data["tokenizer"] = here(job.data.tokenizer_path)
-    resume: str | ResumeSource | None = job.resume
-    if isinstance(resume, ResumeSource):
-        resume = resume.model_copy(update={"folder": here(resume.folder)})
-    elif resume is not None and is_folder(resume):
-        resume = here(resume)
-    return job.model_copy(
-        update={
-            "resume": resume,
-            "model": here(job.model),
-            "data": job.data.model_copy(update=data),
-            "checkpoints": job.checkpoints.model_copy(update={"folder": here(job.checkpoints.folder)}),
-            "output": here(job.output),
-        }
-    )
+    return with_paths(job, lambda _, path: path if "://" in path else str(storage_path(root, path)))
 
 
 def job_paths(job: Job) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.agent.service.file_transfer import FileSource, fetch_job_files
+from isthmus.agent.files.file_transfer import FileSource, fetch_job_files
 from isthmus.core.errors import IsthmusError
 from isthmus.core.job import Job
 
