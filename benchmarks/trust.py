@@ -1,8 +1,9 @@
 """Trust boundaries: what protection costs, and what attackers gain.
 
-`ids` submits jobs of equal content. `attacks` lets a stranger, a user, an owner and an agent attack a running job in a
-real pool, each attack by a seed. `lost-sites` cuts sites off for longer than their workers' lease. Both sides of a
-comparison run in one process or in turn.
+`ids` submits jobs of equal content. `links` measures what keys of links cost, and forged greetings during a run.
+`attacks` lets a stranger, a user, an owner and an agent attack a running job in a real pool, each attack by a seed.
+`lost-sites` cuts sites off for longer than their workers' lease. Both sides of a comparison run in one process or in
+turn.
 
   python -m benchmarks.trust                       # all
   python -m benchmarks.trust --quick               # fewer ids and attacks
@@ -15,11 +16,12 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from benchmarks import _trust_attacks, _trust_ids, _trust_lost_sites
+from benchmarks import _trust_attacks, _trust_ids, _trust_links, _trust_lost_sites
 from benchmarks.table import Row, print_rows
 
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "ids": _trust_ids.measure,
+    "links": _trust_links.measure,
     "attacks": _trust_attacks.measure,
     "lost-sites": _trust_lost_sites.measure,
 }
