@@ -30,19 +30,16 @@ def named_tests() -> dict[str, set[str]]:
 
 def attacks_in(tree: ast.Module) -> set[str]:
     """Return the tests of a module that carry the marker: of their own, of their class, or of the whole file."""
-    marks = [
-        node for node in tree.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0])
-    ]
-    whole = any(MARKER in ast.unparse(node.value) for node in marks)
-    found = set()
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    whole = any(ast.unparse(node.targets[0]) == "pytestmark" and MARKER in ast.unparse(node.value) for node in assigned)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    for prefix, body, marked in [
-        ("", tree.body, whole),
-        *((f"{c.name}::", c.body, whole or _marked(c)) for c in classes),
-    ]:
-        functions = [node for node in body if isinstance(node, ast.FunctionDef)]
-        found |= {prefix + node.name for node in functions if marked or _marked(node)}
-    return found
+    bodies = [("", tree.body, whole), *((f"{one.name}::", one.body, whole or _marked(one)) for one in classes)]
+    return {
+        prefix + node.name
+        for prefix, body, marked in bodies
+        for node in body
+        if isinstance(node, ast.FunctionDef) and (marked or _marked(node))
+    }
 
 
 def _marked(node: ast.FunctionDef | ast.ClassDef) -> bool:
