@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import socket
 import string
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import httpx
@@ -33,12 +34,18 @@ class Target:
     user_token: str
     owner_token: str
     output: str
+    refused: Counter[str] = field(default_factory=Counter)
+    """Answers that the audit log must name, by the actor that it names."""
 
     def request(self, token: str, method: str, path: str, body: object = None) -> httpx.Response:
         """Send one request with `token`; "" sends none."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         with httpx.Client(base_url=self.url, headers=headers, timeout=30) as http:
-            return http.request(method, path, json=body)
+            answer = http.request(method, path, json=body)
+        if answer.status_code in (401, 403) or (answer.status_code == 404 and self.job in path):
+            actors = {self.user_token: "mallory", self.owner_token: "owner-north"}
+            self.refused[actors.get(token, "")] += 1
+        return answer
 
     @property
     def address(self) -> tuple[str, int]:
@@ -219,7 +226,8 @@ def write_foreign_log(target: Target, chance: Random) -> str:
     """Send log text of another site's rank, also at an offset that would hide what follows."""
     offset = chance.choice([0, 1, 2**31, 2**62, 2**63 - 1])
     chunk = {"job": target.job, "attempt": target.attempt, "rank": chance.randrange(2), "offset": offset}
-    _sync_north(target, logs=[chunk | {"text": "FORGED"}])
+    if _sync_north(target, logs=[chunk | {"text": "FORGED"}]).is_success:
+        target.refused["owner-north"] += 1
     return ""
 
 
@@ -227,7 +235,8 @@ def write_foreign_metrics(target: Target, chance: Random) -> str:
     """Send metrics of another site's rank, also of steps far ahead."""
     step = chance.choice([0, 10**6, 10**12, 2**63 - 1])
     line = {"job": target.job, "attempt": target.attempt, "rank": chance.randrange(2), "step": step}
-    _sync_north(target, metrics=[line | {"values": {"loss": -12345.0}}])
+    if _sync_north(target, metrics=[line | {"values": {"loss": -12345.0}}]).is_success:
+        target.refused["owner-north"] += 1
     return ""
 
 

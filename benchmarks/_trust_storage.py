@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.table import Row, compared
 from isthmus.agent.adapters.local_adapter import CONFINED_START
 from isthmus.agent.adapters.worker_limits import limits_for
 from isthmus.agent.files.site_storage import SiteStorage
@@ -23,8 +24,8 @@ from isthmus.core.worker_rights import WorkerRights
 _NAMES = ("users", "alice", "bob", "run", "link", "up", "loop", "models", ".", "..", "", "*", "bob ", "x")
 
 
-def measure(quick: bool) -> list[tuple[str, str, str]]:
-    """Return rows of what, measured and aim."""
+def measure(quick: bool) -> list[Row]:
+    """Return what seeded paths gain, and what checks and limits cost a worker."""
     num_attacks, num_starts = (2_000, 11) if quick else (20_000, 51)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(os.path.realpath(name))
@@ -33,15 +34,12 @@ def measure(quick: bool) -> list[tuple[str, str, str]]:
         used_s = time.process_time() - begun_s
         check_s = _seconds_of_checks(folder, 200)
         plain, limited = _start_costs(folder, num_starts)
+    what = f"{num_attacks:,} seeded paths of a user, {num_admitted:,} admitted, {used_s:.2f} s of CPU"
+    start = f"start and end of a process with a worker's limits, {limited[1]:.1f} and {plain[1]:.1f} ms of CPU"
     return [
-        (
-            f"{num_attacks:,} seeded paths of a user (names, links, `..`): admitted outside the user's roots",
-            f"{len(escaped)} of {num_admitted:,} admitted, {used_s:.2f} CPU s",
-            "0",
-        ),
-        ("check of all paths of a job with storage roots, links followed", f"{check_s * 1e3:.2f} ms", ""),
-        ("start and end of a process, with a worker's limits", f"{limited[0]:.1f} ms, {limited[1]:.1f} CPU ms", ""),
-        ("the same without limits, as before", f"{plain[0]:.1f} ms, {plain[1]:.1f} CPU ms", ""),
+        Row(what=f"{what}: outside the user's roots", ours=len(escaped), unit="", target="0", met=not escaped),
+        Row(what="check of all paths of a job with storage roots, links followed", ours=check_s * 1e3, unit="ms"),
+        compared(start, limited[0], "ms", "without limits", plain[0]),
     ]
 
 

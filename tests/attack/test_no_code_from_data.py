@@ -29,11 +29,10 @@ FORBIDDEN_KEYWORDS = {"trust_remote_code": False, "allow_pickle": False, "shell"
 """Keywords, and the one value that is allowed."""
 
 ALLOWED = {
-    "control/store/snapshot_file.py": {"import pickle"},
     "__init__.py": {"importlib.import_module"},
     "cli/commands/process_commands.py": {"importlib.import_module"},
 }
-"""The server's own snapshot beside its log; imports by names that are constants of this code."""
+"""Imports by names that are constants of this code."""
 
 
 def imported(node: ast.AST) -> Iterator[str]:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from isthmus.core.errors import IsthmusError, ProtocolError, UnavailableError
 from isthmus.core.job import Job
-from isthmus.train.checkpoint.checkpoint_folder import newest_valid, read_manifests
+from isthmus.train.checkpoint.checkpoint_folder import newest_valid, read_manifests, verify_rank_file
 from isthmus.train.checkpoint.layout.shard_files import rank_file_name
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.sites.fetch_shards import FetchedBytes, fetch_shards
@@ -114,6 +114,8 @@ def test_a_checkpoint_is_complete_at_every_site(meet: Meet, tmp_path: Path) -> N
         names = {rank_file_name(rank) for rank in site.ranks} | {"manifest.json", "layout.json"}
         assert {one.name for one in (tmp_path / site.site / "step-00000003").iterdir()} == names
         assert not list((tmp_path / site.site).glob("*.tmp"))
+    for one in sites.ranks:
+        assert verify_rank_file(one.folder, 3, one.rank) > 0, "a preemption verifies each part at its site"
 
 
 def test_each_site_keeps_its_newest(meet: Meet, tmp_path: Path) -> None:
@@ -301,6 +303,25 @@ def test_a_rank_that_asks_for_other_boxes_gets_nothing(meet: Meet, tmp_path: Pat
                 )  # fmt: skip
 
         sites.each(attack)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", [rank_file_name(0), "../../run.json", "layout.json"])
+def test_a_rank_writes_no_files_of_others_at_a_holder(meet: Meet, tmp_path: Path, name: str) -> None:
+    """A rank offers a copy under the name of another rank's file, or of a path: the holder refuses it."""
+    sites = meet("north", "south")
+
+    def attack(one: Rank) -> None:
+        if one.rank == 1:
+            forged = {"name": name, "num_bytes": 1, "sha256": "0" * 64}
+            one.channel.send_text(0, 0, json.dumps({"part": {"files": [forged], "shards": []}}).encode())
+            one.channel.send_text(0, 1, b"{}")
+            return
+        with pytest.raises(UnavailableError, match="refused"):
+            one.save(5, [part_of(0, 2, 5)])
+
+    sites.each(attack)
+    assert list(read_manifests(tmp_path / "north")) == []
 
 
 @pytest.mark.attack

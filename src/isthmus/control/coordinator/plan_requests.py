@@ -10,9 +10,9 @@ from __future__ import annotations
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.preflight.conflicts import excluded_clusters, valid_conflicts
 from isthmus.control.state import ledger
-from isthmus.control.state.job_records import FreeChips, JobRecord, PlannerInput, PoolState
+from isthmus.control.state.job_records import NO_PLAN_AT_ALL, FreeChips, JobRecord, PlannerInput, PoolState
 from isthmus.control.state.update_indexes import job_at_key, park, queue_key, reindex_job
-from isthmus.core.plan import PlanSet
+from isthmus.core.plan import SEARCH_ENDED_EARLY, PlanSet
 
 PLANNED_WINDOWS = 4
 """Beyond the head of the queue jobs are planned until this many windows of planned jobs wait."""
@@ -152,7 +152,7 @@ def _handle_no_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: flo
     job.plans = PlanSet(plans=(), refused=refused)
     leave_site_queues(state, job)
     ledger.assign_plan(state, job, None)
-    reason = f"no plan fits the free resources: {why}"
+    reason = _no_plan_reason(state, job, plans, why)
     if job.state == "planning":
         move_job(state, job, "waiting", now_s, reason)
     elif reason != job.reason:
@@ -163,6 +163,19 @@ def _handle_no_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: flo
         reindex_job(state, job)
     else:
         park(state, job)
+
+
+def _no_plan_reason(state: PoolState, job: JobRecord, plans: PlanSet, why: str) -> str:
+    """Return why a job waits without a plan: for free resources, or because the whole pool cannot hold it.
+
+    The second is the answer to a request on all connected chips, in use or not, if the search came to its end.
+    """
+    reasons = tuple(dict.fromkeys(refusal.reason for refusal in plans.refused))
+    whole = ledger.total_chips(state)
+    asked_for_all = job.for_whole_pool or job.last_planned_free == whole
+    if whole and asked_for_all and reasons and not any(one.startswith(SEARCH_ENDED_EARLY) for one in reasons):
+        return f"{NO_PLAN_AT_ALL}: {'; '.join(reasons)}"
+    return f"no plan fits the free resources: {why}"
 
 
 def _offer_plans(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float) -> None:

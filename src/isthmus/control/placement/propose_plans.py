@@ -23,7 +23,7 @@ from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.job import Job
 from isthmus.core.model import Model
-from isthmus.core.plan import Plan, PlanSet, Refusal
+from isthmus.core.plan import SEARCH_ENDED_EARLY, Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
 from isthmus.core.pool_resource import PoolResource
 from isthmus.core.process.gc_pause import collection_paused
@@ -35,8 +35,6 @@ MAX_REDUCTIONS, MAX_REDUCED_CHIPS = 4, 256
 
 MAX_REFUSALS = 128
 """Upper limit on the refusals in an answer."""
-
-ENDED_EARLY = "the search for plans was ended at its limit of CPU time"
 
 
 class PlanRequest(FrozenModel):
@@ -108,8 +106,8 @@ def _propose_plans(request: PlanRequest, keep: int, patience: _Patience) -> Plan
     reported = {frozenset(one.clusters) for one in refused}
     refused += [one for one in planned.refused if frozenset(one.clusters) not in reported]
     if patience.ended and not kept:
-        refused.append(Refusal(clusters=(), reason=f"{ENDED_EARLY} without a plan; narrow the job's placement"))
-    notes = (f"{ENDED_EARLY}: these are the best plans until then",) if patience.ended else ()
+        refused.append(Refusal(clusters=(), reason=f"{SEARCH_ENDED_EARLY} without a plan; narrow the job's placement"))
+    notes = (f"{SEARCH_ENDED_EARLY}: these are the best plans until then",) if patience.ended else ()
     plans = tuple(_with_resource_needs(plan, job, profile, notes) for plan in _fastest_diverse(kept, keep))
     return PlanSet(plans=plans, refused=tuple(dict.fromkeys(refused))[:MAX_REFUSALS])
 

@@ -41,6 +41,12 @@ def accept_output(
     return metrics, logs
 
 
+def num_foreign_lines(state: PoolState, cluster: str, report: AgentReport) -> int:
+    """Return how many lines of output are of known jobs, and of ranks that the site was never ordered to run."""
+    lines: list[StepMetrics | LogChunk] = [*report.metrics, *report.logs]
+    return sum(line.job in state.jobs and _job_of_rank(state, cluster, line) is None for line in lines)
+
+
 def name_clusters(state: PoolState, chunks: Sequence[LogChunk]) -> tuple[LogChunk, ...]:
     """Return stored log text with the site of each rank; only that site could have sent it."""
     return tuple(chunk.model_copy(update={"cluster": _cluster_of_rank(state, chunk)}) for chunk in chunks)

@@ -328,7 +328,11 @@ def sync_agent(cluster: str, report: AgentReport, caller: CurrentCaller, service
     check_protocol(report.protocol)
     auth.require_own_cluster(caller, cluster, report.cluster, service.agents.owner_of(cluster))
     active = service.agents.is_active(report)
-    orders = service.agents.sync(report)
+
+    def refuse_lines(number: int) -> None:
+        service.audit.record("refused", caller, cluster, f"{number} lines of output of ranks of other sites")
+
+    orders = service.agents.sync(report, refuse_lines)
     if not active:
         service.audit.record("site-registered", caller, cluster, f"owner {report.cluster.owner}")
     return orders

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output
+from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output, num_foreign_lines
 from isthmus.control.queries.quotas import Quotas, check_cluster_quota
 from isthmus.control.service.access.link_keyring import LinkKeyring
 from isthmus.control.service.agent_takeover import AgentTakeover
@@ -77,8 +77,8 @@ class AgentSessions:
                     return known.owner
         return self._actor.query(lambda coordinator: _joined_owner(coordinator, cluster))
 
-    def sync(self, report: AgentReport) -> AgentOrders:
-        """Apply an agent's report and return its orders.
+    def sync(self, report: AgentReport, on_foreign_lines: Callable[[int], object] = lambda _: None) -> AgentOrders:
+        """Apply an agent's report and return its orders; `on_foreign_lines` counts output of other sites' ranks.
 
         Metrics and logs are stored first, so a job that has succeeded has all its output. Raises `InputError`
         for an unknown chip or owner, `AuthError` for an agent other than the enrolled one, `ConflictError` for an agent
@@ -91,7 +91,8 @@ class AgentSessions:
         self._actor.query(lambda coordinator: coordinator.check_agent(event))
         with self._takeover_lock:
             self._takeover.check(name, report.incarnation)
-        self._store_output(report, now_s)
+        if foreign := self._store_output(report, now_s):
+            on_foreign_lines(foreign)
 
         def answer(coordinator: Coordinator) -> AgentOrders:
             coordinator.record_report(name, now_s, report, steady_s=steady_s)
@@ -142,17 +143,23 @@ class AgentSessions:
             for found in answers
         ]
 
-    def _store_output(self, report: AgentReport, now_s: float) -> None:
-        """Store the metrics and logs of ranks that the site was ordered to run (`accept_output`)."""
+    def _store_output(self, report: AgentReport, now_s: float) -> int:
+        """Store the metrics and logs of ranks that the site was ordered to run; return how many others there were."""
         if not (report.metrics or report.logs):
-            return
+            return 0
         cluster = report.cluster.name
-        metrics, logs = self._actor.query(lambda coordinator: accept_output(coordinator.state, cluster, report, now_s))
+        metrics, logs, num_foreign = self._actor.query(
+            lambda coordinator: (
+                *accept_output(coordinator.state, cluster, report, now_s),
+                num_foreign_lines(coordinator.state, cluster, report),
+            )
+        )
         self._store.append_metrics(metrics)
         self._progress.record_metrics(metrics)
         self._store.append_logs(logs)
         for job_id in {line.job for line in metrics} | {chunk.job for chunk in logs}:
             self._changes.record_output(job_id)
+        return num_foreign
 
 
 def _joined_owner(coordinator: Coordinator, cluster: str) -> str | None:

@@ -37,6 +37,10 @@ WAITING_STATES: frozenset[JobState] = frozenset({"waiting", "blocked"})
 """States in which a job waits in the queue, with or without a plan."""
 
 
+NO_PLAN_AT_ALL = "no plan of the whole pool can hold this job"
+"""Begins the reason of a job that could not start even if nothing else ran."""
+
+
 @dataclass(slots=True, kw_only=True)
 class JobRecord:
     """A job. Times are seconds since the epoch unless a field says otherwise."""

@@ -41,6 +41,8 @@ def check_resume(spec: WorkerSpec) -> None:
         raise InputError(f"resume: {spec.job.resume} names a job", hint="the server replaces it by the job's folder")
     if folder is None or spec.has_trained or newest_checkpoint_step(Path(spec.job.checkpoints.folder)):
         return
+    if len(spec.plan.clusters) > 1 and not newest_checkpoint_step(Path(folder)):
+        return  # other sites of the job may have it; the ranks look for it together
     note = inspect_resume(Path(folder), spec.job, identity_of(spec))
     if spec.rank == 0:
         print(note.text, flush=True)

@@ -69,6 +69,7 @@ class AuditLog:
         self._lock = threading.Lock()
         self._queued: list[AuditRecord] = []
         self._num_lost = 0
+        self._is_awaited = threading.Event()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
 
     def record(self, action: str, actor: Caller | None, subject: str = "", detail: str = "") -> None:
@@ -92,10 +93,13 @@ class AuditLog:
 
     def flush(self) -> None:
         """Return once all records so far are stored."""
+        self._is_awaited.set()
         self._executor.submit(self._write_queued).result(timeout=30)
+        self._is_awaited.clear()
 
     def close(self) -> None:
         """Write what is queued; `record` must not be called afterwards."""
+        self._is_awaited.set()
         self._executor.shutdown(wait=True)
         self._write_queued()
 
@@ -117,7 +121,7 @@ class AuditLog:
                 self._executor.submit(self._write_soon)
 
     def _write_soon(self) -> None:
-        time.sleep(BATCH_WINDOW_S)
+        self._is_awaited.wait(BATCH_WINDOW_S)
         self._write_queued()
 
     def _queue(self, record: AuditRecord) -> None:
