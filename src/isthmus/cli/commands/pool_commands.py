@@ -14,6 +14,7 @@ from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import InputError
 from isthmus.core.messages.access_views import AuditFilter, TokenRotation
 from isthmus.core.messages.api_views import TokenRequest
+from isthmus.core.text.printable import printable
 
 PANEL = "Pool"
 MAX_RECORDS = 10_000
@@ -105,7 +106,7 @@ def show_tokens(env: CliEnvironment, client: ApiClient) -> None:
 def revoke(env: CliEnvironment, client: ApiClient, token: IdArgument) -> None:
     """Revoke a token: it is rejected within a second, and its event streams end."""
     view = client.revoke_token(token)
-    env.answer(view, lambda: f"{view.id} of {view.role} {view.name} is {view.state}")
+    env.answer(view, lambda: f"{printable(view.id)} of {view.role} {view.name} is {view.state}")
 
 
 @command(

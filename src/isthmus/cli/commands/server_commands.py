@@ -11,6 +11,7 @@ from isthmus.cli.command import command
 from isthmus.cli.commands.process_commands import DatabaseOption, import_extra
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import ConflictError, InputError
+from isthmus.core.text.printable import printable
 
 commands = typer.Typer()
 server_commands = typer.Typer(
@@ -37,7 +38,9 @@ def check(env: CliEnvironment, state: StateFolderOption, database: DatabaseOptio
     """
     backup_file = import_extra("isthmus.control.server.backup_file", "server")
     report = backup_file.check_store_of(_config(state, database))
-    env.answer(report.as_dict(), lambda: "\n".join([_summary(report), *(f"  {one}" for one in report.problems)]))
+    env.answer(
+        report.as_dict(), lambda: "\n".join([_summary(report), *(f"  {printable(one)}" for one in report.problems)])
+    )
     if report.problems:
         raise ConflictError(
             f"the event log of {report.name} has a problem: {report.problems[0]}",

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from isthmus.cli.terminal.tables import table
 from isthmus.core.messages.api_views import ClusterView
+from isthmus.core.text.printable import printable
 from isthmus.core.units import format_seconds
 
 
@@ -46,7 +47,7 @@ def site_page(site: ClusterView, now_s: float) -> RenderableType:
     lines.append(f"contact    {_ago(site.last_report_s, now_s)}")
     lines.append(f"lease      {_lease(site, now_s)}")
     lines.append(f"may run    {', '.join(site.jobs) or 'no job'}")
-    return Text("\n".join(lines))
+    return Text("\n".join(map(printable, lines)))
 
 
 def _ago(at_s: float | None, now_s: float) -> str:

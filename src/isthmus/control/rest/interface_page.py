@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from html import escape
 from typing import Any
 
-from isthmus.core.html_page import html_table, render_page
+from isthmus.core.text.html_page import html_table, page_text, render_page
 
 _ANY = "any"
 
@@ -16,7 +15,7 @@ def interface_page(document: Mapping[str, Any]) -> str:
     """Return the page of an OpenAPI document: each request, and each body field by field."""
     info = document["info"]
     head = (
-        f"<p>{escape(str(info.get('summary', '')))} Every request but <code>/v1/health</code> sends "
+        f"<p>{page_text(str(info.get('summary', '')))} Every request but <code>/v1/health</code> sends "
         "<code>Authorization: Bearer TOKEN</code>. For programs: <a href='/openapi.json'>openapi.json</a>.</p>"
     )
     requests = "".join(_requests(document["paths"]))
@@ -28,8 +27,8 @@ def interface_page(document: Mapping[str, Any]) -> str:
 def _requests(paths: Mapping[str, Any]) -> Iterator[str]:
     for path, by_method in paths.items():
         for method, operation in by_method.items():
-            yield f"<h3><code>{escape(method.upper())} {escape(path)}</code></h3>"
-            yield f"<p>{escape(str(operation.get('description', '')))}</p>"
+            yield f"<h3><code>{page_text(method.upper())} {page_text(path)}</code></h3>"
+            yield f"<p>{page_text(str(operation.get('description', '')))}</p>"
             body = operation.get("requestBody", {}).get("content", {})
             if body:
                 yield f"<p>Body: {_content(body)}</p>"
@@ -48,8 +47,8 @@ def _requests(paths: Mapping[str, Any]) -> Iterator[str]:
 
 def _bodies(schemas: Mapping[str, Any]) -> Iterator[str]:
     for name, schema in schemas.items():
-        yield f"<h3 id='{escape(name, quote=True)}'>{escape(name)}</h3>"
-        yield f"<p>{escape(str(schema.get('description', '')))}</p>"
+        yield f"<h3 id='{page_text(name)}'>{page_text(name)}</h3>"
+        yield f"<p>{page_text(str(schema.get('description', '')))}</p>"
         required = schema.get("required", ())
         rows = [
             (field, _kind(kind), "required" if field in required else _default(kind), str(kind.get("description", "")))
@@ -58,28 +57,29 @@ def _bodies(schemas: Mapping[str, Any]) -> Iterator[str]:
         if rows:
             yield html_table(("field", "type", "default", ""), rows, raw=(1,))
         elif "enum" in schema:
-            yield f"<p>One of {escape(json.dumps(schema['enum']))}</p>"
+            yield f"<p>One of {page_text(json.dumps(schema['enum']))}</p>"
 
 
 def _content(content: Mapping[str, Any]) -> str:
     return ", ".join(
-        _kind(one.get("schema", {})) if media == "application/json" else escape(media) for media, one in content.items()
+        _kind(one.get("schema", {})) if media == "application/json" else page_text(media)
+        for media, one in content.items()
     )
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
     """Return the type of a schema as HTML."""
     if "$ref" in schema:
-        name = escape(str(schema["$ref"]).rsplit("/", 1)[-1], quote=True)
+        name = page_text(str(schema["$ref"]).rsplit("/", 1)[-1])
         return f"<a href='#{name}'>{name}</a>"
     for several in ("anyOf", "oneOf"):
         if several in schema:
             return " or ".join(_kind(one) for one in schema[several])
     if "enum" in schema or "const" in schema:
-        return escape(" | ".join(json.dumps(one) for one in schema.get("enum", [schema.get("const")])))
+        return page_text(" | ".join(json.dumps(one) for one in schema.get("enum", [schema.get("const")])))
     if schema.get("type") == "array":
         return f"list of {_kind(schema.get('items', {}))}"
-    return escape(str(schema.get("type", _ANY)))
+    return page_text(str(schema.get("type", _ANY)))
 
 
 def _default(schema: Mapping[str, Any]) -> str:
