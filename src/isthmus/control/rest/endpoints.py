@@ -323,7 +323,7 @@ def get_pool(caller: CurrentCaller, service: Service) -> PoolView:
 
 
 @router.post("/pool/unknown-jobs/{job_id}/end", responses=error_responses(NotFoundError))
-def end_unknown_job(job_id: str, caller: CurrentCaller, service: Service) -> PoolView:
+def end_unknown_job(job_id: Name, caller: CurrentCaller, service: Service) -> PoolView:
     """Release the running parts of a job that the server's log does not have since its restore (admin only)."""
     auth.require_role(caller)
     return service.end_unknown(job_id)
@@ -346,7 +346,7 @@ def sync_agent(cluster: str, report: AgentReport, caller: CurrentCaller, service
 
 
 @router.post("/sites/{cluster}/gone", responses=error_responses(NotFoundError, ConflictError))
-def declare_site_gone(cluster: str, caller: CurrentCaller, service: Service) -> ClusterView:
+def declare_site_gone(cluster: Name, caller: CurrentCaller, service: Service) -> ClusterView:
     """Count everything of the pool at a lost site as ended (admin only). Its agent is never admitted again.
 
     If processes still run there, two attempts of their jobs may run at once and damage their checkpoints.
@@ -358,7 +358,7 @@ def declare_site_gone(cluster: str, caller: CurrentCaller, service: Service) -> 
 
 
 @router.post("/sites/{cluster}/enrol", responses=error_responses(NotFoundError, ConflictError))
-def enrol_site(cluster: str, caller: CurrentCaller, service: Service) -> ClusterView:
+def enrol_site(cluster: Name, caller: CurrentCaller, service: Service) -> ClusterView:
     """Let the next new agent of a cluster take the place of the enrolled one (admin, or the cluster's owner)."""
     auth.require_site(caller, cluster, service.agents.owner_of(cluster))
     view = _site(service.enrol_site(cluster, caller.name), cluster)
