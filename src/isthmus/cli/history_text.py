@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from isthmus.cli.job_statistics import JobStatistics
 from isthmus.client.resolve_job import TERMINAL_STATES
 from isthmus.core.messages.api_views import HistoryEvent, HistoryKind, JobView
+from isthmus.core.printable import printable
 from isthmus.core.runs.job_id import short_job_id
 from isthmus.core.units import format_seconds
 
@@ -48,7 +49,7 @@ def event_text(event: HistoryEvent) -> str:
     if event.cluster is not None and event.kind not in ("resumed", "checkpoint"):
         words += f" at {event.cluster}"
     told = event.text if event.kind not in ("resumed", "checkpoint") else ""
-    return f"{words}: {told}" if told else words
+    return f"{words}: {printable(told)}" if told else words
 
 
 def local_time(time_s: float) -> str:
@@ -78,7 +79,7 @@ def held_out_text(stats: JobStatistics) -> str | None:
 def untold_reason(view: JobView, events: Sequence[HistoryEvent]) -> str:
     """Return the reason of a job's state, "" if one of `events` names the cause of its end already."""
     told = view.state in TERMINAL_STATES and any(event.text and event.text in view.reason for event in events)
-    return "" if told else view.reason
+    return "" if told else printable(view.reason)
 
 
 def restarts_text(view: JobView) -> str:

@@ -10,6 +10,7 @@ from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import ConflictError, NotFoundError
 from isthmus.core.messages.api_views import JobState, JobView
 from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
+from isthmus.core.runs.job_id import short_job_id
 
 CHECKS_WAIT_S = 10.0
 """Longest wait of `isthmus submit` for the checks of the sites."""
@@ -71,13 +72,14 @@ def require_not_refused(view: JobView, found: ChecksVerdict) -> None:
     """Raise `ConflictError` if the sites have refused the job."""
     if found.state != "refused":
         return
+    job = short_job_id(view.id)
     if view.state in ("failed", "cancelled"):
-        hint = f"repair it and submit again; `isthmus show {view.id}` shows the checks"
-        raise ConflictError(f"job {view.id} {view.state}: {found.reason}", hint=hint)
+        hint = f"repair it and submit again; `isthmus show {job}` shows the checks"
+        raise ConflictError(f"job {job} {view.state}: {found.reason}", hint=hint)
     raise ConflictError(
-        f"the sites refuse plan {found.plan} of job {view.id}: {found.reason}",
-        hint=f"repair it, then `isthmus choose {view.id} {found.plan}`; or take another plan "
-        f"(`isthmus plans {view.id}`), or `isthmus cancel {view.id}`",
+        f"the sites refuse plan {found.plan} of job {job}: {found.reason}",
+        hint=f"repair it, then `isthmus choose {job} {found.plan}`; or take another plan "
+        f"(`isthmus plans {job}`), or `isthmus cancel {job}`",
     )
 
 

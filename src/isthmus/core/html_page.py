@@ -7,7 +7,14 @@ from functools import cache
 from html import escape
 from importlib import resources
 
+from isthmus.core.printable import LINE_BREAKS, printable
+
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def page_text(text: str) -> str:
+    """Return `text` for the body or an attribute of a page: escaped, with its hidden characters shown."""
+    return escape(printable(text, keep=LINE_BREAKS))
 
 
 @cache
@@ -26,14 +33,15 @@ def render_page(title: str, brand: str, body: str, *, style: str = "") -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
         '<meta name="color-scheme" content="light dark"/>'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"/>'
-        f"<title>{escape(title)}</title><style>{page_style()}{style}</style></head><body><main>"
-        f'<header><p class="brand">{escape(brand)}</p><h1>{escape(title)}</h1></header>{body}</main></body></html>\n'
+        f"<title>{page_text(title)}</title><style>{page_style()}{style}</style></head><body><main>"
+        f'<header><p class="brand">{page_text(brand)}</p><h1>{page_text(title)}</h1></header>'
+        f"{body}</main></body></html>\n"
     )
 
 
 def fact_list(facts: Iterable[tuple[str, str]]) -> str:
     """Return a list of names and values."""
-    listed = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    listed = "".join(f"<div><dt>{page_text(name)}</dt><dd>{page_text(value)}</dd></div>" for name, value in facts)
     return f'<dl class="facts">{listed}</dl>'
 
 
@@ -53,10 +61,10 @@ def html_table(
     def cell(tag: str, index: int, text: str) -> str:
         kind = ' class="number"' if index in right else ""
         scope = ' scope="col"' if tag == "th" else ""
-        return f"<{tag}{scope}{kind}>{text if tag == 'td' and index in raw else escape(text)}</{tag}>"
+        return f"<{tag}{scope}{kind}>{text if tag == 'td' and index in raw else page_text(text)}</{tag}>"
 
     head = "".join(cell("th", i, text) for i, text in enumerate(columns))
     body = "".join("<tr>" + "".join(cell("td", i, x) for i, x in enumerate(row)) + "</tr>" for row in rows)
-    said = f"<caption>{escape(caption)}</caption>" if caption else ""
+    said = f"<caption>{page_text(caption)}</caption>" if caption else ""
     table = f"<table>{said}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll" tabindex="0">{table}</div>'

@@ -63,7 +63,9 @@ def _report_error(env: CliEnvironment, error: IsthmusError, *, as_json: bool) ->
     if as_json:
         env.print_json(error.as_dict())
     else:
-        env.print_note(f"error: {error.message}" + (f"\nhint:  {error.hint}" if error.hint else ""))
+        indent = "\n" + " " * len("error: ")  # the message may hold lines from others: none looks like another error
+        shown = f"error: {error.message.replace(chr(10), indent)}"
+        env.print_note(shown + (f"\nhint:  {error.hint.replace(chr(10), indent)}" if error.hint else ""))
     return error.exit_code
 
 

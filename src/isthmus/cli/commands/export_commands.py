@@ -92,7 +92,10 @@ def export(
         return
     for note in made.notes:
         env.print_note(f"note: {note}")
-    env.stdout.write(f"written to {output}\n" if output else made.text)
+    if output:
+        env.print(f"written to {output}")
+    else:
+        env.write_text(made.text)
 
 
 def _write_export(file: Path, made: PlanExport) -> None:

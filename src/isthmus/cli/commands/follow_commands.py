@@ -22,6 +22,7 @@ from isthmus.client.resolve_job import TERMINAL_STATES, find_job_id
 from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
 from isthmus.core.messages.agent_messages import LogChunk
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
+from isthmus.core.printable import printable
 from isthmus.core.runs.job_id import short_job_id
 
 commands = typer.Typer()
@@ -121,7 +122,7 @@ def watch_job(env: CliEnvironment, client: ApiClient, job: str, interval_s: floa
     last = _show_until_ended(env, client, job, interval_s)
     if last.view.state != "succeeded":
         is_told = bool(last.history) and not env.as_json  # the history names the cause once
-        reason = f": {last.view.reason}" if last.view.reason and not is_told else ""
+        reason = f": {printable(last.view.reason)}" if last.view.reason and not is_told else ""
         raise IsthmusError(f"job {job} {last.view.state}{reason}", hint=f"see `isthmus logs {job}`")
     if not env.as_json:
         for text in (held_out_text(last.stats), result_place(last.view)):
@@ -208,14 +209,18 @@ def logs(
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this rank's log.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Pass control characters of the workers to the terminal, such as colours.")
+    ] = False,
     interval_s: IntervalOption = 1.0,
 ) -> None:
     """Print the logs of the workers.
 
-    Each line is prefixed with its rank. Waits for a server that restarts.
+    Each line is prefixed with its rank. On a terminal, control and other invisible characters are shown as text;
+    a pipe or file gets the log as it is. Waits for a server that restarts.
     """
     found = find_job_id(client, job)
-    lines = _LogPrinter(env, show_rank=rank is None)
+    lines = _LogPrinter(env, show_rank=rank is None, raw=raw)
     outage, ended = Outage(env), False
     while not ended:
         try:
@@ -235,8 +240,8 @@ def logs(
 class _LogPrinter:
     """Prints log chunks, which may end anywhere, as complete lines."""
 
-    def __init__(self, env: CliEnvironment, *, show_rank: bool) -> None:
-        self._env, self._show_rank = env, show_rank
+    def __init__(self, env: CliEnvironment, *, show_rank: bool, raw: bool) -> None:
+        self._env, self._show_rank, self._raw = env, show_rank, raw
         self._lines, self._cursor = LogLines(), 0
 
     def drain(self, client: ApiClient, job: str, rank: int | None) -> None:
@@ -261,4 +266,4 @@ class _LogPrinter:
 
     def _print(self, lines: Iterable[LogLine]) -> None:
         for line in lines:
-            self._env.stdout.write((f"{line.rank} | " if self._show_rank else "") + line.text + "\n")
+            self._env.write_text((f"{line.rank} | " if self._show_rank else "") + line.text + "\n", raw=self._raw)

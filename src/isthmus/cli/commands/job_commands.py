@@ -25,6 +25,7 @@ from isthmus.core.messages.api_views import JobFilter, JobView, Submission
 from isthmus.core.messages.queue_status import DryRun
 from isthmus.core.model import require_trainable
 from isthmus.core.plan import PlanSet
+from isthmus.core.printable import printable
 from isthmus.core.runs.job_id import short_job_id
 
 commands = typer.Typer()
@@ -117,10 +118,11 @@ def _answer_with_checks(env: CliEnvironment, client: ApiClient, submitted: JobVi
     """Print the job with what its sites find in `CHECKS_WAIT_S`; raise `ConflictError` if they refuse it."""
     if env.stderr.isatty():
         env.print_note(f"waiting up to {CHECKS_WAIT_S:g} s for the checks of the sites (--no-wait: not at all)")
+    short = short_job_id(submitted.id)
     try:
         view, found = await_checks(client, submitted, limit_s=CHECKS_WAIT_S, now=env.now, sleep=env.sleep)
     except KeyboardInterrupt:
-        env.print_note(f"job {submitted.id} continues; `isthmus cancel {submitted.id}` stops it")
+        env.print_note(f"job {short} continues; `isthmus cancel {short}` stops it")
         raise
     if found.state == "refused" and found.sites and not env.as_json:
         from isthmus.cli.terminal.queue_tables import preflight_table
@@ -154,7 +156,7 @@ def _choose_plan(env: CliEnvironment, client: ApiClient, job: str) -> None:
             break
         if view.state != noted:
             noted = view.state
-            env.print_note(f"job {job} is {view.state}: {view.reason}")
+            env.print_note(f"job {job} is {view.state}: {printable(view.reason)}")
     if not _awaits_choice(view) or view.plans is None:
         return
     chosen = ask_for_plan(env, view.plans) if env.interactive else None
@@ -185,7 +187,7 @@ def _render_dry_run(found: DryRun, notes: Sequence[str], now_s: float) -> object
 
 def _next_steps(view: JobView, notes: Sequence[str], *, watching: bool) -> str:
     job = short_job_id(view.id)
-    lines = [f"job {job} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
+    lines = [f"job {job} ({view.name}) is {view.state}" + (f": {printable(view.reason)}" if view.reason else "")]
     lines += [f"  {note}" for note in notes]
     if view.job.resume is not None:
         from isthmus.cli.terminal.queue_tables import resume_text
@@ -325,7 +327,7 @@ def preempt(
         return
     view = client.preempt(view.id, view.offer)
     short = short_job_id(view.id)
-    env.answer(view, lambda: f"job {short} is {view.state}: {view.reason}\n  isthmus watch {short}")
+    env.answer(view, lambda: f"job {short} is {view.state}: {printable(view.reason)}\n  isthmus watch {short}")
 
 
 def _render_offer(view: JobView) -> object:

@@ -14,7 +14,7 @@ import typer
 
 from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, command
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.cli.environment.json_log import JsonLineFormatter
+from isthmus.cli.environment.json_log import JsonLineFormatter, PlainLineFormatter
 from isthmus.client.client_settings import DEFAULT_PORT, resolve_settings
 from isthmus.client.server_address import require_secure_server
 from isthmus.control.algorithms.global_order import Objective
@@ -91,7 +91,7 @@ def serve(
     server = import_extra("isthmus.control.server.run_server", "server")
     if database is not None:
         import_extra("isthmus.control.store.postgres_store", "postgres")
-    _configure_logging(env, as_json=log_json)
+    configure_logging(env, as_json=log_json)
     config = server.ServerConfig(
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
         database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
@@ -205,7 +205,7 @@ def agent(
     require_secure_server(settings.server)
     own_cluster = _select_cluster(load_pool(pool), cluster)
     owner_policy = _read_policy(policy, own_cluster)
-    _configure_logging(env, as_json=log_json)
+    configure_logging(env, as_json=log_json)
     site.run_agent(
         site.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
@@ -240,7 +240,7 @@ def links(
     """
     from isthmus.wan import run_links
 
-    _configure_logging(env)
+    configure_logging(env)
     run_links(load_pool(pool), state, seed, runs_first=runs_first)
 
 
@@ -293,11 +293,10 @@ def _read_policy(file: Path | None, cluster: Cluster) -> OwnerPolicy:
     return policy
 
 
-def _configure_logging(env: CliEnvironment, *, as_json: bool = False) -> None:
+def configure_logging(env: CliEnvironment, *, as_json: bool = False) -> None:
     """Send the process's log to standard error."""
     stream = env.stderr if env.stderr is not sys.stderr else None
     handler = logging.StreamHandler(stream)
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonLineFormatter() if as_json else plain)
+    handler.setFormatter(JsonLineFormatter() if as_json else PlainLineFormatter())
     logging.getLogger("httpx").setLevel(logging.WARNING)  # INFO logs one line per request
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pydantic import BaseModel
 
+from isthmus.core.printable import LINE_BREAKS, printable, visible_json
+
 if TYPE_CHECKING:
     import httpx
     from rich.console import Console, RenderableType
@@ -57,19 +59,24 @@ class CliEnvironment:
 
     def read_answer(self, question: str) -> str | None:
         """Print `question` and return the stripped line that the user enters, None at the end of the input."""
-        self.stdout.write(question)
+        self.stdout.write(printable(question, keep=LINE_BREAKS))
         self.stdout.flush()
         line = self.stdin.readline(MAX_ANSWER_CHARS)
         return line.strip() if line else None
 
     def console(self, stream: TextIO | None = None) -> Console:
-        """Return a rich console on `stream` (default: standard output), with colour on a terminal only."""
-        from rich.console import Console
+        """Return a console on `stream` (default: standard output), with colour on a terminal only.
+
+        It interprets no markup and shows the hidden characters of words from others.
+        """
+        from isthmus.cli.environment.safe_console import SafeConsole
 
         target = stream or self.stdout
         columns = self.variables.get("COLUMNS", "")
         width = None if target.isatty() else int(columns if columns.isdecimal() else 0) or 160
-        return Console(file=target, width=width, highlight=False, soft_wrap=not target.isatty())
+        return SafeConsole(
+            file=target, width=width, soft_wrap=not target.isatty(), highlight=False, markup=False, emoji=False
+        )
 
     def answer(self, value: BaseModel | Sequence[BaseModel] | Any, show: Callable[[], Any]) -> None:
         """Print `value` as a JSON line with `--json`, else what `show` returns."""
@@ -82,17 +89,24 @@ class CliEnvironment:
         """Print on standard output; strings are literal text, not markup."""
         console = self.console()
         for one in shown:
-            console.print(one, markup=False)
+            console.print(printable(one, keep=LINE_BREAKS) if isinstance(one, str) else one)
 
     def print_note(self, text: str) -> None:
         """Print a note on standard error."""
-        self.stderr.write(text + "\n")
+        self.stderr.write(printable(text, keep=LINE_BREAKS) + "\n")
         self.stderr.flush()
 
+    def write_text(self, text: str, *, raw: bool = False) -> None:
+        """Write the text of a file or log to standard output: unchanged to a pipe or file, or if `raw`.
+
+        A terminal gets it with its hidden characters shown, since it would execute them.
+        """
+        self.stdout.write(text if raw or not self.stdout.isatty() else printable(text, keep=LINE_BREAKS))
+
     def print_json(self, value: BaseModel | Sequence[BaseModel] | Any) -> None:
-        """Print one line of JSON and flush; non-ASCII is escaped unless the stream is UTF."""
+        """Print one line of JSON and flush; hidden characters are escaped, and all non-ASCII unless it is UTF."""
         unicode = (self.stdout.encoding or "utf-8").lower().startswith("utf")
-        self.stdout.write(json.dumps(to_json_types(value), ensure_ascii=not unicode) + "\n")
+        self.stdout.write(visible_json(json.dumps(to_json_types(value), ensure_ascii=not unicode)) + "\n")
         self.stdout.flush()
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from html import escape
 from typing import Any
 
+from isthmus.core.html_page import page_text
 from isthmus.core.units import format_seconds
 
 
@@ -23,7 +23,7 @@ def share_bar(parts: Sequence[float]) -> str:
 
 def empty_section(text: str) -> str:
     """Return a paragraph that replaces an empty table."""
-    return f'<p class="none">{escape(text)}</p>'
+    return f'<p class="none">{page_text(text)}</p>'
 
 
 def utc_text(at_s: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import PurePath
 from typing import Any
 
@@ -11,7 +10,7 @@ from isthmus.cli.history_text import event_text, next_steps, perplexity, restart
 from isthmus.cli.job_report import html_elements
 from isthmus.cli.job_statistics import JobStatistics, predicted_tokens_per_s
 from isthmus.client.resolve_job import TERMINAL_STATES
-from isthmus.core.html_page import fact_list, html_table
+from isthmus.core.html_page import fact_list, html_table, page_text
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.plan import Plan
 from isthmus.core.pool import NodeGroup
@@ -37,9 +36,9 @@ def header_section(view: JobView, stats: JobStatistics, pool: PoolView | None, s
     result = result_place(view)
     if result is not None:
         facts.append(("result", result))
-    reason = f'<p class="reason">{escape(shown_reason)}</p>' if shown_reason else ""
+    reason = f'<p class="reason">{page_text(shown_reason)}</p>' if shown_reason else ""
     return (
-        f'<h1>{escape(view.name)} <span class="state {escape(view.state)}">{escape(view.state)}</span></h1>'
+        f'<h1>{page_text(view.name)} <span class="state {page_text(view.state)}">{page_text(view.state)}</span></h1>'
         f"{reason}{fact_list(facts)}{_virtual_note(view, stats, pool)}"
     )
 
@@ -69,8 +68,8 @@ def summary_tiles(view: JobView, stats: JobStatistics) -> str:
     if sent:
         shown.append(("sent between clusters", format_bytes(sent), "all steps reported"))
     return "".join(
-        f'<div class="tile"><div class="what">{escape(what)}</div><div class="value">{escape(value)}</div>'
-        f'<div class="note">{escape(note)}</div></div>'
+        f'<div class="tile"><div class="what">{page_text(what)}</div><div class="value">{page_text(value)}</div>'
+        f'<div class="note">{page_text(note)}</div></div>'
         for what, value, note in shown
     )
 
@@ -80,8 +79,8 @@ def history_section(view: JobView, history: Sequence[HistoryEvent]) -> str:
     if not history:
         return html_elements.empty_section("Not recorded.")
     rows = [(html_elements.utc_text(one.time_s), event_text(one)) for one in history]
-    steps = "".join(f"<li><code>{escape(command)}</code> {escape(what)}</li>" for command, what in next_steps(view))
-    return html_table(("time", "event"), rows) + f"<h3>What to do next</h3><ul>{steps}</ul>"
+    items = (f"<li><code>{page_text(command)}</code> {page_text(what)}</li>" for command, what in next_steps(view))
+    return html_table(("time", "event"), rows) + f"<h3>What to do next</h3><ul>{''.join(items)}</ul>"
 
 
 def stages_section(view: JobView, stats: JobStatistics, pool: PoolView | None) -> str:
@@ -158,16 +157,16 @@ def plan_section(view: JobView, stats: JobStatistics, extra: Mapping[str, Any]) 
     if view.plan is not None:
         chosen = view.plan
         pieces.append(
-            f"<p>Plan <b>{escape(chosen.id)}</b>: {_layout_text(chosen)} micro-batches of "
+            f"<p>Plan <b>{page_text(chosen.id)}</b>: {_layout_text(chosen)} micro-batches of "
             f"{_batch_sizes_text(chosen)} × {chosen.sequence_length} tokens, schedule "
-            f"{escape(chosen.schedule)}." + (f" {escape(chosen.why)}" if chosen.why else "") + "</p>"
+            f"{page_text(chosen.schedule)}." + (f" {page_text(chosen.why)}" if chosen.why else "") + "</p>"
         )
         pieces.append(_prediction_table(chosen, stats))
     if extra:
         lines = [[str(label), html_elements.setting_text(value)] for label, value in extra.items()]
         pieces.append("<h3>Also measured</h3>" + html_table(("item", "value"), lines, numbers=(1,)))
     if view.plan is not None and view.plan.predicted and view.plan.predicted.assumptions:
-        items = "".join(f"<li>{escape(one)}</li>" for one in view.plan.predicted.assumptions)
+        items = "".join(f"<li>{page_text(one)}</li>" for one in view.plan.predicted.assumptions)
         pieces.append(f"<h3>The prediction assumes</h3><ul>{items}</ul>")
     return "".join(pieces) or html_elements.empty_section("No plan has been chosen.")
 
@@ -277,7 +276,7 @@ def _virtual_note(view: JobView, stats: JobStatistics, pool: PoolView | None) ->
     overrun = _overrun_note(stats)
     return (
         '<p class="virtual"><b>Virtual chips:</b> '
-        f"{escape(', '.join(virtual))}. Each stage computed for real, then waited until its virtual chip's "
+        f"{page_text(', '.join(virtual))}. Each stage computed for real, then waited until its virtual chip's "
         f"time had passed; all messages between stages were sent.{overrun}</p>"
     )
 

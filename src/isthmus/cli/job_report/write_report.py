@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -15,11 +14,12 @@ from isthmus.cli.job_report import report_sections
 from isthmus.cli.job_report.stage_trace import on_one_clock, trace_events, wan_transfers
 from isthmus.cli.job_statistics import JobStatistics, Series, downsample, predicted_tokens_per_s, wan_links
 from isthmus.core.errors import UnavailableError
-from isthmus.core.html_page import page_style
+from isthmus.core.html_page import page_style, page_text
 from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.plan import Plan
+from isthmus.core.printable import printable
 
 __all__ = ["render_report", "trace_events", "write_report"]
 
@@ -61,7 +61,7 @@ def render_report(
     """Return the page as HTML; see `write_report`."""
     figures = JobStatistics(metrics)
     parts = {
-        "title": html.escape(f"{view.name} · Isthmus report"),
+        "title": page_text(f"{view.name} · Isthmus report"),
         "css": page_style() + _asset("report.css"),
         "header": report_sections.header_section(view, figures, pool, untold_reason(view, history)),
         "tiles": report_sections.summary_tiles(view, figures),
@@ -131,7 +131,7 @@ def _timeline(step: int, metrics: Sequence[StepMetrics], plan: Plan) -> dict[str
             {
                 "cluster": stage.cluster,
                 "label": f"rank {one.rank} · layers {stage.layers[0]}–{stage.layers[1] - 1}",
-                "spans": [[x.kind, x.micro_batch, ms(x.start_s), ms(x.end_s)] for x in one.spans],
+                "spans": [[printable(x.kind), x.micro_batch, ms(x.start_s), ms(x.end_s)] for x in one.spans],
             }
         )
     lanes.sort(key=lambda lane: plan.clusters.index(str(lane["cluster"])))
@@ -140,7 +140,7 @@ def _timeline(step: int, metrics: Sequence[StepMetrics], plan: Plan) -> dict[str
         label = f"{plan.stage_of(one_way.source).cluster} → {plan.stage_of(one_way.target).cluster}"
         start_ms, queued_ms = ms(one_way.start_s), round((one_way.start_s - one_way.sent_s) * 1e3, 3)
         links.setdefault(label, []).append(
-            [one_way.kind, one_way.micro_batch, start_ms, ms(one_way.end_s), max(queued_ms, 0.0)]
+            [printable(one_way.kind), one_way.micro_batch, start_ms, ms(one_way.end_s), max(queued_ms, 0.0)]
         )
     wan = [{"label": label, "spans": spans} for label, spans in links.items()]
     expected = bool(wan_links(plan))

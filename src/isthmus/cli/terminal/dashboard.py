@@ -9,6 +9,7 @@ from isthmus.cli.history_text import event_line, perplexity, restarts_text
 from isthmus.cli.job_statistics import JobStatistics, wan_links
 from isthmus.cli.terminal.charts import area_chart, stacked_bar
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
+from isthmus.core.printable import printable
 from isthmus.core.runs.job_id import short_job_id
 from isthmus.core.units import format_seconds
 
@@ -62,7 +63,7 @@ def status_record(view: JobView, stats: JobStatistics, events: Sequence[HistoryE
 def status_line(view: JobView, stats: JobStatistics) -> str:
     """Return the current state of a job as one line of text."""
     if not stats.steps or view.state != "running":
-        state = f"{view.state}: {view.reason}" if view.reason else view.state
+        state = f"{view.state}: {printable(view.reason)}" if view.reason else view.state
         return f"{short_job_id(view.id)}  {state}{_next_step(view)}"
     loss, rate = stats.latest("loss"), stats.latest("tokens_per_s")
     eta_s = stats.eta_s(view.job.training.steps)
@@ -107,7 +108,7 @@ def _headline(view: JobView, stats: JobStatistics, *, server_down: bool) -> Rend
     from isthmus.cli.terminal.tables import state_text
 
     text = Text.assemble((f"{view.name} ", "bold"), (short_job_id(view.id), "dim"), "  ", state_text(view.state))
-    text.append(f"  {view.reason}" if view.reason else "")
+    text.append(f"  {printable(view.reason)}" if view.reason else "")
     text.append(_next_step(view), style="bold")
     text.append(f"  {restarts_text(view)}" if restarts_text(view) else "", style="yellow")
     text.append("  server unreachable, retrying" if server_down else "", style="red")

@@ -8,6 +8,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from isthmus.cli.environment.safe_console import printable_text
+from isthmus.core.printable import printable
+
 GAP = 2
 """Characters between two columns."""
 INDENT = 4
@@ -29,7 +32,7 @@ class FoldingTable:
         self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: str = ""
     ) -> None:
         self._title, self._columns = title, list(columns)
-        self._rows = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+        self._rows = [[_cell(cell) for cell in row] for row in rows]
         self._right = [column in right.split("|") for column in columns]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -95,3 +98,8 @@ class FoldingTable:
                 continue
             short = short.append_text(Text("  ·  ", style="dim")).append_text(piece) if short.plain else piece
         return ([short] if short.plain else []) + lines
+
+
+def _cell(text: str | Text) -> Text:
+    """Return a cell as one line with its hidden characters shown: its width counts them."""
+    return printable_text(text) if isinstance(text, Text) else Text(printable(text))

@@ -18,6 +18,7 @@ from isthmus.cli.terminal.plan_columns import (
 from isthmus.cli.terminal.tables import table
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
+from isthmus.core.printable import printable
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan import PlanForecast, SearchResult
 
@@ -41,8 +42,8 @@ def search_page(
     parts: list[RenderableType] = [table("Plans", head, rows, "|".join(figures))] if rows else [Text("no plan found")]
     note = cost_note(answer.plans)
     parts += [Text(note, style="dim")] if note else []
-    parts += [Text(f"{one.id}: {one.why}") for one in answer.plans[:1]]
-    parts += [Text(f"rejected {', '.join(one.clusters)}: {one.reason}") for one in answer.refused]
+    parts += [Text(f"{one.id}: {printable(one.why)}") for one in answer.plans[:1]]
+    parts += [Text(f"rejected {', '.join(one.clusters)}: {printable(one.reason)}") for one in answer.refused]
     parts += hints_lines(hints, "With one of these changes a plan fits (planned and simulated):")
     coverage = "complete search" if answer.optimal else "large dimensions were sampled"
     parts.append(

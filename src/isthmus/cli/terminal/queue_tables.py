@@ -14,6 +14,7 @@ from isthmus.core.messages.api_views import JobView, PartView, VictimView
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import Refusal
+from isthmus.core.printable import printable
 from isthmus.core.runs.job_id import short_job_id, short_job_ids
 from isthmus.core.units import format_seconds
 
@@ -56,12 +57,12 @@ def job_page(view: JobView, status: QueueStatus, now_s: float) -> RenderableType
     head = Text(f"job {short_job_id(view.id)} of {view.user}, priority {status.priority}, is ")
     head.append_text(state_text(view.state))
     if view.reason and not status.needs:
-        head.append(f": {view.reason}")
+        head.append(f": {printable(view.reason)}")
     shown: list[RenderableType] = [head, *queue_status_lines(status, now_s)]
     if view.plan is not None:
         shown.append(Text(f"  plan       {view.plan.id}: {stages_text(view.plan)}"))
     if view.job.resume is not None:
-        shown.append(Text(f"  {resume_text(view.job.resume)}"))
+        shown.append(Text(f"  {printable(resume_text(view.job.resume))}"))
     if view.parts and view.state not in TERMINAL_STATES:
         rows = [
             (
@@ -85,7 +86,7 @@ def job_page(view: JobView, status: QueueStatus, now_s: float) -> RenderableType
         shown.append(Text(f"  isthmus preempt {short_job_id(view.id)} --yes   preempts them"))
     if view.victims:
         shown += [Text(""), victims_table("Jobs it preempts", view.victims)]
-    return Group(*shown, *(Text(f"- {note}", style="dim") for note in status.notes))
+    return Group(*shown, *(Text(f"- {printable(note)}", style="dim") for note in status.notes))
 
 
 def _wait_text(part: PartView, now_s: float) -> str:
@@ -116,7 +117,7 @@ def dry_run_page(found: DryRun, now_s: float) -> RenderableType:
         shown += [Text(""), refusals_table(missing, "Missing now")]
     if found.victims:
         shown += [Text(""), victims_table("Jobs it could preempt", found.victims)]
-    return Group(*shown, *(Text(f"- {note}", style="dim") for note in one.notes))
+    return Group(*shown, *(Text(f"- {printable(note)}", style="dim") for note in one.notes))
 
 
 def preflight_table(sites: Sequence[SitePreflight]) -> RenderableType:
@@ -141,7 +142,7 @@ def preflight_table(sites: Sequence[SitePreflight]) -> RenderableType:
 def queue_status_lines(one: QueueStatus, now_s: float) -> Iterable[Text]:
     """Yield lines with reason, queue position, expected start, needed chips and jobs ahead."""
     if one.reason and one.needs:
-        yield Text(f"  reason     {one.reason}")
+        yield Text(f"  reason     {printable(one.reason)}")
     if one.place is not None:
         yield Text(f"  position   {one.place} in the queue")
     if one.start_s is not None:

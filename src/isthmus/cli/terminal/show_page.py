@@ -21,6 +21,7 @@ from isthmus.cli.terminal.queue_tables import job_page
 from isthmus.cli.terminal.tables import table
 from isthmus.core.messages.api_views import HistoryEvent, JobView
 from isthmus.core.messages.queue_status import QueueStatus
+from isthmus.core.printable import printable
 
 _STYLES = {"lost": "red", "failed": "red", "worker-lost": "yellow", "preempted": "yellow", "finished": "green"}
 
@@ -61,4 +62,4 @@ def _facts(view: JobView, stats: JobStatistics) -> Iterator[Text]:
     }
     for name, text in facts.items():
         if text:
-            yield Text(f"  {name:<10} {text}")
+            yield Text(f"  {name:<10} {printable(text)}")

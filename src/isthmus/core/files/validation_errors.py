@@ -16,6 +16,9 @@ from isthmus.core.errors import FileError
 from isthmus.core.files.yaml_lines import LineNumbers, Location, format_location, value_at
 from isthmus.core.pool import UnknownNameError
 
+_SHOWN_CHARS = 200
+"""Longest value that a message shows."""
+
 
 def to_file_error(
     error: ValidationError, document: Any, lines: LineNumbers, file: Path, model_type: type[BaseModel]
@@ -46,12 +49,18 @@ def _message_and_hint(
         return "is missing", None
     value = value_at(document, place)
     text = _plain_message(details)
-    shown = f", not {value!r}" if isinstance(value, str | int | float | bool) else ""
+    shown = f", not {_short(value)}" if isinstance(value, str | int | float | bool) else ""
     hint = None
     if details["type"] == "literal_error" and isinstance(value, str):
         expected = re.findall(r"'([^']+)'", str((details.get("ctx") or {}).get("expected", "")))
         hint = suggest_name(value, expected)
     return text + shown, hint
+
+
+def _short(value: Any) -> str:
+    """Return the literal of a value, cut after some words."""
+    text = repr(value[:_SHOWN_CHARS] if isinstance(value, str) else value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 def _plain_message(details: ErrorDetails) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 
-from isthmus.core.html_page import fact_list, html_table, render_page
+from isthmus.core.html_page import fact_list, html_table, page_text, render_page
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.sim.output.fold_replicas import FoldedReplica, fold_replicas
 from isthmus.sim.output.link_load import link_load
@@ -53,7 +52,7 @@ def timeline_page(run: SimulationResult, title: str) -> str:
 
 
 def _legend() -> str:
-    parts = "".join(f'<span><i class="mark k-{kind}"></i>{escape(words)}</span>' for kind, words in _KINDS.items())
+    parts = "".join(f'<span><i class="mark k-{kind}"></i>{page_text(words)}</span>' for kind, words in _KINDS.items())
     return f'<div class="legend">{parts}<span class="aside">outlined: critical path</span></div>'
 
 
@@ -66,7 +65,7 @@ def _timeline(run: SimulationResult, folded: Sequence[FoldedReplica]) -> str:
     critical = {(s.replica, s.stage, s.end_s) for s in run.critical_path}
     left = _MAX_SPANS
     about = f"Timeline of {len(rows)} rows of stages and {len(loads)} links over {format_seconds(run.total_s)}"
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="group" aria-label="{escape(about)}; tables follow">']
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="group" aria-label="{page_text(about)}; tables follow">']
     for row, (one, stage) in enumerate(rows):
         spans = [span for span in one.spans if span.stage == stage.stage and span.end_s > span.start_s][:left]
         left -= len(spans)
@@ -94,7 +93,7 @@ def _stage_row(
         on_path = any((replica, span.stage, span.end_s) in critical for replica in one.replicas)
         kind = "backward" if span.kind == "backward_input" else span.kind
         width = max((span.end_s - span.start_s) * scale, 0.2)
-        tooltip = escape(f"{span.what}: {span.kind}, {format_seconds(span.end_s - span.start_s)}")
+        tooltip = page_text(f"{span.what}: {span.kind}, {format_seconds(span.end_s - span.start_s)}")
         parts.append(
             f'<rect class="k-{kind}{" critical" if on_path else ""}" x="{_LABEL_WIDTH + span.start_s * scale:.2f}" '
             f'y="{y}" width="{width:.2f}" height="{_ROW_HEIGHT}"><title>{tooltip}</title></rect>'
@@ -116,14 +115,14 @@ def _link_row(run: SimulationResult, ends: tuple[str, str], shares: Sequence[flo
     base = y + _LINK_HEIGHT
     return (
         f"{_row_start(f'link {name}: {figures}', name, y, _LINK_HEIGHT)}"
-        f'<path class="load" d="M{_LABEL_WIDTH} {base}{points}V{base}Z"><title>{escape(figures)}</title></path></g>'
+        f'<path class="load" d="M{_LABEL_WIDTH} {base}{points}V{base}Z"><title>{page_text(figures)}</title></path></g>'
     )
 
 
 def _row_start(announced: str, label: str, y: float, height: int) -> str:
     return (
-        f'<g tabindex="0" role="img" aria-label="{escape(announced)}">'
-        f'<text x="0" y="{y + height / 2 + 4}">{escape(label[:40])}</text>'
+        f'<g tabindex="0" role="img" aria-label="{page_text(announced)}">'
+        f'<text x="0" y="{y + height / 2 + 4}">{page_text(label[:40])}</text>'
         f'<path class="lane" d="M{_LABEL_WIDTH} {y}H{_WIDTH}V{y + height}H{_LABEL_WIDTH}Z"/>'
     )
 
@@ -135,7 +134,7 @@ def _axis(total_s: float, scale: float, height: int) -> str:
     step_s = step_s / 5 if total_s / step_s < 2.5 else step_s
     ticks = [i * step_s for i in range(int(total_s * 0.95 / step_s) + 1)]
     return "".join(
-        f'<text x="{_LABEL_WIDTH + tick * scale:.1f}" y="{height - 6}">{escape(format_seconds(tick))}</text>'
+        f'<text x="{_LABEL_WIDTH + tick * scale:.1f}" y="{height - 6}">{page_text(format_seconds(tick))}</text>'
         for tick in ticks
     )
 

@@ -7,9 +7,8 @@ hop between clusters beside the link's capacity.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
-from isthmus.core.html_page import fact_list, html_table, page_style, render_page
+from isthmus.core.html_page import fact_list, html_table, page_style, page_text, render_page
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
 from isthmus.core.units import format_bytes, format_seconds
@@ -42,7 +41,7 @@ def plan_page(plan: Plan, pool: Pool, forecast: PlanForecast, sentences: Sequenc
         ("replicas", str(plan.dp)),
         ("clusters", ", ".join(plan.clusters)),
     ]
-    told = "".join(f"<li>{escape(one)}</li>" for one in sentences)
+    told = "".join(f"<li>{page_text(one)}</li>" for one in sentences)
     body = (
         f"<p>Predicted, not measured.</p>{fact_list(facts)}"
         '<section><h2>Stages and links</h2><div class="scroll" tabindex="0">'
@@ -62,7 +61,7 @@ def _svg(plan: Plan, pool: Pool, forecast: PlanForecast, style: str = "") -> str
         first = replicas[0]
         equal = f"{len(replicas)} equal replicas" if len(replicas) > 1 else f"replica {first}"
         head = f"{equal}: {counts} micro-batches of {plan.micro_batch_size_of(first)}, {plan.schedule}"
-        parts.append(f'<text x="{_LEFT}" y="{y - 10}" class="name">{escape(head)}</text>')
+        parts.append(f'<text x="{_LEFT}" y="{y - 10}" class="name">{page_text(head)}</text>')
         x, before = _LEFT, ""
         for stage, found in zip(plan.pipeline(first), _results(forecast, first), strict=True):
             if before:
@@ -75,8 +74,8 @@ def _svg(plan: Plan, pool: Pool, forecast: PlanForecast, style: str = "") -> str
     about = f"Plan {plan.id}: {plan.dp} replicas on {', '.join(plan.clusters)}"
     sheet = f"<style>{style}</style>" if style else ""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="plan" {size} role="group" aria-label="{escape(about)}">'
-        f"{sheet}<title>{escape(about)}</title>{''.join(parts)}</svg>"
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="plan" {size} role="group" aria-label="{page_text(about)}">'
+        f"{sheet}<title>{page_text(about)}</title>{''.join(parts)}</svg>"
     )
 
 
@@ -143,15 +142,15 @@ def _box(
 ) -> str:
     """Return the box of a stage, which is announced with all its lines when it gets the focus."""
     words = "".join(
-        f'<text x="{x + 14}" y="{y + 18 + 15 * i}" class="{"name" if i == 0 else "soft"}">{escape(line[:34])}</text>'
+        f'<text x="{x + 14}" y="{y + 18 + 15 * i}" class="{"name" if i == 0 else "soft"}">{page_text(line[:34])}</text>'
         for i, line in enumerate(lines)
     )
     share = found.peak_memory_bytes / max(_memory_bytes(pool, stage), 1)
     used = max(2.0, min(share, 1.0) * (_BOX - 28))
     bar_y = y + _HEIGHT - 12
     return (
-        f'<g tabindex="0" role="img" aria-label="{escape("; ".join(lines))}">'
-        f"<title>{escape('; '.join(lines))}</title>"
+        f'<g tabindex="0" role="img" aria-label="{page_text("; ".join(lines))}">'
+        f"<title>{page_text('; '.join(lines))}</title>"
         f'<rect class="box" x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="8"/>'
         f'<rect x="{x}" y="{y + 8}" width="4" height="{_HEIGHT - 16}" rx="2" style="fill: {marks[stage.cluster]}"/>'
         f'{words}<rect class="room" x="{x + 14}" y="{bar_y}" width="{_BOX - 28}" height="5" rx="2"/>'
@@ -169,10 +168,10 @@ def _hop(before: str, after: str, pool: Pool, rates: dict[tuple[str, str], float
     delay = f"{link.delay_ms:g} ms" if link else "no link"
     centre = x + _GAP // 2
     return (
-        f'<g tabindex="0" role="img" aria-label="{escape(f"link {before} to {after}: {rate}, {delay} one way")}">'
+        f'<g tabindex="0" role="img" aria-label="{page_text(f"link {before} to {after}: {rate}, {delay} one way")}">'
         f'<line class="hop" x1="{x + 6}" y1="{middle}" x2="{x + _GAP - 6}" y2="{middle}"/>'
-        f'<text class="soft" x="{centre}" y="{middle - 8}" text-anchor="middle">{escape(rate)}</text>'
-        f'<text class="soft" x="{centre}" y="{middle + 18}" text-anchor="middle">{escape(delay)}</text></g>'
+        f'<text class="soft" x="{centre}" y="{middle - 8}" text-anchor="middle">{page_text(rate)}</text>'
+        f'<text class="soft" x="{centre}" y="{middle + 18}" text-anchor="middle">{page_text(delay)}</text></g>'
     )
 
 

@@ -1,0 +1,110 @@
+"""The command line prints through `CliEnvironment` only, logs through one formatter, and pages escape in one way."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "isthmus"
+
+SEAM = frozenset({"cli/environment/cli_environment.py", "cli/environment/safe_console.py"})
+"""The modules of the command line that write to the terminal; they show hidden characters and interpret no markup."""
+
+ALLOWED = {
+    "cli/app/typer_app.py echo": "the version, and the help of this program",
+    "cli/app/entry.py flush": "the end of a command writes no text",
+}
+
+WRITERS = frozenset({"print", "echo", "secho", "write", "writelines", "input", "Console", "from_markup", "from_ansi"})
+STREAMS = frozenset({"stdout", "stderr", "sys", "typer", "click", "rich", "Text", "builtins"})
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the name of each called function and the name before its dot, "" without one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name):
+                yield node.func.id, ""
+            elif isinstance(node.func, ast.Attribute):
+                owner = node.func.value
+                name = (
+                    owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+                )
+                yield node.func.attr, name
+
+
+def direct_prints(tree: ast.AST) -> set[str]:
+    """Return the calls that write to a terminal past the seam."""
+    found = set()
+    for name, owner in calls(tree):
+        if name in ("print", "input", "Console") and owner in ("", "builtins", "rich"):
+            found.add(name)
+        if name in WRITERS and owner in STREAMS:
+            found.add(name)
+    return found
+
+
+def modules(folder: str = "") -> list[Path]:
+    """Return every module below a folder of the source."""
+    return sorted((SOURCE / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("print(x)", {"print"}),
+        ("typer.echo(x)", {"echo"}),
+        ("env.stdout.write(x)", {"write"}),
+        ("sys.stderr.write(x)", {"write"}),
+        ("Console().rule(x)", {"Console"}),
+        ("Text.from_markup(x)", {"from_markup"}),
+        ("env.print(x)", set()),
+        ("file.write(x)", set()),
+    ],
+)
+def test_a_call_past_the_seam_is_found(text: str, found: set[str]) -> None:
+    """The test below can fail."""
+    assert direct_prints(ast.parse(text)) == found
+
+
+def test_the_command_line_prints_through_its_environment() -> None:
+    """`env.print`, `print_note`, `print_json`, `write_text`, `read_answer` or its console: they show what is hidden."""
+    for file in modules("cli"):
+        place = file.relative_to(SOURCE).as_posix()
+        if place in SEAM:
+            continue
+        past = {name for name in direct_prints(ast.parse(file.read_text())) if f"{place} {name}" not in ALLOWED}
+        assert not past, f"{place} calls {', '.join(sorted(past))}: print through CliEnvironment"
+
+
+def test_packages_below_the_command_line_print_nothing() -> None:
+    """But for workers, whose output is their log, and helpers that answer with JSON on their standard output."""
+    own_process = ("train/", "data/chat_renderer.py", "wan/", "comm/process/", "control/service/planner_process.py")
+    for file in modules():
+        place = file.relative_to(SOURCE).as_posix()
+        if not place.startswith(("cli/", *own_process)):
+            assert not direct_prints(ast.parse(file.read_text())), place
+
+
+def test_logs_have_one_place_that_formats_them() -> None:
+    """A second handler or formatter would write words from others raw."""
+    for file in modules():
+        place = file.relative_to(SOURCE).as_posix()
+        names = {name for name, _ in calls(ast.parse(file.read_text()))}
+        made = names & {"StreamHandler", "FileHandler", "basicConfig", "Formatter", "dictConfig"}
+        assert not made or place in ("cli/commands/process_commands.py", "cli/environment/json_log.py"), (place, made)
+
+
+def test_pages_escape_with_one_function() -> None:
+    """`page_text` of `core/html_page.py`: it escapes markup and shows hidden characters."""
+    for file in modules():
+        place = file.relative_to(SOURCE).as_posix()
+        tree = ast.parse(file.read_text())
+        imported = {
+            *(one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)),
+            *(name.name for one in ast.walk(tree) if isinstance(one, ast.Import) for name in one.names),
+        }
+        assert not imported & {"html", "xml.sax.saxutils"} or place == "core/html_page.py", place
