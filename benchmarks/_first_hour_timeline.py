@@ -29,6 +29,7 @@ from pathlib import Path
 from benchmarks._virtual_run import OVERRUN_SHARE, run_workers
 from benchmarks.table import Row, print_rows
 from isthmus.cli.job_report.stage_trace import WanTransfer, on_one_clock, wan_transfers
+from isthmus.comm.channel.channel import PlainChannel
 from isthmus.comm.tcp.wire_format import DATA, FrameHeader, read_header
 from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.plan import Plan, StageTime
@@ -188,7 +189,7 @@ def _frames(data: bytes, at: int) -> Iterator[tuple[FrameHeader, int, int]]:
     while True:
         begin = source.tell()
         try:
-            header = read_header(source)  # type: ignore[arg-type]
+            header = read_header(PlainChannel(source))  # type: ignore[arg-type]
         except ConnectionResetError:
             return
         end = source.tell() + header.payload_bytes

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.control_store import BULK, submission
+from benchmarks.table import Row, compared
 from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.service.submissions import Submissions
 from isthmus.control.state.events import JobSubmitted
@@ -17,25 +18,25 @@ from isthmus.control.store.store_interface import Store
 from isthmus.core.runs.job_id import RANDOM_BYTES, make_job_id
 
 
-def measure(quick: bool) -> list[tuple[str, str, str]]:
-    """Return rows of what, measured and aim."""
+def measure(quick: bool) -> list[Row]:
+    """Return how many of the drawn ids are equal, and how many acknowledged submissions are lost or merged."""
     num_drawn, num_sent = (100_000, 5_000) if quick else (1_000_000, 100_000)
     begun_s = time.process_time()
     drawn = secrets.token_bytes(RANDOM_BYTES * num_drawn)
     ids = {make_job_id("same", drawn[i : i + RANDOM_BYTES]) for i in range(0, len(drawn), RANDOM_BYTES)}
     used_s = time.process_time() - begun_s
     short = {one[: len("same-") + 8] for one in ids}
-    rows = [
-        (f"{num_drawn:,} ids of equal submissions: equal ones", f"{num_drawn - len(ids)}, {used_s:.2f} CPU s", "0"),
-        ("the same with 32 random bits, as before", f"{num_drawn - len(short)}", ""),
-    ]
-    for what, draw in (
+    what = f"{num_drawn:,} ids of equal submissions, {used_s:.2f} s of CPU: equal ones"
+    peer, peer_value = "ids of 32 bits", num_drawn - len(short)
+    equal = num_drawn - len(ids)
+    rows = [compared(what, equal, "", peer, peer_value, target="0", met=equal == 0)]
+    for of, draw in (
         ("ids of 128 random bits", secrets.token_bytes),
         ("a broken source of 20 random bits", _poor_source),
     ):
         lost, wall_s, used_s = _lost(num_sent, draw)
-        figures = f"{lost}, {wall_s:.1f} s, {used_s:.1f} CPU s"
-        rows.append((f"{num_sent:,} equal submissions without a key into SQLite, {what}: lost or merged", figures, "0"))
+        what = f"{num_sent:,} equal submissions without a key into SQLite, {of}, {wall_s:.1f} s, {used_s:.1f} s of CPU"
+        rows.append(Row(what=f"{what}: lost or merged", ours=lost, unit="", target="0", met=lost == 0))
     return rows
 
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from isthmus.comm.connect_transport import connect_transport
 from isthmus.comm.group.isthmus_group import BACKEND, IsthmusOptions, register_backend
 from isthmus.comm.tcp.endpoint import Endpoint
-from isthmus.comm.tcp.wire_format import Greeting
+from isthmus.comm.tcp.greeting import Greeting
 from isthmus.core.base_model import TransportKind
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Schedule

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from benchmarks.table import Row, compared, print_rows
 from isthmus.train.checkpoint.async_checkpoint_writer import AsyncCheckpointWriter
 from isthmus.train.checkpoint.checkpoint_folder import load_shards, newest_valid
-from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
 
 PEER = "torch.distributed.checkpoint"

@@ -176,7 +176,7 @@ def recovery(place: Place, quick: bool) -> Iterator[Row]:
         again = yield from _timed(
             f"{what}, behind a snapshot with {min(num_jobs, 5_000):,} events since",
             lambda: _start(store, snapshots),
-            5.0,
+            3.0,
         )
         if not again.last_event_number > actor.last_event_number >= last:
             raise RuntimeError("the start behind a snapshot did not reach the end of the log")

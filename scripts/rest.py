@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from isthmus.control.rest.access_endpoints import access_router
 from isthmus.control.rest.endpoints import metrics_router, router
 
 INTRODUCTION = """\
@@ -21,7 +22,8 @@ unknown field is an error. A page of a long list ends with where the next one be
 
 Every error is `{"error", "message", "hint"}`, by the names of the error's kind: 401 no valid token, 403 not
 with this token, 404 not there or not yours, 409 not now, 413 too large, 422 a mistake in it, 426 another
-protocol, 503 unavailable. Submitting again under the same `key` is safe.
+protocol, 429 too many requests (wait as `Retry-After` says), 503 unavailable. Submitting again under the same `key`
+is safe.
 """
 
 
@@ -29,6 +31,7 @@ def render() -> str:
     """Return a table of every path: what it takes, what it answers, what it does."""
     app = FastAPI()
     app.include_router(router)
+    app.include_router(access_router)
     app.include_router(metrics_router)
     lines = ["| request | takes | answers | |", "|---|---|---|---|"]
     for path, by_method in app.openapi()["paths"].items():

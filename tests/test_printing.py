@@ -82,7 +82,10 @@ def test_the_command_line_prints_through_its_environment() -> None:
 
 def test_packages_below_the_command_line_print_nothing() -> None:
     """But for workers, whose output is their log, and helpers that answer with JSON on their standard output."""
-    own_process = ("train/", "data/chat_renderer.py", "wan/", "comm/process/", "control/service/planner_process.py")
+    own_process = (
+        *("train/", "data/chat_renderer.py", "wan/", "comm/process/", "control/service/planner_process.py"),
+        "core/process/confined_start.py",
+    )
     for file in modules():
         place = file.relative_to(SOURCE).as_posix()
         if not place.startswith(("cli/", *own_process)):
@@ -99,7 +102,7 @@ def test_logs_have_one_place_that_formats_them() -> None:
 
 
 def test_pages_escape_with_one_function() -> None:
-    """`page_text` of `core/html_page.py`: it escapes markup and shows hidden characters."""
+    """`page_text` of `core/text/html_page.py`: it escapes markup and shows hidden characters."""
     for file in modules():
         place = file.relative_to(SOURCE).as_posix()
         tree = ast.parse(file.read_text())
@@ -107,4 +110,4 @@ def test_pages_escape_with_one_function() -> None:
             *(one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)),
             *(name.name for one in ast.walk(tree) if isinstance(one, ast.Import) for name in one.names),
         }
-        assert not imported & {"html", "xml.sax.saxutils"} or place == "core/html_page.py", place
+        assert not imported & {"html", "xml.sax.saxutils"} or place == "core/text/html_page.py", place

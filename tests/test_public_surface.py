@@ -44,7 +44,7 @@ SURFACES = {
     "site": """
         CLAIMING HOLDING UNSAVED_STEP_S DeviceAllocator DeviceCountAllocator DeviceIdAllocator FetchFiles
         FetchObserved HoursObserved LocalJob LocalJobSubmitted LocalJobWithdrawn LocalJobsObserved LogWarning
-        ObservedWorker OrdersReceived PartKey QueueObserved ReorderQueue ReportLocalExit RequestCheckpoint
+        ObservedWorker OrdersReceived PartKey QueueObserved RenewRunLease ReorderQueue ReportLocalExit RequestCheckpoint
         ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker StopWorker
         WorkersObserved WriteRankMap awaits_checkpoint check_site
     """,

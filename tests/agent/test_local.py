@@ -49,6 +49,21 @@ def test_the_kit_finds_an_adapter_that_starts_twice(tmp_path: Path) -> None:
         check_adapter(lambda command: StartsTwice(SITE, tmp_path / "queue", command), tmp_path, timeout_s=3)
 
 
+class LetsAll(LocalAdapter):
+    """An adapter that ignores the limits of a worker."""
+
+    def start(self, folder: Path, device_ids: Sequence[str], command: Sequence[str] = ()) -> None:
+        (folder / "limits.json").unlink(missing_ok=True)
+        super().start(folder, device_ids, command)
+
+
+@pytest.mark.slow
+def test_the_kit_finds_an_adapter_that_applies_no_limits(tmp_path: Path) -> None:
+    """An adapter of another scheduler starts the program through the same limits."""
+    with pytest.raises(ContractError, match="with the limits of its folder"):
+        check_adapter(lambda command: LetsAll(SITE, tmp_path / "queue", command), tmp_path, timeout_s=3)
+
+
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[LocalAdapter, Path]]:
     """An adapter with one worker that runs until it is killed."""

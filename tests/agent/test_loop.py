@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -249,3 +250,19 @@ def test_the_first_interrupt_of_a_person_stops_an_idle_agent_as_well(
 def _reported(server: Answering) -> None:
     while not server.reports:
         threading.Event().wait(0.01)
+
+
+@pytest.mark.attack
+def test_a_copied_state_folder_ends_the_agent_before_it_reports_or_stops_anything(
+    tmp_path: Path, server: Answering
+) -> None:
+    """The part table of the copy names workers of the original, which an agent would stop or call ended."""
+    config = AgentConfig(server=server.url, token="t", cluster=EAST, state=tmp_path / "state", host="127.0.0.1")
+    stopped = threading.Event()
+    stopped.set()
+    run_agent(config, stopped)
+    assert [report.identity.session for report in server.reports if report.identity] == [1]
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    with pytest.raises(ConflictError, match="was copied or restored"):
+        run_agent(replace(config, state=tmp_path / "copy"), stopped)
+    assert len(server.reports) == 1

@@ -6,16 +6,18 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, WorkerStatus
+from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.agent.service.agent_state_folder import LocalJobFile, log_tail, read_routes, submit_local_job, worker_spec
 from isthmus.agent.service.part_table import PartTable
 from isthmus.core.errors import FileError, UnavailableError
-from isthmus.core.messages.agent_messages import PartOrder, QueueEntry, RankMap
-from isthmus.core.messages.worker_folder import WorkerFolder
+from isthmus.core.messages.agent_messages import AgentOrders, PartOrder, QueueEntry, RankMap, RunKeys
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerKeys
 from isthmus.core.plan import StageTime
 from isthmus.site.parts import SitePart
 from isthmus.site.site_invariants import check_site
@@ -68,14 +70,19 @@ class FakeAdapter:
 class Site:
     """A shell with a clock, its adapter and its state folder; `restart` is a new life of the agent."""
 
-    def __init__(self, state: Path, routes: Path | None = None) -> None:
-        self.state, self.routes, self.now_s = state, routes, 0.0
+    def __init__(self, state: Path, routes: Path | None = None, options: Mapping[str, Any] | None = None) -> None:
+        self.state, self.routes, self.now_s, self.options = state, routes, 0.0, options or {}
         self.adapter = FakeAdapter()
         self.restart()
 
     def restart(self) -> None:
         self.shell = AgentService(
-            cluster=EAST, adapter=self.adapter, state=self.state, clock=lambda: self.now_s, routes=self.routes
+            cluster=EAST,
+            adapter=self.adapter,
+            state=self.state,
+            clock=lambda: self.now_s,
+            routes=self.routes,
+            **self.options,
         )
 
     def obey(self, *parts: PartOrder) -> None:
@@ -144,6 +151,44 @@ def test_addresses_and_rank_map_pass_through_the_folder(site: Site) -> None:
     ranks = RankMap(workers=(address(), address(1)))
     site.obey(order("running", ranks=ranks))
     assert WorkerFolder(folder).read_rank_map() == ranks
+
+
+KEYS = RunKeys(job="a", attempt=1, keys={"east": "0a" * 32, "west": "0b" * 32})
+
+
+def test_keys_are_handed_over_in_a_file_of_the_worker_alone(site: Site) -> None:
+    """Before the start, mode 0600; they are in no other file of the agent, and in no report."""
+    site.obey(order("prepared"))
+    site.shell.apply_orders(AgentOrders(parts=(order("running"),), run_keys=(KEYS,)))
+    folder = site.state / "runs" / "a" / "1" / "rank-0"
+    assert site.adapter.started
+    assert WorkerFolder(folder).keys_path.stat().st_mode & 0o777 == 0o600
+    assert WorkerFolder(folder).take_keys() == WorkerKeys(keys=KEYS.keys)
+    assert not WorkerFolder(folder).keys_path.exists()
+    site.shell.tick()
+    texts = [file.read_text() for file in site.state.rglob("*") if file.is_file()]
+    texts.append(site.shell.report("i")[0].model_dump_json())
+    assert not any(key in text for key in KEYS.keys.values() for text in texts)
+
+
+def test_without_keys_no_worker_listens_beyond_this_machine(tmp_path: Path) -> None:
+    """Nor where the agent needs them: the part fails with the reason, and the job can restart."""
+    for number, options in enumerate([{"host": "10.0.0.1"}, {"needs_keys": True}]):
+        site = Site(tmp_path / str(number), options=options)
+        site.run()
+        assert site.adapter.started == []
+        assert site.states == {"a/1": "failed"}
+        assert "no keys for links of a/1" in site.shell.machine.observed_parts()[0].detail
+
+
+def test_keys_of_a_deposed_leader_are_ignored(site: Site) -> None:
+    """They come with orders that the agent does not follow."""
+    site.obey(order("prepared"))
+    site.shell.apply_orders(AgentOrders(fence=5, parts=(order("prepared"),)))
+    site.shell.apply_orders(AgentOrders(fence=4, parts=(order("running"),), run_keys=(KEYS,)))
+    site.shell.apply_orders(AgentOrders(fence=5, parts=(order("running"),)))
+    assert site.adapter.started
+    assert WorkerFolder(site.state / "runs/a/1/rank-0").take_keys() is None
 
 
 def test_a_failure_is_told_with_the_last_words(site: Site) -> None:
@@ -255,14 +300,14 @@ def test_a_table_of_another_version_is_named_and_left_alone(tmp_path: Path) -> N
 def test_a_plan_without_times_leaves_the_chip_as_it_is() -> None:
     """No prediction, no stage time: the worker computes at its own pace."""
     part = SitePart(job="a", attempt=1, spec=JOB, plan=plan(timed=False))
-    assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}).stage_time is None
+    assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}, storage=SiteStorage()).stage_time is None
 
 
 def test_a_virtual_job_waits_on_any_chip() -> None:
     """`compute: virtual` gives a worker the plan's times for its stage, also on a real chip."""
     job = JOB.model_copy(update={"compute": "virtual"})
     part = SitePart(job="a", attempt=1, spec=job, plan=plan(("west/h20", "east/l40s")))
-    spec = worker_spec(part, 1, EAST, host="127.0.0.1", routes={})
+    spec = worker_spec(part, 1, EAST, host="127.0.0.1", routes={}, storage=SiteStorage())
     assert spec.stage_time == StageTime(forward_s=0.1, backward_s=0.2)
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.service.agent_state_folder import worker_spec
-from isthmus.agent.service.file_fetcher import FetchStatus, FileFetcher
-from isthmus.agent.service.file_transfer import (
+from isthmus.agent.files.file_fetcher import FetchStatus, FileFetcher
+from isthmus.agent.files.file_transfer import (
     CommandSource,
     FolderSource,
     fetch_job_files,
@@ -19,6 +18,8 @@ from isthmus.agent.service.file_transfer import (
     read_sources,
     storage_path,
 )
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.service.agent_state_folder import worker_spec
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.job import Job, ResumeSource
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
@@ -92,6 +93,16 @@ def test_without_a_source_the_files_cannot_be_had(tmp_path: Path) -> None:
     """To start from the beginning would lose the work."""
     with pytest.raises(UnavailableError, match="no source for the job's files at north"):
         fetch_job_files(JOB, ["north"], {}, tmp_path, lambda *_: None)
+    with pytest.raises(UnavailableError, match="no source for the job's files at north"):
+        fetch_job_files(JOB, ["north"], {}, tmp_path, lambda *_: None, with_checkpoints=False)
+
+
+def test_model_and_data_that_are_here_need_no_source(tmp_path: Path) -> None:
+    """A new site of a job whose other sites have the checkpoints starts with its own copy of model and data."""
+    for path in job_paths(JOB, with_checkpoints=False):
+        storage_path(tmp_path, path).mkdir(parents=True, exist_ok=True)
+    assert JOB.checkpoints.folder not in job_paths(JOB, with_checkpoints=False)
+    fetch_job_files(JOB, ["north"], {}, tmp_path, lambda *_: None, with_checkpoints=False)
 
 
 def test_a_command_copies_and_its_failure_is_told(tmp_path: Path) -> None:
@@ -185,16 +196,30 @@ class Fetching(Site):
 def test_a_part_is_prepared_once_its_files_are_here() -> None:
     """Its devices are held meanwhile, its progress is reported; a repeated order starts no second transfer."""
     site = Fetching()
-    wants = order("prepared", files_at=("east", "north", "west"))
+    wants = order("prepared", files_at=("north", "west"))
     (step,) = site.obey(wants)
     assert isinstance(step, FetchFiles)
-    assert step.clusters == ("north", "west")
+    assert (step.clusters, step.with_checkpoints) == (("north", "west"), False), "north is in the plan"
     assert site.states == {"a/1": "ready"}
     site.files("half of it")
     assert (site.states, site.detail()) == ({"a/1": "ready"}, "half of it")
     site.files(complete=True)
     assert site.states == {"a/1": "prepared"}
     assert site.obey(wants) == []
+
+
+def test_without_a_site_that_has_them_the_checkpoints_are_fetched_too() -> None:
+    """The job moves to sites that have never run it."""
+    (step,) = Fetching().obey(order("prepared", files_at=("south",)))
+    assert isinstance(step, FetchFiles)
+    assert step.with_checkpoints
+
+
+def test_a_site_of_the_last_attempt_fetches_nothing() -> None:
+    """It has its own parts of the checkpoints; workers of the other sites send theirs."""
+    site = Fetching()
+    assert site.obey(order("prepared", files_at=("east", "north"))) == []
+    assert site.states == {"a/1": "prepared"}
 
 
 def test_a_part_whose_files_cannot_be_had_is_refused_with_the_reason() -> None:
@@ -239,4 +264,4 @@ def test_workers_learn_whether_the_job_has_trained_before(files_at: tuple[str, .
     site = Site()
     site.obey(order("prepared", files_at=files_at))
     (part,) = site.machine.parts.values()
-    assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}).has_trained is bool(files_at)
+    assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}, storage=SiteStorage()).has_trained is bool(files_at)

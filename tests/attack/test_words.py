@@ -14,14 +14,17 @@ import pytest
 from isthmus.cli.commands.process_commands import configure_logging
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.job_report.write_report import render_report
+from isthmus.cli.terminal.access_tables import audit_table, token_table
+from isthmus.cli.terminal.site_tables import site_page, sites_table
+from isthmus.core.messages.access_views import AuditRecord, TokenInfo
 from isthmus.core.messages.agent_messages import LogChunk
-from isthmus.core.messages.api_views import HistoryEvent, VictimView
+from isthmus.core.messages.api_views import AgentView, HistoryEvent, VictimView
 from isthmus.core.messages.preflight import CheckResult, SitePreflight
 from isthmus.core.messages.queue_status import QueueStatus
 from isthmus.core.plan import PlanSet, Refusal
-from isthmus.core.printable import LINE_BREAKS, hidden_places
-from tests.cli.fake_server import FakeServer, Outcome, run
-from tests.cli.samples import START_S, make_metrics, make_plan, make_view
+from isthmus.core.text.printable import LINE_BREAKS, hidden_places
+from tests.cli.fake_server import FakeServer, Outcome, Terminal, run
+from tests.cli.samples import START_S, make_metrics, make_plan, make_pool, make_view
 
 pytestmark = pytest.mark.attack
 
@@ -109,6 +112,24 @@ def test_a_log_is_shown_on_a_terminal_and_raw_where_asked_for() -> None:
     assert "\\x1b]0;owned\\x07" in shown.out
     assert first in run(server, "logs", JOB).out
     assert first in run(server, "logs", JOB, "--raw", terminal=True).out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_tables_of_sites_tokens_and_acts_show_words_as_text(terminal: bool) -> None:
+    """The host of an agent, the creator of a token, and actor, subject and detail of an audit record."""
+    agent = AgentView(id=EVIL, enrolled_s=1.0, session=1, session_s=1.0, host=EVIL)
+    site = make_pool().clusters[0].model_copy(update={"agent": agent})
+    token = TokenInfo(id=EVIL, role="user", name="bo", state="valid", created_s=1e9, created_by=EVIL[:150])
+    words = EVIL[-150:]
+    act = AuditRecord(
+        at_s=1e9, action="refused", actor=words, role="user", address=words[-64:], subject=words, detail=words
+    )
+    stream = Terminal() if terminal else io.StringIO()
+    env = CliEnvironment(stdout=stream, variables={"TERM": "xterm", "COLUMNS": "200"})
+    for shown in (sites_table([site], 2.0), site_page(site, 2.0), token_table([token]), audit_table([act])):
+        env.print(shown)
+    assert_harmless(Outcome(0, stream.getvalue(), ""), terminal=terminal)
+    assert "\\x1b]0;owned" in stream.getvalue()
 
 
 def test_an_error_of_the_server_is_text() -> None:

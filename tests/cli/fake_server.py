@@ -15,6 +15,7 @@ from isthmus.cli import main
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import AuthError, ConflictError, IsthmusError, NotFoundError
+from isthmus.core.messages.access_views import AuditPage, AuditRecord, TokenInfo, TokenRotation
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, LogChunk, StepMetrics
 from isthmus.core.messages.api_views import (
     Health,
@@ -33,6 +34,7 @@ from isthmus.core.plan import PlanSet
 from tests.cli.samples import START_S, make_pool, make_view
 
 TOKEN = "a-token"
+TOKEN_INFO = TokenInfo(id="t-0123456789ab", role="user", name="bo", state="valid", created_s=1e9, created_by="eve")
 URL = "http://127.0.0.1:1"
 
 
@@ -93,9 +95,10 @@ class FakeServer:
             case "GET", ["queue"]:
                 waiting = [one.model_dump(mode="json") for one in self.standings.values()]
                 return httpx.Response(200, json=waiting)
-            case "POST", ["tokens"]:
-                asked = TokenRequest.model_validate_json(request.content)
-                return _answer(TokenView(role=asked.role, name=asked.name, token="isth_secret"), 201)
+            case "POST", ["sites", name, "gone" | "enrol"]:
+                return _answer(next(one for one in make_pool().clusters if one.cluster.name == name))
+            case _, ["tokens" | "audit" as what, *rest]:
+                return _access(request, what, rest)
             case "POST", ["jobs:dry-run"]:
                 job = Submission.model_validate_json(request.content).job
                 view = make_view(id="dry-run", name=job.name, job=job, state="waiting")
@@ -266,3 +269,22 @@ def run(
     )
     status = main([str(argument) for argument in arguments], env=shell)
     return Outcome(status, shell.stdout.getvalue(), shell.stderr.getvalue())  # type: ignore[attr-defined]
+
+
+def _access(request: httpx.Request, what: str, rest: list[str]) -> httpx.Response:
+    match request.method, [what, *rest]:
+        case "POST", ["tokens"]:
+            asked = TokenRequest.model_validate_json(request.content)
+            return _answer(TokenView(role=asked.role, name=asked.name, token="isth_secret"), 201)
+        case "GET", ["tokens"]:
+            return httpx.Response(200, json=[TOKEN_INFO.model_dump(mode="json")])
+        case "POST", ["tokens", TOKEN_INFO.id, "revoke"]:
+            return _answer(TOKEN_INFO.model_copy(update={"state": "revoked", "revoked_s": 2e9}))
+        case "POST", ["tokens", TOKEN_INFO.id, "rotate"]:
+            grace_s = TokenRotation.model_validate_json(request.content).grace_s
+            return _answer(TokenView(role="user", name="bo", token=f"isth_after_{grace_s:g}"))
+        case "GET", ["audit"]:
+            acts = [AuditRecord(number=7, at_s=1e9, action="refused", actor=query.get("user", "bo"), role="user")
+                    for query in [request.url.params] if float(query.get("since_s", 0)) <= 1e9]  # fmt: skip
+            return _answer(AuditPage(records=tuple(acts), next=7))
+    return httpx.Response(404, text="not here")

@@ -8,7 +8,7 @@ from typing import Any
 
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
 from isthmus.core.messages.agent_messages import ReceivedMessage, Span, StepMetrics
-from isthmus.core.messages.api_views import ClusterView, JobView, PartView, PoolView
+from isthmus.core.messages.api_views import AgentView, ClusterView, JobView, PartView, PoolView
 from isthmus.core.plan import Plan, PlanSet, Prediction, Refusal, Stage, StageTime
 from isthmus.core.pool import Cluster, Link, NodeGroup, VirtualChip
 
@@ -64,7 +64,20 @@ def make_pool() -> PoolView:
         chip, group = ("BI-V150", "bi") if name == "nanjing" else ("H20", "h20")
         nodes = NodeGroup(name=group, chip=chip, nodes=1, chips_per_node=2, virtual=VirtualChip(compute_scale=0.001))
         cluster = Cluster(name=name, owner=owner, region="east", node_groups=(nodes,))
-        clusters.append(ClusterView(cluster=cluster, connected=name != "nanjing", free_chips={group: 1}))
+        lost = name == "nanjing"
+        clusters.append(
+            ClusterView(
+                cluster=cluster,
+                connected=not lost,
+                free_chips={group: 1},
+                last_report_s=START_S - 60 if lost else START_S,
+                agent=AgentView(
+                    id="0123456789ab", enrolled_s=START_S - 7200, session=3, session_s=START_S - 600, run_lease_s=900
+                ),
+                released_at_s=START_S + 840 if lost else None,
+                jobs=("job-1",) if lost else (),
+            )
+        )
     links = [
         Link(source=a, target=b, bandwidth_gbps=gbps, delay_ms=10, jitter_ms=0.5, loss=1e-4)
         for ends, gbps in ((CLUSTERS[:2], 1.0), (CLUSTERS[1:], 0.4))

@@ -13,7 +13,7 @@ from isthmus.client.resolve_job import select_job
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.files.user_files import FILE_KINDS
-from isthmus.core.messages.api_views import JobView, PoolView, TokenView, VictimView
+from isthmus.core.messages.api_views import ClusterView, JobView, PoolView, TokenView, VictimView
 from isthmus.core.plan import PlanSet
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import START_S, make_metrics, make_plan, make_view
@@ -227,6 +227,27 @@ def test_pool_shows_chips_connection_and_links() -> None:
     PoolView.model_validate(run(FakeServer(), "pool", "--json").json)
 
 
+def test_sites_show_their_agents_and_when_those_of_a_lost_site_end() -> None:
+    """The list has the identity, the sessions and the lease; a lost site says when its parts count as ended."""
+    out = run(FakeServer(), "site", "list").out
+    assert "0123456789ab" in out
+    shown = run(FakeServer(), "site", "show", "nanjing").out
+    assert "its parts count as ended in" in shown
+    assert "job-1" in shown
+    assert "end themselves after 15 min" in run(FakeServer(), "site", "show", "hangzhou").out
+    assert run(FakeServer(), "site", "show", "unheard").status == 5
+    ClusterView.model_validate(run(FakeServer(), "site", "show", "nanjing", "--json").json)
+
+
+def test_a_site_is_declared_gone_only_by_a_person_who_knows_what_it_risks() -> None:
+    """Without --yes the command names the jobs and the risk, and asks the server for nothing."""
+    done = run(FakeServer(), "site", "gone", "nanjing")
+    assert done.status == 2
+    assert "two attempts of job-1 train at once and overwrite each other's files" in done.err
+    assert "released there: job-1" in run(FakeServer(), "site", "gone", "nanjing", "--yes").out
+    assert "takes the place" in run(FakeServer(), "site", "enrol", "nanjing").out
+
+
 def test_a_token_is_printed_alone() -> None:
     """So that it can be redirected into a file; a token has exactly one role."""
     assert run(FakeServer(), "token", "create", "--user", "bo").out == "isth_secret\n"
@@ -350,3 +371,29 @@ class TestPick:
         for word in ("", "k"):
             with pytest.raises(NotFoundError):
                 select_job(JOBS, word)
+
+
+def test_tokens_are_listed_revoked_and_rotated_by_their_ids() -> None:
+    """A list shows ids, never tokens; a rotation prints the new token alone; periods have a number and a unit."""
+    token = "t-0123456789ab"
+    listed = run(FakeServer(), "token", "list").out
+    assert token in listed
+    assert "when revoked" in listed
+    assert "eve" in listed
+    assert "revoked" in run(FakeServer(), "token", "revoke", token).out
+    assert run(FakeServer(), "token", "rotate", token).out == "isth_after_3600\n"
+    assert run(FakeServer(), "token", "rotate", token, "--grace", "10m").out == "isth_after_600\n"
+    for bad in (("rotate", token, "--grace", "31d"), ("rotate", token, "--grace", "soon")):
+        assert run(FakeServer(), "token", *bad).status == 2
+    for bad_age in ("0s", "20000w", "soon", "-1d"):
+        assert run(FakeServer(), "token", "create", "--user", "bo", "--expires", bad_age).status == 2
+    assert run(FakeServer(), "token", "create", "--user", "bo", "--expires", "90d").out == "isth_secret\n"
+
+
+def test_the_audit_log_is_printed_with_its_filters() -> None:
+    """Who did what; `--since` and `--user` reach the server."""
+    assert "user bo" in run(FakeServer(), "audit").out
+    (record,) = run(FakeServer(), "audit", "--user", "ann", "--json").json
+    assert (record["actor"], record["action"], record["number"]) == ("ann", "refused", 7)
+    assert run(FakeServer(), "audit", "--since", "2020-01-01", "--json").json == []
+    assert run(FakeServer(), "audit", "--since", "soon").status == 2

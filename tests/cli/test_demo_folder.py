@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.demo.demo_folder import demo_folder
+from isthmus.cli.demo.demo_folder import demo_folder, stock_sites
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.files.user_files import load_job, load_pool
 
@@ -38,3 +38,16 @@ def test_two_demos_at_once_do_not_take_each_others_files(tmp_path: Path) -> None
         with pytest.raises(UnavailableError, match="another demo uses"), demo_folder(folder):
             pass
         assert (folder / "job.yaml").exists()
+
+
+def test_the_demos_sites_share_no_file(tmp_path: Path) -> None:
+    """Each cluster has model and data of its own below its own folder, and the job names no path outside of it."""
+    with demo_folder(tmp_path / "demo") as folder:
+        job = stock_sites(folder / "sites", load_job(folder / "job.yaml"), load_pool(folder / "pool.yaml"))
+    assert (job.model, job.checkpoints.folder, job.output) == ("/model", "/checkpoints", "/result")
+    roots = sorted((tmp_path / "demo" / "sites").iterdir())
+    assert len(roots) == 3
+    files = [{one.relative_to(root) for one in root.rglob("*")} for root in roots]
+    assert files[0] == files[1] == files[2]
+    assert {Path("model/config.json"), Path("data/os.py")} <= files[0]
+    assert len({(root / "data" / "os.py").stat().st_ino for root in roots}) == 3

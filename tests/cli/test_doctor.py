@@ -28,6 +28,8 @@ COMPLETE = Machine(
     requirements=lambda: REQUIREMENTS,
     run_python=lambda program: (0, json.dumps(PROBE)) if program == TORCH_PROBE else (1, ""),
     free_bytes=lambda _: 2**33,
+    landlock_abi=lambda: 7,
+    uid=lambda: 1000,
 )
 
 
@@ -55,6 +57,23 @@ def test_a_complete_machine_with_a_server_has_no_problem() -> None:
     assert "9.9" in checks["server"]["detail"]
     assert checks["tls"]["detail"] == "none needed on loopback"
     assert "3 clusters visible, 2 connected, 3 chips free" in checks["token"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("abi", "uid", "status", "words"),
+    [
+        (7, 1000, "ok", "to no new privileges and, by Landlock 7, to storage roots"),
+        (7, 0, "ok", "to accounts of their users (run_as), to no new privileges"),
+        (0, 1000, "missing", "no Landlock in this kernel"),
+    ],
+)
+def test_it_says_what_an_agent_can_hold_its_workers_to(abi: int, uid: int, status: str, words: str) -> None:
+    """A kernel without Landlock is no problem: roots are then checked when a worker starts."""
+    machine = replace(COMPLETE, landlock_abi=lambda: abi, uid=lambda: uid)
+    code, checks = examine(machine, FakeServer(), ISTHMUS_SERVER=URL, ISTHMUS_TOKEN=TOKEN)
+    assert (code, checks["isolation"]["status"]) == (0, status)
+    assert words in checks["isolation"]["detail"]
+    assert ("run_as" in checks["isolation"]["next"]) == (uid == 0)
 
 
 def test_missing_parts_are_named_with_what_installs_them_and_are_no_problem() -> None:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
+from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.comm.connect_transport import connect_transport
 from isthmus.comm.group.gloo_group import join_gloo_group
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.tcp.endpoint import Endpoint
+from isthmus.comm.tcp.greeting import Greeting
 from isthmus.comm.tcp.peer import Peer
 from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.tcp_transport import TcpTransport
-from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import JoinedTransport
 from isthmus.core.base_model import TransportKind
 from isthmus.wan import listen
 
 LIMIT = timedelta(seconds=30)
+
+
+def link_keys(sites: Sequence[str], rank: int, master: str = "secret") -> LinkKeys:
+    """Return the keys that the site of `rank` holds; `sites[r]` is the site of rank `r`."""
+    own = sites[rank]
+    pairs = {site: f"{master}/{'/'.join(sorted((own, site)))}" for site in sites}
+    return LinkKeys(own, tuple(sites), {site: hashlib.sha256(pair.encode()).digest() for site, pair in pairs.items()})
 
 
 def transports(
@@ -31,8 +40,12 @@ def transports(
     lanes: int = 1,
     heartbeat_s: float = 2.0,
     peer_timeout_s: float = 30.0,
+    sites: Sequence[str] = (),
 ) -> list[JoinedTransport]:
-    """Return `size` transports that have met; every connection goes through `route` if one is given."""
+    """Return `size` transports that have met; every connection goes through `route` if one is given.
+
+    With `sites`, the site of each rank, links have keys.
+    """
     listeners = [listen("127.0.0.1") for _ in range(size)]
     endpoints = [Endpoint("127.0.0.1", one.getsockname()[1], route, lanes) for one in listeners]
 
@@ -46,6 +59,7 @@ def transports(
                 60,
                 heartbeat_s=heartbeat_s,
                 peer_timeout_s=peer_timeout_s,
+                keys=link_keys(sites[:size], rank) if sites else None,
             )
 
     with ThreadPoolExecutor(size) as pool:

@@ -1,9 +1,10 @@
-"""A small HTTP CONNECT proxy for tests: it relays bytes and can cut or hold what it carries."""
+"""A small HTTP CONNECT proxy for tests: it relays bytes and can cut, hold, record or change what it carries."""
 
 from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 
@@ -18,6 +19,8 @@ class Relay:
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
         self.num_carried = 0
+        self.change: Callable[[bytes], bytes] = lambda data: data
+        """What becomes of each piece on its way."""
 
     def __enter__(self) -> Relay:
         self._threads[0].start()
@@ -66,7 +69,7 @@ class Relay:
             while data := source.recv(65536):
                 self.flowing.wait()
                 self.num_carried += len(data)
-                target.sendall(data)
+                target.sendall(self.change(data))
         with suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from isthmus.comm.tcp.endpoint import Endpoint
+from isthmus.comm.tcp.greeting import Greeting, send_greeting
 from isthmus.comm.tcp.peer import Peer
 from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.tcp_transport import TcpTransport
-from isthmus.comm.tcp.wire_format import Greeting, send_greeting
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
 from isthmus.wan import listen
 

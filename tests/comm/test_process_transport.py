@@ -21,7 +21,7 @@ from isthmus.comm.process.process_transport import ProcessTransport
 from isthmus.comm.process.send_window import WINDOW_BYTES, OutgoingMessage, SendWindow
 from isthmus.comm.process.shared_memory_arena import SharedMemoryArena, SlotAllocator, slot_bytes
 from isthmus.comm.tcp.endpoint import Endpoint
-from isthmus.comm.tcp.wire_format import Greeting
+from isthmus.comm.tcp.greeting import Greeting
 from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
 from isthmus.wan import listen
 from tests.comm.ranks import transports

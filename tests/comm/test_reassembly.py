@@ -174,3 +174,30 @@ def test_a_new_message_waits_for_space_and_a_dead_connection_gives_up() -> None:
     matcher.waits = 10
     assert reassembler.begin_fragment(fragment(0), "b", lambda: True) is None
     assert matcher.timeouts_s == [1.0] * 4
+
+
+def test_a_message_above_the_bound_takes_no_memory() -> None:
+    """Without a receive a message has at most `max_message_bytes`; a posted receive is its own bound."""
+    matcher = ReceiveMatcher(1, max_message_bytes=8)
+    with pytest.raises(ValueError, match=r"^a message of 9 bytes, where at most 8 are expected$"):
+        matcher.begin_message(1, "x", 9)
+    assert matcher.unclaimed_bytes == 0
+    assert len(matcher.begin_message(1, "x", 8).place(0, 8)) == 8
+    into = memoryview(bytearray(9))
+    matcher.post_receive(2, "x", into)
+    assert matcher.begin_message(2, "x", 9).buffer is into
+
+
+def test_a_message_that_does_not_fit_its_receive_is_read_and_dropped() -> None:
+    """It takes no memory of its length; its fragments are counted, and then the receive fails."""
+    peer, into = Peer(), bytearray(4)
+    received = peer.matcher.post_receive(9, "x", memoryview(into))
+    assert not peer.deliver(fragment(0, offset=4, total=2**40), b"5678")
+    assert peer.matcher.unclaimed_bytes == 0
+    assert not received.done()
+    peer = Peer()
+    received = peer.matcher.post_receive(9, "x", memoryview(into))
+    assert not peer.deliver(fragment(0, offset=4), b"5678")
+    assert peer.deliver(fragment(0), b"1234")
+    assert "was expected" in str(received.exception(0))
+    assert into == bytes(4)

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.comm.channel.channel import PlainChannel
 from isthmus.comm.tcp.connection import Connection
 from isthmus.comm.tcp.endpoint import Endpoint
+from isthmus.comm.tcp.greeting import Greeting, refusal_reason, send_greeting, send_json_line
 from isthmus.comm.tcp.peer import Peer
 from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.wire_format import (
@@ -23,12 +25,8 @@ from isthmus.comm.tcp.wire_format import (
     DATA,
     HEARTBEAT,
     FrameHeader,
-    Greeting,
     pack_header,
     read_header,
-    refusal_reason,
-    send_greeting,
-    send_json_line,
 )  # fmt: skip
 from isthmus.comm.transport.check_transport import check_joined_transport, check_transport
 from isthmus.comm.transport.memory_transport import memory_transports
@@ -49,7 +47,7 @@ def peer_behind(
     def gone(rank: int, lane: int) -> None:
         raise PeerError(f"lane {lane} of {rank} is gone")
 
-    return peer_type(1, [(near, 0.0)], heartbeat_s=60, timeout_s=5, on_loss=on_loss, redial=gone)
+    return peer_type(1, [(PlainChannel(near), 0.0)], heartbeat_s=60, timeout_s=5, on_loss=on_loss, redial=gone)
 
 
 def test_the_fake_conforms() -> None:
@@ -66,10 +64,11 @@ def test_transports_conform(lanes: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["thread", "process"])
-def test_transports_conform_through_a_proxy(kind: TransportKind) -> None:
-    """A route (an HTTP CONNECT proxy) changes nothing but the path, nor does a process of its own."""
+@pytest.mark.parametrize("sites", ["", "abb"])
+def test_transports_conform_through_a_proxy(kind: TransportKind, sites: str) -> None:
+    """A route (an HTTP CONNECT proxy) changes nothing but the path, nor does a process of its own, nor do keys."""
     with Relay() as relay:
-        check_joined_transport(lambda size: transports(size, relay.address, kind=kind, lanes=2))
+        check_joined_transport(lambda size: transports(size, relay.address, kind=kind, lanes=2, sites=sites))
         assert relay.num_carried > 3 * 2**20
 
 
@@ -155,7 +154,7 @@ def test_of_two_that_come_back_as_one_lane_one_stays() -> None:
     peer = peer_behind(ends[0][0], peer_type=SlowPeer)
     peer.start()
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda end: peer.attach(0, (end[0], 0.0)), ends[1:])) == [True, True]
+        assert list(pool.map(lambda end: peer.attach(0, (PlainChannel(end[0]), 0.0)), ends[1:])) == [True, True]
     peer.abort()
     assert [near.fileno() for near, _ in ends] == [-1, -1, -1]
     for _, far in ends:
@@ -175,7 +174,7 @@ def test_a_connection_that_another_caller_starts_is_replaced_after_its_start() -
             def start(self) -> None:
                 started.append(self)
                 if len(started) == 2:
-                    second.append(pool.submit(peer.attach, 0, (ends[2][0], 0.0)))
+                    second.append(pool.submit(peer.attach, 0, (PlainChannel(ends[2][0]), 0.0)))
                     wait(second, timeout=0.3)  # ends early only if the second caller fails
                 super().start()
 
@@ -184,7 +183,7 @@ def test_a_connection_that_another_caller_starts_is_replaced_after_its_start() -
 
         peer = peer_behind(ends[0][0], peer_type=LatePeer)
         peer.start()
-        assert pool.submit(peer.attach, 0, (ends[1][0], 0.0)).result(10)
+        assert pool.submit(peer.attach, 0, (PlainChannel(ends[1][0]), 0.0)).result(10)
         assert second[0].result(10)
     peer.abort()
     assert [near.fileno() for near, _ in ends] == [-1, -1, -1]
@@ -344,7 +343,7 @@ def test_a_rank_that_connects_twice_is_turned_away_the_second_time() -> None:
             send_greeting(third, Greeting("j", 1, 2, 3))
             met = low.result(20)
             assert sorted(met) == [1, 2]
-            assert met[1][0][0].getpeername() == one.getsockname()
+            assert met[1][0][0].socket.getpeername() == one.getsockname()
             for [(connection, _)] in met.values():
                 connection.close()
 
@@ -442,7 +441,7 @@ def test_what_is_sent_after_the_leave_is_an_error() -> None:
     peer = peer_behind(near)
     peer.start()
     before = peer.send(1, "x", memoryview(b"1"))
-    head = read_header(far)
+    head = read_header(PlainChannel(far))
     far.sendall(pack_header(FrameHeader(ACK, head.number)))
     assert before.result(10) is None
     late = peer.send(1, "x", memoryview(b"2"))

@@ -14,25 +14,27 @@ from typing import Any
 
 import pytest
 
+from isthmus.comm.channel.channel import PlainChannel, receive_exactly, send_all
+from isthmus.comm.tcp.greeting import (
+    Greeting,
+    answer_greeting,
+    receive_json_line,
+    refusal_reason,
+    send_greeting,
+    send_json_line,
+)
 from isthmus.comm.tcp.wire_format import (
     ACK,
     CLOSE,
     DATA,
     FORMAT_VERSION,
     HEARTBEAT,
-    MAX_MESSAGE_BYTES,
+    MAX_FRAGMENT_BYTES,
     MAX_REASON_BYTES,
     FrameHeader,
-    Greeting,
-    answer_greeting,
+    frame_parts,
     pack_header,
     read_header,
-    receive_exactly,
-    receive_json_line,
-    refusal_reason,
-    send_all,
-    send_greeting,
-    send_json_line,
 )
 from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
 
@@ -83,22 +85,38 @@ def test_a_header_is_read_as_it_was_packed(pair: tuple[socket.socket, socket.soc
     """Every field comes back, and the bytes that follow stay in the socket."""
     near, far = pair
     near.sendall(pack_header(HEADER) + b"rest")
-    assert read_header(far) == HEADER
+    assert read_header(PlainChannel(far)) == HEADER
     assert far.recv(10) == b"rest"
 
 
-@pytest.mark.parametrize(
-    ("kind", "most"), [(DATA, MAX_MESSAGE_BYTES), (CLOSE, MAX_REASON_BYTES), (HEARTBEAT, 0), (ACK, 0)]
-)
+@pytest.mark.parametrize(("kind", "most"), [(CLOSE, MAX_REASON_BYTES), (HEARTBEAT, 0), (ACK, 0)])
 def test_each_kind_bounds_its_message(pair: tuple[socket.socket, socket.socket], kind: int, most: int) -> None:
     """A message of the most bytes is accepted, one byte more is malformed."""
     near, far = pair
     fits = FrameHeader(kind, message_bytes=most, payload_bytes=most)
     near.sendall(pack_header(fits))
-    assert read_header(far) == fits
+    assert read_header(PlainChannel(far)) == fits
     near.sendall(pack_header(FrameHeader(kind, message_bytes=most + 1, payload_bytes=1)))
     with pytest.raises(ValueError, match=rf"^kind {kind} with 1 of {most + 1} bytes$"):
-        read_header(far)
+        read_header(PlainChannel(far))
+
+
+def test_a_fragment_has_at_most_256_kib(pair: tuple[socket.socket, socket.socket]) -> None:
+    """A longer payload is malformed, however long its message is."""
+    near, far = pair
+    fits = FrameHeader(DATA, message_bytes=2**40, offset=5, payload_bytes=MAX_FRAGMENT_BYTES)
+    near.sendall(pack_header(fits))
+    assert read_header(PlainChannel(far)) == fits
+    near.sendall(pack_header(FrameHeader(DATA, message_bytes=2**40, payload_bytes=MAX_FRAGMENT_BYTES + 1)))
+    with pytest.raises(ValueError, match=rf"^kind 1 with {MAX_FRAGMENT_BYTES + 1} of {2**40} bytes$"):
+        read_header(PlainChannel(far))
+
+
+def test_a_frame_has_a_part_for_each_of_header_label_and_payload() -> None:
+    """The receiver knows the size of each part from the header; an empty part is left out."""
+    packed = pack_header(HEADER)
+    assert frame_parts(HEADER, b"p" * 40) == [packed[:-2], packed[-2:], b"p" * 40]
+    assert frame_parts(FrameHeader(ACK, 7), b"") == [pack_header(FrameHeader(ACK, 7))]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +135,7 @@ def test_an_unknown_kind_or_a_fragment_past_the_end_is_malformed(
     near, far = pair
     near.sendall(pack_header(header))
     with pytest.raises(ValueError, match=f"^kind {header.kind} with"):
-        read_header(far)
+        read_header(PlainChannel(far))
 
 
 @pytest.mark.parametrize("times", [{"sent_s": float("nan")}, {"left_s": float("inf")}])
@@ -128,7 +146,7 @@ def test_a_header_with_a_time_that_is_no_number_is_malformed(
     near, far = pair
     near.sendall(pack_header(FrameHeader(DATA, message_bytes=1, payload_bytes=1, **times)))
     with pytest.raises(ValueError, match=r"^message 0 has the times"):
-        read_header(far)
+        read_header(PlainChannel(far))
 
 
 def test_a_closed_connection_is_a_reset(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -136,7 +154,7 @@ def test_a_closed_connection_is_a_reset(pair: tuple[socket.socket, socket.socket
     near, far = pair
     near.close()
     with pytest.raises(ConnectionResetError, match=r"^closed its connection$"):
-        read_header(far)
+        read_header(PlainChannel(far))
     with pytest.raises(ConnectionResetError, match=r"^closed its connection while greeting$"):
         receive_json_line(far)
 
@@ -169,9 +187,9 @@ def test_a_header_waits_for_a_silent_peer_only_if_told_to() -> None:
             buffer[: len(part)] = part
             return len(part)
 
-    assert read_header(Slow(), lambda: True) == HEADER  # type: ignore[arg-type]
+    assert read_header(PlainChannel(Slow()), lambda: True) == HEADER  # type: ignore[arg-type]
     with pytest.raises(TimeoutError):
-        read_header(Slow())  # type: ignore[arg-type]
+        read_header(PlainChannel(Slow()))  # type: ignore[arg-type]
 
 
 def test_a_send_goes_on_after_silence_until_it_is_stopped() -> None:
@@ -228,7 +246,7 @@ def test_a_greeting_tells_version_byte_order_and_identity() -> None:
         ({}, ""),
         ({"rank": 2}, ""),
         ({"incarnation": 9}, ""),
-        ({"isthmus": 2}, "isthmus is 2 there and 4 here"),
+        ({"isthmus": 2}, "isthmus is 2 there and 5 here"),
         ({"run": "x"}, "run is 'x' there and 'run' here"),
         ({"attempt": 3}, "attempt is 3 there and 2 here"),
         ({"size": None}, "size is None there and 3 here"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from isthmus.control.state.events import (
 )
 from isthmus.control.state.invariants import violations
 from isthmus.core.messages.agent_messages import (
+    AgentIdentity,
     AgentReport,
     ObservedLocalJob,
     ObservedPart,
@@ -55,6 +57,8 @@ class Driver:
         self.addresses: dict[str, PeerAddress] = {}
         self.checks: dict[str, tuple[PeerCheck, ...]] = {}
         self.checking: set[str] = set()
+        self.identities: dict[str, AgentIdentity] = {}
+        self.run_lease_s = 0.0
         for name in names:
             self.report(name)
 
@@ -71,14 +75,21 @@ class Driver:
         return instructions
 
     def submit(
-        self, job_id: str, *plans: Plan, policy: str = "auto", key: str = "", restarts: int = 3, **more: Any
+        self,
+        job_id: str,
+        *plans: Plan,
+        policy: str = "auto",
+        key: str = "",
+        restarts: int = 3,
+        user: str = "u",
+        **more: Any,
     ) -> None:
         """Submit a job and, where `plans` are given and it is its turn, answer for the planner.
 
         `more` are its other fields.
         """
         wish = submission(job_id, policy=policy, key=key, restarts=restarts, **more)
-        self.tell(JobSubmitted(now_s=self.now_s, job_id=job_id, user="u", submission=wish))
+        self.tell(JobSubmitted(now_s=self.now_s, job_id=job_id, user=user, submission=wish))
         if plans and job_id in self.asked:
             self.answer(job_id, *plans)
 
@@ -124,6 +135,8 @@ class Driver:
         report = AgentReport(
             cluster=here,
             incarnation=incarnation,
+            identity=self.identities.get(site),
+            run_lease_s=self.run_lease_s,
             free_chips={"g": self._free(here, parts) if free is None else free},
             parts=parts,
             local_jobs=self.local.get(site, ()),
@@ -189,6 +202,14 @@ class Driver:
         return self.coordinator.job_view(job_id).reason
 
 
+def identity(folder: str, session: int = 1, saves: int = 1, *, machine: str = "m", **more: Any) -> AgentIdentity:
+    """The identity of the agent whose state folder is called `folder`, in one of its sessions."""
+    key, place, boot = (hashlib.sha256(one.encode()).hexdigest() for one in (folder, machine, "boot"))
+    return AgentIdentity.model_validate(
+        {"key": key, "machine": place, "boot": boot, "session": session, "saves": saves} | more
+    )
+
+
 def checked_pool(*names: str) -> Driver:
     """A pool whose agents execute checks."""
     pool = Driver(*names)
@@ -220,10 +241,10 @@ def seen(job: str, attempt: int, state: str, detail: str = "") -> ObservedPart:
     return ObservedPart(job=job, attempt=attempt, state=state, detail=detail)
 
 
-def started(*sites: str, restarts: int = 3) -> Driver:
+def started(*sites: str, restarts: int = 3, **more: Any) -> Driver:
     """A pool in which job `j` runs one stage at each of `sites`."""
     pool = Driver("a", "b", "c")
-    pool.submit("j", plan(*sites), restarts=restarts)
+    pool.submit("j", plan(*sites), restarts=restarts, **more)
     pool.obey()
     pool.obey()
     assert pool.state("j") == "running"

@@ -20,7 +20,7 @@ from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import Event
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.core.messages.api_views import JobView, MetricsPage, PoolView, TokenRequest
-from isthmus.core.pool import Cluster
+from isthmus.core.pool import Cluster, Pool
 from tests.control.serving import POOL, plan_across, submission
 from tests.forks import FORKS, preload
 
@@ -45,7 +45,7 @@ class CrashingStore(SqliteStore):
         if self._left == 0 and self._where == "before":
             die()
         if self._left == 0 and self._where == "between":
-            self._writer.set_trace_callback(lambda sql: die() if sql == "COMMIT" else None)
+            self.writer.set_trace_callback(lambda sql: die() if sql == "COMMIT" else None)
         number = super().append(events, expected_last)
         if self._left == 0 and self._where == "after":
             die()
@@ -56,7 +56,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def serve(state: Path, port: int, crash: tuple[str, int]) -> None:
+def serve(state: Path, port: int, crash: tuple[str, int], pool: Pool = POOL) -> None:
     """Be a server that notes its URL in `<state>/url`."""
 
     def announce(listening: ServerInfo) -> None:
@@ -64,7 +64,7 @@ def serve(state: Path, port: int, crash: tuple[str, int]) -> None:
         (state / "url.tmp").replace(state / "url")
 
     run_server(
-        ServerConfig(state=state, port=port, pool=POOL, rules=RULES),
+        ServerConfig(state=state, port=port, pool=pool, rules=RULES),
         announce,
         make_store=lambda config: CrashingStore(config.state / "isthmus.db", *crash),
         planner=plan_across,
@@ -86,21 +86,21 @@ def until(happened: Callable[[], object], what: str, timeout_s: float = 40) -> f
 
 
 class RealPool:
-    """One server and the agents of POOL, each a process; anything may be killed and started again."""
+    """One server with `pool` and the agents of POOL, each a process; anything may be killed and started again."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port, self.url = folder, 0, ""
+    def __init__(self, folder: Path, pool: Pool = POOL) -> None:
+        self.folder, self.port, self.url, self.pool = folder, 0, "", pool
         self.processes: dict[str, ForkServerProcess] = {}
         self.start_server()
-        self.user = self._admin("user", "ann")
-        self._owners = {site.name: self._admin("owner", site.owner) for site in POOL.clusters}
+        self.user = self.create_token("user", "ann")
+        self._owners = {site.name: self.create_token("owner", site.owner) for site in POOL.clusters}
         for site in POOL.clusters:
             self.start(site.name)
 
     def start_server(self, crash: tuple[str, int] = ("", 0)) -> None:
         url = self.folder / "server" / "url"
         url.unlink(missing_ok=True)
-        self._launch("server", serve, self.folder / "server", self.port, crash)
+        self._launch("server", serve, self.folder / "server", self.port, crash, self.pool)
         until(lambda: url.exists() or not self.alive("server"), "the server listens")
         if url.exists():
             self.url = url.read_text()
@@ -192,11 +192,13 @@ class RealPool:
     def admin_token(self) -> str:
         return (self.folder / "server" / "admin.token").read_text().strip()
 
-    def _admin(self, role: Role, name: str) -> str:
+    def create_token(self, role: Role, name: str) -> str:
+        """Return a new token, made with the admin's."""
         token = self.admin_token()
         answer = httpx.post(
             f"{self.url}/v1/tokens",
             json=TokenRequest(role=role, name=name).model_dump(),
             headers={"Authorization": f"Bearer {token}"},
         )
+        assert answer.status_code == 201, answer.text
         return str(answer.json()["token"])

@@ -223,9 +223,9 @@ def test_a_dry_run_plans_without_what_is_reserved_and_leaves_the_pool_as_it_is()
     pool.report("a", free=3)
     state, asked = pool.coordinator.state, submission()
     state.indexes.reserved[PoolResource.chips("a", "g")] = 2
-    on_free, on_idle = dry_run_requests(state, asked)
+    on_free, on_idle = dry_run_requests(state, "user", asked)
     assert (on_free.free_chips, on_idle.free_chips) == ({"a": {"g": 1}}, {"a": {"g": 4}})
-    assert dry_run_requests(state, asked)[0].free_chips == {"a": {"g": 1}}
+    assert dry_run_requests(state, "user", asked)[0].free_chips == {"a": {"g": 1}}
     assert (state.free_chips(), state.clusters["a"].free_in_group("g")) == ({"a": {"g": 3}}, 3)
 
 

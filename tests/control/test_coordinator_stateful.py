@@ -13,6 +13,7 @@ from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.state.events import AgentLost, EpochBegan, JobDeleted, PoolSet, Restarted
 from isthmus.control.state.invariants import violations
 from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
+from isthmus.control.store.snapshot_file import restore_state, serialize_state
 from isthmus.core.errors import ConflictError, NotFoundError
 from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart, WorkerAddress
 from isthmus.core.plan import Plan, Prediction
@@ -222,6 +223,20 @@ class AnyPool(RuleBasedStateMachine):
         assert _durable(again.state) == _durable(self.pool.coordinator.state)
         again.handle(Restarted(now_s=self.pool.now_s))
         self.pool.coordinator = again
+
+    @rule()
+    def start_from_snapshot(self) -> None:
+        """The server starts from a snapshot: state, indexes and the order of every dictionary are what they were."""
+        known = self.pool.coordinator.state
+        again = restore_state(serialize_state(self.pool.coordinator))
+        assert again == known
+        assert again.indexes == known.indexes
+        assert list(again.jobs) == list(known.jobs)
+        assert list(again.live_jobs) == list(known.live_jobs)
+        for name, record in again.clusters.items():
+            assert list(record.parts) == list(known.clusters[name].parts)
+            assert all(part is again.jobs[part.job].parts[part.attempt, name] for part in record.parts.values())
+        self.pool.coordinator.state = again
 
     @invariant()
     def only_prepared_attempts_run(self) -> None:

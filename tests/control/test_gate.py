@@ -6,8 +6,12 @@ import asyncio
 
 import pytest
 
-from isthmus.control.rest.middleware import TOKEN_CACHE_S, TokenMiddleware
-from isthmus.control.service.auth import Caller, UnknownCallerError
+from isthmus.control.rest.middleware import TokenMiddleware
+from isthmus.control.service.access.audit_log import AuditLog
+from isthmus.control.service.access.token_gate import TokenGate
+from isthmus.control.service.access.token_registry import STALE_S, TokenRegistry
+from isthmus.control.service.auth import Caller, token_digest
+from isthmus.control.store.store_interface import MemoryStore, StoredToken
 
 
 class Reached(Exception):  # noqa: N818 - it is what happens, not an error
@@ -28,14 +32,12 @@ def pass_through(path: str, token: str | None) -> list[int]:
         if message["type"] == "http.response.start":
             answered.append(message["status"])
 
-    def identify(header: str | None) -> Caller:
-        if header != "Bearer good":
-            raise UnknownCallerError
-        return Caller(role="user", name="ann")
-
+    store = MemoryStore()
+    store.put_token(StoredToken(role="user", name="ann", digest=token_digest("good"), created_s=0))
+    gate = TokenGate(TokenRegistry(store, lambda: 1.0))
     headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
     scope = {"type": "http", "path": path, "headers": headers, "method": "POST"}
-    asyncio.run(TokenMiddleware(app, identify=identify)(scope, receive, send))
+    asyncio.run(TokenMiddleware(app, gate=gate, audit=AuditLog(store))(scope, receive, send))
     return answered
 
 
@@ -59,35 +61,27 @@ def test_health_needs_no_token() -> None:
         pass_through("/v1/health", None)
 
 
-def test_a_known_token_is_looked_up_again_only_after_a_while() -> None:
-    """The store is asked once in `TOKEN_CACHE_S`; of strangers always."""
-    asked: list[str | None] = []
-    now_s = [0.0]
-    known = {"Bearer good"}
+class Counting(MemoryStore):
+    """A store that counts how often it is asked for a token."""
 
-    def identify(header: str | None) -> Caller:
-        asked.append(header)
-        if header not in known:
-            raise UnknownCallerError
-        return Caller(role="user", name="ann")
+    num_asked = 0
 
-    async def app(scope, receive, send):  # type: ignore[no-untyped-def]
-        return
+    def find_token(self, digest: str) -> StoredToken | None:
+        self.num_asked += 1
+        return super().find_token(digest)
 
-    async def drop(_message):  # type: ignore[no-untyped-def]
-        return
 
-    gate = TokenMiddleware(app, identify=identify, clock=lambda: now_s[0])
-
-    def come(token: str) -> None:
-        headers = [(b"authorization", f"Bearer {token}".encode())]
-        scope = {"type": "http", "path": "/v1/jobs", "headers": headers, "method": "GET"}
-        asyncio.run(gate(scope, None, drop))  # type: ignore[arg-type]
-
-    for token in ("good", "good", "bad", "bad"):
-        come(token)
-    assert asked == ["Bearer good", "Bearer bad", "Bearer bad"]
-    known.clear()
-    now_s[0] = TOKEN_CACHE_S
-    come("good")
-    assert asked[3:] == ["Bearer good"]
+def test_a_known_token_needs_no_store_while_the_store_answers() -> None:
+    """The registry follows the store; once the store has not answered for a while, each request asks it again."""
+    store, now_s = Counting(), [0.0]
+    store.put_token(StoredToken(role="user", name="ann", digest=token_digest("good"), created_s=0))
+    registry = TokenRegistry(store, lambda: 1.0, lambda: now_s[0])
+    gate = TokenGate(registry, lambda: now_s[0])
+    assert gate.known(b"Bearer good") is None, "nothing was read yet"
+    registry.refresh()
+    assert gate.known(b"Bearer good") == Caller(role="user", name="ann")
+    assert store.num_asked == 0
+    now_s[0] = STALE_S
+    assert gate.known(b"Bearer good") is None
+    assert gate.look_up(b"Bearer good", "10.0.0.1").name == "ann"
+    assert store.num_asked == 1

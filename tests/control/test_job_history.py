@@ -62,7 +62,7 @@ def test_losses_recoveries_and_checkpoints_inside_an_attempt_are_told_once() -> 
 
     The job's own restarts stay 0, the worker's count; times are the site's, never after the report.
     """
-    pool = started("a", "b")
+    pool = started("a", "b", steps=100)
     pool.now_s = 200.0
     died = PartEvent(rank=1, number=0, kind="died", time_s=150.0, detail="worker process was killed by SIGKILL")
     again = PartEvent(rank=1, number=90, kind="restarted", time_s=151.0)

@@ -138,7 +138,7 @@ def test_the_process_ends_with_its_server() -> None:
 def test_no_job_makes_the_planner_eat_the_machine() -> None:
     """Its memory is bounded, and to run out of it is an answer like any other bug."""
     code = "from isthmus.control.service import planner_process as p; "
-    code += "p.propose_plans = lambda *_: bytearray(2**40); p.main()"
+    code += "p.propose_plans = lambda *_, **__: bytearray(2**40); p.main()"
     planner = PlannerProcess(command=(sys.executable, "-c", code))
     with pytest.raises(PlanError, match="the planner failed: MemoryError"):
         ask(planner)

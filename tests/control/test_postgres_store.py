@@ -10,6 +10,7 @@ import pytest
 
 from isthmus.control.state.events import JobCancelled
 from isthmus.control.store.check_store import check_store
+from isthmus.control.store.log_chain import LogDamagedError, LogEnd, OtherStoreError
 from isthmus.control.store.postgres_schema import MIGRATIONS
 from isthmus.control.store.postgres_store import EVENT_LOG_LOCK, PostgresStore
 from isthmus.control.store.store_interface import LogMovedError, Store
@@ -114,3 +115,27 @@ def test_the_password_is_in_no_message(address: str, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.DEBUG), pytest.raises((InputError, UnavailableError)) as caught:
         PostgresStore(address)
     assert "hunter2" not in str(caught.value) + repr(caught.value) + caplog.text
+
+
+@pytest.mark.attack
+def test_a_database_that_comes_back_short_or_empty_is_noticed(postgres: str) -> None:
+    """Acknowledged events that are gone: under a running server, at a start, and with every table gone."""
+    store = PostgresStore(postgres)
+    store.append([event(number) for number in range(5)])
+    ends = list[LogEnd]()
+    store.follow_end(LogEnd(0, b""), ends.append)
+    with psycopg.connect(postgres, autocommit=True) as db:
+        db.execute("DELETE FROM events WHERE number > 3")
+        with pytest.raises(LogDamagedError, match="ends with event 3, but event 5 was acknowledged"):
+            store.append([event(9)], expected_last=5)
+        with pytest.raises(LogDamagedError, match="event 5: it was read before, and is missing now"):
+            list(store.events(after=5))
+        store.close()
+        again = PostgresStore(postgres, expected_id=store.store_id)
+        with pytest.raises(LogDamagedError, match="event 5 was acknowledged"):
+            again.follow_end(ends[-1], ends.append)
+        again.close()
+        db.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        with pytest.raises(OtherStoreError, match="holds no store: it is empty or was emptied"):
+            PostgresStore(postgres, expected_id=store.store_id)
+        assert db.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)

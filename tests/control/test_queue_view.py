@@ -97,7 +97,7 @@ def test_a_job_without_any_plan_is_told_what_every_stage_refused() -> None:
     assert stand(pool, "j").reason == "waiting for the planner"
     pool.answer("j", why="compute: a (owner-a) lacks 2 nodes")
     found = stand(pool, "j")
-    assert found.reason == "no plan fits the free resources"
+    assert found.reason == "no plan of the whole pool can hold this job"
     assert [one.reason for one in found.refused] == ["compute: a (owner-a) lacks 2 nodes"]
     assert found.place is None
 

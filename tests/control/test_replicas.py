@@ -136,7 +136,7 @@ def test_what_one_server_hears_the_others_know(postgres: str) -> None:
     """A report to a server that does not lead counts at the one that does."""
     PostgresStore(postgres).close()
     a, b = PostgresLeaderElection(postgres), PostgresLeaderElection(postgres)
-    a.record_report("east")
+    assert a.record_report("east")
     assert 0 <= b.report_ages_s()["east"] < 5
     a.release()
     assert 0 <= b.report_ages_s()["east"] < 5
@@ -146,5 +146,5 @@ def test_what_one_server_hears_the_others_know(postgres: str) -> None:
 def test_a_database_that_is_away_is_led_by_nobody() -> None:
     """A replica that cannot reach it neither leads nor fails."""
     away = PostgresLeaderElection("postgresql://u:hunter2@127.0.0.1:1/x")
-    away.record_report("east")
+    assert not away.record_report("east")
     assert (away.try_acquire(), away.report_ages_s()) == (False, {})

@@ -90,6 +90,18 @@ def test_resume_by_job_becomes_its_folder_with_the_differences():
     assert settled.resume == ResumeSource(folder="/ck", job="old-1", differences=shown)
 
 
+@pytest.mark.parametrize(("user", "may"), [("ann", True), ("bob", True), ("eve", False), ("admin", False)])
+def test_the_readers_of_a_job_may_resume_it(user, may):
+    """Its own user and the users that its file names; a job of another user does not exist, for an admin's job too."""
+    state = state_with(("old-1", "ann", "succeeded", submission(**OWN, readers=["bob"], training=training())))
+    new = submission(**OWN, resume="old-1", training=training(steps=9))
+    if may:
+        assert settle_submission(state, user, new, "new-2").job.resume_folder == "/ck/{job}"
+        return
+    with pytest.raises(NotFoundError, match="no job 'old-1'"):
+        settle_submission(state, user, new, "new-2")
+
+
 @pytest.mark.parametrize(
     ("user", "life", "source", "change", "error", "words"),
     [

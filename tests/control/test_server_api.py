@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from fastapi.testclient import TestClient
 
+from isthmus.control.queries.quotas import Quotas
 from isthmus.control.rest.create_app import MAX_BODY_BYTES, create_app
 from isthmus.control.service.auth import token_digest
 from isthmus.control.service.control_service import ControlService
@@ -24,7 +25,7 @@ from isthmus.core.messages.agent_messages import (
     StepMetrics,
 )
 from isthmus.core.messages.api_views import JobFilter, JobView
-from isthmus.core.pool import Cluster
+from isthmus.core.pool import Cluster, Pool
 from tests.control.driver import Driver
 from tests.control.serving import EAST, POOL, WEST, cluster, job, plan_across, report, submission
 
@@ -32,7 +33,7 @@ from tests.control.serving import EAST, POOL, WEST, cluster, job, plan_across, r
 class Server:
     """The application in this process, with a token for each role; `now_s` is its clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, quotas: Quotas | None = None, pool: Pool | None = POOL) -> None:
         self.now_s = 1000.0
         self.store = MemoryStore()
         for role, name in (("admin", "root"), ("user", "ann"), ("user", "bob"), ("owner", "owner-east")):
@@ -40,7 +41,11 @@ class Server:
         self.add_token("owner", "owner-west")
         self.planner: Planner = plan_across
         self.shell = ControlService(
-            self.store, POOL, planner=lambda request: self.planner(request), clock=lambda: self.now_s
+            self.store,
+            pool,
+            planner=lambda request: self.planner(request),
+            clock=lambda: self.now_s,
+            quotas=quotas,
         )
         self.http = TestClient(create_app(self.shell), raise_server_exceptions=False)
 
@@ -78,6 +83,13 @@ class Server:
             self.sync(report(site))
         found = self.submit("ann", **fields)
         self.until(lambda: self.job(found.id).state == "preparing")
+        return self.job(found.id)
+
+    def committed(self, **fields: object) -> JobView:
+        """A job that both sites are ordered to run."""
+        found = self.prepared(**fields)
+        for site in (EAST, WEST, EAST):
+            self.sync(report(site, ObservedPart(job=found.id, attempt=1, state="prepared")))
         return self.job(found.id)
 
 
@@ -176,17 +188,19 @@ def chunk(job_id: str, offset: int, text: str, rank: int = 0) -> LogChunk:
 
 def test_lines_are_stored_once_and_read_by_cursor(server: Server) -> None:
     """A report sent twice stores its lines once; a page says where the next one starts."""
-    found = server.prepared()
+    found = server.committed()
+    part = ObservedPart(job=found.id, attempt=1, state="prepared")
     lines = (line(found.id, 0), line(found.id, 1))
-    chunks = (chunk(found.id, 0, "one\n"), chunk(found.id, 0, "zero\n", rank=1))
     for _ in range(2):
-        server.sync(report(EAST, metrics=lines, logs=chunks))
-    server.sync(report(EAST, logs=(chunk(found.id, 0, "one\ntwo\n"),)))
+        server.sync(report(EAST, part, metrics=lines, logs=(chunk(found.id, 0, "one\n"),)))
+        server.sync(report(WEST, part, logs=(chunk(found.id, 0, "zero\n", rank=1),)))
+    server.sync(report(EAST, part, logs=(chunk(found.id, 0, "one\ntwo\n"),)))
     page = server.call("GET", f"/v1/jobs/{found.id}/metrics?limit=1").json()
     rest = server.call("GET", f"/v1/jobs/{found.id}/metrics?after={page['next']}").json()
     assert [one["step"] for one in page["metrics"] + rest["metrics"]] == [0, 1]
     logs = server.call("GET", f"/v1/jobs/{found.id}/logs?rank=0").json()
     assert "".join(one["text"] for one in logs["chunks"]) == "one\ntwo\n"
+    assert {one["cluster"] for one in logs["chunks"]} == {"east"}
 
 
 def test_a_site_writes_only_into_jobs_that_run_there(server: Server) -> None:

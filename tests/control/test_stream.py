@@ -14,9 +14,10 @@ import httpx
 import pytest
 
 from isthmus.control.rest import event_stream
+from isthmus.control.server.connection_limits import ConnectionCaps
 from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
 from isthmus.control.service.change_feed import Change, ChangeFeed
-from isthmus.core.messages.agent_messages import StepMetrics
+from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics
 from tests.control.processes import until
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
 
@@ -26,9 +27,9 @@ Told = tuple[str, int | None, dict[str, object]]
 class Streaming:
     """A real server in a thread, with tokens for two users and the owners."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, connections: ConnectionCaps | None = None) -> None:
         self.stop, self._ready = threading.Event(), threading.Event()
-        config = ServerConfig(state=folder, port=0, pool=POOL)
+        config = ServerConfig(state=folder, port=0, pool=POOL, connections=connections)
         self.thread = threading.Thread(
             target=run_server,
             args=(config, self._announce),
@@ -144,7 +145,11 @@ def test_one_job_is_told_at_once_and_its_lines_are_announced(server: Streaming) 
             told += [str(data["kind"])] if kind == "history" else []
         assert told == ["submitted", "planned", "waiting", "reserving"]
         line = StepMetrics(job=job, attempt=1, rank=0, step=0, values={"loss": 1.0})
-        body = report(EAST, metrics=(line,)).model_dump(mode="json", by_alias=True)
+        part = ObservedPart(job=job, attempt=1, state="prepared")
+        for site in (WEST, EAST):
+            body = report(site, part).model_dump(mode="json", by_alias=True)
+            server.call("POST", f"/v1/agents/{site.name}/sync", site.owner, body)
+        body = report(EAST, part, metrics=(line,)).model_dump(mode="json", by_alias=True)
         assert server.call("POST", "/v1/agents/east/sync", "owner-east", body).status_code == 200
         while next(events)[0] != "lines":
             pass

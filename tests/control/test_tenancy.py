@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from isthmus.control.rest.create_app import create_app
+from isthmus.control.service.auth import token_digest
 from isthmus.control.service.control_service import ControlService
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.messages.agent_messages import LogChunk, ObservedPart, StepMetrics
-from tests.control.serving import EAST, WEST, plan_across, report, submission
+from tests.control.serving import EAST, plan_across, report, submission
 from tests.control.test_server_api import Server
 
 ANNS = "anns-secret"
 """In the name, and so in the id, of all that is ann's; only ann and admins may ever read it."""
+ANNS_TOKEN = f"t-{token_digest('ann')[:12]}"
 TOKENS = ("ann", "bob", "owner-east", "owner-west", "root")
 
 
@@ -72,13 +74,20 @@ RULES: dict[tuple[str, str], Rule] = {
     ),
     ("POST", "/v1/jobs/{job_id}/cancel"): ANN,
     ("GET", "/v1/events"): Rule(may=("ann", "root"), query="?job={job_id}", endless=True),
-    ("GET", "/v1/pool"): Rule(may=TOKENS),
+    # Owners see which jobs run at their sites, as their agents do.
+    ("GET", "/v1/pool"): Rule(may=TOKENS, sees=("owner-east", "owner-west", "root")),
     ("POST", "/v1/agents/{cluster}/sync"): Rule(
         may=("owner-east", "root"),
         sees=("owner-east", "root"),
         body=report(EAST).model_dump(mode="json", by_alias=True),
     ),
+    ("POST", "/v1/sites/{cluster}/gone"): Rule(may=(), sees=("root",)),  # its agent is in contact
+    ("POST", "/v1/sites/{cluster}/enrol"): Rule(may=(), sees=("owner-east", "root")),
     ("POST", "/v1/tokens"): Rule(may=("root",), body={"role": "user", "name": "eve"}),
+    ("GET", "/v1/tokens"): Rule(may=TOKENS),
+    ("POST", "/v1/tokens/{token_id}/revoke"): ANN,
+    ("POST", "/v1/tokens/{token_id}/rotate"): Rule(may=("ann", "root"), body={}),
+    ("GET", "/v1/audit"): Rule(may=("root",), sees=("root",)),
 }
 
 
@@ -91,12 +100,11 @@ def operations() -> list[tuple[str, str]]:
 @pytest.fixture
 def job(server: Server) -> str:
     """A job of ann's with the key `k`, with a part, metrics and a log at east, whose orders name it."""
-    found = server.prepared(name=ANNS, key="k")
+    found = server.committed(name=ANNS, key="k")
     line = StepMetrics(job=found.id, attempt=1, rank=0, step=0, values={"loss": 1.0})
     said = LogChunk(job=found.id, attempt=1, rank=0, offset=0, text=ANNS)
     part = ObservedPart(job=found.id, attempt=1, state="prepared")
     server.sync(report(EAST, part, metrics=(line,), logs=(said,)))
-    server.sync(report(WEST))
     return found.id
 
 
@@ -116,7 +124,7 @@ def test_a_token_reads_and_changes_only_what_is_its_own(
         return
     before = server.job(job)
     pool_before = server.shell.pool()
-    where = (path + rule.query).format(job_id=job, cluster="east", plan_id="p1")
+    where = (path + rule.query).format(job_id=job, cluster="east", plan_id="p1", token_id=ANNS_TOKEN)
     answer = server.call(method, where, rule.body, token=token or None)
     assert answer.status_code < 500
     if token in rule.may:

@@ -75,3 +75,92 @@ def test_only_users_that_the_owner_names_may_run_jobs() -> None:
     assert OwnerPolicy().rejection_reason("", JOB) == ""
     assert OwnerPolicy(users=("ann", "bo")).rejection_reason("bo", JOB) == ""
     assert "admits jobs of ann, bo, not of 'eve'" in OwnerPolicy(users=("ann", "bo")).rejection_reason("eve", JOB)
+
+
+STORAGE = {
+    "projects": {"vision": ["ann", "ben"]},
+    "roots": [
+        {"path": "/data/users/{user}"},
+        {"path": "/data/projects/{project}"},
+        {"path": "/data/models", "access": "read"},
+        {"path": "s3://bucket/{user}"},
+        {"path": "/data/scratch", "users": ["ann"]},
+    ],
+    "grants": [{"to": "ben", "path": "/data/users/ann/shared"}, {"to": "eve", "owner": "ben"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("user", "path", "access"),
+    [
+        ("ann", "/data/users/ann/run", "write"),
+        ("ann", "/data/users/ben/run", None),
+        ("ann", "/data/users/ann/../ben", None),
+        ("ann", "/data/users/annabel", None),
+        ("ann", "/data/users", None),
+        ("ann", "/data/projects/vision/x", "write"),
+        ("eve", "/data/users/ben/x", "read"),
+        ("eve", "/data/projects/vision/x", "read"),
+        ("eve", "/data/users/eve/x", "write"),
+        ("dan", "/data/projects/vision/x", None),
+        ("ben", "/data/users/ann/shared/x", "read"),
+        ("ben", "/data/users/ann/x", None),
+        ("ben", "/data/models/x", "read"),
+        ("ann", "/data/scratch/x", "write"),
+        ("ben", "/data/scratch/x", None),
+        ("ben", "s3://bucket/ben/x", "write"),
+        ("ben", "s3://bucket/ann/x", None),
+        ("ben", "s3://bucket/ben/../ann/x", None),
+        ("ben", "/etc/passwd", None),
+    ],
+)
+def test_roots_are_by_user_and_project_and_grants_only_let_read(user: str, path: str, access: str | None) -> None:
+    """The name alone decides here; links are followed where the files are."""
+    allowed = OwnerPolicy.model_validate({"storage": STORAGE}).storage.of_user(user)
+    assert allowed is not None
+    assert allowed.access_to(path) == access
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        (
+            {"roots": [{"path": "/data/{user}"}, {"path": "/data/projects/{project}"}]},
+            "of the right name would get both",
+        ),
+        ({"roots": [{"path": "/data/{user}"}, {"path": "/data/models", "access": "read"}]}, "would get both"),
+        ({"roots": [{"path": "/data"}, {"path": "/data/users/{user}"}]}, "not the same users"),
+        ({"roots": [{"path": "/data"}, {"path": "/data/x", "users": ["ann"]}]}, "not the same users"),
+        ({"roots": [{"path": "/data/u-{user}"}]}, "stand alone between slashes"),
+        ({"roots": [{"path": "/data/{job}"}]}, "stand alone between slashes"),
+        ({"roots": [{"path": "data/{user}"}]}, "pattern"),
+        ({"roots": [{"path": "file:///data/{user}"}]}, "by its absolute path"),
+        ({"roots": [{"path": "/data/../{user}"}]}, "by its absolute path"),
+        ({"grants": [{"to": "ben", "owner": "ann"}]}, "grants need roots"),
+        ({"roots": [{"path": "/d/{user}"}], "grants": [{"to": "ben"}]}, "either an owner or a path"),
+    ],
+)
+def test_roots_that_would_mix_users_are_refused_when_the_policy_is_read(storage: object, message: str) -> None:
+    """A user named `models` or `projects` would own what the root of that name holds."""
+    with pytest.raises(ValueError, match=message):
+        OwnerPolicy.model_validate({"storage": storage})
+
+
+def test_a_root_inside_a_root_of_the_same_users_changes_the_access() -> None:
+    """The innermost root decides; a relative path of a job lies below the first root that may be written."""
+    roots = [{"path": "/data/models", "access": "read"}, {"path": "/data/models/drafts"}]
+    allowed = OwnerPolicy.model_validate({"storage": {"roots": roots}}).storage.of_user("ann")
+    assert allowed is not None
+    assert [allowed.access_to(path) for path in ("/data/models/a", "/data/models/drafts/a")] == ["read", "write"]
+    assert allowed.resolve("run/a") == "/data/models/drafts/run/a"
+    assert allowed.access_to(allowed.resolve("../a")) == "read"
+
+
+def test_the_policy_names_path_user_roots_and_what_to_do() -> None:
+    """Before any disk is read; a path that the user may only read is said to be one."""
+    policy = OwnerPolicy.model_validate({"storage": {"roots": [{"path": "/pool", "access": "read"}]}})
+    reason = policy.rejection_reason("ann", JOB)
+    assert reason == (
+        "checkpoints.folder /pool/checkpoints/tiny may only be read by user 'ann' "
+        "('ann' may read below /pool; use a folder there, or ask the owner of the site for a grant)"
+    )

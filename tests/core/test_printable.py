@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.printable import LINE_BREAKS, hidden_places, is_printable, printable, visible_json
+from isthmus.core.text.printable import LINE_BREAKS, hidden_places, is_printable, printable, visible_json
 
 HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
 

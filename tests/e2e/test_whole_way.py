@@ -75,6 +75,7 @@ def test_a_killed_worker_stops_all_sites_and_the_resumed_run_equals_one_process(
     plan = choose_three_clusters(site, view)
     assert len({stage.num_layers for stage in plan.stages}) > 1, "an uneven split was wanted"
     at_step(site.client, view.id, 10)
+    assert not list(site.folder.rglob("keys.json")), "workers remove the keys of their links"
     first = workers_of(site, view.id)
     process = first[-1].children()[0]
     os.kill(process.pid, signal.SIGKILL)

@@ -13,6 +13,7 @@ from isthmus.site.machine_events import (
     LocalJob,
     ObservedWorker,
     OrdersReceived,
+    RenewRunLease,
     StartWorker,
     WorkersObserved,
     WriteRankMap,
@@ -371,3 +372,49 @@ def test_orders_say_nothing_about_local_jobs(site: Site) -> None:
     site.local(mine("one", 1))
     assert site.handle(OrdersReceived(now_s=0, orders=AgentOrders())) == []
     assert len(site.machine.parts) == 1
+
+
+def leased(sent_s: float, *parts: PartOrder, now_s: float | None = None, lease_s: float = 60) -> OrdersReceived:
+    """The answer, with a run lease, to a report that was sent at `sent_s`."""
+    orders = AgentOrders(parts=parts, run_lease_s=lease_s)
+    return OrdersReceived(now_s=sent_s if now_s is None else now_s, orders=orders, sent_s=sent_s)
+
+
+def test_the_run_lease_counts_from_when_the_answered_report_was_sent(site: Site) -> None:
+    """The server has heard from the site later than that, whatever the answer's delay; small gains write no file."""
+    machine = site.machine
+    assert machine.handle(leased(100, now_s=130)) == [RenewRunLease(lease_s=60, until_s=160)]
+    assert machine.handle(leased(105)) == []
+    assert machine.handle(leased(106)) == [RenewRunLease(lease_s=60, until_s=166)]
+    assert machine.handle(leased(106, lease_s=30)) == [RenewRunLease(lease_s=30, until_s=136)]
+
+
+def test_orders_that_arrive_after_their_lease_start_nothing(site: Site) -> None:
+    """The server may have given the job to other sites meanwhile."""
+    machine = site.machine
+    machine.handle(leased(0, order("prepared")))
+    told = machine.handle(leased(1, order("running"), now_s=61))
+    assert not any(isinstance(one, StartWorker) for one in told)
+    assert site.states == {"a/1": "released"}
+
+
+def test_running_parts_fail_when_the_run_lease_ends_and_say_why(site: Site) -> None:
+    """Only parts that were started with a lease; the report says whether all were."""
+    machine = site.machine
+    machine.handle(leased(0, order("prepared")))
+    machine.handle(leased(1, order("running")))
+    assert machine.run_lease_s() == 60
+    machine.handle(WorkersObserved(now_s=59.9))
+    assert site.states == {"a/1": "running"}
+    machine.handle(WorkersObserved(now_s=60.0))
+    assert site.states == {"a/1": "failed"}
+    assert "no contact with the server for 60 s" in machine.parts["a", 1].detail
+
+
+def test_a_part_from_before_the_lease_runs_without_and_is_reported_so(site: Site) -> None:
+    """The server must not count it as ended."""
+    machine = running(site).machine
+    machine.handle(leased(0, order("running")))
+    assert machine.run_lease_s() == 0
+    machine.handle(WorkersObserved(now_s=1e6))
+    assert site.states["a/1"] != "failed" or "contact" not in machine.parts["a", 1].detail

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from isthmus.train.checkpoint.checkpoint_folder import load_shards, newest_valid
-from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.write_checkpoint import clear_unfinished, publish, write_rank_part
 
 STEPS = 3

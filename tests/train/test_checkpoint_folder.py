@@ -22,7 +22,8 @@ from isthmus.train.checkpoint.checkpoint_folder import (
     read_manifests,
     verify_rank_file,
 )
-from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.layout.shard_files import rank_file_name
+from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.write_checkpoint import (
     clear_unfinished,
     find_failure,
@@ -82,7 +83,7 @@ def test_what_was_written_is_found_and_loaded(tmp_path: Path) -> None:
     manifest = newest_valid(tmp_path)
     assert manifest is not None
     assert (manifest.step, manifest.samples, manifest.num_ranks) == (7, 56, 2)
-    assert [one.name for one in manifest.files] == ["__0_0.distcp", "__1_0.distcp", ".metadata"]
+    assert [one.name for one in manifest.files] == [rank_file_name(0), rank_file_name(1), "layout.json"]
     assert loaded(tmp_path, 7, 1) == [7.0] * 4
     names = {one.name for one in (tmp_path / "step-00000007").iterdir()}
     assert names == {"manifest.json", *(one.name for one in manifest.files)}
@@ -96,13 +97,13 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["step-00000010", "step-00000011"]
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "metadata", "manifest", "no manifest"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "layout", "manifest", "no manifest"])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> None:
     """Where a file does not have its checksum, the checkpoint before is taken."""
     write(tmp_path, 1)
     write(tmp_path, 2)
     place = tmp_path / "step-00000002"
-    file, manifest = place / "__1_0.distcp", place / "manifest.json"
+    file, manifest = place / rank_file_name(1), place / "manifest.json"
     data = file.read_bytes()
     match damage:
         case "flip":
@@ -111,8 +112,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> Non
             file.write_bytes(data[:-1])
         case "remove":
             file.unlink()
-        case "metadata":
-            (place / ".metadata").write_bytes(b"")
+        case "layout":
+            (place / "layout.json").write_bytes(b"")
         case "manifest":
             manifest.write_text("{")
         case _:
@@ -219,7 +220,7 @@ def test_parts_of_another_attempt_do_not_count(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     """Training that reaches a damaged checkpoint's step again writes it again."""
     write(tmp_path, 1)
-    (tmp_path / "step-00000001/__0_0.distcp").write_bytes(b"")
+    (tmp_path / "step-00000001" / rank_file_name(0)).write_bytes(b"")
     assert newest_valid(tmp_path) is None
     for rank in (0, 1):
         write_rank_part(tmp_path, [piece(rank, 1)], step=1, rank=rank, write_id="2")
@@ -244,7 +245,7 @@ def test_another_releases_layout_is_refused_and_not_passed_over(tmp_path: Path) 
     place = tmp_path / "step-00000005"
     place.mkdir()
     (place / "manifest.json").write_text('{"version": 1, "step": 5, "samples": 40, "files": []}')
-    with pytest.raises(ProtocolError, match="has layout 1, this release reads layout 2"):
+    with pytest.raises(ProtocolError, match="has layout 1, this release reads layouts 2 and 3"):
         newest_valid(tmp_path)
 
 
@@ -260,7 +261,7 @@ def test_a_crash_between_any_two_file_operations_loses_no_checkpoint(tmp_path: P
 def test_a_checkpoint_is_read_back_as_its_manifest_says(tmp_path: Path) -> None:
     """Whole: the size of the rank's file; one bit damaged, cut short or gone: an error that names it."""
     write(tmp_path, 3)
-    file = tmp_path / "step-00000003" / "__1_0.distcp"
+    file = tmp_path / "step-00000003" / rank_file_name(1)
     whole = file.read_bytes()
     assert verify_rank_file(tmp_path, 3, 1) == len(whole)
     for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-1]):
@@ -271,8 +272,8 @@ def test_a_checkpoint_is_read_back_as_its_manifest_says(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="cannot read checkpoint"):
         verify_rank_file(tmp_path, 3, 1)
     assert verify_rank_file(tmp_path, 3, 0) > 0, "the other rank's is whole"
-    (tmp_path / "step-00000003" / ".metadata").write_bytes(b"")
-    with pytest.raises(UnavailableError, match=r"\.metadata is damaged"):
+    (tmp_path / "step-00000003" / "layout.json").write_bytes(b"")
+    with pytest.raises(UnavailableError, match=r"layout\.json is damaged"):
         verify_rank_file(tmp_path, 3, 0)
 
 
@@ -280,6 +281,6 @@ def test_manifests_come_newest_first(tmp_path: Path) -> None:
     """Every complete checkpoint is offered, whether or not its files are still whole."""
     write(tmp_path, 1)
     write(tmp_path, 2)
-    (tmp_path / "step-00000002/__0_0.distcp").unlink()
+    (tmp_path / "step-00000002" / rank_file_name(0)).unlink()
     found: list[Manifest] = list(read_manifests(tmp_path))
     assert [one.step for one in found] == [2, 1]

@@ -15,8 +15,9 @@ import torch
 from isthmus.core.errors import PeerError, UnavailableError
 from isthmus.train.checkpoint.async_checkpoint_writer import AsyncCheckpointWriter
 from isthmus.train.checkpoint.checkpoint_folder import load_shards, newest_valid
-from isthmus.train.checkpoint.dcp_layout import TensorShard
 from isthmus.train.checkpoint.find_valid_checkpoint import find_valid_checkpoint
+from isthmus.train.checkpoint.layout.shard_files import rank_file_name
+from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.write_checkpoint import publish
 from tests.train.devices import on_devices
 
@@ -82,7 +83,7 @@ def test_a_rank_that_cannot_write_fails_the_checkpoint_everywhere(tmp_path: Path
     first.begin(1, 8, [piece(0, 1)], nothing)
     work = tmp_path / "step-00000001.1.tmp"
     work.mkdir(exist_ok=True)
-    (work / "__1_0.distcp").mkdir()
+    (work / rank_file_name(1)).mkdir()
     second.begin(1, 8, [piece(1, 1)], nothing)
     with pytest.raises(UnavailableError, match="cannot write a checkpoint"):
         second.wait()
@@ -155,7 +156,7 @@ def test_who_gives_up_waits_for_a_checkpoint_that_is_being_completed(tmp_path: P
     assert newest_valid(tmp_path) is not None
 
 
-@pytest.mark.parametrize("damaged", [None, "__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"])
+@pytest.mark.parametrize("damaged", [None, rank_file_name(0), rank_file_name(1), "layout.json", "manifest.json"])
 def test_ranks_find_the_newest_whole_checkpoint_together(tmp_path: Path, damaged: str | None) -> None:
     """Each reads its share of the files, and all begin from the same one."""
     for step in (1, 2):

@@ -9,7 +9,7 @@ import torch
 
 from isthmus.core.errors import UnavailableError
 from isthmus.train.checkpoint.async_checkpoint_writer import AsyncCheckpointWriter
-from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.publish_wait import PublishProgress, PublishWait
 
 SITES = ("north", "north", "south", "south", "south", "south", "south")

@@ -12,7 +12,7 @@ from isthmus.core.job import CheckpointConfig
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.core.runs.run_folder import read_claim
 from isthmus.train.process.run_folders import check_resume, claim_output, claim_run_folders
-from tests.train.worker_jobs import make_job, whole
+from tests.train.worker_jobs import make_job, make_plan, whole
 
 
 def spec_of(folder: Path, run: str = "job-1", *, has_trained: bool = False, **changes: Any) -> WorkerSpec:
@@ -68,6 +68,12 @@ def test_a_source_is_needed_only_before_the_first_own_checkpoint(tmp_path: Path)
         check_resume(spec)
     (tmp_path / "checkpoints/step-00000002").mkdir(parents=True)
     check_resume(spec)
+
+
+def test_a_source_may_be_at_another_site(tmp_path: Path) -> None:
+    """Of several sites only some need to have the source: the ranks look for it together."""
+    spec = spec_of(tmp_path, resume=str(tmp_path / "old"))
+    check_resume(spec.model_copy(update={"plan": make_plan(spec.job, [2, 4], "ab")}))
 
 
 def test_a_job_that_only_the_server_can_find_is_refused(tmp_path: Path) -> None:

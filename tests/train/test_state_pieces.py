@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.train.checkpoint.dcp_layout import read_shards, write_metadata, write_shards
+from isthmus.train.checkpoint.layout.checkpoint_layout import merge_layouts
+from isthmus.train.checkpoint.layout.shard_files import read_shards, write_shards
 from isthmus.train.checkpoint.state_shards import allocate_state, shards_to_save
 from isthmus.train.update.buckets import HeldRows
 from isthmus.train.update.ownership import LocalRows, Ownership
@@ -82,14 +83,15 @@ def test_what_was_saved_under_one_cut_is_loaded_under_any(
 ) -> None:
     """Other stages, other slices, other replicas, updates shared or not: each rank gets what it holds."""
     folder, state = tmp_path_factory.mktemp("cut"), whole_state()
-    parts = [
-        write_shards(folder, one.rank, shards_to_save(state_of(state, one), one)) for one in ownerships(written, shard)
-    ]
-    write_metadata(folder, parts)
+    layout = merge_layouts(
+        file.shards
+        for one in ownerships(written, shard)
+        for file in write_shards(folder, one.rank, shards_to_save(state_of(state, one), one))
+    )
     for one in ownerships(read, not shard):
         shapes = {name: own(state, f"weight/{name}", held).shape for name, held in one.held_rows.items()}
         tensors, pieces = allocate_state(shapes, one)
-        read_shards(folder, pieces)
+        read_shards(folder, layout, pieces)
         for name, held in one.held_rows.items():
             assert tensors[f"step/{name}"] == state[f"step/{name}"]
             for kind in KINDS:

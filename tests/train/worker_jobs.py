@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import RankMap, StepMetrics
-from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerKeys, WorkerSpec
 from isthmus.core.plan import Plan
 from tests.forks import ForkedProgram, preload
 from tests.train.small_models import NUM_LAYERS, write_config
@@ -110,27 +111,39 @@ class Workers:
             assert all(one.poll() is None for one in self.processes), self.log(0)
             time.sleep(0.02)
 
+    def wait_for_checkpoint(self, limit_s: float = LIMIT_S) -> None:
+        """Return once every rank has reported a complete checkpoint."""
+        deadline_s = time.monotonic() + limit_s
+        while not all(one.saved_path.exists() for one in self.folders):
+            assert time.monotonic() < deadline_s, [self.log(rank) for rank in range(len(self.folders))]
+            time.sleep(0.02)
+
 
 @contextmanager
 def started(
     folder: Path,
-    job: Job,
+    job: Job | Sequence[Job],
     plan: Plan,
     attempt: int = 1,
     program: str = "worker",
     hosts: Sequence[str] = (),
+    keyed: bool = True,
     **spec: Any,
 ) -> Iterator[Workers]:
     """Start one process per rank and give them the rank map; whatever still runs at the end is killed.
 
-    Rank r listens at `hosts[r]`, where given: different addresses stand for different machines.
+    Rank r listens at `hosts[r]`, where given: different addresses stand for different machines. With a job per rank,
+    each has the paths of its own site. Links have keys unless `keyed` is false.
     """
     folders = [WorkerFolder(folder / f"{attempt}/rank-{rank}") for rank in range(len(plan.ranks))]
     workers = Workers(folders)
     for rank, place in enumerate(folders):
         here = {"host": hosts[rank]} if hosts else {}
-        own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=job, plan=plan, **here, **spec)
+        mine = job if isinstance(job, Job) else job[rank]
+        own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=mine, plan=plan, **here, **spec)
         place.write_spec(own)
+        if keyed:
+            place.write_keys(keys_of(own.cluster, plan))
         workers.processes.append(ForkedProgram(f"isthmus.train.process.{program}", place.path, place.log_path))
     try:
         _hand_out_ranks(workers)
@@ -142,7 +155,13 @@ def started(
             process.wait()
 
 
-def run_job(folder: Path, job: Job, plan: Plan, attempt: int = 1, **spec: Any) -> Workers:
+def keys_of(site: str, plan: Plan) -> WorkerKeys:
+    """Return the keys of the links of `site`, as a server of the tests makes them."""
+    pairs = {other: "/".join(sorted((site, other))) for other in plan.clusters}
+    return WorkerKeys(keys={other: hashlib.sha256(pair.encode()).hexdigest() for other, pair in pairs.items()})
+
+
+def run_job(folder: Path, job: Job | Sequence[Job], plan: Plan, attempt: int = 1, **spec: Any) -> Workers:
     """Run all ranks to a good end."""
     with started(folder, job, plan, attempt, **spec) as workers:
         statuses = workers.wait()

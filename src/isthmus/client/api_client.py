@@ -18,9 +18,11 @@ from isthmus.client.server_address import parse_server_url, require_secure_serve
 from isthmus.client.server_errors import error_from_response, unreachable_error
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.core.loopback import is_loopback
+from isthmus.core.messages.access_views import AuditFilter, AuditPage, TokenInfo, TokenRotation
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION
 from isthmus.core.messages.api_views import (
     NEXT_JOB_HEADER,
+    ClusterView,
     Health,
     HistoryPage,
     JobFilter,
@@ -199,9 +201,35 @@ class ApiClient:
         """Return the current state of the pool."""
         return self._call(PoolView, "GET", "/v1/pool")
 
+    def declare_site_gone(self, cluster: str) -> ClusterView:
+        """Count everything of the pool at a lost site as ended (admin only)."""
+        return self._call(ClusterView, "POST", f"/v1/sites/{quote(cluster, safe='')}/gone")
+
+    def enrol_site(self, cluster: str) -> ClusterView:
+        """Let the next new agent of a cluster take the place of the enrolled one (admin, or its owner)."""
+        return self._call(ClusterView, "POST", f"/v1/sites/{quote(cluster, safe='')}/enrol")
+
     def create_token(self, request: TokenRequest) -> TokenView:
         """Create a token (admin only)."""
         return self._call(TokenView, "POST", "/v1/tokens", json=_json_body(request))
+
+    def tokens(self) -> list[TokenInfo]:
+        """Return the caller's tokens (an admin: all), without the tokens themselves, oldest first."""
+        return self._call(list[TokenInfo], "GET", "/v1/tokens")
+
+    def revoke_token(self, token_id: str) -> TokenInfo:
+        """Revoke a token by its id."""
+        return self._call(TokenInfo, "POST", f"/v1/tokens/{_quote_segment(token_id)}/revoke")
+
+    def rotate_token(self, token_id: str, rotation: TokenRotation) -> TokenView:
+        """Replace a token by a new one; the old one counts for a while."""
+        path = f"/v1/tokens/{_quote_segment(token_id)}/rotate"
+        return self._call(TokenView, "POST", path, json=_json_body(rotation))
+
+    def audit(self, wanted: AuditFilter, *, after: int = 0, limit: int = 1000) -> AuditPage:
+        """Return records of the audit log (admin only): the newest ones, or the first after the cursor `after`."""
+        query = wanted.model_dump(exclude_none=True) | {"after": after, "limit": limit}
+        return self._call(AuditPage, "GET", "/v1/audit", params=query)
 
     def _call(
         self, kind: type[_Answer], method: str, path: str, *, check_version: bool = True, **arguments: Any
@@ -267,5 +295,5 @@ def _quote_segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _json_body(model: Submission | TokenRequest) -> Any:
+def _json_body(model: Submission | TokenRequest | TokenRotation) -> Any:
     return model.model_dump(mode="json", by_alias=True)

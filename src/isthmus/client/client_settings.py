@@ -12,7 +12,7 @@ The token itself is not an option, because other users of a machine can read com
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class ClientSettings:
     server: str = DEFAULT_SERVER
     token: str | None = None
     ca: Path | None = None
+    # Where the token was read from.
+    token_file: Path | None = field(default=None, compare=False)
 
 
 def resolve_settings(
@@ -44,9 +46,11 @@ def resolve_settings(
     """Return the effective settings; raise `InputError` for an unusable token or context file."""
     context = read_context(environ)
     authority = ca or environ.get("ISTHMUS_CA") or context.get("ca")
+    source = _token_source(environ, token_file, context.get("token_file"))
     return ClientSettings(
         server=server or environ.get("ISTHMUS_SERVER") or context.get("server") or DEFAULT_SERVER,
-        token=_token(environ, token_file, context.get("token_file")),
+        token=read_token(source) if isinstance(source, Path) else source,
+        token_file=source if isinstance(source, Path) else None,
         ca=Path(authority).expanduser() if authority else None,
     )
 
@@ -89,10 +93,9 @@ def read_token(file: Path) -> str:
     return token
 
 
-def _token(environ: Mapping[str, str], given: Path | None, context: str | None) -> str | None:
-    if given is not None:
-        return read_token(given)
-    if environ.get("ISTHMUS_TOKEN"):
+def _token_source(environ: Mapping[str, str], given: Path | None, context: str | None) -> Path | str | None:
+    """Return the file of the token, or the token itself if the environment has it."""
+    if given is None and environ.get("ISTHMUS_TOKEN"):
         return environ["ISTHMUS_TOKEN"].strip()
-    file = environ.get("ISTHMUS_TOKEN_FILE") or context
-    return read_token(Path(file)) if file else None
+    file = given or environ.get("ISTHMUS_TOKEN_FILE") or context
+    return Path(file) if file else None

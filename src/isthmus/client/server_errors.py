@@ -12,12 +12,13 @@ from isthmus.core.errors import (
     IsthmusError,
     NotFoundError,
     ProtocolError,
+    RateLimitError,
     UnavailableError,
 )
 
 _BY_STATUS: dict[int, type[IsthmusError]] = {
     401: AuthError, 403: AuthError, 404: NotFoundError, 409: ConflictError, 422: InputError,
-    426: ProtocolError, 502: UnavailableError, 503: UnavailableError, 504: UnavailableError,
+    426: ProtocolError, 429: RateLimitError, 502: UnavailableError, 503: UnavailableError, 504: UnavailableError,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
     IsthmusError                    base: what went wrong, with which value, what to do next
     ├── InputError                  invalid user input: a file, an option, a name
+    │   ├── TooLargeError           a job larger than the server accepts
     │   ├── FileError               an invalid line in a user's file
     │   ├── ModelError              an unusable model folder or config.json
     │   └── DataError               missing or malformed training data
@@ -9,8 +10,10 @@
     ├── AuthError                   missing or unknown token, or insufficient permission
     ├── NotFoundError               unknown job, plan or cluster
     ├── ConflictError               not allowed in the current state
+    │   └── QuotaError              a user or an owner has as much as it may have
     ├── ProtocolError               protocol or format versions differ
     ├── UnavailableError            a server, port, disk or peer is unavailable
+    │   ├── RateLimitError          too many requests, connections or streams of one caller or address
     │   └── PeerError               a training run lost a peer
     │       └── RestartError        the lost peer was replaced; the ranks re-form their group
     └── IllegalTransitionError      a state machine has no such transition (a bug)
@@ -48,6 +51,12 @@ class InputError(IsthmusError):
 
     exit_code = 2
     http_status = 422
+
+
+class TooLargeError(InputError):
+    """A request that is larger than the server accepts."""
+
+    http_status = 413
 
 
 class FileError(InputError):
@@ -113,6 +122,12 @@ class ConflictError(IsthmusError):
     http_status = 409
 
 
+class QuotaError(ConflictError):
+    """A user or an owner has as many jobs or clusters as the operator allows."""
+
+    http_status = 429
+
+
 class ProtocolError(IsthmusError):
     """The other side uses a different version of the protocol or of a file format."""
 
@@ -125,6 +140,12 @@ class UnavailableError(IsthmusError):
 
     exit_code = 8
     http_status = 503
+
+
+class RateLimitError(UnavailableError):
+    """Too many requests, connections or event streams of one caller or address; later ones may pass."""
+
+    http_status = 429
 
 
 class PeerError(UnavailableError):

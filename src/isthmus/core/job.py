@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -19,6 +20,7 @@ from isthmus.core.base_model import (
     TransportKind,
 )
 from isthmus.core.priority import Priority
+from isthmus.core.storage_rules import Access
 
 TrainingTask = Literal["pretrain", "continue", "finetune"]
 
@@ -29,6 +31,9 @@ JOB_PLACEHOLDER = "{job}"
 MAX_DIFFERENCES = 512
 """Largest number of differences between a job and the run that it resumes."""
 
+
+MAX_READERS = 64
+"""Largest number of other users that may resume from a job."""
 
 BYTES_TOKENIZER = "bytes"
 """One token per UTF-8 byte."""
@@ -120,11 +125,17 @@ class TrainingConfig(FrozenModel):
         return self.global_batch_size // self.micro_batch_size
 
 
+MAX_COPIES = 8
+"""Most copies of each part of a checkpoint at other sites."""
+
+
 class CheckpointConfig(FrozenModel):
     """Where and how often checkpoints are written; `every_steps` 0 writes one at the end only.
 
     A folder belongs to one job: another job is refused there. `{job}` in `folder` stands for the job's id, so
     the default is a folder of the job's own beside the job file.
+
+    Sites that share no folder keep their own parts there, and `copies` of each part at other sites.
 
     After every step each worker also keeps its state in memory and a copy on another machine of its cluster.
     A cluster with one machine copies to another cluster if `copies_across_clusters` is set.
@@ -133,6 +144,7 @@ class CheckpointConfig(FrozenModel):
     folder: PathName = f"checkpoints/{JOB_PLACEHOLDER}"
     every_steps: NonNegativeInt = 100
     keep: PositiveInt = 2
+    copies: Annotated[int, Field(ge=0, le=MAX_COPIES)] = 1
     copies_across_clusters: bool = False
 
 
@@ -186,7 +198,8 @@ class Job(FrozenModel):
 
     `output` receives the trained Hugging Face model; a folder with other content is refused. In `output` and
     `checkpoints.folder`, `{job}` stands for the job's id. `resume` continues from the newest checkpoint of
-    another job (its id) or of a folder (a path with `/`), which stays unchanged.
+    another job (its id) or of a folder (a path with `/`), which stays unchanged. Another user's job needs a grant: it
+    names the user in its `readers`, or the owner of the site grants it.
 
     `policy` selects among the candidate plans: `manual` waits for the user, `auto` takes the predicted
     fastest. After a worker failure the job restarts from its last checkpoint, at most `max_restarts` times. A job
@@ -212,6 +225,7 @@ class Job(FrozenModel):
     checkpoints: CheckpointConfig = CheckpointConfig()
     output: PathName
     resume: PathName | ResumeSource | None = None
+    readers: Annotated[tuple[Name, ...], Field(max_length=MAX_READERS)] = ()
     placement: PlacementConstraints = PlacementConstraints()
     parallel: ParallelDegrees = ParallelDegrees()
     overlap: bool = True
@@ -243,3 +257,37 @@ def with_own_folders(job: Job, job_id: str) -> Job:
         return job
     own = job.checkpoints.model_copy(update={"folder": folder.replace(JOB_PLACEHOLDER, job_id)})
     return job.model_copy(update={"checkpoints": own, "output": output.replace(JOB_PLACEHOLDER, job_id)})
+
+
+def job_accesses(job: Job) -> Iterator[tuple[str, str, Access]]:
+    """Yield field, path and access (`read` or `write`) of everything that a job names, URLs included."""
+    yield "checkpoints.folder", job.checkpoints.folder, "write"
+    yield "output", job.output, "write"
+    yield "model", job.model, "read"
+    yield from (("data.paths", path, "read") for path in job.data.paths)
+    if job.data.tokenizer_path is not None:
+        yield "data.tokenizer", job.data.tokenizer_path, "read"
+    if job.resume_folder is not None:
+        yield "resume", job.resume_folder, "read"
+
+
+def with_paths(job: Job, change: Callable[[str, str], str]) -> Job:
+    """Return `job` with each path that `job_accesses` yields replaced by `change(field, path)`."""
+    data: dict[str, object] = {"paths": tuple(change("data.paths", path) for path in job.data.paths)}
+    if job.data.tokenizer_path is not None:
+        data["tokenizer"] = change("data.tokenizer", job.data.tokenizer_path)
+    resume: str | ResumeSource | None = job.resume
+    if isinstance(resume, ResumeSource):
+        resume = resume.model_copy(update={"folder": change("resume", resume.folder)})
+    elif resume is not None and is_folder(resume):
+        resume = change("resume", resume)
+    folder = change("checkpoints.folder", job.checkpoints.folder)
+    return job.model_copy(
+        update={
+            "checkpoints": job.checkpoints.model_copy(update={"folder": folder}),
+            "output": change("output", job.output),
+            "model": change("model", job.model),
+            "data": job.data.model_copy(update=data),
+            "resume": resume,
+        }
+    )

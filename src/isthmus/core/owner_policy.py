@@ -13,8 +13,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from isthmus.core.base_model import Fraction, FrozenModel, Name, NonNegativeFloat, NonNegativeInt
-from isthmus.core.job import Job
+from isthmus.core.job import Job, job_accesses
 from isthmus.core.pool import Cluster, UnknownNameError
+from isthmus.core.storage_rules import StorageRules
+from isthmus.core.worker_rights import WorkerRights
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
@@ -46,8 +48,10 @@ class OwnerPolicy(FrozenModel):
 
     Pool jobs may hold at most `pool_chips` of a node group, or `pool_share` of one not listed there. They may
     run only within `hours`, only for `users`, and only with paths or URLs below `folders`; an empty list
-    means no limit. When the hours end, running jobs have `protect_s` to checkpoint before they are stopped.
-    Devices that a pool job reserves without running are released after `hold_s`.
+    means no limit. `storage` gives each user and project roots of their own, and `workers` says
+    what their processes may do. When the hours end, running jobs have
+    `protect_s` to checkpoint before they are stopped. Devices that a pool job reserves without running are released
+    after `hold_s`.
 
     Pool jobs may preempt local jobs of a lower level, from `preemptible_from` downwards; without it none. A
     preempted local job gets SIGTERM, SIGKILL after `grace_s`, and returns to its place in the queue. With
@@ -62,6 +66,8 @@ class OwnerPolicy(FrozenModel):
     hours: tuple[OpeningHours, ...] = ()
     users: tuple[Name, ...] = ()
     folders: tuple[str, ...] = ()
+    storage: StorageRules = StorageRules()
+    workers: WorkerRights = WorkerRights()
     hold_s: NonNegativeFloat = 900.0
     preemptible_from: Name | None = None
     grace_s: NonNegativeFloat = 30.0
@@ -81,9 +87,21 @@ class OwnerPolicy(FrozenModel):
         """Return why the policy never admits `job` of `user`, or "" if it does."""
         if self.users and user not in self.users:
             return f"the owner admits jobs of {', '.join(self.users)}, not of '{user}'"
+        if self.workers.run_as and self.workers.account_of(user) is None:
+            return f"the owner has no account for jobs of user '{user}': workers.run_as names none"
         strange = next((path for path in _job_paths(job) if not _is_below(path, self.folders)), None)
         if self.folders and strange is not None:
             return f"'{strange}' is outside the folders that the owner allows: {', '.join(self.folders)}"
+        return self._storage_problem(user, job)
+
+    def _storage_problem(self, user: str, job: Job) -> str:
+        """Return which path of the job the storage roots of `user` do not admit, by its name alone, or ""."""
+        allowed = self.storage.of_user(user)
+        for field, path, access in job_accesses(job) if allowed else ():
+            if field == "resume" and access == "read":
+                continue  # the job that it belongs to may grant it: the agent looks into its folder
+            if allowed and (problem := allowed.problem(allowed.resolve(path), access)):
+                return str(allowed.error(field, path, problem))
         return ""
 
     def check_cluster(self, cluster: Cluster) -> None:

@@ -375,6 +375,10 @@ class Refusal(FrozenModel):
     lacking_gbps: NonNegativeFloat = 0.0
 
 
+SEARCH_ENDED_EARLY = "the search for plans was ended at its limit of CPU time"
+"""Begins the refusal, and the assumption of plans, of a search that was ended before it had come to its end."""
+
+
 class PlanSet(FrozenModel):
     """The planner's result: candidate plans, fastest first, and rejected cluster combinations."""
 

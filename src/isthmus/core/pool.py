@@ -135,9 +135,10 @@ class Pool(FrozenModel):
         names = [cluster.name for cluster in self.clusters]
         _require_unique(names, "clusters")
         _require_unique(((link.source, link.target) for link in self.links), "links")
+        known_names = set(names)
         for link in self.links:
             for end in (link.source, link.target):
-                if end not in names:
+                if end not in known_names:
                     raise UnknownNameError("cluster", end, names)
             if link.source == link.target:
                 raise ValueError(f"link from {link.source} to itself; a link must join two clusters")

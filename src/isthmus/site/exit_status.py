@@ -6,6 +6,7 @@ import signal
 
 from isthmus.core.errors import InputError, PeerError, PlanError, ProtocolError
 from isthmus.core.messages.agent_messages import FailureCause
+from isthmus.core.messages.worker_folder import RUN_LEASE_ENDED
 
 _PERMANENT_STATUSES = {kind.exit_code for kind in (InputError, PlanError, ProtocolError)}
 _STOPPED_STATUSES = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
@@ -29,6 +30,8 @@ def was_stopped(exit_status: int | None) -> bool:
 
 def describe_exit(exit_status: int | None) -> str:
     """Return how a worker ended, as the predicate of a sentence."""
+    if exit_status == RUN_LEASE_ENDED:
+        return "ended itself: its site had no contact with the server until its lease ended"
     if exit_status is not None and exit_status > 128:
         return f"was ended by signal {exit_status - 128}"
     return f"ended with status {exit_status}"

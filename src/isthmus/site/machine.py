@@ -34,7 +34,14 @@ from isthmus.site.part_lifecycle import move_part, release_part, stop_live_worke
 from isthmus.site.parts import CLAIMING, PartKey, SitePart
 from isthmus.site.site_queue import queue_order, reconcile_queue
 from isthmus.site.site_state import SiteState
-from isthmus.site.worker_watch import check_timeouts, is_peer_failure, observe_worker
+from isthmus.site.worker_watch import (
+    check_timeouts,
+    fail_after_run_lease,
+    is_peer_failure,
+    observe_worker,
+    renew_run_lease,
+    reported_run_lease_s,
+)
 
 STOP_GRACE_S = 3.0
 """From SIGTERM to SIGKILL."""
@@ -51,8 +58,8 @@ by far and only reclaims devices of stuck workers; peers detect an unresponsive 
 class SiteMachine:
     """The state machine of one site.
 
-    `devices` allocates its devices; `parts` and `fence` are those that a previous agent process saved. A site
-    that `has_own_storage` has its own storage: jobs start once their files have been copied there.
+    `devices` allocates its devices; `parts`, `fence` and the run lease are those that a previous agent process saved.
+    A site that `has_own_storage` has its own storage: jobs start once their files have been copied there.
     """
 
     def __init__(
@@ -62,6 +69,8 @@ class SiteMachine:
         parts: Iterable[SitePart] = (),
         *,
         fence: int = 0,
+        run_lease_s: float = 0.0,
+        run_lease_until_s: float = math.inf,
         priorities: PriorityMap | None = None,
         policy: OwnerPolicy | None = None,
         has_own_storage: bool = False,
@@ -81,6 +90,8 @@ class SiteMachine:
             silence_timeout_s=silence_timeout_s,
             parts={part.key: part for part in parts},
             fence=fence,
+            run_lease_s=run_lease_s,
+            run_lease_until_s=run_lease_until_s,
         )
         self.next_due_s: float = math.inf
         self.site.num_arrivals = max((part.arrived for part in self.parts.values()), default=0)
@@ -135,6 +146,10 @@ class SiteMachine:
         """Return the number of devices by node group available to a new part of the pool."""
         return site_report.free_chips(self.site)
 
+    def run_lease_s(self) -> float:
+        """Return the lease that all workers of the pool here end themselves on, 0 if one runs without."""
+        return reported_run_lease_s(self.site)
+
     def queue(self) -> tuple[QueueEntry, ...]:
         """Return the waiting jobs in starting order."""
         return tuple(QueueEntry(job=part.job, attempt=part.attempt) for part in queue_order(self.site))
@@ -144,7 +159,7 @@ class SiteMachine:
         site, now_s = self.site, event.now_s
         match event:
             case OrdersReceived():
-                apply_orders(site, event.orders, now_s)
+                self._receive_orders(event)
             case WorkersObserved(workers=workers):
                 for seen in sorted(workers, key=is_peer_failure):
                     observe_worker(site, seen, now_s)
@@ -167,6 +182,11 @@ class SiteMachine:
             case ShutdownRequested():
                 site.shutting_down, site.saves_first = True, event.saves_first
         return None
+
+    def _receive_orders(self, event: OrdersReceived) -> None:
+        """Renew the run lease, and apply the orders unless their answer is older than the lease."""
+        if renew_run_lease(self.site, event):
+            apply_orders(self.site, event.orders, event.now_s)
 
     def _apply_due_changes(self, parts: Iterable[SitePart], now_s: float) -> None:
         """Apply due changes: claimers last, since other parts may release what they wait for."""
@@ -213,6 +233,8 @@ def _apply_timers(site: SiteState, part: SitePart, now_s: float) -> None:
     if site.is_leased(part):
         _expire_lease(site, part, now_s)
     continue_eviction(site, part, now_s)
+    if part.state == "running" and not part.local:
+        fail_after_run_lease(site, part, now_s)
     if part.state == "running" and not part.local:
         check_timeouts(site, part, now_s)
     if part.force_at_s is not None and now_s >= part.force_at_s:

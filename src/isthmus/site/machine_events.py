@@ -27,10 +27,11 @@ class LocalJob:
 
 @dataclass(frozen=True, kw_only=True)
 class OrdersReceived:
-    """The server answered a report."""
+    """The server answered the report that was sent at `sent_s` (default: `now_s`)."""
 
     now_s: float
     orders: AgentOrders
+    sent_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +160,14 @@ class StopWorker:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RenewRunLease:
+    """Let the workers of the pool run until `until_s`, by the clock of the events; the lease is one of `lease_s`."""
+
+    lease_s: float
+    until_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class WriteRankMap:
     """Write the rank map for every worker of the part."""
 
@@ -176,10 +185,14 @@ class RequestCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchFiles:
-    """Copy the files of the part's job here from the first of `clusters` that has them."""
+    """Copy the files of the part's job here from the first of `clusters` that has them.
+
+    Without `with_checkpoints` other sites of the plan have the checkpoints, and their workers send what is needed.
+    """
 
     part: SitePart
     clusters: tuple[str, ...]
+    with_checkpoints: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +221,7 @@ class LogWarning:
 SiteInstruction = (
     StartWorker
     | StopWorker
+    | RenewRunLease
     | WriteRankMap
     | RequestCheckpoint
     | FetchFiles

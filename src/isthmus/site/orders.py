@@ -127,11 +127,14 @@ def _claim_devices(site: SiteState, part: SitePart, order: PartOrder, now_s: flo
 
 
 def _fetch_files(site: SiteState, part: SitePart, order: PartOrder) -> bool:
-    """Start copying the files of the part's job if this site does not share them; return whether."""
-    clusters = tuple(cluster for cluster in order.files_at if cluster != site.cluster)
-    if not site.has_own_storage or not clusters:
+    """Start copying the files of the part's job if this site neither shares nor has them; return whether.
+
+    Checkpoints are among them only if no site of the plan has any: workers exchange the parts of those.
+    """
+    if not site.has_own_storage or not order.files_at or site.cluster in order.files_at:
         return False
-    site.instructions.append(FetchFiles(part=part, clusters=clusters))
+    has_checkpoints = part.plan is not None and bool(set(part.plan.clusters) & set(order.files_at))
+    site.instructions.append(FetchFiles(part=part, clusters=order.files_at, with_checkpoints=not has_checkpoints))
     return True
 
 
@@ -144,7 +147,8 @@ def _adopt_plan(site: SiteState, part: SitePart, order: PartOrder) -> str:
         return objection
     if part.plan != order.plan or not part.workers:
         _make_workers(site, part, order)
-    part.spec, part.plan, part.has_trained = order.spec, order.plan, bool(order.files_at)
+    part.user, part.spec, part.plan = order.user, order.spec, order.plan
+    part.has_trained = bool(order.files_at)
     return "" if part.workers else f"the plan has no stage at {site.cluster}"
 
 

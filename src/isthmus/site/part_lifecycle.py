@@ -66,6 +66,7 @@ def _do_nothing(_site: SiteState, _part: SitePart) -> None:
 
 
 def _start(site: SiteState, part: SitePart) -> None:
+    part.has_run_lease = site.run_lease_s > 0 and not part.local
     for rank, worker in part.workers.items():
         worker.live, worker.started, worker.last_write_s = True, True, part.since_s
         site.instructions.append(StartWorker(part=part, rank=rank))

@@ -89,6 +89,8 @@ class SitePart:
     # Why it was refused, failed or evicted, and where the cause lies.
     detail: str = ""
     fault: FailureCause | None = None
+    # The user that submitted the job.
+    user: str = ""
     spec: Job | None = None
     plan: Plan | None = None
     # An earlier attempt of the job has trained.
@@ -129,6 +131,8 @@ class SitePart:
     evict_at_s: float | None = None
     # When it got its devices.
     claimed_s: float = 0.0
+    # Its workers end themselves with the site's run lease.
+    has_run_lease: bool = False
     # The checkpoint request has been passed to the workers.
     checkpoint_requested: bool = False
     # Files of its job are being copied to this site.

@@ -33,6 +33,9 @@ class SiteState:
     rejected_fence: int | None = None
     # Number of parts added so far.
     num_arrivals: int = 0
+    # The lease that the pool's workers end themselves on, and its end; 0: they run without limit.
+    run_lease_s: float = 0.0
+    run_lease_until_s: float = math.inf
     # The owner admits the pool's jobs at this hour.
     is_open: bool = True
     # The site has its own storage, to which files of jobs are copied.
@@ -113,6 +116,8 @@ class SiteState:
         if part.evicted and part.evict_at_s is not None:
             yield part.evict_at_s
         if part.state == "running" and not part.local:
+            if part.has_run_lease and self.run_lease_until_s < math.inf:
+                yield self.run_lease_until_s
             live = [worker for worker in part.workers.values() if worker.live]
             if any(worker.address is None for worker in live):
                 yield part.since_s + self.checkin_timeout_s

@@ -1,17 +1,33 @@
-"""Handles observations of workers: success, failure with its cause, and timeouts."""
+"""Handles observations of workers: success, failure with its cause, timeouts; and the lease on which they run.
+
+Workers of the pool run only for a time after the last contact with the server, the run lease. It is renewed by each
+answer, from when the report was sent: whatever the answer's delay, the server has heard from the site later than that.
+Workers that the agent cannot reach end themselves.
+"""
 
 from __future__ import annotations
+
+import math
 
 from isthmus.core.messages.agent_messages import is_closer_to_root_cause
 from isthmus.site.checkpoint_protection import record_checkpoint
 from isthmus.site.exit_status import describe_exit, fault_of, was_stopped
-from isthmus.site.machine_events import ObservedWorker, StartWorker, StopWorker
+from isthmus.site.machine_events import (
+    LogWarning,
+    ObservedWorker,
+    OrdersReceived,
+    RenewRunLease,
+    StartWorker,
+    StopWorker,
+)
 from isthmus.site.part_lifecycle import fail_part, move_part
 from isthmus.site.parts import SitePart
 from isthmus.site.site_report import round_unsaved_s
 from isthmus.site.site_state import SiteState
 
 _UNKNOWN_STATUS = 1
+_RENEWAL_SHARE = 0.1
+"""Share of the lease by which its end must move for it to be written again."""
 
 
 def observe_worker(site: SiteState, observed: ObservedWorker, now_s: float) -> None:
@@ -62,6 +78,35 @@ def check_timeouts(site: SiteState, part: SitePart, now_s: float) -> None:
             what = "did not check in within" if late else "has written nothing for"
             fail_part(site, part, "own", now_s, f"rank {rank} {what} {limit_s:g} s")
             return
+
+
+def renew_run_lease(site: SiteState, event: OrdersReceived) -> bool:
+    """Renew the lease; return False if the answer is so late that its lease has ended: its orders are void."""
+    lease_s = event.orders.run_lease_s
+    if event.orders.fence < site.fence:
+        return True
+    sent_s = event.now_s if event.sent_s is None else event.sent_s
+    until_s = sent_s + lease_s if lease_s > 0 else math.inf
+    if event.now_s >= until_s:
+        site.instructions.append(LogWarning(text=f"dropped orders that arrived {event.now_s - sent_s:g} s late"))
+        return False
+    if lease_s != site.run_lease_s or until_s - site.run_lease_until_s >= _RENEWAL_SHARE * lease_s:
+        site.run_lease_s, site.run_lease_until_s = lease_s, until_s
+        site.instructions.append(RenewRunLease(lease_s=lease_s, until_s=until_s))
+    return True
+
+
+def fail_after_run_lease(site: SiteState, part: SitePart, now_s: float) -> None:
+    """Fail a running part whose lease has ended."""
+    if part.has_run_lease and now_s >= site.run_lease_until_s:
+        detail = f"no contact with the server for {site.run_lease_s:g} s, the longest that workers run without it"
+        fail_part(site, part, "own", now_s, detail)
+
+
+def reported_run_lease_s(site: SiteState) -> float:
+    """Return the lease that every worker of the pool here ends itself on; 0 if one runs without."""
+    leased = all(part.has_run_lease for part in site.parts.values() if part.live and not part.local)
+    return site.run_lease_s if leased else 0.0
 
 
 def _observe_failure(site: SiteState, part: SitePart, observed: ObservedWorker, now_s: float) -> None:

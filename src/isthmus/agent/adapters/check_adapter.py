@@ -12,6 +12,7 @@ from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, SchedulerAdapter, WorkerStatus
 from isthmus.core.messages.agent_messages import QueueEntry
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerLimits
 
 MakeAdapter = Callable[[Sequence[str]], SchedulerAdapter]
 """Factory: takes a worker command (the folder is appended) and returns a new adapter of the same site."""
@@ -128,6 +129,16 @@ def environment_has_devices_without_tokens(site: _RuleContext) -> None:
             os.environ["ISTHMUS_TOKEN"] = before
     expected = f"{','.join(devices)}\n0\n"
     require_rule((site.folder / "log").read_text() == expected, "the environment has the devices and no tokens")
+
+
+def limits_are_applied(site: _RuleContext) -> None:
+    """The program has the limits of its folder: here the umask and, on Linux, no new privileges."""
+    WorkerFolder(site.folder).write_limits(WorkerLimits(umask="0027"))
+    adapter = site.adapter('umask; grep -s NoNewPrivs: /proc/self/status || echo "NoNewPrivs: 1"')
+    adapter.start(site.folder, site.one_device(adapter))
+    site.wait_exited(adapter)
+    words = (site.folder / "log").read_text().split()
+    require_rule(words == ["0027", "NoNewPrivs:", "1"], "a program starts with the limits of its folder")
 
 
 def starts_at_most_once(site: _RuleContext) -> None:
@@ -258,6 +269,7 @@ _RULES = (
     exit_status_is_kept,
     output_is_kept,
     environment_has_devices_without_tokens,
+    limits_are_applied,
     starts_at_most_once,
     command_replaces_the_program,
     signal_sets_exit_status,

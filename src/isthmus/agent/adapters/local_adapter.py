@@ -18,15 +18,18 @@ import psutil
 
 from isthmus.agent.adapters.local_queue_file import LocalQueueFile
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, WorkerStatus
+from isthmus.agent.adapters.worker_limits import TEMPORARY_FOLDER, allowed_variables
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import QueueEntry
-from isthmus.core.messages.worker_folder import WorkerFolder
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerLimits
 from isthmus.core.pool import Cluster
+from isthmus.core.process import confined_start
 
 WORKER_COMMAND = (sys.executable, "-m", "isthmus.train.process.supervisor")
 """The supervisor, which restarts its rank's process; the worker folder is appended as last argument."""
 
-# Step 1: claim the folder; exit if another wrapper has it. Step 2: run the program. Step 3: write its status.
+# Step 1: claim the folder; exit if another wrapper has it. Step 2: run the program. Step 3: write its status, to a
+# file that was opened before the program could put a link in its place.
 _WRAPPER = """
 folder=$1; shift
 echo $$ > "$folder/pid.$$" || exit 125
@@ -34,10 +37,14 @@ ln "$folder/pid.$$" "$folder/pid" 2>/dev/null; claimed=$?
 rm -f "$folder/pid.$$"
 [ $claimed -eq 0 ] || exit 0
 trap : TERM INT HUP
-"$@" </dev/null >"$folder/log" 2>&1
+exec 3>"$folder/exit.part"
+"$@" </dev/null >"$folder/log" 2>&1 3>&-
 status=$?
-echo $status > "$folder/exit.tmp" && mv "$folder/exit.tmp" "$folder/exit"
+echo $status >&3 && mv -f "$folder/exit.part" "$folder/exit"
 """
+CONFINED_START = (sys.executable, "-I", "-S", "-B", confined_start.__file__)
+"""Applies a worker's limits before its program starts."""
+
 _NEVER_STARTED_PID = 0
 """Process id in the `pid` file of a folder that was stopped before its start."""
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -75,12 +82,17 @@ class LocalAdapter:
         if folder in self._children or (folder / "pid").exists():
             return
         program = tuple(command) or (*self._command, str(folder))
+        limits = WorkerFolder(folder).read_limits()
+        environment = worker_environment(os.environ, device_ids, self._cuda_indices, limits)
+        if limits is not None:
+            program = (*CONFINED_START, str(WorkerFolder(folder).limits_path), *program)
+            environment["TMPDIR"] = str(folder / TEMPORARY_FOLDER)
         null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
         try:
             self._children[folder] = os.posix_spawnp(
                 "sh",
                 ["sh", "-c", _WRAPPER, "isthmus-worker", str(folder), *program],
-                worker_environment(os.environ, device_ids, self._cuda_indices),
+                environment,
                 file_actions=null,
                 setsid=True,
             )
@@ -152,13 +164,20 @@ class LocalAdapter:
 
 
 def worker_environment(
-    base: Mapping[str, str], device_ids: Sequence[str], cuda_indices: Mapping[str, int]
+    base: Mapping[str, str],
+    device_ids: Sequence[str],
+    cuda_indices: Mapping[str, int],
+    limits: WorkerLimits | None = None,
 ) -> dict[str, str]:
     """Return a worker's environment: its devices, one thread unless set otherwise, no tokens.
 
+    With `limits` it has the usual variables and those that the limits name, else all but the tokens of Isthmus.
     `cuda_indices` maps each real (not virtual) device id to its CUDA index on this machine.
     """
-    environment = {name: value for name, value in base.items() if not _is_secret(name)}
+    if limits is None:
+        environment = {name: value for name, value in base.items() if not _is_secret(name)}
+    else:
+        environment = allowed_variables(base, limits.environment)
     for name in _THREAD_LIMITS:
         environment.setdefault(name, "1")
     environment["ISTHMUS_CARDS"] = ",".join(device_ids)

@@ -51,8 +51,9 @@ class SchedulerAdapter(Protocol):
     def start(self, folder: Path, device_ids: Sequence[str], command: Sequence[str] = ()) -> None:
         """Start the worker of `folder` on `device_ids`; `command` replaces the site's worker program.
 
-        The program gets the comma-separated device ids in `ISTHMUS_CARDS` and no tokens. No effect if the
-        folder was started or stopped before. Raises `UnavailableError` if the process cannot be created.
+        The program gets the comma-separated device ids in `ISTHMUS_CARDS` and no tokens. `WorkerLimits` in the folder
+        are applied before the program starts (`core/process/confined_start.py`). No effect if the folder was started or
+        stopped before. Raises `UnavailableError` if the process cannot be created.
         """
         ...
 

@@ -15,14 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, LocalAdapter
+from isthmus.agent.adapters.worker_limits import check_rights, describe_isolation
+from isthmus.agent.files.file_fetcher import FileFetcher
+from isthmus.agent.files.file_transfer import read_sources
 from isthmus.agent.service.agent_service import AgentService
-from isthmus.agent.service.file_fetcher import FileFetcher
-from isthmus.agent.service.file_transfer import read_sources
-from isthmus.agent.service.own_address import own_address
+from isthmus.agent.service.own_address import own_address, resolve_host
+from isthmus.agent.service.state_identity import open_identity
 from isthmus.agent.service.sync_client import SyncClient
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, UnavailableError
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
+from isthmus.core.process.boot_clock import boot_time_s
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
 from isthmus.wan import PortRange
@@ -67,6 +70,10 @@ class AgentConfig:
     sources: Path | None = None
     # A person can press Ctrl-C: the first one saves running parts before the agent stops.
     interactive: bool = False
+    # Files that no worker may read, such as that of the token.
+    secrets: tuple[Path, ...] = ()
+    # The owner agrees that this agent takes the place of the enrolled one.
+    enrols: bool = False
     # What the owner lets pool jobs do.
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
 
@@ -139,11 +146,13 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     """Run the agent of one site until SIGINT, SIGTERM or `stop`, then stop all workers.
 
     If `config.interactive`, the first SIGINT lets the pool's parts save a checkpoint first, and the second ends that.
-    Raises `InputError` if the storage folder does not exist; `UnavailableError` if the state folder cannot be
-    used; `AuthError` or `ProtocolError` if the server rejects this agent (workers keep running for a later agent);
-    `ConflictError` if another agent took the cluster over (after stopping the workers).
+    Raises `InputError` if the storage folder does not exist or an account of the policy cannot be used;
+    `UnavailableError` if the state folder cannot be used; `AuthError` or `ProtocolError` if the server rejects this
+    agent (workers keep running for a later agent); `ConflictError` for a copied state folder (nothing in it is
+    touched), or if another agent took the cluster over (after stopping the workers).
     """
     stop, at_once = stop or threading.Event(), threading.Event()
+    check_rights(config.policy.workers)
 
     def on_stop(number: int, _frame: object) -> None:
         if stop.is_set() or number == signal.SIGTERM or not config.interactive:
@@ -155,21 +164,27 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         lock_state_folder(config.state, "agent"),
         SyncClient(config.server, config.token, config.cluster.name, config.ca) as exchange,
     ):
-        host = config.host or _own_address(config.server, stop)
+        host = resolve_host(config.host) if config.host else _own_address(config.server, stop)
         if host is None:
             return
+        identity = open_identity(config.state, enrols=config.enrols)
         _log.info("workers of %s listen at %s, %s", config.cluster.name, host, _ports_text(config.ports))
+        rights = config.policy.workers
+        _log.info("%s", describe_isolation(rights, has_roots=bool(config.policy.storage.roots)))
         shell = AgentService(
             cluster=config.cluster,
             adapter=LocalAdapter(config.cluster, config.state / "queue", config.worker_command),
             state=config.state,
-            clock=time.monotonic,
+            clock=boot_time_s,
             host=host,
             ports=config.ports,
             checks_peers=True,
+            needs_keys=True,
             routes=config.routes,
             policy=config.policy,
             fetcher=_file_fetcher(config),
+            identity=identity,
+            secrets=config.secrets,
         )
         loop = AgentLoop(shell, exchange, random.SystemRandom())
         try:

@@ -9,29 +9,41 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, SchedulerAdapter
+from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, write_limits
+from isthmus.agent.files.file_fetcher import FileFetcher
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.preflight.preflight_runner import PreflightRunner
 from isthmus.agent.service.agent_state_folder import (
     AgentStateFolder,
     read_local_jobs,
     read_routes,
     worker_spec,
 )
-from isthmus.agent.service.file_fetcher import FileFetcher
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
 from isthmus.agent.service.peer_prober import PeerProber
-from isthmus.agent.service.preflight_runner import PreflightRunner
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 from isthmus.agent.service.worker_event_tails import WorkerEventTails
-from isthmus.core.errors import IsthmusError, UnavailableError
-from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, ObservedPart, QueueEntry
-from isthmus.core.messages.worker_folder import CheckpointRequest, WorkerFolder, write_atomically
+from isthmus.core.errors import InputError, IsthmusError, UnavailableError
+from isthmus.core.loopback import is_loopback
+from isthmus.core.messages.agent_messages import AgentIdentity, AgentOrders, AgentReport, ObservedPart, QueueEntry
+from isthmus.core.messages.run_lease import NO_LIMIT_S, RunLease, read_run_lease, write_run_lease
+from isthmus.core.messages.worker_folder import (
+    CheckpointRequest,
+    WorkerAccount,
+    WorkerFolder,
+    WorkerKeys,
+    write_atomically,
+)
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
+from isthmus.core.process.boot_clock import boot_id
 from isthmus.site import (
     DeviceIdAllocator,
     FetchFiles,
@@ -43,6 +55,7 @@ from isthmus.site import (
     OrdersReceived,
     PartKey,
     QueueObserved,
+    RenewRunLease,
     ReorderQueue,
     ReportLocalExit,
     RequestCheckpoint,
@@ -62,15 +75,20 @@ from isthmus.wan import PortRange
 _NOT_STARTED_STATUS = 126
 """Exit status reported for a worker that could not be started."""
 
+_MISSING_LEASE_S = 5.0
+"""How long parts count as running that have lost the file of their lease: their workers end themselves meanwhile."""
+
 _log = logging.getLogger("isthmus.agent")
 
 
 class AgentService:
-    """The agent of one site: its state machine, adapter and state folder.
+    """The agent of one site: its state machine, adapter and state folder; `identity` binds it to the folder.
 
-    `clock` is monotonic, `wall_clock` counts from the epoch; both in seconds. `fetcher` copies job files to
-    the site's own storage folder (None: all sites share a file system). Workers listen at `host`, within `ports`
-    if given. With `checks_peers` the agent takes part in the checks that sites reach each other.
+    `clock` is `boot_time_s`, by which workers judge their lease, `wall_clock` counts from the epoch; both in seconds.
+    `fetcher` copies job files to the site's own storage folder (None: all sites share a file system). Workers listen at
+    `host`, within `ports` if given. With `checks_peers` the agent takes part in the checks that sites reach each other.
+    No worker may read the files `secrets`. Workers start with the keys that the server sent for their links; without
+    them, with `needs_keys` or beyond loopback, they do not start.
     """
 
     def __init__(
@@ -83,32 +101,45 @@ class AgentService:
         host: str = "127.0.0.1",
         ports: PortRange | None = None,
         checks_peers: bool = False,
+        needs_keys: bool = False,
         routes: Path | None = None,
         policy: OwnerPolicy | None = None,
         fetcher: FileFetcher | None = None,
+        identity: AgentIdentity | None = None,
+        secrets: Sequence[Path] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
         self.policy, self._fetcher = policy or OwnerPolicy(), fetcher
+        self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
         self._table = PartTable(self.state_folder.path)
         known = self._table.load()
+        self._identity, self._sent_s = identity, clock()
+        self.state_folder.make_lease_folder()
+        lease = read_run_lease(self.state_folder.run_lease)
         self.machine = SiteMachine(
             cluster.name,
             DeviceIdAllocator(adapter.inventory()),
             known.parts,
             fence=known.fence,
+            run_lease_s=lease.lease_s if lease else 0.0,
+            run_lease_until_s=lease.until_s if lease else clock() + _MISSING_LEASE_S,
             priorities=cluster.priorities,
             policy=self.policy,
             has_own_storage=fetcher is not None,
             now_s=clock(),
         )
-        self._preflights = PreflightRunner(cluster.name, fetcher.root if fetcher else None, clock)
+        self._storage = SiteStorage(self.policy.storage, fetcher.root if fetcher else None)
+        act_as = partial(act_as_user, self.policy.workers)
+        self._preflights = PreflightRunner(cluster.name, self._storage, clock, act_as=act_as)
         self.outbox = TelemetryOutbox(self.state_folder.runs)
         self._event_tails = WorkerEventTails()
+        self._needs_keys = needs_keys or not is_loopback(host)
+        self._run_keys: dict[PartKey, WorkerKeys] = {}
         self._deferred: list[SiteInstruction] = []
         self._last_error = ""
         self._save()
@@ -155,7 +186,10 @@ class AgentService:
         """Execute the server's orders."""
         if self._prober is not None:
             self._prober.apply_orders(orders)
-        self._handle(OrdersReceived(now_s=self._clock(), orders=orders))
+        if orders.fence >= self.machine.fence:
+            self._run_keys |= {(one.job, one.attempt): WorkerKeys(keys=one.keys) for one in orders.run_keys}
+        self._handle(OrdersReceived(now_s=self._clock(), orders=orders, sent_s=self._sent_s))
+        self._run_keys = {key: one for key, one in self._run_keys.items() if key in self.machine.parts}
         if orders.fence >= self.machine.fence:
             self._preflights.update(orders.preflights)
 
@@ -178,10 +212,13 @@ class AgentService:
         Raises `UnavailableError` while the reported state cannot be saved.
         """
         self._save()
-        batch = self.outbox.collect()
+        batch, identity = self.outbox.collect(), self._identity
+        self._sent_s = self._clock()
         report = AgentReport(
             cluster=self.cluster,
             incarnation=incarnation,
+            identity=identity and identity.model_copy(update={"saves": self._table.saves}),
+            run_lease_s=self.machine.run_lease_s(),
             free_chips=self.machine.free_chips(),
             parts=self.observed_parts(),
             queue=tuple(self.adapter.read_queue()),
@@ -236,16 +273,32 @@ class AgentService:
                 self._start_worker(part, rank)
             case StopWorker(part=part, rank=rank, force=force):
                 self._stop_worker(self.state_folder.worker_folder(part, rank), force=force)
-            case WriteRankMap() | RequestCheckpoint() | ReportLocalExit() | ReorderQueue():
+            case WriteRankMap() | RequestCheckpoint() | ReportLocalExit() | ReorderQueue() | RenewRunLease():
                 self._write_instruction(instruction)
-            case FetchFiles(part=part, clusters=clusters):
-                if self._fetcher is not None and part.spec is not None:
-                    self._fetcher.start(part.job, part.spec, clusters)
+            case FetchFiles():
+                self._fetch_files(instruction)
             case LogWarning(text=text):
                 self._log_once(text)
 
+    def _fetch_files(self, instruction: FetchFiles) -> None:
+        """Start to copy the files of a part's job, unless they would land outside the storage of its user."""
+        part = instruction.part
+        if self._fetcher is None or part.spec is None:
+            return
+        try:
+            self._storage.resolve_job(part.job, part.spec, part.user)
+        except InputError as error:
+            seen = FetchObserved(
+                now_s=self._clock(), job=part.job, progress_text=str(error), complete=False, failed=True
+            )
+            self._handle(seen)
+        else:
+            self._fetcher.start(
+                part.job, part.spec, instruction.clusters, with_checkpoints=instruction.with_checkpoints
+            )
+
     def _write_instruction(
-        self, instruction: WriteRankMap | RequestCheckpoint | ReportLocalExit | ReorderQueue
+        self, instruction: WriteRankMap | RequestCheckpoint | ReportLocalExit | ReorderQueue | RenewRunLease
     ) -> None:
         """Write the files of an instruction; on a full disk retry with a later event."""
         try:
@@ -259,6 +312,9 @@ class AgentService:
                         WorkerFolder(self.state_folder.worker_folder(part, rank)).write_checkpoint_request(request)
                 case ReportLocalExit(part=part):
                     WorkerFolder(self.state_folder.local / part.job).write_exit(instruction.exit_status)
+                case RenewRunLease(lease_s=lease_s, until_s=until_s):
+                    lease = RunLease(boot=boot_id(), lease_s=lease_s, until_s=min(until_s, NO_LIMIT_S))
+                    write_run_lease(self.state_folder.run_lease, lease)
                 case ReorderQueue():
                     moves = [
                         QueueMove(entry=_queue_entry(key), after=after and _queue_entry(after))
@@ -267,7 +323,7 @@ class AgentService:
                     self.adapter.reorder_queue(moves, [_queue_entry(key) for key in instruction.removed])
         except OSError as error:
             self._log_once(f"{type(instruction).__name__}: cannot write, will retry: {error}")
-            if isinstance(instruction, WriteRankMap | RequestCheckpoint):
+            if isinstance(instruction, WriteRankMap | RequestCheckpoint | RenewRunLease):
                 self._deferred.append(instruction)
 
     def _start_worker(self, part: SitePart, rank: int) -> None:
@@ -279,11 +335,17 @@ class AgentService:
                 write_atomically(WorkerFolder(folder).started_path, "")
             else:
                 routes = read_routes(self._routes, self.cluster.name)
-                root = self._fetcher.root if self._fetcher else None
                 spec = worker_spec(
-                    part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes, storage=root
-                )
+                    part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes,
+                    storage=self._storage, run_lease=self.state_folder.run_lease,
+                )  # fmt: skip
+                limits = limits_for(
+                    folder, self.policy.workers, part.user, spec.storage,
+                    protected=self._protected, also_read=(self.state_folder.run_lease.parent,),
+                )  # fmt: skip
                 WorkerFolder(folder).write_spec(spec)
+                write_limits(WorkerFolder(folder), limits)
+                self._hand_over_keys(part, WorkerFolder(folder), limits.account)
             self.adapter.start(folder, worker.devices, part.command)
         except (IsthmusError, OSError, ValueError) as error:
             _log.error("%s: %s", folder, error)
@@ -293,10 +355,21 @@ class AgentService:
                 attempt=part.attempt,
                 rank=rank,
                 state="exited",
-                exit_status=_NOT_STARTED_STATUS,
+                exit_status=error.exit_code if isinstance(error, InputError) else _NOT_STARTED_STATUS,
                 log_tail=str(error),
             )
             self._handle(WorkersObserved(now_s=self._clock(), workers=(seen,)))
+
+    def _hand_over_keys(self, part: SitePart, folder: WorkerFolder, account: WorkerAccount | None) -> None:
+        """Write the keys of the part's links for a worker; raise `UnavailableError` if they are needed and missing."""
+        keys = self._run_keys.get(part.key)
+        if keys is not None:
+            folder.write_keys(keys, account)
+        elif self._needs_keys:
+            raise UnavailableError(
+                f"the server sent no keys for links of {part.job}/{part.attempt}; without them no worker listens",
+                hint="use the same release of agent and server; the job restarts automatically",
+            )
 
     def _stop_worker(self, folder: Path, *, force: bool) -> None:
         """Stop a worker; if a full disk prevents claiming its folder, the machine repeats the instruction."""

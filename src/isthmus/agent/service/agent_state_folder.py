@@ -9,10 +9,10 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from isthmus.agent.service.file_transfer import localise_paths
+from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.core.base_model import FrozenModel, Name, PositiveInt
 from isthmus.core.errors import FileError, UnavailableError
-from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, open_regular, write_atomically
 from isthmus.core.pool import Cluster
 from isthmus.site import LocalJob, SitePart
 from isthmus.wan import PortRange
@@ -30,6 +30,12 @@ class AgentStateFolder:
         self.path = path.absolute()
         self.runs = self.path / "runs"
         self.local = self.path / "local"
+        self.run_lease = self.path / "lease" / "lease.json"
+
+    def make_lease_folder(self) -> None:
+        """Make the folder of the run lease, which workers of all accounts may enter."""
+        self.run_lease.parent.mkdir(parents=True, exist_ok=True)
+        self.run_lease.parent.chmod(0o755)
 
     def worker_folder(self, part: SitePart, rank: int) -> Path:
         """Return the folder of one worker."""
@@ -46,12 +52,13 @@ def worker_spec(
     host: str,
     ports: PortRange | None = None,
     routes: dict[str, str],
-    storage: Path | None = None,
+    storage: SiteStorage,
+    run_lease: Path | None = None,
 ) -> WorkerSpec:
-    """Return the `WorkerSpec` of `rank`.
+    """Return the `WorkerSpec` of `rank`, with the places to which the job's paths lead in `storage`.
 
-    It includes the predicted stage time on virtual chips and for `compute: virtual`. With `storage` the job's
-    paths are moved below that folder.
+    It includes the predicted stage time on virtual chips and for `compute: virtual`. `run_lease` is the file that a
+    part with a run lease ends itself on. Raises `InputError` if the job's user may not use a path of the job.
     """
     if part.plan is None or part.spec is None:
         raise UnavailableError(f"part {part.job}/{part.attempt} has no plan, cannot start rank {rank}")
@@ -61,11 +68,14 @@ def worker_spec(
         virtual = part.spec.compute == "virtual" or cluster.group(stage.node_group).virtual
         stage_time = predicted.stage_times[place] if virtual else None
     steps = part.spec.training.steps
+    job, allowed = storage.resolve_job(part.job, part.spec, part.user)
     return WorkerSpec(
         run=part.job,
         attempt=part.attempt,
         rank=rank,
-        job=part.spec if storage is None else localise_paths(part.spec, storage),
+        user=part.user,
+        storage=allowed,
+        job=job,
         plan=part.plan,
         host=host,
         ports=ports,
@@ -73,6 +83,7 @@ def worker_spec(
         stage_time=stage_time,
         trace_steps=tuple(sorted({min(2, steps - 1), steps // 2, steps - 1})),
         has_trained=part.has_trained,
+        run_lease=str(run_lease) if part.has_run_lease else None,
     )
 
 
@@ -95,7 +106,7 @@ def read_routes(path: Path | None, cluster: str) -> dict[str, str]:
 def log_tail(folder: Path) -> str:
     """Return the last log line with an error, else the last line; at most 500 characters."""
     try:
-        with (folder / "log").open("rb") as stream:
+        with open_regular(folder / "log") as stream:
             stream.seek(0, 2)
             stream.seek(max(0, stream.tell() - _TAIL_BYTES))
             text = stream.read().decode("utf-8", errors="replace")

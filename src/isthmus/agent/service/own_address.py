@@ -1,4 +1,4 @@
-"""`own_address`: the address of this machine towards the server, where its workers listen by default."""
+"""Where the workers of a site listen: the address that was named, or that of this machine towards the server."""
 
 from __future__ import annotations
 
@@ -28,3 +28,11 @@ def own_address(server: str) -> str:
             f"no way to the server {server}: {error.strerror or error}",
             hint="check the server's address; --host ADDRESS names the address where workers listen",
         ) from error
+
+
+def resolve_host(host: str) -> str:
+    """Return the address of `host`, which its workers then name; a name that cannot be resolved stays as it is."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return host

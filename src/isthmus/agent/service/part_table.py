@@ -17,9 +17,10 @@ from isthmus.site import SitePart
 
 @dataclass(kw_only=True)
 class SavedParts:
-    """The agent's persistent state: its parts, and the highest fencing token seen in orders."""
+    """The agent's persistent state: its parts, the highest fencing token seen in orders, and how often it changed."""
 
     fence: int = 0
+    saves: int = 0
     parts: list[SitePart] = field(default_factory=list)
 
 
@@ -44,11 +45,12 @@ class PartTable:
     def __init__(self, state: Path) -> None:
         self.path = state / "parts.json"
         self._written = b""
+        self.saves = 0
 
     def load(self) -> SavedParts:
         """Return the saved table, empty if missing; raise `FileError` if malformed."""
         try:
-            return parse_parts(self.path.read_bytes())
+            saved = parse_parts(self.path.read_bytes())
         except FileNotFoundError:
             return SavedParts()
         except ValidationError as error:
@@ -57,18 +59,22 @@ class PartTable:
                 file=str(self.path),
                 hint="run the version that wrote it, or stop its workers and remove the folder",
             ) from error
+        self.saves = saved.saves
+        return saved
 
     def save(self, parts: Iterable[SitePart], fence: int) -> None:
         """Write the table durably if it changed; raise `UnavailableError` on failure."""
-        data = dump_parts(SavedParts(fence=fence, parts=list(parts)))
+        table = SavedParts(fence=fence, parts=list(parts))
+        data = dump_parts(table)
         if data == self._written:
             return
+        table.saves = self.saves + 1
         try:
-            write_atomically(self.path, data.decode())
+            write_atomically(self.path, dump_parts(table).decode(), 0o600)
             fsync_path(self.path.parent)
         except OSError as error:
             raise unwritable_folder_error(self.path.parent, error) from error
-        self._written = data
+        self._written, self.saves = data, table.saves
 
 
 def dump_parts(table: SavedParts) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import logging
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from isthmus.core.base_model import FrozenModel, NonNegativeInt
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
-from isthmus.core.messages.worker_folder import WorkerFolder
+from isthmus.core.messages.worker_folder import WorkerFolder, open_regular
 
 MAX_BATCH_BYTES = 512 * 1024
 """Maximum bytes of metrics and logs in one report."""
@@ -122,7 +123,7 @@ class TelemetryOutbox:
         if left_bytes <= 0 or _size_bytes(file) <= offset:
             return offset
         ended = WorkerFolder(folder).exit_path.exists()
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             stream.seek(offset)
             data = stream.read(left_bytes)
             more = not ended or bool(stream.read(1))
@@ -160,13 +161,14 @@ def _num_incomplete_bytes(data: bytes) -> int:
 def _lines_from(path: Path, offset: int) -> Iterator[bytes]:
     if _size_bytes(path) <= offset:
         return
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         stream.seek(offset)
         yield from stream
 
 
 def _size_bytes(path: Path) -> int:
     try:
-        return path.stat().st_size
+        found = path.lstat()
     except FileNotFoundError:
         return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0

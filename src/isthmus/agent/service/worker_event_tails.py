@@ -9,7 +9,7 @@ from typing import get_args
 from pydantic import ValidationError
 
 from isthmus.core.messages.agent_messages import MAX_EVENT_CHARS, MAX_PART_EVENTS, PartEvent, PartEventKind
-from isthmus.core.messages.worker_folder import WorkerEvent, WorkerFolder
+from isthmus.core.messages.worker_folder import WorkerEvent, WorkerFolder, open_regular
 
 TAIL_BYTES = 64 * 2**10
 """How much of the end of `events.jsonl` is read."""
@@ -45,7 +45,7 @@ class WorkerEventTails:
 def _read_tail(file: Path, size: int) -> tuple[PartEvent, ...]:
     """Return the reported events in the last bytes of a file; each has its offset in the file as number."""
     start = max(0, size - TAIL_BYTES)
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         stream.seek(start)
         data = stream.read(size - start)
     found = list[PartEvent]()

@@ -20,7 +20,9 @@ from isthmus.cli.commands import (
     queue_commands,
     report_commands,
     search_commands,
+    server_commands,
     simulate_pool_commands,
+    site_commands,
 )
 from isthmus.cli.demo import demo_command
 from isthmus.cli.setup import doctor_command, init_command
@@ -59,6 +61,7 @@ _COMMAND_MODULES = (
     follow_commands,
     report_commands,
     pool_commands,
+    site_commands,
     search_commands,
     simulate_pool_commands,
     plan_commands,
@@ -66,6 +69,7 @@ _COMMAND_MODULES = (
     calibrate_commands,
     export_commands,
     process_commands,
+    server_commands,
     file_commands,
 )
 for module in _COMMAND_MODULES:

@@ -25,8 +25,8 @@ from isthmus.core.messages.api_views import JobFilter, JobView, Submission
 from isthmus.core.messages.queue_status import DryRun
 from isthmus.core.model import require_trainable
 from isthmus.core.plan import PlanSet
-from isthmus.core.printable import printable
 from isthmus.core.runs.job_id import short_job_id
+from isthmus.core.text.printable import printable
 
 commands = typer.Typer()
 PANEL = "Jobs"

@@ -1,4 +1,4 @@
-"""Commands on the pool and its access tokens: pool, token create."""
+"""Commands on the pool, its access tokens and its audit log: pool, token list|create|revoke|rotate, audit."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ from pydantic import ValidationError
 
 from isthmus.cli.command import command
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.cli.environment.parse_since import parse_age_s, parse_since_s
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import InputError
+from isthmus.core.messages.access_views import AuditFilter, TokenRotation
 from isthmus.core.messages.api_views import TokenRequest
+from isthmus.core.text.printable import printable
+
+PANEL = "Pool"
+MAX_RECORDS = 10_000
+"""Most records that `audit` prints."""
 
 commands = typer.Typer()
-token_commands = typer.Typer(help="Create tokens (admin only).", no_args_is_help=False)
-commands.add_typer(token_commands, name="token", rich_help_panel="Pool")
+token_commands = typer.Typer(help="List, create, revoke and rotate tokens.", no_args_is_help=False)
+commands.add_typer(token_commands, name="token", rich_help_panel=PANEL)
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a token: see `isthmus token list`.")]
 
 
-@command(commands, panel="Pool", examples=["isthmus pool", "isthmus pool --json | jq '.clusters[].free_chips'"])
+@command(commands, panel=PANEL, examples=["isthmus pool", "isthmus pool --json | jq '.clusters[].free_chips'"])
 def pool(env: CliEnvironment, client: ApiClient) -> None:
     """Show the clusters with their free chips, and the links."""
     view = client.pool()
@@ -33,9 +42,9 @@ def pool(env: CliEnvironment, client: ApiClient) -> None:
 
 @command(
     token_commands,
-    panel="Pool",
+    panel=PANEL,
     examples=[
-        "isthmus token create --user alice > alice.token",
+        "isthmus token create --user alice --expires 90d > alice.token",
         "isthmus token create --owner hangzhou-lab > agent.token",
         "isthmus token create --admin second-operator --json",
     ],
@@ -46,8 +55,11 @@ def create(
     owner: Annotated[str | None, typer.Option(metavar="NAME", help="For an owner's agents.")] = None,
     user: Annotated[str | None, typer.Option(metavar="NAME", help="For a user that submits jobs.")] = None,
     admin: Annotated[str | None, typer.Option(metavar="NAME", help="For another operator of the pool.")] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="AGE", help="How long it counts: 12h, 90d, 52w (default: until revoked).")
+    ] = None,
 ) -> None:
-    """Create a token and print it.
+    """Create a token and print it (admin only).
 
     The token is shown only once; the server stores a hash.
     """
@@ -59,11 +71,97 @@ def create(
             hint="a token has one role; give one of them",
         )
     ((role, name),) = given
+    wanted = {"role": role, "name": name}
     try:
-        request = TokenRequest.model_validate({"role": role, "name": name})
+        request = TokenRequest.model_validate(wanted)
     except ValidationError as error:
         raise InputError(
             f"'{name}' is not a valid name", hint="use at most 63 letters, digits, '.', '_' and '-'"
         ) from error
+    if expires is not None:
+        try:
+            request = TokenRequest.model_validate(wanted | {"expires_in_s": parse_age_s(expires)})
+        except ValidationError as error:
+            raise InputError(
+                f"--expires {expires[:80]}: a token counts for more than 0 s and at most 10 years"
+            ) from error
     view = client.create_token(request)
     env.answer(view, lambda: view.token)
+
+
+@command(token_commands, panel=PANEL, name="list", examples=["isthmus token list", "isthmus token list --json"])
+def show_tokens(env: CliEnvironment, client: ApiClient) -> None:
+    """List your tokens (an admin: all) with their ids, never the tokens themselves."""
+    found = client.tokens()
+
+    def show() -> object:
+        from isthmus.cli.terminal.access_tables import token_table
+
+        return token_table(found)
+
+    env.answer(found, show)
+
+
+@command(token_commands, panel=PANEL, examples=["isthmus token revoke t-3f9a01bc22de"])
+def revoke(env: CliEnvironment, client: ApiClient, token: IdArgument) -> None:
+    """Revoke a token: it is rejected within a second, and its event streams end."""
+    view = client.revoke_token(token)
+    env.answer(view, lambda: f"{printable(view.id)} of {view.role} {view.name} is {view.state}")
+
+
+@command(
+    token_commands,
+    panel=PANEL,
+    examples=["isthmus token rotate t-3f9a01bc22de > alice.token", "isthmus token rotate t-3f9a01bc22de --grace 0s"],
+)
+def rotate(
+    env: CliEnvironment,
+    client: ApiClient,
+    token: IdArgument,
+    grace: Annotated[str, typer.Option(metavar="AGE", help="How long the old token still counts, at most 30d.")] = "1h",
+) -> None:
+    """Replace a token and print the new one; the old one counts for a grace period.
+
+    The new token expires when the old one would have; an admin's rotation gives it a new period of the same length.
+    """
+    try:
+        rotation = TokenRotation(grace_s=parse_age_s(grace))
+    except ValidationError as error:
+        raise InputError(f"--grace {grace[:80]}: at most 30 days") from error
+    view = client.rotate_token(token, rotation)
+    env.answer(view, lambda: view.token)
+
+
+@command(
+    commands,
+    panel=PANEL,
+    examples=["isthmus audit --since 1d", "isthmus audit --user alice --json | jq '.[].action'"],
+)
+def audit(
+    env: CliEnvironment,
+    client: ApiClient,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Records since then: an age such as 12h or 7d, or a date.")
+    ] = None,
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="Only acts of this name, or on it.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=MAX_RECORDS, help="The newest N records.")] = 200,
+) -> None:
+    """Print the audit log (admin only): acts on jobs, tokens and sites, failed logins, refusals.
+
+    Nothing changes or removes a record; the server keeps them for 400 days.
+    """
+    since_s = None if since is None else parse_since_s(since, env.now())
+    try:
+        wanted = AuditFilter(since_s=since_s, user=user)
+    except ValidationError as error:
+        raise InputError(
+            "--user is longer than any name", hint="give the name of a token or the id of a job"
+        ) from error
+    found = client.audit(wanted, limit=limit).records
+
+    def show() -> object:
+        from isthmus.cli.terminal.access_tables import audit_table
+
+        return audit_table(found)
+
+    env.answer(found, show)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -13,16 +14,19 @@ from typing import Annotated, Any, get_args
 import typer
 
 from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, command
+from isthmus.cli.environment.bounded_log import BoundedLog
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.json_log import JsonLineFormatter, PlainLineFormatter
 from isthmus.client.client_settings import DEFAULT_PORT, resolve_settings
 from isthmus.client.server_address import require_secure_server
 from isthmus.control.algorithms.global_order import Objective
+from isthmus.control.queries.quotas import Quotas
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
 from isthmus.core.files.user_files import load_policy, load_pool
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Pool, UnknownNameError
+from isthmus.core.process.confined_start import forbid_inspection
 
 commands = typer.Typer()
 PANEL = "Processes"
@@ -51,6 +55,19 @@ PatienceOption = Annotated[
     float,
     typer.Option("--patience", metavar="SECONDS", min=0, help="Waiting time after which chips are reserved for a job."),
 ]
+RunLeaseOption = Annotated[
+    float,
+    typer.Option(
+        "--run-lease", metavar="SECONDS", min=30,
+        help="Workers of a site end themselves after this long without contact; then their job goes on elsewhere.",
+    ),
+]  # fmt: skip
+QUOTAS = Quotas()
+"""The default limits of a server."""
+HighPriorityOption = Annotated[
+    list[str] | None,
+    typer.Option("--high-priority-user", metavar="NAME", help="User who may submit jobs of priority high; repeatable."),
+]
 KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
 
 
@@ -62,6 +79,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem",
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --self-signed",
         "isthmus serve --state st --pool pool.yaml --objective throughput",
+        "isthmus serve --state st --pool pool.yaml --high-priority-user ann --max-jobs-per-user 200",
         "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
 )
@@ -81,6 +99,20 @@ def serve(
     ] = False,
     objective: ObjectiveOption = "arrival",
     patience_s: PatienceOption = 3600.0,
+    run_lease_s: RunLeaseOption = 900.0,
+    max_jobs_per_user: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Jobs of one user that have not ended.")
+    ] = QUOTAS.live_jobs_per_user,
+    max_job_kib: Annotated[
+        int, typer.Option(metavar="KIB", min=1, help="Largest job with its model's config, in KiB.")
+    ] = QUOTAS.job_bytes // 1024,
+    max_clusters_per_owner: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Clusters of one owner beside those of the pool file.")
+    ] = QUOTAS.clusters_per_owner,
+    high_priority_user: HighPriorityOption = None,
+    search_cpu_s: Annotated[
+        float, typer.Option("--search-cpu", metavar="SECONDS", min=1, help="CPU time of one search for plans.")
+    ] = 20.0,
     log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane, to which agents and users connect.
@@ -95,7 +127,12 @@ def serve(
     config = server.ServerConfig(
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
         database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
-        rules=CoordinatorConfig(objective=objective, patience_s=patience_s),
+        rules=CoordinatorConfig(objective=objective, patience_s=patience_s, run_lease_s=run_lease_s),
+        quotas=Quotas(
+            live_jobs_per_user=max_jobs_per_user, job_bytes=max_job_kib * 1024,
+            clusters_per_owner=max_clusters_per_owner, high_priority_users=frozenset(high_priority_user or ()),
+        ),
+        search_cpu_s=search_cpu_s,
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
@@ -184,6 +221,9 @@ def agent(
         Path | None,
         typer.Option(metavar="FILE", help="Access to other sites' storage: JSON, by cluster."),
     ] = None,
+    enrol: Annotated[
+        bool, typer.Option("--enrol", help="Take the place of the cluster's enrolled agent, whose state is lost.")
+    ] = False,
     server: ServerOption = None,
     token_file: TokenFileOption = None,
     ca: CaOption = None,
@@ -194,6 +234,9 @@ def agent(
     The agent makes outbound connections only; other sites connect to its workers. Ctrl-C in a terminal lets running
     parts save a checkpoint, then stops them and the agent; a second Ctrl-C stops at once, as SIGTERM and a Ctrl-C
     without a terminal do: the jobs then go on from their last checkpoints.
+
+    A cluster is bound to the first agent that reports for it, and the agent to its state folder and machine. Another
+    one takes its place with --enrol, once nothing that the first one started can run any more (isthmus site show).
     """
     site = import_extra("isthmus.agent", "agent")
     settings = resolve_settings(env.variables, server=server, token_file=token_file, ca=ca)
@@ -206,11 +249,13 @@ def agent(
     own_cluster = _select_cluster(load_pool(pool), cluster)
     owner_policy = _read_policy(policy, own_cluster)
     configure_logging(env, as_json=log_json)
+    secrets = _hide_secrets(settings.token_file)
     site.run_agent(
         site.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
             state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
-            storage=storage, sources=sources, interactive=sys.stdin is not None and sys.stdin.isatty(),
+            storage=storage, sources=sources, enrols=enrol, secrets=secrets,
+            interactive=sys.stdin is not None and sys.stdin.isatty(),
         )
     )  # fmt: skip
 
@@ -242,6 +287,19 @@ def links(
 
     configure_logging(env)
     run_links(load_pool(pool), state, seed, runs_first=runs_first)
+
+
+def _hide_secrets(token_file: Path | None) -> tuple[Path, ...]:
+    """Keep the agent's token from its workers; return the files that no worker may read."""
+    forbid_inspection()
+    os.umask(os.umask(0o077) | 0o027)
+    if token_file is None:
+        return ()
+    file = token_file.expanduser()
+    if file.stat().st_mode & 0o077:
+        text = "other accounts may read the token file %s: chmod 600 %s"
+        logging.getLogger("isthmus.agent").warning(text, file, file)
+    return (file.absolute(),)
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
@@ -297,6 +355,7 @@ def configure_logging(env: CliEnvironment, *, as_json: bool = False) -> None:
     """Send the process's log to standard error."""
     stream = env.stderr if env.stderr is not sys.stderr else None
     handler = logging.StreamHandler(stream)
+    handler.addFilter(BoundedLog())
     handler.setFormatter(JsonLineFormatter() if as_json else PlainLineFormatter())
     logging.getLogger("httpx").setLevel(logging.WARNING)  # INFO logs one line per request
     logging.basicConfig(level=logging.INFO, handlers=[handler])

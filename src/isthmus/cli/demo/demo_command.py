@@ -11,7 +11,7 @@ import typer
 
 from isthmus.cli.command import command
 from isthmus.cli.commands.follow_commands import job_snapshots, watch_job
-from isthmus.cli.demo.demo_folder import demo_folder
+from isthmus.cli.demo.demo_folder import as_seen_outside, demo_folder, stock_sites
 from isthmus.cli.demo.demo_pool import DemoPool, run_module
 from isthmus.cli.demo.efficiency import MeasuredSteps, efficiency_text, measure_steps, overran
 from isthmus.cli.environment.cli_environment import CliEnvironment
@@ -24,7 +24,7 @@ from isthmus.core.files.user_files import load_job, load_pool
 from isthmus.core.job import Job
 from isthmus.core.messages.api_views import HistoryEvent, JobView, Submission
 from isthmus.core.messages.worker_folder import write_atomically
-from isthmus.core.model import load_model
+from isthmus.core.model import Model, load_model
 from isthmus.core.plan import Plan
 
 commands = typer.Typer()
@@ -61,7 +61,7 @@ def demo(
     ] = Path(".isthmus/demo"),
     steps: Annotated[int | None, typer.Option(metavar="N", min=10, help="Training steps (default: the job's).")] = None,
 ) -> None:
-    """Train a small model across three emulated clusters of three owners and show the result."""
+    """Train a small model across three emulated clusters of three owners with a storage each; show the result."""
     with demo_folder(state) as folder:
         _run(env, folder, steps)
 
@@ -73,20 +73,23 @@ def _run(env: CliEnvironment, folder: Path, steps: int | None) -> None:
         every = min(steps, job.training.evaluate_every)
         training = job.training.model_copy(update={"steps": steps, "evaluate_every": every})
         job = job.model_copy(update={"training": training})
+    storage, model = folder / "sites", load_model(job.model)
+    job = stock_sites(storage, job, pool)
     say = _heading_printer(env)
     # Step 1: start the pool and train across it.
     say("Starting three clusters of three owners and the wide-area links between them.")
-    with DemoPool(folder, pool) as processes:
+    with DemoPool(folder, pool, storage) as processes:
         if not env.as_json:
             env.print(pool_table(processes.client.pool()))
-        view, plan = _submit(env, processes.client, job)
+        view, plan = _submit(env, processes.client, job, model)
         trained = _train(env, processes, view, plan)
         # Step 2: run the same plan without wide-area links.
         say("Running the same plan without wide-area links, for comparison.")
-        baseline = _run_baseline(env, processes, job, plan)
+        baseline = _run_baseline(env, processes, job, plan, model)
         pool_view = processes.client.pool()
     # Step 3: check the trained model and write the report.
     say("Checking that the checkpoint loads in transformers with the same loss.")
+    job = as_seen_outside(job, storage / plan.stage_of(0).cluster)  # the result is at the site of the first stage
     check = _check_result(folder, job, trained.stats)
     report = folder / "report.html"
     extra = {
@@ -113,9 +116,9 @@ def _heading_printer(env: CliEnvironment):  # type: ignore[no-untyped-def]
     return env.print_note if env.as_json else lambda text: env.print(f"\n{text}")
 
 
-def _submit(env: CliEnvironment, client: ApiClient, job: Job) -> tuple[JobView, Plan]:
+def _submit(env: CliEnvironment, client: ApiClient, job: Job, model: Model) -> tuple[JobView, Plan]:
     """Submit the job, wait for its candidate plans, show them, and return the fastest."""
-    view = _wait_planned(env, client, client.submit(Submission(job=job, model=load_model(job.model))))
+    view = _wait_planned(env, client, client.submit(Submission(job=job, model=model)))
     plans = client.plans(view.id)
     if not plans.plans:
         reasons = "; ".join(f"{'+'.join(one.clusters)}: {one.reason}" for one in plans.refused)
@@ -146,19 +149,18 @@ def _train(env: CliEnvironment, site: DemoPool, view: JobView, plan: Plan) -> Fi
     return _wait_finished(env, site.client, view.id)
 
 
-def _run_baseline(env: CliEnvironment, site: DemoPool, job: Job, plan: Plan) -> FinishedJob:
+def _run_baseline(env: CliEnvironment, site: DemoPool, job: Job, plan: Plan, model: Model) -> FinishedJob:
     site.use_wide_area_links(False)
-    folder = site.folder / "baseline"
     training = job.training.model_copy(update={"steps": BASELINE_STEPS, "evaluate_every": 0})
     short = job.model_copy(
         update={
             "name": "demo-without-wan",
             "training": training,
-            "checkpoints": job.checkpoints.model_copy(update={"folder": str(folder / "checkpoints"), "every_steps": 0}),
-            "output": str(folder / "result"),
+            "checkpoints": job.checkpoints.model_copy(update={"folder": "/baseline/checkpoints", "every_steps": 0}),
+            "output": "/baseline/result",
         }
     )
-    submitted = site.client.submit(Submission(job=short, model=load_model(job.model)))
+    submitted = site.client.submit(Submission(job=short, model=model))
     view = _wait_planned(env, site.client, submitted)
     site.client.choose(view.id, plan.id)
     return _wait_finished(env, site.client, view.id)

@@ -10,7 +10,9 @@ from importlib import resources
 from pathlib import Path
 
 from isthmus.core.errors import InputError
+from isthmus.core.job import Job
 from isthmus.core.messages.worker_folder import write_atomically
+from isthmus.core.pool import Pool
 from isthmus.core.process.state_folder_lock import lock_state_folder, unwritable_folder_error
 
 MARKER_FILE = ".isthmus-demo"
@@ -37,6 +39,34 @@ def demo_folder(state: Path) -> Iterator[Path]:
         except OSError as error:
             raise unwritable_folder_error(folder, error) from error
         yield folder
+
+
+def stock_sites(storage: Path, job: Job, pool: Pool) -> Job:
+    """Give each cluster a folder of its own below `storage`, with model and data; return the job as sites see it.
+
+    The sites see nothing of each other: paths of the job lie below each one's own folder.
+    """
+    for cluster in pool.clusters:
+        shutil.copytree(job.model, storage / cluster.name / "model")
+        data = storage / cluster.name / "data"
+        data.mkdir()
+        for path in map(Path, job.data.paths):
+            for file in path.parent.glob(path.name):
+                shutil.copyfile(file, data / file.name)
+    return job.model_copy(
+        update={
+            "model": "/model",
+            "data": job.data.model_copy(update={"paths": ("/data/*.py",)}),
+            "checkpoints": job.checkpoints.model_copy(update={"folder": "/checkpoints"}),
+            "output": "/result",
+        }
+    )
+
+
+def as_seen_outside(job: Job, root: Path) -> Job:
+    """Return the job of `stock_sites` with the paths of its data and result at the site with folder `root`."""
+    data = job.data.model_copy(update={"paths": tuple(f"{root}{path}" for path in job.data.paths)})
+    return job.model_copy(update={"model": f"{root}{job.model}", "data": data, "output": f"{root}{job.output}"})
 
 
 def _fill(folder: Path) -> None:

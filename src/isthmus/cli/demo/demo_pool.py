@@ -25,16 +25,19 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 _PR_SET_PDEATHSIG = 1
 
+DEMO_USER = "demo"
+"""The only user of the pool."""
+
 
 class DemoPool:
     """A local pool: a context manager that starts all its processes and stops them on exit.
 
     `folder` contains `pool.yaml` and optionally a `policy.yaml` for all owners; it receives the state, logs
-    and tokens of each process.
+    and tokens of each process. `storage` has a folder for each cluster, its own storage; None: all share one.
     """
 
-    def __init__(self, folder: Path, pool: Pool) -> None:
-        self.folder, self.pool = folder, pool
+    def __init__(self, folder: Path, pool: Pool, storage: Path | None = None) -> None:
+        self.folder, self.pool, self._storage = folder, pool, storage
         self.port = _free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._client: ApiClient | None = None
@@ -75,6 +78,8 @@ class DemoPool:
             pool,
             "--port",
             str(self.port),
+            "--high-priority-user",
+            DEMO_USER,
         )
         admin_token = self.folder / "server" / "admin.token"
         self._wait("server", lambda: admin_token.exists() and self._is_healthy())
@@ -82,7 +87,7 @@ class DemoPool:
             for owner in dict.fromkeys(cluster.owner for cluster in self.pool.clusters):
                 created = admin.create_token(TokenRequest(role="owner", name=owner))
                 write_secret(self.folder / f"{owner}.token", created.token)
-            user = admin.create_token(TokenRequest(role="user", name="demo"))
+            user = admin.create_token(TokenRequest(role="user", name=DEMO_USER))
         write_secret(self.folder / "user.token", user.token)
         self._wait_links()
         policy = self.folder / "policy.yaml"
@@ -93,6 +98,7 @@ class DemoPool:
                 *("--state", str(self.folder / cluster.name), "--routes", str(self.folder / "routes.json")),
                 *("--token-file", str(self.folder / f"{cluster.owner}.token")),
                 *(("--policy", str(policy)) if policy.exists() else ()),
+                *(("--storage", str(self._storage / cluster.name)) if self._storage else ()),
             )
         self._client = ApiClient(self.server, user.token)
         self._wait(None, self._all_connected)

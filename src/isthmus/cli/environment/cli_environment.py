@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pydantic import BaseModel
 
-from isthmus.core.printable import LINE_BREAKS, printable, visible_json
+from isthmus.core.text.printable import LINE_BREAKS, printable, visible_json
 
 if TYPE_CHECKING:
     import httpx

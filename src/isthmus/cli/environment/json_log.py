@@ -6,7 +6,7 @@ import datetime
 import json
 import logging
 
-from isthmus.core.printable import printable, visible_json
+from isthmus.core.text.printable import printable, visible_json
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",

@@ -9,7 +9,7 @@ from rich.protocol import rich_cast
 from rich.segment import Segment
 from rich.text import Span, Text
 
-from isthmus.core.printable import LINE_BREAKS, hidden_places, is_printable, printable
+from isthmus.core.text.printable import LINE_BREAKS, hidden_places, is_printable, printable
 
 
 class SafeConsole(Console):

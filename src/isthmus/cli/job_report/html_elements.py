@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from isthmus.core.html_page import page_text
+from isthmus.core.text.html_page import page_text
 from isthmus.core.units import format_seconds
 
 

@@ -14,12 +14,12 @@ from isthmus.cli.job_report import report_sections
 from isthmus.cli.job_report.stage_trace import on_one_clock, trace_events, wan_transfers
 from isthmus.cli.job_statistics import JobStatistics, Series, downsample, predicted_tokens_per_s, wan_links
 from isthmus.core.errors import UnavailableError
-from isthmus.core.html_page import page_style, page_text
 from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.plan import Plan
-from isthmus.core.printable import printable
+from isthmus.core.text.html_page import page_style, page_text
+from isthmus.core.text.printable import printable
 
 __all__ = ["render_report", "trace_events", "write_report"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import re
 import shutil
@@ -21,6 +22,7 @@ from isthmus.client.client_settings import ClientSettings, read_context, resolve
 from isthmus.client.server_address import parse_server_url
 from isthmus.core.errors import IsthmusError, UnavailableError
 from isthmus.core.loopback import is_loopback
+from isthmus.core.process.confined_start import MIN_LANDLOCK_ABI, landlock_abi
 
 EXTRAS = {
     "server": "run `isthmus serve`",
@@ -102,6 +104,8 @@ class Machine:
     # Runs a Python program and returns (exit status, output).
     run_python: Callable[[str], tuple[int, str]] = _run_python
     free_bytes: Callable[[Path], int | None] = _free_bytes
+    landlock_abi: Callable[[], int] = landlock_abi
+    uid: Callable[[], int] = os.geteuid
 
 
 def installed_checks(machine: Machine) -> Iterator[Check]:
@@ -120,6 +124,7 @@ def installed_checks(machine: Machine) -> Iterator[Check]:
     yield _torch_check(machine)
     yield _slurm_check(machine)
     yield _shared_memory_check(machine)
+    yield _isolation_check(machine)
 
 
 def _extra_check(machine: Machine, extra: str, purpose: str, requirements: Sequence[str]) -> Check:
@@ -181,6 +186,19 @@ def _shared_memory_check(machine: Machine) -> Check:
         following = "enlarge it: checkpoints in memory and `transport: process` use it"
         return Check(name="shared memory", status="problem", detail=detail, next=following)
     return Check(name="shared memory", status="ok", detail=detail)
+
+
+def _isolation_check(machine: Machine) -> Check:
+    """What an agent that this account starts here can hold its workers to."""
+    abi, uid = machine.landlock_abi(), machine.uid()
+    accounts = "to accounts of their users (run_as), " if uid == 0 else ""
+    if abi < MIN_LANDLOCK_ABI:
+        detail = f"an agent can hold workers {accounts}to no new privileges; no Landlock in this kernel"
+        following = "storage roots are checked at the start of a worker only; Linux 5.19 or later enforces them"
+        return Check(name="isolation", status="missing", detail=detail, next=following)
+    detail = f"an agent can hold workers {accounts}to no new privileges and, by Landlock {abi}, to storage roots"
+    following = "an agent run as root needs workers.run_as in its policy, else workers are root" if uid == 0 else ""
+    return Check(name="isolation", status="ok", detail=detail, next=following)
 
 
 def server_checks(

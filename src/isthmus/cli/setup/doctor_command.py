@@ -33,8 +33,8 @@ def doctor(
 ) -> None:
     """Check what is installed here and whether the server can be used; say what to do next.
 
-    Checks Python, the package's extras, torch with its devices, Slurm, shared memory, server, TLS and token. The exit
-    status is 1 if something is a problem, and 0 if optional parts are missing only.
+    Checks Python, the package's extras, torch with its devices, Slurm, shared memory, what workers can be held to,
+    server, TLS and token. The exit status is 1 if something is a problem, and 0 if optional parts are missing only.
     """
     status = run_doctor(env, Machine(), server=server, token_file=token_file, ca=ca)
     if status:

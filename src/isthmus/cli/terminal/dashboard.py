@@ -9,8 +9,8 @@ from isthmus.cli.history_text import event_line, perplexity, restarts_text
 from isthmus.cli.job_statistics import JobStatistics, wan_links
 from isthmus.cli.terminal.charts import area_chart, stacked_bar
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
-from isthmus.core.printable import printable
 from isthmus.core.runs.job_id import short_job_id
+from isthmus.core.text.printable import printable
 from isthmus.core.units import format_seconds
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isthmus.cli.environment.safe_console import printable_text
-from isthmus.core.printable import printable
+from isthmus.core.text.printable import printable
 
 GAP = 2
 """Characters between two columns."""

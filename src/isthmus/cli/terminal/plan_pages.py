@@ -18,7 +18,7 @@ from isthmus.cli.terminal.plan_columns import (
 from isthmus.cli.terminal.tables import table
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
-from isthmus.core.printable import printable
+from isthmus.core.text.printable import printable
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan import PlanForecast, SearchResult
 

@@ -14,8 +14,8 @@ from isthmus.core.messages.api_views import JobView, PartView, VictimView
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import Refusal
-from isthmus.core.printable import printable
 from isthmus.core.runs.job_id import short_job_id, short_job_ids
+from isthmus.core.text.printable import printable
 from isthmus.core.units import format_seconds
 
 

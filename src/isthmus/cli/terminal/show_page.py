@@ -21,7 +21,7 @@ from isthmus.cli.terminal.queue_tables import job_page
 from isthmus.cli.terminal.tables import table
 from isthmus.core.messages.api_views import HistoryEvent, JobView
 from isthmus.core.messages.queue_status import QueueStatus
-from isthmus.core.printable import printable
+from isthmus.core.text.printable import printable
 
 _STYLES = {"lost": "red", "failed": "red", "worker-lost": "yellow", "preempted": "yellow", "finished": "green"}
 

@@ -19,10 +19,11 @@ CONNECT, SEND, RECEIVE, CLOSE = 1, 2, 3, 4
 """Kinds that the worker sends: connect to all ranks (settings in the text); send the bytes at `offset` to
 `peer`; receive from `peer` into `offset`; close, with the reason in the text."""
 
-CONNECTED, CONNECT_FAILED, SENT, ARRIVED, FAILED, LOST, LINK, CLOSED = 11, 12, 13, 14, 15, 16, 17, 18
+CONNECTED, CONNECT_FAILED, SENT, ARRIVED, FAILED, LOST, LINK, CLOSED, REFUSED = 11, 12, 13, 14, 15, 16, 17, 18, 19
 """Kinds that the transport process sends: connected, or the error; message `number` was acknowledged,
 received (with the times of its arrival), or failed; the transport is broken; the link to `peer` is down or
-(no text) up again; closed, with the ranks that sent no CLOSE in the text."""
+(no text) up again; closed, with the ranks that sent no CLOSE in the text; a caller at the address in the text was
+turned away."""
 
 _HEADER = struct.Struct("<BIQIqQQ5d")
 _ERRORS: dict[str, type[IsthmusError]] = {

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 
+from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.comm.process.control_messages import (
     ARRIVED,
     CLOSE,
@@ -18,6 +19,7 @@ from isthmus.comm.process.control_messages import (
     FAILED,
     LINK,
     LOST,
+    REFUSED,
     SENT,
     ControlMessage,
     unpack_error,
@@ -27,10 +29,11 @@ from isthmus.comm.process.control_messages import (
 from isthmus.comm.process.shared_memory_queue import SharedMemoryQueue
 from isthmus.comm.process.transport_process_handle import EXIT_TIMEOUT_S, TransportProcessHandle
 from isthmus.comm.tcp.endpoint import Endpoint
+from isthmus.comm.tcp.greeting import Greeting
 from isthmus.comm.tcp.reconnect import OnLink
 from isthmus.comm.tcp.shutdown import BreakableTransport
 from isthmus.comm.tcp.tcp_transport import LINGER_S
-from isthmus.comm.tcp.wire_format import Greeting
+from isthmus.comm.transport.receive_matching import MAX_MESSAGE_BYTES
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, RestartError
 from isthmus.core.process.steady_clock import ANCHOR_S
@@ -55,10 +58,13 @@ class ProcessTransport(BreakableTransport):
         peer_timeout_s: float = 30.0,
         on_loss: Callable[[PeerError], None] = lambda _: None,
         on_link: OnLink = lambda _rank, _why, _lasted_s: None,
+        keys: LinkKeys | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        on_refused: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(on_loss)
         self.rank, self.size = greeting.rank, greeting.size
-        self._on_link, self._peer_timeout_s = on_link, peer_timeout_s
+        self._on_link, self._on_refused, self._peer_timeout_s = on_link, on_refused, peer_timeout_s
         self._process_closed = threading.Event()
         self._unclosed_peers = [rank for rank in range(self.size) if rank != self.rank]
         self._process = TransportProcessHandle(listener)
@@ -72,6 +78,8 @@ class ProcessTransport(BreakableTransport):
                 heartbeat_s=heartbeat_s,
                 peer_timeout_s=peer_timeout_s,
                 clock_anchor_s=ANCHOR_S,
+                keys=keys and keys.as_dict(),
+                max_message_bytes=max_message_bytes,
             )
         except BaseException:
             self._process.kill()
@@ -139,6 +147,9 @@ class ProcessTransport(BreakableTransport):
     def _connect(self, **settings: object) -> None:
         self._process.send(ControlMessage(CONNECT, text=json.dumps(settings)))
         answer = self._process.channel.receive()
+        while answer is not None and answer.kind == REFUSED:
+            self._on_refused(answer.text)
+            answer = self._process.channel.receive()
         if answer is None:
             raise self._exit_error()
         if answer.kind != CONNECTED:
@@ -150,6 +161,8 @@ class ProcessTransport(BreakableTransport):
                 self._queue.complete(message)
             elif message.kind == LINK:
                 self._on_link(message.peer, message.text, None if message.text else message.times_s[0])
+            elif message.kind == REFUSED:
+                self._on_refused(message.text)
             elif message.kind == LOST:
                 self._on_peer_lost(unpack_loss(message.text))
             elif message.kind == CLOSED:

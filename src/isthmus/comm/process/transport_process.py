@@ -21,6 +21,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.comm.process.control_messages import (
     ARRIVED,
     CLOSE,
@@ -30,6 +31,7 @@ from isthmus.comm.process.control_messages import (
     FAILED,
     LINK,
     LOST,
+    REFUSED,
     SEND,
     SENT,
     ControlChannel,
@@ -39,9 +41,9 @@ from isthmus.comm.process.control_messages import (
 )
 from isthmus.comm.process.shared_memory_arena import SharedMemoryArena
 from isthmus.comm.tcp.endpoint import Endpoint
+from isthmus.comm.tcp.greeting import Greeting
 from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.tcp_transport import TcpTransport
-from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import IsthmusError, PeerError
 from isthmus.core.process.steady_clock import steady_clock
@@ -103,19 +105,25 @@ class TransportProcess:
         heartbeat_s: float,
         peer_timeout_s: float,
         clock_anchor_s: float,
+        keys: dict[str, Any] | None,
+        max_message_bytes: int,
     ) -> TcpTransport:
+        own_keys = None if keys is None else LinkKeys.from_hex(**keys)
         mine, peers = Greeting(**greeting), [Endpoint(**one) for one in endpoints]
         clock = steady_clock(clock_anchor_s)
         return TcpTransport(
             mine,
             peers,
-            connect_ranks(mine, peers, self._listener, timeout_s, clock),
+            connect_ranks(mine, peers, self._listener, timeout_s, clock, own_keys, self._report_refused),
             self._listener,
             heartbeat_s=heartbeat_s,
             peer_timeout_s=peer_timeout_s,
             on_loss=lambda error: self._outgoing.put(ControlMessage(LOST, text=pack_error(error))),
             on_link=self._report_link,
             clock=clock,
+            keys=own_keys,
+            max_message_bytes=max_message_bytes,
+            on_refused=self._report_refused,
         )
 
     def _receive_loop(self) -> None:
@@ -143,6 +151,9 @@ class TransportProcess:
 
     def _report_link(self, peer: int, reason: str, lasted_s: float | None) -> None:
         self._outgoing.put(ControlMessage(LINK, peer=peer, times_s=(lasted_s or 0.0, 0.0, 0.0, 0.0, 0.0), text=reason))
+
+    def _report_refused(self, address: str) -> None:
+        self._outgoing.put(ControlMessage(REFUSED, text=address))
 
     def _send_loop(self) -> None:
         """Send queued replies, several per write."""

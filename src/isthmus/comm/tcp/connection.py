@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
+from isthmus.comm.channel.channel import Channel
 from isthmus.comm.tcp.reassembly import Reassembler
 from isthmus.comm.tcp.send_queue import MAX_UNACKED_MESSAGES, Fragment, SendQueue
 from isthmus.comm.tcp.socket_readiness import SendReadiness
@@ -20,15 +19,12 @@ from isthmus.comm.tcp.wire_format import (
     HEARTBEAT,
     MAX_REASON_BYTES,
     FrameHeader,
-    pack_header,
+    frame_parts,
     read_header,
-    receive_exactly,
-    send_all,
 )
 from isthmus.comm.transport.transport import Arrival
 from isthmus.core.process.steady_clock import steady_time_s
 
-_SMALL_BYTES = 64 * 2**10
 _UNCHECKED_BYTES = 4 * 2**10
 """Fragments up to this size skip the readiness check: they fit in the first packets."""
 
@@ -77,7 +73,7 @@ class Connection:
     def __init__(
         self,
         number: int,
-        sock: socket.socket,
+        channel: Channel,
         clock_offset_s: float,
         owner: ConnectionOwner,
         *,
@@ -87,13 +83,13 @@ class Connection:
     ) -> None:
         self.number, self.dead = number, False
         self.peer_closed = self.has_closed = False
-        self._socket, self._clock_offset_s, self._owner = sock, clock_offset_s, owner
+        self._channel, self._clock_offset_s, self._owner = channel, clock_offset_s, owner
         self._heartbeat_s, self._clock = heartbeat_s, clock
         self._unacked: deque[Fragment] = deque()
         self._sent_acks: deque[Fragment] = deque(maxlen=MAX_UNACKED_MESSAGES)
         self._lock = threading.Lock()
-        self._readiness = SendReadiness(sock)
-        sock.settimeout(silence_timeout_s)
+        self._readiness = SendReadiness(channel.socket)
+        channel.socket.settimeout(silence_timeout_s)
         self._threads = [
             threading.Thread(target=loop, name=f"isthmus-connection-{number}-{what}", daemon=True)
             for loop, what in ((self._send_loop, "send"), (self._receive_loop, "receive"))
@@ -112,15 +108,14 @@ class Connection:
 
     def shut_down(self) -> None:
         """Shut the socket down, as a network failure would."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._channel.shut_down()
 
     def join(self) -> None:
         """Join both threads and close the socket."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        self._socket.close()
+        self._channel.close()
 
     def _handle_failure(self, error: Exception) -> None:
         with self._lock:
@@ -163,12 +158,8 @@ class Connection:
         return Fragment(FrameHeader(HEARTBEAT), memoryview(b""))
 
     def _write_fragment(self, fragment: Fragment) -> None:
-        start = pack_header(replace(fragment.header, left_s=self._clock()))
-        if len(fragment.payload) <= _SMALL_BYTES:
-            send_all(self._socket, memoryview(start + bytes(fragment.payload)), lambda: self.dead)
-            return
-        send_all(self._socket, memoryview(start), lambda: self.dead)
-        send_all(self._socket, fragment.payload, lambda: self.dead)
+        header = replace(fragment.header, left_s=self._clock())
+        self._channel.write(frame_parts(header, fragment.payload), lambda: self.dead)
 
     def _track_unacked(self, fragment: Fragment) -> None:
         """Remember a sent fragment or acknowledgement until a resend is ruled out."""
@@ -181,7 +172,7 @@ class Connection:
 
     def _receive_loop(self) -> None:
         try:
-            while self._receive_frame(read_header(self._socket, self._tolerates_silence)):
+            while self._receive_frame(read_header(self._channel, self._tolerates_silence)):
                 self._owner.on_activity()
         except _CONNECTION_ERRORS as error:
             self._handle_failure(error)
@@ -200,7 +191,7 @@ class Connection:
                 owner.on_acked(num_bytes)
         elif header.kind == CLOSE:
             reason = bytearray(header.payload_bytes)
-            receive_exactly(self._socket, memoryview(reason), self._tolerates_silence)
+            self._read_payload(memoryview(reason))
             self.peer_closed = True
             owner.on_peer_closed(reason.decode(errors="replace"))
             return False
@@ -210,12 +201,12 @@ class Connection:
         owner = self._owner
         into = owner.reassembler.begin_fragment(header, self, lambda: self.dead)
         if into is None:
-            self._discard(header.payload_bytes)
+            self._read_payload(memoryview(bytearray(header.payload_bytes)))
             if owner.reassembler.has_message(header.number):
                 owner.send_queue.queue_ack(header.number)
             return
         try:
-            receive_exactly(self._socket, into, self._tolerates_silence)
+            self._read_payload(into)
         except BaseException:
             owner.reassembler.end_fragment(header, None)
             raise
@@ -227,9 +218,6 @@ class Connection:
             owner.on_received(header.message_bytes, whole)
             owner.send_queue.queue_ack(header.number)
 
-    def _discard(self, num_bytes: int) -> None:
-        scratch = memoryview(bytearray(min(num_bytes, _SMALL_BYTES)))
-        while num_bytes:
-            part = scratch[: min(num_bytes, len(scratch))]
-            receive_exactly(self._socket, part, self._tolerates_silence)
-            num_bytes -= len(part)
+    def _read_payload(self, into: memoryview) -> None:
+        if len(into):
+            self._channel.read_into(into, self._tolerates_silence)

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from isthmus.comm.tcp.reconnect import GreetedSocket
-from isthmus.comm.tcp.wire_format import Greeting, send_greeting
+from isthmus.comm.tcp.handshake import Handshake
+from isthmus.comm.tcp.reconnect import GreetedChannel
 from isthmus.core.errors import IsthmusError, PeerError, RestartError
-from isthmus.core.process.steady_clock import steady_time_s
 from isthmus.wan import dial, format_address
 
 DIAL_TIMEOUT_S = 5.0
@@ -47,14 +46,13 @@ def is_transient(error: PeerError) -> bool:
 
 
 def dial_rank(
-    greeting: Greeting,
+    handshake: Handshake,
     rank: int,
     number: int,
     endpoint: Endpoint,
     timeout_s: float,
-    clock: Callable[[], float] = steady_time_s,
     on_open: Callable[[socket.socket], None] = lambda _: None,
-) -> GreetedSocket:
+) -> GreetedChannel:
     """Dial a lower rank and greet it for connection number `number`; `on_open` gets the socket before that.
 
     Raises `UnavailableError` if there is currently no route, `PeerError` if the worker is gone or rejects us,
@@ -69,7 +67,7 @@ def dial_rank(
         on_open(connection)
         set_socket_options(connection, endpoint.congestion_control)
         connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
-        return connection, send_greeting(connection, greeting, clock, number)
+        return handshake.dial(connection, rank, number)
     except OSError as error:
         connection.close()
         where = format_address(endpoint.host, endpoint.port)

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 
 from isthmus.comm.tcp.connection import Connection
 from isthmus.comm.tcp.reassembly import Reassembler
-from isthmus.comm.tcp.reconnect import GreetedSocket, OnLink, Reconnector, Redial, peer_loss_error
+from isthmus.comm.tcp.reconnect import GreetedChannel, OnLink, Reconnector, Redial, peer_loss_error
 from isthmus.comm.tcp.send_queue import SendQueue
-from isthmus.comm.transport.receive_matching import ReceiveMatcher
+from isthmus.comm.transport.receive_matching import MAX_MESSAGE_BYTES, ReceiveMatcher
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError
 from isthmus.core.process.steady_clock import steady_time_s
@@ -34,7 +34,7 @@ class Peer:
     def __init__(
         self,
         rank: int,
-        greeted_sockets: Sequence[GreetedSocket],
+        greeted_channels: Sequence[GreetedChannel],
         *,
         heartbeat_s: float,
         timeout_s: float,
@@ -42,8 +42,10 @@ class Peer:
         redial: Redial,
         on_link: OnLink = lambda _rank, _why, _lasted_s: None,
         clock: Callable[[], float] = steady_time_s,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        self.rank, self.traffic, self.matcher = rank, Traffic(), ReceiveMatcher(rank)
+        self.rank, self.traffic = rank, Traffic()
+        self.matcher = ReceiveMatcher(rank, max_message_bytes=max_message_bytes)
         self.reassembler, self.send_queue = Reassembler(self.matcher, Connection.shut_down), SendQueue()
         self.close_reason: str | None = None
         self._heartbeat_s, self._timeout_s = heartbeat_s, timeout_s
@@ -55,7 +57,7 @@ class Peer:
         self._stopped = threading.Event()
         self._reconnector = Reconnector(rank, timeout_s, redial, on_link, self._stopped)
         self._reconnect_threads: set[threading.Thread] = set()
-        self._connections = {number: self._make_connection(number, one) for number, one in enumerate(greeted_sockets)}
+        self._connections = {number: self._make_connection(number, one) for number, one in enumerate(greeted_channels)}
 
     def start(self) -> None:
         """Start the threads of all connections."""
@@ -71,7 +73,7 @@ class Peer:
         """Post a receive for the next message of `tag`."""
         return self.matcher.post_receive(tag, label, into)
 
-    def attach(self, number: int, greeted_socket: GreetedSocket) -> bool:
+    def attach(self, number: int, greeted_channel: GreetedChannel) -> bool:
         """Replace connection `number`; return False if the peer is stopped or has no such connection.
 
         The dialler may reopen a connection twice before the old one has ended: each replaces the one it
@@ -84,7 +86,7 @@ class Peer:
                 if self._stopped.is_set():
                     return False
                 if self._connections[number] is old:
-                    self._connections[number] = replacement = self._make_connection(number, greeted_socket)
+                    self._connections[number] = replacement = self._make_connection(number, greeted_channel)
                     replacement.start()
                     break
         else:
@@ -239,10 +241,10 @@ class Peer:
         with self._lock:
             return self._connections.get(number)
 
-    def _make_connection(self, number: int, greeted_socket: GreetedSocket) -> Connection:
+    def _make_connection(self, number: int, greeted_channel: GreetedChannel) -> Connection:
         return self.connection_type(
             number,
-            *greeted_socket,
+            *greeted_channel,
             self,
             heartbeat_s=self._heartbeat_s,
             silence_timeout_s=MAX_MISSED_HEARTBEATS * self._heartbeat_s,

@@ -45,7 +45,7 @@ class Reassembler:
         """Return the buffer for the fragment of `header`; None for a duplicate or once `is_dead()` is true.
 
         Blocks while too many received bytes wait for a receive call. Raises `ValueError` for a message length
-        that contradicts an earlier fragment.
+        that contradicts an earlier fragment or is above every expected one.
         """
         while not self._is_known(header.number) and not self._matcher.wait_for_space(SPACE_POLL_S):
             if is_dead():
@@ -57,9 +57,9 @@ class Reassembler:
             if partial is None:
                 message = self._matcher.begin_message(header.tag, header.label, header.message_bytes)
                 partial = self._partial[header.number] = _PartialMessage(message, header.message_bytes)
-            if header.message_bytes != len(partial.message.buffer):
+            if header.message_bytes != partial.message.num_bytes:
                 raise ValueError(
-                    f"message {header.number} has {len(partial.message.buffer)} bytes, not {header.message_bytes}"
+                    f"message {header.number} has {partial.message.num_bytes} bytes, not {header.message_bytes}"
                 )
             while header.offset in partial.readers:
                 self._shut_connection(partial.readers[header.offset])
@@ -67,7 +67,7 @@ class Reassembler:
             if header.offset in partial.received_offsets:
                 return None
             partial.readers[header.offset] = connection
-            return partial.message.buffer[header.offset : header.offset + header.payload_bytes]
+            return partial.message.place(header.offset, header.payload_bytes)
 
     def end_fragment(self, header: FrameHeader, arrival: Arrival | None) -> Arrival | None:
         """Record a fragment, failed if `arrival` is None; return the times of its message if that is now complete."""

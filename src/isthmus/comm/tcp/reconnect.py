@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
 
+from isthmus.comm.channel.channel import Channel
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
 
-GreetedSocket = tuple[socket.socket, float]
-"""A socket after the greeting, and the peer's clock minus ours in seconds."""
+GreetedChannel = tuple[Channel, float]
+"""A connection after the greeting, and the peer's clock minus ours in seconds."""
 
-Redial = Callable[[int, int], GreetedSocket | None]
+Redial = Callable[[int, int], GreetedChannel | None]
 """(rank, number) -> a new connection; None if the other side must dial and its worker still listens.
 
 Raises `UnavailableError` if there is currently no route, `PeerError` if the worker is gone,
@@ -55,7 +55,7 @@ class Reconnector:
         number: int,
         error: Exception,
         is_broken: Callable[[], bool],
-        attach: Callable[[int, GreetedSocket], bool],
+        attach: Callable[[int, GreetedChannel], bool],
     ) -> None:
         """Retry until connection `number`, which broke by `error`, is open; `PeerError` if the peer is gone."""
         pause_s, longest_s = _RETRY_PAUSE_S

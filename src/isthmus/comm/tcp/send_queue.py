@@ -8,14 +8,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from isthmus.comm.tcp.wire_format import ACK, DATA, FrameHeader
+from isthmus.comm.tcp.wire_format import ACK, DATA, MAX_FRAGMENT_BYTES, FrameHeader
 from isthmus.core.errors import PeerError
 
 MAX_UNACKED_MESSAGES = 256
 """Unacknowledged messages to one peer above which `put` blocks."""
-
-MAX_FRAGMENT_BYTES = 256 * 2**10
-"""Fragment size: the fragments of a longer message use all connections in parallel."""
 
 
 @dataclass(eq=False)

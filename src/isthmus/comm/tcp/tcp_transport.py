@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
+from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.comm.tcp.acceptor import Acceptor
 from isthmus.comm.tcp.endpoint import Endpoint, dial_rank, is_transient, set_socket_options
+from isthmus.comm.tcp.greeting import Greeting
+from isthmus.comm.tcp.handshake import make_handshake
 from isthmus.comm.tcp.peer import Peer
-from isthmus.comm.tcp.reconnect import GreetedSocket, OnLink
+from isthmus.comm.tcp.reconnect import GreetedChannel, OnLink
 from isthmus.comm.tcp.shutdown import BreakableTransport
-from isthmus.comm.tcp.wire_format import Greeting
+from isthmus.comm.transport.receive_matching import MAX_MESSAGE_BYTES
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
 from isthmus.core.process.steady_clock import steady_time_s
@@ -28,15 +31,16 @@ REDIAL_TIMEOUT_S = 2.0
 class TcpTransport(BreakableTransport):
     """A `Transport` over one or several connections per pair of ranks; the higher rank of a pair dials.
 
-    `greeted_sockets` are those that `connect` made to `endpoints`. `listener` stays open for reconnects until the
-    transport is closed.
+    `greeted_channels` are those that `connect` made to `endpoints`, with the same `keys`. `listener` stays open for
+    reconnects until the transport is closed; `on_refused` gets the address of each caller that is turned away.
+    `max_message_bytes` bounds a message that arrives before its receive.
     """
 
     def __init__(
         self,
         greeting: Greeting,
         endpoints: Sequence[Endpoint],
-        greeted_sockets: Mapping[int, Sequence[GreetedSocket]],
+        greeted_channels: Mapping[int, Sequence[GreetedChannel]],
         listener: socket.socket,
         *,
         heartbeat_s: float = 2.0,
@@ -46,10 +50,14 @@ class TcpTransport(BreakableTransport):
         linger_s: float = LINGER_S,
         peer_type: type[Peer] = Peer,
         clock: Callable[[], float] = steady_time_s,
+        keys: LinkKeys | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        on_refused: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(on_loss)
         self.rank, self.size, self.incarnation = greeting.rank, greeting.size, greeting.incarnation
-        self._greeting, self._endpoints, self._linger_s, self._clock = greeting, endpoints, linger_s, clock
+        self._handshake = make_handshake(greeting, keys, clock)
+        self._endpoints, self._linger_s = endpoints, linger_s
         self._peers = {
             rank: peer_type(
                 rank,
@@ -60,19 +68,13 @@ class TcpTransport(BreakableTransport):
                 on_link=on_link,
                 redial=self._redial,
                 clock=clock,
+                max_message_bytes=max_message_bytes,
             )
-            for rank, sockets in greeted_sockets.items()
+            for rank, sockets in greeted_channels.items()
         }
         for peer in self._peers.values():
             peer.start()
-        self._acceptor = Acceptor(
-            listener,
-            greeting,
-            lambda rank, number, connection: self._peers[rank].attach(number, connection),
-            lambda rank, connection: set_socket_options(connection, endpoints[rank].congestion_control),
-            self._on_newer_incarnation,
-            clock,
-        )
+        self._acceptor = Acceptor(listener, self._handshake, self._admit, self._on_newer_incarnation, on_refused)
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
         """Queue `payload` for `peer`; the future is done when the peer acknowledges it."""
@@ -117,12 +119,16 @@ class TcpTransport(BreakableTransport):
             wake()
         self._acceptor.close()
 
-    def _redial(self, rank: int, number: int) -> GreetedSocket | None:
+    def _admit(self, rank: int, number: int, greeted: GreetedChannel) -> bool:
+        set_socket_options(greeted[0].socket, self._endpoints[rank].congestion_control)
+        return self._peers[rank].attach(number, greeted)
+
+    def _redial(self, rank: int, number: int) -> GreetedChannel | None:
         """Reopen a connection; the dialled side only checks that the peer still listens and returns None."""
         endpoint = self._endpoints[rank]
         try:
             if rank < self.rank:
-                return dial_rank(self._greeting, rank, number, endpoint, REDIAL_TIMEOUT_S, self._clock)
+                return dial_rank(self._handshake, rank, number, endpoint, REDIAL_TIMEOUT_S)
             dial((endpoint.host, endpoint.port), endpoint.route, REDIAL_TIMEOUT_S).close()
         except PeerError as error:
             if is_transient(error):

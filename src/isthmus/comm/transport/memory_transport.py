@@ -76,7 +76,7 @@ class MemoryTransport:
         with self._lock:
             now_s = self._clock()
             slot = self._matchers[source].begin_message(tag, label, len(payload))
-            slot.buffer[:] = payload
+            slot.place(0, len(payload))[:] = payload
             self._traffic[source].received_bytes += len(payload)
             self._traffic[source].received_messages += 1
             self._matchers[source].complete(slot, Arrival(now_s, now_s, now_s, now_s))

@@ -11,18 +11,31 @@ from typing import TypeVar
 from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import PeerError
 
+MAX_MESSAGE_BYTES = 2**30
+"""Longest message that may arrive before its receive, unless the run states its own bound."""
+
 
 @dataclass(eq=False)
 class IncomingMessage:
-    """An incoming message: the reader fills `buffer`, then calls `ReceiveMatcher.complete`."""
+    """An incoming message: the reader fills `buffer`, then calls `ReceiveMatcher.complete`.
+
+    A message that does not fit its receive has no buffer: its bytes are read and dropped.
+    """
 
     tag: int
     label: str
-    buffer: memoryview
+    num_bytes: int
+    buffer: memoryview | None
     request: ReceiveRequest | None = None
     """The matching receive, once posted."""
     arrival: Arrival | None = None
     """Set when the message is complete."""
+
+    def place(self, offset: int, num_bytes: int) -> memoryview:
+        """Return the memory for `num_bytes` from `offset` on."""
+        if self.buffer is None:
+            return memoryview(bytearray(num_bytes))
+        return self.buffer[offset : offset + num_bytes]
 
 
 @dataclass(eq=False)
@@ -46,9 +59,11 @@ class ReceiveMatcher:
     concurrently, but only one per tag.
     """
 
-    def __init__(self, peer: int, max_unclaimed_bytes: int = 256 * 2**20) -> None:
+    def __init__(
+        self, peer: int, max_unclaimed_bytes: int = 256 * 2**20, max_message_bytes: int = MAX_MESSAGE_BYTES
+    ) -> None:
         self._peer = peer
-        self._max_unclaimed_bytes = max_unclaimed_bytes
+        self._max_unclaimed_bytes, self._max_message_bytes = max_unclaimed_bytes, max_message_bytes
         self._changed = threading.Condition()
         self._requests: dict[int, deque[ReceiveRequest]] = defaultdict(deque)
         self._unclaimed: dict[int, deque[IncomingMessage]] = defaultdict(deque)
@@ -62,7 +77,7 @@ class ReceiveMatcher:
         with self._changed:
             slot = _pop_first(self._unclaimed, tag)
             if slot is not None:
-                self._unclaimed_bytes -= len(slot.buffer)
+                self._unclaimed_bytes -= slot.num_bytes
                 slot.request = request
                 done = slot.arrival is not None
             elif self._error is not None:
@@ -77,13 +92,22 @@ class ReceiveMatcher:
         return request.future
 
     def begin_message(self, tag: int, label: str, num_bytes: int) -> IncomingMessage:
-        """Return the buffer slot for a message that begins to arrive."""
+        """Return the slot for a message that begins to arrive.
+
+        Raises `ValueError`, before any memory is taken, for one without a receive that is above
+        `max_message_bytes`.
+        """
         with self._changed:
             request = self._requests[tag][0] if tag in self._requests else None
-            if request is not None and request.label == label and len(request.into) == num_bytes:
-                slot = IncomingMessage(tag, label, request.into, request=request)
+            if request is None and num_bytes > self._max_message_bytes:
+                raise ValueError(
+                    f"a message of {num_bytes} bytes, where at most {self._max_message_bytes} are expected"
+                )
+            if request is None:
+                slot = IncomingMessage(tag, label, num_bytes, _allocate(num_bytes))
             else:
-                slot = IncomingMessage(tag, label, _allocate(num_bytes), request=request)
+                fits = request.label == label and len(request.into) == num_bytes
+                slot = IncomingMessage(tag, label, num_bytes, request.into if fits else None, request)
             if request is None:
                 self._unclaimed[tag].append(slot)
                 self._unclaimed_bytes += num_bytes
@@ -116,7 +140,7 @@ class ReceiveMatcher:
                 self._unclaimed[cut_off.tag].pop()  # the arriving message is the last of its tag
                 if not self._unclaimed[cut_off.tag]:
                     del self._unclaimed[cut_off.tag]
-                self._unclaimed_bytes -= len(cut_off.buffer)
+                self._unclaimed_bytes -= cut_off.num_bytes
             self._arriving.clear()
             self._changed.notify_all()
         for request in waiting:
@@ -144,7 +168,7 @@ class ReceiveMatcher:
         request, arrival = message.request, message.arrival
         if request is None or arrival is None:
             raise ValueError("a message can be delivered only when it is complete and claimed")
-        if request.label != message.label or len(request.into) != len(message.buffer):
+        if message.buffer is None or request.label != message.label or len(request.into) != message.num_bytes:
             sent, wanted = message.label, request.label
             error = PeerError(f"peer {self._peer} sent {sent} where {wanted} was expected (tag {message.tag})")
             request.future.set_exception(error)

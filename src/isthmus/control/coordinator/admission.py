@@ -6,6 +6,7 @@ Each returns whether the event changes the state, and raises `ConflictError` or 
 from __future__ import annotations
 
 from isthmus.control.coordinator.agent_reports import report_differs
+from isthmus.control.queries.enrolled_agent import admit_agent
 from isthmus.control.queries.peer_checks import describe_unreached, unreached_pairs
 from isthmus.control.queries.preemption_victims import victims_suffice
 from isthmus.control.queries.preflight_status import has_passed_once, needs_preflight
@@ -151,8 +152,10 @@ def admit_deletion(state: PoolState, event: JobDeleted) -> bool:
 
 
 def admit_report(state: PoolState, event: AgentReported) -> bool:
-    """Return whether the report differs from the last one."""
+    """Return whether the report differs from the last one; raise `AuthError` for an agent that is not enrolled."""
     record = state.clusters.get(event.cluster.name)
+    if not admit_agent(record, event):
+        return False
     return record is None or not record.connected or report_differs(record, event)
 
 
@@ -200,8 +203,8 @@ def admit_epoch(state: PoolState, event: EpochBegan) -> bool:
 
 def admit_pool(state: PoolState, event: PoolSet) -> bool:
     """Return whether the links or the rules of the queue differ."""
-    now = tuple(state.links.values()), state.objective, state.patience_s
-    return now != (event.links, event.objective, event.patience_s)
+    now = tuple(state.links.values()), state.objective, state.patience_s, state.planner_turns
+    return now != (event.links, event.objective, event.patience_s, event.planner_turns)
 
 
 def admit_restart(_state: PoolState, _event: Restarted) -> bool:

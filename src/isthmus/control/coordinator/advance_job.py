@@ -28,6 +28,13 @@ def advance_job(state: PoolState, job: JobRecord, now_s: float) -> None:
         ADVANCE_BY_STATE[before](state, job, now_s)
 
 
+def notify_preemptor(state: PoolState, job: JobRecord, now_s: float) -> None:
+    """Advance the job that preempts this one."""
+    requester = state.jobs.get(job.preemptor or "")
+    if requester is not None and requester.state == "preempting":
+        advance_job(state, requester, now_s)
+
+
 def _advance_queued(state: PoolState, job: JobRecord, now_s: float) -> None:
     """Leave all site queues if one site does not accept its part."""
     if not job.in_site_queues:

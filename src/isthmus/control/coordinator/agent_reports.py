@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 from isthmus.control.coordinator.part_observations import apply_observation, record_part_events
 from isthmus.control.coordinator.reachability import record_peer_checks
+from isthmus.control.queries.enrolled_agent import is_new_session
 from isthmus.control.state import ledger
 from isthmus.control.state.events import AgentReported
 from isthmus.control.state.job_records import JobRecord, PoolState
-from isthmus.control.state.site_records import ClusterRecord, PartRecord
+from isthmus.control.state.site_records import ClusterRecord, EnrolledAgent, PartRecord
 from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart
 
 _STORAGE_CHANGE_SHARE = 0.01
@@ -30,7 +31,8 @@ def apply_report(state: PoolState, event: AgentReported) -> list[JobRecord]:
     record.cluster, record.free_chips, record.cached_free = event.cluster, event.free_chips, None
     record.reported_queue, record.free_storage_bytes = event.queue, event.free_storage_bytes
     local, record.local_jobs = record.local_jobs, {one.name: one for one in event.local_jobs}
-    record.checks = event.checks
+    record.checks, record.run_lease_s = event.checks, event.run_lease_s
+    _bind_agent(record, event)
     record.incarnation, record.connected, record.last_report_s = event.incarnation, True, event.now_s
     record.incarnations.add(event.incarnation)
     record_peer_checks(state, record, event, restarted=reborn, back=back)
@@ -61,6 +63,8 @@ def report_differs(record: ClusterRecord, event: AgentReported) -> bool:
         or record.peer_address != event.peer_address
         or any(record.to_check.get(check.cluster) == check.number for check in event.peer_checks)
         or record.checks != event.checks
+        or record.run_lease_s != event.run_lease_s
+        or is_new_session(record, event)
         or len(record.reported_parts) != len(event.parts)
         or len(record.local_jobs) != len(event.local_jobs)
     ):
@@ -100,6 +104,23 @@ def _cluster_record(state: PoolState, event: AgentReported) -> tuple[ClusterReco
         state.clusters[event.cluster.name] = record
         return record, False, True
     return record, event.incarnation not in record.incarnations, not record.connected
+
+
+def _bind_agent(record: ClusterRecord, event: AgentReported) -> None:
+    """Record the agent of an admitted report: enrol it, or note its new session."""
+    said, known = event.agent, record.agent
+    if said is None:
+        return
+    if known is None or known.id != said.id:
+        known = record.agent = EnrolledAgent(
+            id=said.id, machine=said.machine, boot=said.boot, enrolled_s=event.now_s, session=0
+        )
+    if said.session > known.session:
+        known.session, known.session_s = said.session, event.now_s
+    known.boot, known.saves = said.boot, max(known.saves, said.saves)
+    if event.peer_address is not None:
+        known.host = event.peer_address.host
+    record.enrolling = False
 
 
 def _observe_parts(

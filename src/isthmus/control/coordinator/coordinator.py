@@ -25,8 +25,10 @@ from isthmus.control.coordinator.agent_reports import record_unsaved_work
 from isthmus.control.coordinator.event_rules import EVENT_RULES
 from isthmus.control.coordinator.schedule_queue import schedule_queue
 from isthmus.control.queries import agent_orders, peer_checks, user_views
+from isthmus.control.queries.enrolled_agent import admit_agent
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import (
+    AgentReported,
     Event,
     ForgetJob,
     Instruction,
@@ -99,11 +101,21 @@ class Coordinator:
         changed = [JobChanged(job_id=job_id) for job_id in sorted(state.changed_jobs)]
         return [*forget, *changed, *(self._planner_request(job) for job in asked)]
 
-    def record_report(self, cluster: str, now_s: float, report: AgentReport | None = None) -> None:
-        """Record the time of an agent's report and the unsaved work in it (neither is logged)."""
+    def check_agent(self, event: AgentReported) -> None:
+        """Raise `AuthError` for a report of an agent that is not the enrolled one of its cluster (`admit_agent`)."""
+        admit_agent(self.state.clusters.get(event.cluster.name), event)
+
+    def record_report(
+        self, cluster: str, now_s: float, report: AgentReport | None = None, *, steady_s: float | None = None
+    ) -> None:
+        """Record the time of an agent's report and the unsaved work in it (neither is logged).
+
+        `steady_s` is the time on a clock that is never set, which measures leases (default: `now_s`).
+        """
         record = self.state.clusters.get(cluster)
         if record is not None:
             record.last_report_s = now_s
+            record.last_contact_s = now_s if steady_s is None else steady_s
             if report is not None:
                 record_unsaved_work(record, report.parts, report.local_jobs)
 
@@ -112,13 +124,21 @@ class Coordinator:
         """Number of servers that have been leader; the fencing token of orders."""
         return self.state.epoch
 
-    def due_events(self, now_s: float) -> tuple[Event, ...]:
-        """Return the due events: lost agents, checks without a result, and expired deadlines."""
-        return agent_orders.due_events(self.state, now_s)
+    def due_events(self, now_s: float, steady_s: float | None = None) -> tuple[Event, ...]:
+        """Return the due events: lost agents, ended run leases, checks without a result, and expired deadlines.
+
+        `steady_s` is the time on the clock of `record_report` (default: `now_s`).
+        """
+        return agent_orders.due_events(self.state, now_s, now_s if steady_s is None else steady_s)
 
     def job_id_of_key(self, user: str, key: str) -> str | None:
         """Return the id of the job that this user submitted with `key`; None for a new or empty key."""
         return self.state.ids_by_key.get((user, key)) if key else None
+
+    def awaits_plans(self, job_id: str, planner_round: int) -> bool:
+        """Return whether the planner request of this round is the job's open one."""
+        job = self.state.jobs.get(job_id)
+        return job is not None and job.planner_input is not None and job.round == planner_round
 
     def agent_incarnations(self) -> dict[str, tuple[str, ...]]:
         """Return every agent incarnation of each cluster, the current one last."""
@@ -213,6 +233,7 @@ class Coordinator:
             job_id=job.id,
             round=job.round,
             submission=job.submission,
+            user=job.user,
             clusters=tuple(self.state.clusters[name].cluster for name in asked.free_chips),
             free_chips=asked.free_chips,
             free_storage_bytes=asked.free_storage_bytes,

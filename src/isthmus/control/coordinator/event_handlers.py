@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.control.coordinator.advance_job import advance_job
+from isthmus.control.coordinator.advance_job import advance_job, notify_preemptor
 from isthmus.control.coordinator.agent_reports import apply_report
 from isthmus.control.coordinator.attempts import fail_attempt, refuse_attempt, stop_attempt
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
@@ -35,6 +35,8 @@ def add_job(state: PoolState, event: JobSubmitted) -> None:
     state.num_submitted += 1
     job = JobRecord.create(event.job_id, state.num_submitted, event.user, event.submission, event.now_s)
     state.jobs[job.id] = state.live_jobs[job.id] = job
+    live = state.indexes.live_by_user
+    live[job.user] = live.get(job.user, 0) + 1
     if event.submission.key:
         state.ids_by_key[event.user, event.submission.key] = job.id
     job.history.add("submitted", event.now_s, 0)
@@ -83,11 +85,12 @@ def cancel_job(state: PoolState, event: JobCancelled) -> None:
     """Cancel a waiting job, or stop the attempt of another."""
     job = state.jobs[event.job_id]
     withdraw_plan_request(state, job)
+    reason = f"cancelled by {event.by or 'the user'}"
     if job.state in WAITING_STATES or job.state in ("planning", "choosing"):
-        move_job(state, job, "cancelled", event.now_s, "cancelled by the user")
+        move_job(state, job, "cancelled", event.now_s, reason)
     else:
-        stop_attempt(state, job, "cancelled", "cancelled by the user", event.now_s)
-    _notify_preemptor(state, job, event.now_s)
+        stop_attempt(state, job, "cancelled", reason, event.now_s)
+    notify_preemptor(state, job, event.now_s)
 
 
 def delete_job(state: PoolState, event: JobDeleted) -> None:
@@ -101,15 +104,8 @@ def accept_report(state: PoolState, event: AgentReported) -> None:
     """Apply a site's report and advance the jobs that it concerns."""
     for job in apply_report(state, event):
         advance_job(state, job, event.now_s)
-        _notify_preemptor(state, job, event.now_s)
+        notify_preemptor(state, job, event.now_s)
     _revoke_excess(state, state.clusters[event.cluster.name], event.now_s)
-
-
-def _notify_preemptor(state: PoolState, job: JobRecord, now_s: float) -> None:
-    """Advance the job that preempts this one."""
-    requester = state.jobs.get(job.preemptor or "")
-    if requester is not None and requester.state == "preempting":
-        advance_job(state, requester, now_s)
 
 
 def _revoke_excess(state: PoolState, record: ClusterRecord, now_s: float) -> None:
@@ -132,7 +128,7 @@ def _revoke(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None
         abort_preemption(state, job, reason, now_s)
     else:
         (refuse_attempt if job.state == "preparing" else fail_attempt)(state, job, reason, now_s)
-    _notify_preemptor(state, job, now_s)
+    notify_preemptor(state, job, now_s)
 
 
 def disconnect_cluster(state: PoolState, event: AgentLost) -> None:
@@ -143,7 +139,7 @@ def disconnect_cluster(state: PoolState, event: AgentLost) -> None:
     for job in [state.jobs[name] for name in dict.fromkeys(part.job for part in record.parts.values())]:
         state.changed_jobs.add(job.id)
         advance_job(state, job, event.now_s)
-        _notify_preemptor(state, job, event.now_s)
+        notify_preemptor(state, job, event.now_s)
     state.indexes.capacity_freed = True
 
 
@@ -185,6 +181,7 @@ def set_pool(state: PoolState, event: PoolSet) -> None:
     """Set the operator's links and the rules of the queue."""
     state.links = {PoolResource.link(link.source, link.target): link for link in event.links}
     state.objective, state.patience_s = event.objective, event.patience_s
+    state.planner_turns = event.planner_turns
     state.indexes.capacity_freed = state.indexes.capacity_added = True
     state.indexes.inventory_version += 1
 
@@ -193,3 +190,4 @@ def reset_agent_timeouts(state: PoolState, event: Restarted) -> None:
     """Restart the timeout of every agent after a restart of the server."""
     for record in state.clusters.values():
         record.last_report_s = event.now_s
+        record.last_contact_s = event.now_s if event.steady_s is None else event.steady_s

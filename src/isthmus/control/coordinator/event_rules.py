@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from isthmus.control.coordinator import admission, event_handlers, job_preflight, reachability
+from isthmus.control.coordinator import admission, event_handlers, job_preflight, reachability, site_loss
 from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
@@ -23,7 +23,10 @@ from isthmus.control.state.events import (
     PreemptionAgreed,
     PreflightTimedOut,
     Restarted,
+    RunLeaseEnded,
     SiteChecked,
+    SiteEnrolling,
+    SiteGone,
 )
 from isthmus.control.state.job_records import PoolState
 
@@ -51,6 +54,9 @@ EVENT_RULES: Mapping[type[Any], EventRule] = MappingProxyType(
         PreflightTimedOut: EventRule(admission.admit_preflight_timeout, job_preflight.end_unanswered_preflight),
         PeerCheckTimedOut: EventRule(admission.admit_peer_check_timeout, reachability.end_unanswered_check),
         AgentLost: EventRule(admission.admit_agent_loss, event_handlers.disconnect_cluster),
+        RunLeaseEnded: EventRule(site_loss.admit_lease_end, site_loss.end_parts_by_lease),
+        SiteGone: EventRule(site_loss.admit_site_gone, site_loss.declare_site_gone),
+        SiteEnrolling: EventRule(site_loss.admit_enrolling, site_loss.agree_to_enrolment),
         DeadlinePassed: EventRule(admission.admit_deadline, event_handlers.end_overdue_state),
         EpochBegan: EventRule(admission.admit_epoch, event_handlers.begin_epoch),
         PoolSet: EventRule(admission.admit_pool, event_handlers.set_pool),

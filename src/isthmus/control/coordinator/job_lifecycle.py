@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from isthmus.control.state import ledger
-from isthmus.control.state.job_records import JobRecord, PoolState
+from isthmus.control.state.job_records import MAX_PAST_PARTS, JobRecord, PoolState
 from isthmus.control.state.site_records import PartRecord
 from isthmus.control.state.update_indexes import mark_queue_changed, reindex_job, set_state_deadline
 from isthmus.core.errors import IllegalTransitionError
@@ -75,6 +75,8 @@ def open_attempt(state: PoolState, job: JobRecord, desired: DesiredState) -> Non
         raise IllegalTransitionError(f"job {job.id}: an attempt without a plan; its history: {job.history}")
     job.attempt += 1
     job.rank_map, job.fault, job.saved_step = None, None, None
+    past = {key: part.ranks for key, part in job.parts.items() if part.state == "released" and part.committed}
+    job.past_ranks = dict([*job.past_ranks.items(), *past.items()][-MAX_PAST_PARTS:])
     job.parts = {key: part for key, part in job.parts.items() if part.state != "released"}
     for cut in job.plan_parts:
         part = PartRecord(
@@ -209,6 +211,10 @@ def _finish(state: PoolState, job: JobRecord, now_s: float) -> None:
     _drop_claims(state, job)
     job.needs, job.plan_parts, job.waiting_job = None, (), None
     del state.live_jobs[job.id]
+    live = state.indexes.live_by_user
+    live[job.user] -= 1
+    if not live[job.user]:
+        del live[job.user]
 
 
 def _drop_claims(state: PoolState, job: JobRecord) -> None:

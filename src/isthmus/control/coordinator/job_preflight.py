@@ -41,6 +41,7 @@ def begin_preflight(state: PoolState, job: JobRecord, now_s: float) -> None:
         job.spec,
         plan,
         now_s,
+        user=job.user,
         number=job.num_preflights,
         sites=sites,
         fetching={name for name in sites if _fetches_files(state, job, name)},

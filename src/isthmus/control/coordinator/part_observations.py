@@ -25,6 +25,7 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
     A state before the known one, or another of the same order, comes from a late report and is dropped.
     """
     part.unsaved_s = seen.unsaved_s
+    seen = _refuse_foreign_address(state, part, seen)
     if seen.state == part.state:
         changed = _add_workers(part, seen) | _update_fault(part, seen) | _record_checkpoint(part, seen)
         if not (changed | _record_wait(part, seen)):
@@ -53,6 +54,23 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
     return True
 
 
+def _refuse_foreign_address(state: PoolState, part: PartRecord, seen: ObservedPart) -> ObservedPart:
+    """Return `seen`, or a failure if a worker's address is not the site's own.
+
+    The rank map sends the workers of all other sites there. The site's own address is the one that its agent was
+    enrolled with, and at which the other sites have found its agent.
+    """
+    own = state.clusters[part.cluster].peer_address
+    if own is None or _STATE_ORDER[seen.state] >= _STATE_ORDER["failed"]:
+        return seen
+    for worker in seen.workers:
+        ports = range(own.first_port or 1, (own.last_port or 65535) + 1)
+        if worker.rank in part.ranks and (worker.host != own.host or worker.port not in ports):
+            found = f"rank {worker.rank} names the address {worker.host}:{worker.port}, which is not the site's own"
+            return seen.model_copy(update={"state": "failed", "fault": "own", "detail": found, "workers": ()})
+    return seen
+
+
 def record_part_events(state: PoolState, part: PartRecord, seen: ObservedPart, now_s: float) -> None:
     """Add the new events of a part's own ranks to the job's history; reports repeat events."""
     job = state.jobs[part.job]
@@ -60,10 +78,11 @@ def record_part_events(state: PoolState, part: PartRecord, seen: ObservedPart, n
         if event.rank not in part.ranks or event.number <= part.last_events.get(event.rank, -1):
             continue
         part.last_events[event.rank] = event.number
+        step = event.step if event.step is None or event.step <= job.spec.training.steps else None
         job.worker_restarts += event.kind == "restarted"
         job.history.add_worker_event(
             event.kind, min(event.time_s, now_s), part.attempt, event.detail, part.cluster, event.rank,
-            event.step, event.seconds,
+            step, event.seconds,
         )  # fmt: skip
         state.changed_jobs.add(job.id)
 

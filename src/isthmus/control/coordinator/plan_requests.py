@@ -10,16 +10,19 @@ from __future__ import annotations
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.preflight.conflicts import excluded_clusters, valid_conflicts
 from isthmus.control.state import ledger
-from isthmus.control.state.job_records import FreeChips, JobRecord, PlannerInput, PoolState
+from isthmus.control.state.job_records import NO_PLAN_AT_ALL, FreeChips, JobRecord, PlannerInput, PoolState
 from isthmus.control.state.update_indexes import job_at_key, park, queue_key, reindex_job
-from isthmus.core.plan import PlanSet
+from isthmus.core.plan import SEARCH_ENDED_EARLY, PlanSet
+
+PLANNED_WINDOWS = 4
+"""Beyond the head of the queue jobs are planned until this many windows of planned jobs wait."""
 
 
 def request_plans(state: PoolState, job: JobRecord, *, for_whole_pool: bool = False) -> None:
     """Request plans for a job: immediately if its user waits for them, otherwise in the job's turn."""
     job.for_whole_pool = for_whole_pool
     if job.auto_plan:
-        state.indexes.unplanned.add(queue_key(job))
+        state.indexes.unplanned.add(job.user, queue_key(job), in_turns=state.planner_turns)
     else:
         state.indexes.interactive[job.number] = None
 
@@ -34,20 +37,31 @@ def is_plan_requested(state: PoolState, job: JobRecord) -> bool:
 def take_due_requests(state: PoolState, now_s: float) -> list[JobRecord]:
     """Remove and return the jobs whose planner requests are sent now.
 
-    `auto_plan` jobs are planned one at a time: each is planned on what the previous one left.
+    `auto_plan` jobs are planned one at a time: each is planned on what the previous one left. Within a priority their
+    users take turns.
     """
     indexes = state.indexes
+    if not indexes.auto_planning:
+        indexes.unplanned.forget_turns()
     found = [state.jobs[indexes.ids_by_number[number]] for number in indexes.interactive]
     indexes.interactive.clear()
-    if (
-        indexes.unplanned
-        and not indexes.auto_planning
-        and indexes.in_head(indexes.unplanned[0], state.config.queue_window)
-    ):
-        found.append(job_at_key(state, indexes.unplanned.pop(0)))
+    if indexes.unplanned and not indexes.auto_planning and _may_plan_next(state):
+        place = indexes.unplanned.pop()
+        found += [job_at_key(state, place)] if place is not None else []
     for job in found:
         _send_planner_request(state, job, now_s)
     return found
+
+
+def _may_plan_next(state: PoolState) -> bool:
+    """Return whether the next job is near the head of the queue, or few planned jobs wait.
+
+    The second admits the job of a user behind another user's many jobs, which are ahead in the queue only.
+    """
+    indexes, window = state.indexes, state.config.queue_window
+    if indexes.in_head(indexes.unplanned.first(), window):
+        return True
+    return state.planner_turns and len(indexes.order) - len(indexes.unplanned) < PLANNED_WINDOWS * window
 
 
 def withdraw_plan_request(state: PoolState, job: JobRecord) -> None:
@@ -138,7 +152,7 @@ def _handle_no_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: flo
     job.plans = PlanSet(plans=(), refused=refused)
     leave_site_queues(state, job)
     ledger.assign_plan(state, job, None)
-    reason = f"no plan fits the free resources: {why}"
+    reason = _no_plan_reason(state, job, plans, why)
     if job.state == "planning":
         move_job(state, job, "waiting", now_s, reason)
     elif reason != job.reason:
@@ -149,6 +163,19 @@ def _handle_no_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: flo
         reindex_job(state, job)
     else:
         park(state, job)
+
+
+def _no_plan_reason(state: PoolState, job: JobRecord, plans: PlanSet, why: str) -> str:
+    """Return why a job waits without a plan: for free resources, or because the whole pool cannot hold it.
+
+    The second is the answer to a request on all connected chips, in use or not, if the search came to its end.
+    """
+    reasons = tuple(dict.fromkeys(refusal.reason for refusal in plans.refused))
+    whole = ledger.total_chips(state)
+    asked_for_all = job.for_whole_pool or job.last_planned_free == whole
+    if whole and asked_for_all and reasons and not any(one.startswith(SEARCH_ENDED_EARLY) for one in reasons):
+        return f"{NO_PLAN_AT_ALL}: {'; '.join(reasons)}"
+    return f"no plan fits the free resources: {why}"
 
 
 def _offer_plans(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float) -> None:

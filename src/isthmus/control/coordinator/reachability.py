@@ -14,6 +14,7 @@ from isthmus.control.state.events import AgentReported, PeerCheckTimedOut
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PeerResult
 from isthmus.control.state.update_indexes import job_at_key
+from isthmus.core.messages.agent_messages import PeerAddress
 
 FAILURE_VALID_S = 1.0
 """How long a failed check counts, so that jobs that wait for the same pair share it."""
@@ -30,10 +31,13 @@ def record_peer_checks(
     The limit of the checks of a site that is `back` begins again.
     """
     name, is_new = event.cluster.name, record.peer_address is None and event.peer_address is not None
+    moved = None not in (record.peer_address, event.peer_address) and _place(record.peer_address) != _place(
+        event.peer_address
+    )
     record.peer_address = event.peer_address
     if event.peer_address is None:
         return
-    if is_new or restarted:
+    if is_new or restarted or moved:
         others = (key for key, one in state.clusters.items() if key != name and one.peer_address is not None)
         for other in others:
             record.peer_results.pop(other, None)
@@ -50,6 +54,11 @@ def record_peer_checks(
         result = PeerResult(reached=False, detail=event.peer_address.problem, at_s=event.now_s)
         for source in sorted(record.checked_by):
             _record_result(state, state.clusters[source], name, result)
+
+
+def _place(address: PeerAddress | None) -> tuple[object, ...]:
+    """Return where the workers of a site listen, without the listener of a check."""
+    return () if address is None else (address.host, address.first_port, address.last_port)
 
 
 def may_start(state: PoolState, job: JobRecord, now_s: float) -> bool:

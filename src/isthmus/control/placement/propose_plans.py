@@ -8,7 +8,7 @@ If no plan fits the free resources, the requirement comes from a plan on the who
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import Field
 
@@ -23,13 +23,18 @@ from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.job import Job
 from isthmus.core.model import Model
-from isthmus.core.plan import Plan, PlanSet, Refusal
+from isthmus.core.plan import SEARCH_ENDED_EARLY, Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
 from isthmus.core.pool_resource import PoolResource
-from isthmus.plan import ModelProfile, SearchLimits, SearchRequest, make_plans, profile_model, search_plans
+from isthmus.core.process.gc_pause import collection_paused
+from isthmus.plan import ModelProfile, SearchLimits, SearchRequest, profile_model, search_plans
 
 MAX_REDUCTIONS, MAX_REDUCED_CHIPS = 4, 256
 """Attempts to find a template plan with fewer chips, and the largest template to reduce, in chips."""
+
+
+MAX_REFUSALS = 128
+"""Upper limit on the refusals in an answer."""
 
 
 class PlanRequest(FrozenModel):
@@ -48,17 +53,44 @@ class PlanRequest(FrozenModel):
     executable: bool = True
 
 
-def propose_plans(request: PlanRequest, keep: int = 5) -> PlanSet:
+def propose_plans(request: PlanRequest, keep: int = 5, should_continue: Callable[[], bool] = lambda: True) -> PlanSet:
     """Return up to `keep` plans, predicted fastest first, and the refusals of planner and placement.
 
+    `should_continue` is called during the search; False ends it with the best plans so far, which say so.
     Raises `ModelError` for a model that cannot be profiled, `PlanError` for degrees that no pool allows.
     """
+    with collection_paused():
+        return _propose_plans(request, keep, _Patience(should_continue))
+
+
+class _Patience:
+    """Whether to continue, and whether the answer was ever no."""
+
+    def __init__(self, should_continue: Callable[[], bool]) -> None:
+        self._should_continue, self.ended = should_continue, False
+
+    def __call__(self, *_: object) -> bool:
+        self.ended = self.ended or not self._should_continue()
+        return not self.ended
+
+
+def _propose_plans(request: PlanRequest, keep: int, patience: _Patience) -> PlanSet:
     job, network = request.job, request.job.placement.network
     resources = FreeResources.from_pool(request.pool, request.free_chips, request.free_storage_bytes, request.free_gbps)
     pool = _pool_with_free_links(request.pool, request.free_gbps) if network else request.pool
     # Step 1: plan on the free chips; keep the plans that storage and network admit where they are.
-    planned = make_plans(job, request.model, pool, request.free_chips, num_plans=keep, executable=request.executable)
     profile = profile_model(request.model)
+    planned = search_plans(
+        SearchRequest(
+            job=job,
+            model=profile,
+            pool=pool,
+            free_chips=request.free_chips,
+            num_plans=keep,
+            limits=SearchLimits(executable=request.executable),
+            should_continue=patience,
+        )
+    )
     kept: list[Plan] = []
     refused: list[Refusal] = []
     for plan in planned.plans:
@@ -66,22 +98,25 @@ def propose_plans(request: PlanRequest, keep: int = 5) -> PlanSet:
         refused += refusals
         kept += [] if refusals else [_with_gradient_reasons(plan, profile)]
     # Step 2: relocate the best plan to other clusters.
-    for pattern in planned.plans[:1] or _template_plans(request):
+    for pattern in planned.plans[:1] or _template_plans(request, patience):
         moved, more = _relocate(pattern, kept, request, profile, resources, pool)
         kept += moved
         refused += more
     # Step 3: add the planner's refusals for other clusters.
     reported = {frozenset(one.clusters) for one in refused}
     refused += [one for one in planned.refused if frozenset(one.clusters) not in reported]
-    plans = tuple(_with_resource_needs(plan, job, profile) for plan in _fastest_diverse(kept, keep))
-    return PlanSet(plans=plans, refused=tuple(dict.fromkeys(refused)))
+    if patience.ended and not kept:
+        refused.append(Refusal(clusters=(), reason=f"{SEARCH_ENDED_EARLY} without a plan; narrow the job's placement"))
+    notes = (f"{SEARCH_ENDED_EARLY}: these are the best plans until then",) if patience.ended else ()
+    plans = tuple(_with_resource_needs(plan, job, profile, notes) for plan in _fastest_diverse(kept, keep))
+    return PlanSet(plans=plans, refused=tuple(dict.fromkeys(refused))[:MAX_REFUSALS])
 
 
-def _with_resource_needs(plan: Plan, job: Job, profile: ModelProfile) -> Plan:
+def _with_resource_needs(plan: Plan, job: Job, profile: ModelProfile, notes: tuple[str, ...]) -> Plan:
     """Return the plan with the storage of its stages, the traffic of its gradients, and the assumptions."""
     if plan.predicted is None:
         return plan
-    notes = plan.predicted.assumptions
+    notes = (*plan.predicted.assumptions, *notes)
     if job.data.max_bytes is None:
         notes = (*notes, "data.max_bytes is not given: the data is assumed to need no storage")
     update = {
@@ -110,17 +145,19 @@ def _gradient_gbps(plan: Plan, profile: ModelProfile) -> dict[ClusterPair, float
 
 def _pool_with_free_links(pool: Pool, free_gbps: Mapping[str, float]) -> Pool:
     """Return the pool with the free bandwidth of its links; links without any are removed."""
+    if not free_gbps:
+        return pool
     links = []
     for link in pool.links:
-        gbps = min(
-            link.bandwidth_gbps, free_gbps.get(str(PoolResource.link(link.source, link.target)), link.bandwidth_gbps)
-        )
-        if gbps > 0:
+        gbps = free_gbps.get(str(PoolResource.link(link.source, link.target)), link.bandwidth_gbps)
+        if gbps >= link.bandwidth_gbps:
+            links.append(link)
+        elif gbps > 0:
             links.append(link.model_copy(update={"bandwidth_gbps": gbps}))
     return pool.model_copy(update={"links": tuple(links)})
 
 
-def _template_plans(request: PlanRequest) -> tuple[Plan, ...]:
+def _template_plans(request: PlanRequest, patience: _Patience) -> tuple[Plan, ...]:
     """Return at most one plan on the whole pool, idle and with all owners combined.
 
     It determines the shortages to report and is never offered itself. To keep the reported shortages minimal,
@@ -128,26 +165,29 @@ def _template_plans(request: PlanRequest) -> tuple[Plan, ...]:
     """
     free = sum(chips for groups in request.free_chips.values() for chips in groups.values())
     max_chips, least = request.job.placement.max_chips, 0
-    found = _on_whole_pool(request, min(free, max_chips or free))
-    found = found or _on_whole_pool(request, min(MAX_REDUCED_CHIPS, max_chips or MAX_REDUCED_CHIPS))
+    found = _on_whole_pool(request, min(free, max_chips or free), patience)
+    found = found or _on_whole_pool(request, min(MAX_REDUCED_CHIPS, max_chips or MAX_REDUCED_CHIPS), patience)
     for _ in range(MAX_REDUCTIONS if found else 0):
         chips = _num_chips(found)
         middle = math.isqrt(max(1, least) * chips)
         if not least < middle < chips <= MAX_REDUCED_CHIPS:
             break
-        fewer = _on_whole_pool(request, middle)
+        fewer = _on_whole_pool(request, middle, patience)
         found, least = (fewer, least) if fewer else (found, middle)
-    return found or _on_whole_pool(request, max_chips)
+    return found or _on_whole_pool(request, max_chips, patience)
 
 
-def _on_whole_pool(request: PlanRequest, max_chips: int | None) -> tuple[Plan, ...]:
+def _on_whole_pool(request: PlanRequest, max_chips: int | None, patience: _Patience) -> tuple[Plan, ...]:
     """Return the best plan with at most `max_chips`, if there is one."""
-    if max_chips == 0:
+    if max_chips == 0 or not patience():
         return ()
     update = {"several_owners": True, "network": False, "max_chips": max_chips}
     job = request.job.model_copy(update={"placement": request.job.placement.model_copy(update=update)})
     limits = SearchLimits(executable=request.executable)
-    question = SearchRequest(job=job, model=request.model, pool=request.pool, num_plans=1, explain=False, limits=limits)
+    question = SearchRequest(
+        job=job, model=request.model, pool=request.pool, num_plans=1, explain=False, limits=limits,
+        should_continue=patience,
+    )  # fmt: skip
     return search_plans(question).plans
 
 

@@ -13,6 +13,11 @@ from isthmus.core.plan import Plan, Prediction, Stage
 from isthmus.core.pool import Pool
 from isthmus.plan import ModelProfile, TrainingWorkload, calibration_for, mfu_fraction, score_plan
 
+MAX_SEARCHED_CELLS = 256
+"""Up to this many (stage, micro-batch) pairs the warm-up is searched again by simulation; a larger plan keeps its own,
+which fits the same chips.
+"""
+
 
 def relocate_plan(
     plan: Plan,
@@ -44,7 +49,7 @@ def relocate_plan(
         update={
             "id": "plan-" + hashlib.sha256(text.encode()).hexdigest()[:8],
             "stages": tuple(stages),
-            "warm_up": (),
+            "warm_up": () if len(stages) * plan.micro_batches <= MAX_SEARCHED_CELLS else plan.warm_up,
             "predicted": None,
         }
     )

@@ -33,6 +33,7 @@ def own_checks(job: Job, plan: Plan, cluster: str, marker: str, *, has_files: bo
     return (
         *(_local("model", "model", job.model, value="" if job.task == "pretrain" else "weights") if has_files else ()),
         *(_data_checks(job) if has_files and _reads_data(plan, cluster) else ()),
+        *(_local("resume", "resume", job.resume_folder) if has_files and job.resume_folder else ()),
         *_local("write", "checkpoints", job.checkpoints.folder, value=left),
         *_local("write", "output", job.output, value=left),
         *_local("space", "storage", job.checkpoints.folder, num_bytes=_storage_bytes(plan)),

@@ -29,6 +29,8 @@ class PreflightRecord:
 
     job: str
     plan_id: str
+    # The user of the job.
+    user: str = ""
     # Number of this preflight of the job, from 1.
     round: int
     # When the current phase began.
@@ -57,6 +59,7 @@ class PreflightRecord:
         plan: Plan,
         now_s: float,
         *,
+        user: str = "",
         number: int = 1,
         sites: Collection[str],
         fetching: Collection[str] = (),
@@ -69,6 +72,7 @@ class PreflightRecord:
         found = cls(
             job=job_id,
             plan_id=plan.id,
+            user=user,
             round=number,
             asked_s=now_s,
             temporary=temporary,
@@ -187,6 +191,7 @@ class PreflightRecord:
         self.orders = {
             name: PreflightOrder(
                 job=self.job,
+                user=self.user,
                 round=self.round,
                 phase=self.phase,
                 temporary=self.temporary,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isthmus.control.state.events import AgentLost, DeadlinePassed, Event, PeerCheckTimedOut, PreflightTimedOut
+from isthmus.control.state.events import (
+    AgentLost,
+    DeadlinePassed,
+    Event,
+    PeerCheckTimedOut,
+    PreflightTimedOut,
+    RunLeaseEnded,
+)
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import PartOrder
@@ -96,9 +103,10 @@ def count_misplaced(state: PoolState, record: ClusterRecord) -> int:
     return sum(place != other for place, other in zip(seen, sorted(seen), strict=True))
 
 
-def due_events(state: PoolState, now_s: float) -> tuple[Event, ...]:
-    """Return the events due at `now_s`: lost agents, unanswered checks and expired deadlines.
+def due_events(state: PoolState, now_s: float, steady_s: float) -> tuple[Event, ...]:
+    """Return the events due at `now_s`: lost agents, ended leases, unanswered checks and expired deadlines.
 
+    Leases are measured by `steady_s`, on a clock that is never set: to end one early would let two attempts run.
     A deadline further ahead than its timeout allows was set before the clock was set back; it has expired.
     """
     lost = [
@@ -110,9 +118,19 @@ def due_events(state: PoolState, now_s: float) -> tuple[Event, ...]:
     ]
     expired = [state.jobs[state.indexes.ids_by_number[number]] for number in sorted(set(_expired_jobs(state, now_s)))]
     checked = [(job_id, state.jobs[job_id].preflight) for job_id in state.indexes.checking]
+    ended = [
+        RunLeaseEnded(now_s=now_s, cluster=name)
+        for name, record in state.clusters.items()
+        if not record.connected
+        and record.parts
+        and record.run_lease_s > 0
+        and record.last_contact_s is not None
+        and steady_s - record.last_contact_s > state.config.lease_wait_s(record.run_lease_s)
+    ]
     return (
         *lost,
         *_unanswered_peer_checks(state, now_s),
+        *ended,
         *(
             PreflightTimedOut(now_s=now_s, job_id=job_id, round=record.round)
             for job_id, record in checked

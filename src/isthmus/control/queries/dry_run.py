@@ -18,7 +18,7 @@ DRY_RUN_JOB_ID = "dry-run"
 """Id of the job of a dry run."""
 
 
-def dry_run_requests(state: PoolState, submission: Submission) -> tuple[MakePlans, MakePlans]:
+def dry_run_requests(state: PoolState, user: str, submission: Submission) -> tuple[MakePlans, MakePlans]:
     """Return the planner requests: on the free resources, and on the idle pool."""
     storage, gbps = ledger.free_storage_and_links(state)
     whole, free = ledger.total_chips(state), ledger.unreserved_chips(state)
@@ -27,6 +27,7 @@ def dry_run_requests(state: PoolState, submission: Submission) -> tuple[MakePlan
         job_id=DRY_RUN_JOB_ID,
         round=1,
         submission=submission,
+        user=user,
         clusters=clusters,
         free_chips=free,
         free_storage_bytes=storage,

@@ -26,7 +26,7 @@ from isthmus.control.queries.forecast_inputs import (
 from isthmus.control.queries.peer_checks import describe_unreached
 from isthmus.control.queries.shortages import refusals, shortages
 from isthmus.control.state import ledger
-from isthmus.control.state.job_records import JobRecord, PoolState
+from isthmus.control.state.job_records import NO_PLAN_AT_ALL, JobRecord, PoolState
 from isthmus.control.state.update_indexes import is_checking, job_at_key, queue_key
 from isthmus.core.messages.queue_status import JobAhead, QueueStatus
 from isthmus.core.plan import Plan
@@ -195,6 +195,8 @@ def _reason(state: PoolState, job: JobRecord, plan: Plan | None) -> str:
     if not is_pending(job) or job.state == "preempting":
         return job.reason
     if plan is None:
+        if job.reason.startswith(NO_PLAN_AT_ALL):
+            return NO_PLAN_AT_ALL
         return "waiting for the planner" if job.state == "planning" else "no plan fits the free resources"
     if not ledger.has_capacity(state, wanted_parts(job)):
         return f"the connected pool cannot hold plan {plan.id}"

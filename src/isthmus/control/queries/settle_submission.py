@@ -35,9 +35,9 @@ def is_settled_as(stored: Job, job: Job, job_id: str) -> bool:
 
 
 def _ended_job(state: PoolState, user: str, name: str) -> JobRecord:
-    """Return the ended job that `resume` names."""
+    """Return the ended job that `resume` names: one of `user`, or one that names `user` among its readers."""
     source = state.jobs.get(name)
-    if source is None or source.user != user:
+    if source is None or (source.user != user and user not in source.spec.readers):
         raise NotFoundError(f"no job '{name}'", hint="`isthmus jobs` lists them")
     if source.spec.compute == "virtual":
         raise InputError(f"resume: job {name} is virtual and has no checkpoints", hint="name a job that has trained")

@@ -16,11 +16,13 @@ from isthmus.control.state.job_records import (
     JobRecord,
     PoolState,
 )
-from isthmus.control.state.site_records import PartRecord
+from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.control.state.update_indexes import is_checking, queue_key
-from isthmus.core.messages.api_views import ClusterView, JobFilter, JobView, PartView, PoolView, VictimView
+from isthmus.core.messages.api_views import AgentView, ClusterView, JobFilter, JobView, PartView, PoolView, VictimView
 from isthmus.core.pool import Link
 
+SHORT_ID_CHARS = 12
+"""Characters of an agent's id that views show."""
 MAX_EXAMINED_JOBS = 10_000
 """Jobs that one page of a filtered listing examines: a few milliseconds of the server."""
 
@@ -60,10 +62,37 @@ def pool_view(state: PoolState, links: tuple[Link, ...]) -> PoolView:
             queue=site_queue(state, name),
             misplaced=count_misplaced(state, record),
             last_report_s=record.last_report_s,
+            agent=_agent_view(record),
+            released_at_s=_released_at_s(state, record),
+            jobs=tuple(dict.fromkeys(part.job for part in record.may_run)),
         )
         for name, record in state.clusters.items()
     )
     return PoolView(clusters=clusters, links=links)
+
+
+def _agent_view(record: ClusterRecord) -> AgentView | None:
+    """Return the agent that a site is bound to."""
+    agent = record.agent
+    if agent is None:
+        return None
+    return AgentView(
+        id=agent.id[:SHORT_ID_CHARS],
+        enrolled_s=agent.enrolled_s,
+        session=agent.session,
+        session_s=agent.session_s,
+        host=agent.host,
+        gone=agent.id in record.gone_agents,
+        enrolling=record.enrolling,
+        run_lease_s=record.run_lease_s,
+    )
+
+
+def _released_at_s(state: PoolState, record: ClusterRecord) -> float | None:
+    """Return when the parts of a lost site count as ended; None if it is in contact or its workers have no lease."""
+    if record.connected or record.last_report_s is None or record.run_lease_s <= 0 or not record.parts:
+        return None
+    return record.last_report_s + state.config.lease_wait_s(record.run_lease_s)
 
 
 def find_jobs(
@@ -133,9 +162,20 @@ def _reason(state: PoolState, job: JobRecord) -> str:
         if job.state not in TERMINAL_STATES and not state.clusters[part.cluster].connected
     ]
     silent = f"{', '.join(dict.fromkeys(away))} is not connected"
+    silent += _end_of_silence(state, job)
     if not away or reason.endswith(silent):
         return reason
     return f"{reason}; {silent}" if reason else silent
+
+
+def _end_of_silence(state: PoolState, job: JobRecord) -> str:
+    """Say when a job that is being stopped no longer waits for its lost sites."""
+    lost = [state.clusters[part.cluster] for part in job.unreleased_parts() if part.committed]
+    lost = [record for record in lost if not record.connected]
+    if job.state != "stopping" or not lost or any(record.run_lease_s <= 0 for record in lost):
+        return ""
+    wait_s = max(state.config.lease_wait_s(record.run_lease_s) for record in lost)
+    return f"; its workers count as ended after {wait_s:g} s without contact"
 
 
 def _wait_reason(state: PoolState, job: JobRecord) -> str:

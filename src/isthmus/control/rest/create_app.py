@@ -6,20 +6,22 @@ Every error, including FastAPI's own, is answered as `IsthmusError.as_dict()` wi
 from __future__ import annotations
 
 import functools
+import json
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 import isthmus
+from isthmus.control.rest.access_endpoints import access_router
 from isthmus.control.rest.endpoints import check_protocol, metrics_router, router
 from isthmus.control.rest.event_stream import OpenStreams
-from isthmus.control.rest.middleware import BodySizeMiddleware, TokenMiddleware, error_response
+from isthmus.control.rest.interface_page import interface_page
+from isthmus.control.rest.middleware import BodySizeMiddleware, HeadMiddleware, TokenMiddleware, error_response
 from isthmus.control.rest.request_batcher import RequestBatcher
-from isthmus.control.service import auth
 from isthmus.control.service.control_service import ControlService
-from isthmus.core.errors import InputError, IsthmusError, NotFoundError, ProtocolError
+from isthmus.core.errors import AuthError, InputError, IsthmusError, NotFoundError, ProtocolError
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, protocol_version_of
 
 MAX_BODY_BYTES = 16 * 2**20
@@ -28,14 +30,20 @@ MAX_BODY_BYTES = 16 * 2**20
 
 def create_app(service: ControlService) -> FastAPI:
     """Return the application that serves `service`; the caller starts and closes `service`."""
-    app = FastAPI(title="Isthmus", version=isthmus.__version__, summary="The pool's control plane.")
+    app = FastAPI(
+        title="Isthmus", version=isthmus.__version__, summary="The pool's control plane.",
+        docs_url=None, redoc_url=None, openapi_url=None,
+    )  # fmt: skip
     app.state.service = service
     app.state.streams = OpenStreams()
     app.state.batcher = RequestBatcher(service.execute)
     app.include_router(router)
     app.include_router(metrics_router)
+    app.include_router(access_router)
+    _describe(app)
     app.add_middleware(BodySizeMiddleware, max_bytes=MAX_BODY_BYTES)
-    app.add_middleware(TokenMiddleware, identify=functools.partial(auth.identify, service.store))
+    app.add_middleware(TokenMiddleware, gate=service.gate, audit=service.audit)
+    app.add_middleware(HeadMiddleware, audit=service.audit)
     app.add_exception_handler(IsthmusError, _handle_error)
     app.add_exception_handler(RequestValidationError, _handle_invalid_request)
     app.add_exception_handler(HTTPException, _handle_http_error)
@@ -43,10 +51,38 @@ def create_app(service: ControlService) -> FastAPI:
     return app
 
 
-async def _handle_error(_request: Request, error: Exception) -> JSONResponse:
+def _describe(app: FastAPI) -> None:
+    """Serve the description of the interface, made once: it needs no token, so each answer has to cost little."""
+
+    @functools.cache
+    def page() -> bytes:
+        return interface_page(app.openapi()).encode()
+
+    @functools.cache
+    def document() -> bytes:
+        return json.dumps(app.openapi()).encode()
+
+    async def docs() -> Response:
+        return HTMLResponse(page())
+
+    async def openapi() -> Response:
+        return Response(document(), media_type="application/json")
+
+    app.add_api_route("/docs", docs, include_in_schema=False)
+    app.add_api_route("/openapi.json", openapi, include_in_schema=False)
+
+
+async def _handle_error(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, IsthmusError):
         raise error
+    if isinstance(error, AuthError):
+        caller = getattr(request.state, "caller", None)
+        request.app.state.service.audit.record("refused", caller, _request_line(request), error.message)
     return error_response(error, error.http_status)
+
+
+def _request_line(request: Request) -> str:
+    return f"{request.method} {request.url.path}"
 
 
 async def _handle_invalid_request(request: Request, error: Exception) -> JSONResponse:

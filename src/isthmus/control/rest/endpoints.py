@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, get_args
 
 from fastapi import APIRouter, Depends, Header, Query, Request
@@ -14,6 +15,7 @@ from isthmus.control.rest.event_stream import MEDIA_TYPE, EventStream, EventSubs
 from isthmus.control.rest.json_route import JsonRoute
 from isthmus.control.rest.middleware import METRICS_PATH
 from isthmus.control.rest.request_batcher import RequestBatcher
+from isthmus.control.rest.request_context import MAX_STORED_INTEGER, After, CurrentCaller, Limit, Service
 from isthmus.control.rest.rest_bodies import (
     SUBMISSION_RESULTS,
     BulkSubmission,
@@ -28,10 +30,20 @@ from isthmus.control.service.auth import Caller
 from isthmus.control.service.control_service import ControlService
 from isthmus.control.service.server_metrics import CONTENT_TYPE, render_metrics
 from isthmus.core.base_model import Name, NonNegativeFloat, NonNegativeInt
-from isthmus.core.errors import AuthError, ConflictError, NotFoundError, PlanError, ProtocolError, UnavailableError
+from isthmus.core.errors import (
+    AuthError,
+    ConflictError,
+    NotFoundError,
+    PlanError,
+    ProtocolError,
+    QuotaError,
+    TooLargeError,
+    UnavailableError,
+)
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport
 from isthmus.core.messages.api_views import (
     NEXT_JOB_HEADER,
+    ClusterView,
     Health,
     HistoryPage,
     JobFilter,
@@ -41,24 +53,10 @@ from isthmus.core.messages.api_views import (
     MetricsPage,
     PoolView,
     Submission,
-    TokenRequest,
-    TokenView,
 )
 from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import PlanSet
-
-
-async def get_caller(request: Request) -> Caller:
-    """Return the request's caller as authenticated by the middleware."""
-    caller: Caller = request.state.caller
-    return caller
-
-
-async def get_service(request: Request) -> ControlService:
-    """Return the service that the application exposes."""
-    service: ControlService = request.app.state.service
-    return service
 
 
 async def get_open_streams(request: Request) -> OpenStreams:
@@ -73,13 +71,8 @@ async def get_request_batcher(request: Request) -> RequestBatcher:
     return batcher
 
 
-CurrentCaller = Annotated[Caller, Depends(get_caller)]
 Batcher = Annotated[RequestBatcher, Depends(get_request_batcher)]
 Streams = Annotated[OpenStreams, Depends(get_open_streams)]
-Service = Annotated[ControlService, Depends(get_service)]
-MAX_STORED_INTEGER = 2**63 - 1
-"""Largest integer that a store holds."""
-After = Annotated[NonNegativeInt, Query(le=MAX_STORED_INTEGER, description="cursor: `next` of the previous page")]
 Rank = Annotated[NonNegativeInt | None, Query(le=MAX_STORED_INTEGER, description="only this rank")]
 JobQuery = Annotated[str | None, Query(description="only this job")]
 LastEvent = Annotated[
@@ -111,7 +104,6 @@ async def get_job_filter(
 
 
 Wanted = Annotated[JobFilter, Depends(get_job_filter)]
-Limit = Annotated[int, Query(ge=1, le=10_000, description="largest number of entries per page")]
 
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
@@ -124,15 +116,19 @@ def health() -> Health:
     return Health(protocol=PROTOCOL_VERSION, version=isthmus.__version__)
 
 
-@router.post("/jobs", status_code=201, responses=error_responses(ConflictError, NotFoundError))
+@router.post(
+    "/jobs", status_code=201, responses=error_responses(ConflictError, NotFoundError, QuotaError, TooLargeError)
+)
 async def submit_job(submission: Submission, caller: CurrentCaller, service: Service, batcher: Batcher) -> JobView:
     """Submit a job; returns once it is on disk. Repeating the same key returns the same job."""
     auth.require_role(caller, "user")
+    make_request = partial(service.submissions.submit_request, caller.name, submission, exempt=caller.role == "admin")
     if submission.job.parallel == NO_FIXED_DEGREES:
-        asked = service.submissions.submit_request(caller.name, submission)
+        asked = make_request()
     else:  # its model is profiled
-        asked = await run_in_threadpool(service.submissions.submit_request, caller.name, submission)
+        asked = await run_in_threadpool(make_request)
     job: JobView = await batcher.result_of(asked)
+    service.audit.record("job-submitted", caller, job.id)
     return job
 
 
@@ -140,15 +136,18 @@ async def submit_job(submission: Submission, caller: CurrentCaller, service: Ser
 def submit_bulk(bulk: BulkSubmission, caller: CurrentCaller, service: Service) -> Response:
     """Submit several jobs independently; returns their results in order once all are on disk."""
     auth.require_role(caller, "user")
-    outcomes = [submission_result(outcome) for outcome in service.submissions.submit_all(caller.name, bulk.submissions)]
+    done = service.submissions.submit_all(caller.name, bulk.submissions, exempt=caller.role == "admin")
+    outcomes = [submission_result(outcome) for outcome in done]
+    jobs = [outcome.id for outcome in outcomes if outcome.id is not None]
+    service.audit.record("jobs-submitted", caller, jobs[0] if jobs else "", f"{len(jobs)} of {len(outcomes)} jobs")
     return Response(SUBMISSION_RESULTS.dump_json(outcomes), media_type="application/json")
 
 
-@router.post("/jobs:dry-run", responses=error_responses(PlanError, ConflictError, NotFoundError))
+@router.post("/jobs:dry-run", responses=error_responses(PlanError, ConflictError, NotFoundError, TooLargeError))
 def dry_run(submission: Submission, caller: CurrentCaller, service: Service) -> DryRun:
     """Return a job's plans, queue position, expected start and victims without submitting it."""
     auth.require_role(caller, "user")
-    return service.dry_run(caller.name, submission)
+    return service.dry_run(caller.name, submission, exempt=caller.role == "admin")
 
 
 @router.get("/jobs", responses=error_responses(NotFoundError))
@@ -206,7 +205,7 @@ async def get_events(
     if job is not None:
         await run_in_threadpool(_own_job, service, caller, job)
     user = None if caller.role == "admin" else caller.name
-    return streams.open(EventSubscription(service, user=user, job_id=job, after=last_event_id))
+    return streams.open(EventSubscription(service, caller=caller, user=user, job_id=job, after=last_event_id))
 
 
 @router.get("/jobs/{job_id}/plans", responses=error_responses(NotFoundError))
@@ -232,8 +231,10 @@ def get_queue(caller: CurrentCaller, service: Service) -> list[QueueStatus]:
 @router.post("/jobs/{job_id}/choose", responses=error_responses(NotFoundError, ConflictError))
 def choose_plan(job_id: str, choice: PlanChoice, caller: CurrentCaller, service: Service) -> JobView:
     """Choose one of the job's candidate plans."""
-    _own_job(service, caller, job_id)
-    return service.choose(job_id, choice.plan)
+    job = _own_job(service, caller, job_id)
+    chosen = service.choose(job_id, choice.plan)
+    service.audit.record("plan-chosen", caller, job_id, f"{choice.plan} for {job.user}'s job")
+    return chosen
 
 
 @router.post("/jobs/{job_id}/plans/{plan_id}/check", responses=error_responses(NotFoundError))
@@ -254,22 +255,28 @@ def check_plan(
 @router.post("/jobs/{job_id}/preempt", responses=error_responses(NotFoundError, ConflictError))
 def preempt_victims(job_id: str, agreement: PreemptionRequest, caller: CurrentCaller, service: Service) -> JobView:
     """Preempt the named victims for the job: all or none, each after its checkpoint is verified."""
-    _own_job(service, caller, job_id)
-    return service.preempt(job_id, agreement.victims)
+    job = _own_job(service, caller, job_id)
+    view = service.preempt(job_id, agreement.victims)
+    victims = ", ".join(f"{one.job} at {one.cluster}" for one in agreement.victims)
+    service.audit.record("job-preempted-others", caller, job_id, f"for {job.user}'s job: {victims}")
+    return view
 
 
 @router.post("/jobs/{job_id}/cancel", responses=error_responses(NotFoundError, ConflictError))
 def cancel_job(job_id: str, caller: CurrentCaller, service: Service) -> JobView:
     """Stop the job at all sites."""
-    _own_job(service, caller, job_id)
-    return service.cancel(job_id)
+    job = _own_job(service, caller, job_id)
+    view = service.cancel(job_id, "" if caller.name == job.user else f"{caller.role} {caller.name}")
+    service.audit.record("job-cancelled", caller, job_id, f"{job.user}'s job")
+    return view
 
 
 @router.delete("/jobs/{job_id}", status_code=204, responses=error_responses(NotFoundError, ConflictError))
 def delete_job(job_id: str, caller: CurrentCaller, service: Service) -> None:
     """Delete an ended job with its metrics and logs."""
-    _own_job(service, caller, job_id)
+    job = _own_job(service, caller, job_id)
     service.delete(job_id)
+    service.audit.record("job-deleted", caller, job_id, f"{job.user}'s job")
 
 
 @router.get("/jobs/{job_id}/metrics", responses=error_responses(NotFoundError))
@@ -320,14 +327,36 @@ def sync_agent(cluster: str, report: AgentReport, caller: CurrentCaller, service
     """Apply a report of a site's agent and return its orders."""
     check_protocol(report.protocol)
     auth.require_own_cluster(caller, cluster, report.cluster, service.agents.owner_of(cluster))
-    return service.agents.sync(report)
+    active = service.agents.is_active(report)
+
+    def refuse_lines(number: int) -> None:
+        service.audit.record("refused", caller, cluster, f"{number} lines of output of ranks of other sites")
+
+    orders = service.agents.sync(report, refuse_lines)
+    if not active:
+        service.audit.record("site-registered", caller, cluster, f"owner {report.cluster.owner}")
+    return orders
 
 
-@router.post("/tokens", status_code=201, responses=error_responses())
-def make_token(request: TokenRequest, caller: CurrentCaller, service: Service) -> TokenView:
-    """Create a token for an owner, a user or an admin. Only this response contains it."""
+@router.post("/sites/{cluster}/gone", responses=error_responses(NotFoundError, ConflictError))
+def declare_site_gone(cluster: str, caller: CurrentCaller, service: Service) -> ClusterView:
+    """Count everything of the pool at a lost site as ended (admin only). Its agent is never admitted again.
+
+    If processes still run there, two attempts of their jobs may run at once and damage their checkpoints.
+    """
     auth.require_role(caller)
-    return service.make_token(request)
+    view = _site(service.declare_site_gone(cluster, caller.name), cluster)
+    service.audit.record("site-gone", caller, cluster)
+    return view
+
+
+@router.post("/sites/{cluster}/enrol", responses=error_responses(NotFoundError, ConflictError))
+def enrol_site(cluster: str, caller: CurrentCaller, service: Service) -> ClusterView:
+    """Let the next new agent of a cluster take the place of the enrolled one (admin, or the cluster's owner)."""
+    auth.require_site(caller, cluster, service.agents.owner_of(cluster))
+    view = _site(service.enrol_site(cluster, caller.name), cluster)
+    service.audit.record("site-enrolling", caller, cluster)
+    return view
 
 
 @metrics_router.get(METRICS_PATH, responses=error_responses() | {200: {"content": {"text/plain": {}}}})
@@ -338,10 +367,18 @@ def get_server_metrics(caller: CurrentCaller, service: Service) -> Response:
     return Response(render_metrics(caller, service.server_metrics, seen, service.gauges()), media_type=CONTENT_TYPE)
 
 
+def _site(view: PoolView, cluster: str) -> ClusterView:
+    return next(one for one in view.clusters if one.cluster.name == cluster)
+
+
 def _own_job(service: ControlService, caller: Caller, job_id: str) -> JobView:
     auth.require_role(caller, "user")
     job = service.job(job_id)
-    auth.require_own_job(caller, job)
+    try:
+        auth.require_own_job(caller, job)
+    except NotFoundError:
+        service.audit.record("refused", caller, job_id, "a job of another user")
+        raise
     return job
 
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, contextmanager
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from isthmus.control.service.auth import Caller
 from isthmus.control.service.change_feed import Change
 from isthmus.control.service.control_service import ControlService
-from isthmus.core.errors import NotFoundError, UnavailableError
+from isthmus.core.errors import NotFoundError, RateLimitError, UnavailableError
 from isthmus.core.messages.api_views import JobView
 
 MEDIA_TYPE = "text/event-stream"
@@ -30,6 +32,8 @@ SEND_TIMEOUT_S = 30.0
 """A stream is closed if its reader accepts no data for this long."""
 MAX_STREAMS = 1000
 """Largest number of open streams."""
+MAX_STREAMS_PER_CALLER = 50
+"""Largest number of open streams of one role and name."""
 PAGE_SIZE = 500
 
 _log = logging.getLogger("isthmus.server")
@@ -45,10 +49,12 @@ class EventSubscription:
         self,
         service: ControlService,
         *,
+        caller: Caller,
         user: str | None,
         job_id: str | None = None,
         after: int | None = None,
     ) -> None:
+        self.caller = caller
         self._service, self._user, self._job_id = service, user, job_id
         self._output_version = service.changes.output_version(job_id) if job_id else 0
         if after is None:
@@ -57,7 +63,7 @@ class EventSubscription:
         self._wakeup = asyncio.Event()
 
     async def events(self) -> AsyncGenerator[str]:
-        """Yield the stream's text, event by event, until the server shuts down."""
+        """Yield the stream's text, event by event, until the server shuts down or the caller's token ends."""
         loop = asyncio.get_running_loop()
         changes = self._service.changes
 
@@ -67,8 +73,9 @@ class EventSubscription:
 
         with ExitStack() as stack:
             stack.enter_context(changes.subscribe(wake))
+            stack.enter_context(self._service.gate.registry.subscribe(wake))
             yield f"event: hello\nid: {self._after}\ndata: {{}}\n\n"
-            while not changes.closed:
+            while not changes.closed and self._service.gate.registry.is_valid(self.caller.token_id):
                 self._wakeup.clear()
                 for event in await self._poll():
                     yield event
@@ -123,16 +130,36 @@ def _format_event(change: Change, view: JobView | None) -> str:
 
 
 class OpenStreams:
-    """Counts an application's open streams and limits them to `MAX_STREAMS`."""
+    """Counts an application's open streams: at most `MAX_STREAMS`, and `MAX_STREAMS_PER_CALLER` of a caller."""
 
     def __init__(self) -> None:
         self.num_open = 0
+        self._of_caller: Counter[str] = Counter()
 
     def open(self, subscription: EventSubscription) -> EventStream:
-        """Return the response that streams to `subscription`; raise `UnavailableError` beyond the limit."""
+        """Return the response that streams to `subscription`."""
+        return EventStream(subscription, self)
+
+    @contextmanager
+    def count(self, caller: Caller) -> Iterator[None]:
+        """Count a stream of `caller` until the context exits; raise `UnavailableError` beyond the limits."""
+        who = f"{caller.role} {caller.name}"
+        if self._of_caller[who] >= MAX_STREAMS_PER_CALLER:
+            raise RateLimitError(
+                f"{who} has {MAX_STREAMS_PER_CALLER} event streams open already",
+                hint="close some, or poll GET /v1/jobs instead",
+            )
         if self.num_open >= MAX_STREAMS:
             raise UnavailableError(f"{MAX_STREAMS} event streams are already open", hint="poll GET /v1/jobs instead")
-        return EventStream(subscription, self)
+        self.num_open += 1
+        self._of_caller[who] += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            self._of_caller[who] -= 1
+            if not self._of_caller[who]:
+                del self._of_caller[who]
 
 
 class EventStream(StreamingResponse):
@@ -141,8 +168,14 @@ class EventStream(StreamingResponse):
     media_type = MEDIA_TYPE
 
     def __init__(self, subscription: EventSubscription, streams: OpenStreams) -> None:
+        self._caller = subscription.caller
         self._events, self._streams = subscription.events(), streams
         super().__init__(self._events, headers={"Cache-Control": "no-store"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream, or raise the error of a limit before anything is sent."""
+        with self._streams.count(self._caller):
+            await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
         """Send the stream event by event."""
@@ -151,11 +184,9 @@ class EventStream(StreamingResponse):
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 await send(message)
 
-        self._streams.num_open += 1
         try:
             await super().stream_response(in_time)
         except TimeoutError:
             _log.info("event stream closed: its reader accepted no data for %g s", SEND_TIMEOUT_S)
         finally:
-            self._streams.num_open -= 1
             await self._events.aclose()

@@ -1,75 +1,129 @@
-"""ASGI middleware: checks the token and limits the body size before a request is parsed."""
+"""ASGI middleware: checks a request's head and token, limits its caller and its body, adds security headers."""
 
 from __future__ import annotations
 
-import hashlib
-import time
-from collections import OrderedDict
-from collections.abc import Callable
+from typing import Protocol
 
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from isthmus.control.service.access.audit_log import AuditLog
+from isthmus.control.service.access.caller_limits import CallerLimits
+from isthmus.control.service.access.token_gate import TokenGate, TooManyFailuresError
 from isthmus.control.service.auth import Caller
-from isthmus.core.errors import InputError, IsthmusError
+from isthmus.core.errors import InputError, IsthmusError, RateLimitError
 
 PUBLIC_PATHS = ("/v1/health",)
 """Paths under `/v1/` that need no token."""
-TOKEN_CACHE_S = 10.0
-"""How long a verified token is cached: a deleted token is rejected after at most this time."""
-MAX_CACHED_TOKENS = 10_000
-"""Largest number of cached tokens."""
 METRICS_PATH = "/metrics"
 """The only path outside `/v1/` that needs a token."""
+EVENTS_PATH = "/v1/events"
+"""The path of the event streams, which `OpenStreams` limits."""
+RETRY_AFTER_S = 1.0
+"""Delay that an answer to too many requests names, unless the error does."""
+SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+}
+"""Headers of every answer: no foreign host, no script, no frame, no guessed type (OWASP REST Security)."""
+
+
+class ProvenConnection(Protocol):
+    """What the server offers of the connection of a request, as `connection` of the request's state."""
+
+    def prove(self, caller: str) -> bool:
+        """Count the connection as one of `caller`; return whether it may have another one."""
+
+
+class HeadMiddleware:
+    """Rejects heads that two readers may read differently (RFC 9112, section 6.3); adds `SECURITY_HEADERS`."""
+
+    def __init__(self, app: ASGIApp, *, audit: AuditLog) -> None:
+        self._app, self._audit = app, audit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward the request if its head is unambiguous."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+                if scope.get("scheme") == "https":
+                    headers.setdefault("Strict-Transport-Security", "max-age=31536000")
+            await send(message)
+
+        names = [name for name, _ in scope["headers"]]
+        repeated = [name for name in (b"authorization", b"content-length", b"host") if names.count(name) > 1]
+        if b"content-length" in names and b"transfer-encoding" in names:
+            repeated.append(b"content-length and transfer-encoding")
+        if repeated:
+            error = InputError(f"ambiguous request: {repeated[0].decode()} is given twice", hint="send it once")
+            self._audit.record_stranger("refused", _address(scope), str(scope["path"]), error.message)
+            await error_response(error, 400, close=True)(scope, receive, with_headers)
+            return
+        await self._app(scope, receive, with_headers)
 
 
 class TokenMiddleware:
-    """Authenticates requests before the body is read: sets the request state's `caller`, or answers 401.
+    """Authenticates requests before the body is read: sets the request state's `caller`, or answers 401 or 429.
 
-    `identify` receives the `Authorization` header (None if missing) and raises `AuthError`. Its result is
-    cached for `TOKEN_CACHE_S` by the hash of the header, so that a busy client does not load the store.
+    The address is that of the connection: no header changes it.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        identify: Callable[[str | None], Caller],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._app, self._identify, self._clock = app, identify, clock
-        self._token_cache: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
+    def __init__(self, app: ASGIApp, *, gate: TokenGate, audit: AuditLog) -> None:
+        self._app, self._gate, self._audit, self._limits = app, gate, audit, CallerLimits()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request if its token is valid or not needed."""
-        if scope["type"] == "http" and _needs_token(scope["path"]):
-            header = dict(scope["headers"]).get(b"authorization")
-            try:
-                caller = await self._caller(header)
-            except IsthmusError as error:
-                await error_response(error, error.http_status)(scope, receive, send)
+        """Forward the request if its token is valid or not needed, once its caller has its turn."""
+        if scope["type"] != "http" or not needs_token(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        try:
+            caller = await self._caller(scope)
+            state = scope.setdefault("state", {})
+            state["caller"] = caller
+            connection: ProvenConnection | None = state.get("connection")
+            who = f"{caller.role} {caller.name}"
+            if connection is not None and not connection.prove(who):
+                raise RateLimitError(f"{who} has too many connections", hint="close some, and try again")
+            if scope["path"] == EVENTS_PATH:
+                await self._app(scope, receive, send)
                 return
-            scope.setdefault("state", {})["caller"] = caller
-        await self._app(scope, receive, send)
+            async with self._limits.turn(who):
+                await self._app(scope, receive, send)
+        except IsthmusError as error:
+            caller = scope.get("state", {}).get("caller")
+            if caller is not None:
+                self._audit.record("refused", caller, str(scope["path"]), error.message)
+            await error_response(error, error.http_status)(scope, receive, send)
 
-    async def _caller(self, header: bytes | None) -> Caller:
-        if header is None:
-            return await run_in_threadpool(self._identify, None)
-        key, now_s = hashlib.sha256(header).digest(), self._clock()
-        known = self._token_cache.get(key)
-        if known is not None and now_s < known[0]:
-            return known[1]
-        found = await run_in_threadpool(self._identify, header.decode("latin-1"))
-        self._token_cache[key] = now_s + TOKEN_CACHE_S, found
-        self._token_cache.move_to_end(key)
-        if len(self._token_cache) > MAX_CACHED_TOKENS:
-            self._token_cache.popitem(last=False)
-        return found
+    async def _caller(self, scope: Scope) -> Caller:
+        header = dict(scope["headers"]).get(b"authorization")
+        address = _address(scope)
+        known = self._gate.known(header)
+        if known is None and self._gate.refuses_unknown(address):
+            raise self._gate.refuse(address)
+        if known is None:
+            known = await run_in_threadpool(self._gate.look_up, header, address)
+        return Caller(role=known.role, name=known.name, token_id=known.token_id, address=address)
 
 
-def _needs_token(path: str) -> bool:
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def needs_token(path: str) -> bool:
+    """Return whether requests of a path need a token."""
     return (path.startswith("/v1/") or path == METRICS_PATH) and path not in PUBLIC_PATHS
 
 
@@ -102,7 +156,12 @@ class BodySizeMiddleware:
         await self._app(scope, counted, send)
 
 
-def error_response(error: IsthmusError, status: int) -> JSONResponse:
-    """Return an error as a JSON response."""
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+def error_response(error: IsthmusError, status: int, *, close: bool = False) -> JSONResponse:
+    """Return an error as a JSON response; `close` ends the connection after it."""
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if status == 429:
+        delay_s = error.delay_s if isinstance(error, TooManyFailuresError) else RETRY_AFTER_S
+        headers["Retry-After"] = f"{delay_s:.0f}"
+    if close or isinstance(error, TooManyFailuresError):
+        headers["Connection"] = "close"
     return JSONResponse(error.as_dict(), status_code=status, headers=headers)

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter
 from isthmus.control.service.auth import UnknownCallerError
 from isthmus.control.state.events import VictimNamed
 from isthmus.core.base_model import FrozenModel, Name
-from isthmus.core.errors import AuthError, InputError, IsthmusError
+from isthmus.core.errors import AuthError, InputError, IsthmusError, RateLimitError
 from isthmus.core.messages.api_views import Submission
 
 MAX_BULK_JOBS = 1000
@@ -63,7 +63,7 @@ def submission_result(outcome: str | IsthmusError) -> SubmissionResult:
 def error_responses(*more: type[IsthmusError]) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI responses for `more` errors and for those that every endpoint may return."""
     found: dict[int | str, dict[str, Any]] = {}
-    errors: tuple[type[IsthmusError], ...] = (*more, UnknownCallerError, AuthError, InputError)
+    errors: tuple[type[IsthmusError], ...] = (*more, UnknownCallerError, AuthError, InputError, RateLimitError)
     for error in errors:
         name = "AuthError" if issubclass(error, AuthError) else error.__name__
         found[error.http_status] = {"model": ErrorBody, "description": name}

@@ -9,22 +9,32 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from isthmus.control.coordinator.coordinator import CoordinatorConfig
+from isthmus.control.queries.quotas import Quotas
 from isthmus.control.rest.create_app import create_app
+from isthmus.control.server.connection_limits import ConnectionCaps, ConnectionLimits, caps_within
+from isthmus.control.server.file_limit import raise_file_limit
 from isthmus.control.server.gc_tuning import tune_gc
+from isthmus.control.server.guarded_protocol import make_protocol_factory
+from isthmus.control.server.head_refusal import MAX_HEAD_BYTES
+from isthmus.control.server.limited_listener import LimitedListener
 from isthmus.control.server.listen_addresses import certificate_hosts, printed_hosts
+from isthmus.control.server.log_end_file import LogEndFile
 from isthmus.control.server.tls import Certificate, given_certificate, self_signed_certificate
+from isthmus.control.service.access.token_gate import TokenGate
 from isthmus.control.service.auth import ADMIN_TOKEN_FILE, ensure_admin_token
 from isthmus.control.service.control_service import ControlService
-from isthmus.control.service.planner_process import PlannerProcess
+from isthmus.control.service.planner_process import COMMAND, SEARCH_CPU_S, PlannerPool, PlannerProcess
 from isthmus.control.service.planner_queue import Planner
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.snapshot_file import SnapshotFile
+from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import InputError, UnavailableError
@@ -32,6 +42,9 @@ from isthmus.core.loopback import is_loopback
 from isthmus.core.pool import Pool
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
+
+DATABASE_FILE = "isthmus.db"
+"""Name of the SQLite file in the state folder."""
 
 __all__ = ["ServerConfig", "ServerInfo", "create_app", "run_server"]
 
@@ -55,6 +68,12 @@ class ServerConfig:
     self_signed: bool = False
     # Timeouts and intervals of the coordinator.
     rules: CoordinatorConfig | None = None
+    # Limits of connections. None: as many as the process may open files for.
+    connections: ConnectionCaps | None = None
+    # What one user or owner may ask for.
+    quotas: Quotas = field(default_factory=Quotas)
+    # CPU time of a search for plans, in seconds; then the best plans so far are the answer.
+    search_cpu_s: float = SEARCH_CPU_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +109,19 @@ def run_server(
         certificate = load_certificate(config)
         store = (make_store or open_store)(config)
         stack.callback(store.close)
+        if isinstance(store, SqlQueries):
+            log_end = LogEndFile(config.state)
+            stack.callback(log_end.close)
+            log_end.follow(store)
         ensure_admin_token(store, config.state, time.time())
-        own = PlannerProcess()
+        own = PlannerPool(make_process=lambda: PlannerProcess(command=(*COMMAND, str(config.search_cpu_s))))
         leadership = _leader_election(config)
         service = ControlService(
             store,
             config.pool,
             planner=planner or own,
+            num_planners=len(own.processes) if planner is None else 1,
+            quotas=config.quotas,
             rules=config.rules,
             leader_election=leadership,
             snapshot_file=SnapshotFile(config.state),
@@ -113,7 +138,8 @@ def run_server(
             certificate=certificate,
             admin_token=token if token.exists() else None,
         )
-        server = _UvicornServer(_uvicorn_config(service, certificate), stop or threading.Event())
+        limits = ConnectionLimits(config.connections or caps_within(raise_file_limit()))
+        server = _UvicornServer(_uvicorn_config(service, certificate), stop or threading.Event(), service.gate, limits)
         server.on_ready = lambda: announce(listening) if announce else None
         server.on_shutdown = service.changes.close
         server.run(sockets=[listener])
@@ -137,12 +163,16 @@ def load_certificate(config: ServerConfig) -> Certificate | None:
 
 
 def open_store(config: ServerConfig) -> Store:
-    """Open the PostgreSQL database of `config`, or else the SQLite file in its state folder."""
+    """Open the PostgreSQL database of `config`, or else the SQLite file in its state folder.
+
+    Raises `OtherStoreError` for a database that is not the one the state folder has belonged to.
+    """
+    expected_id = LogEndFile(config.state).store_id
     if config.database is None:
-        return SqliteStore(config.state / "isthmus.db")
+        return SqliteStore(config.state / DATABASE_FILE, expected_id=expected_id)
     from isthmus.control.store.postgres_store import PostgresStore
 
-    return PostgresStore(read_database_address(config.database))
+    return PostgresStore(read_database_address(config.database), expected_id=expected_id)
 
 
 def _leader_election(config: ServerConfig) -> LeaderElection | None:
@@ -202,6 +232,11 @@ def _uvicorn_config(service: ControlService, certificate: Certificate | None) ->
         lifespan="off",
         timeout_graceful_shutdown=3,
         server_header=False,
+        # No proxy is trusted: limits and the audit log count by the address of the connection.
+        proxy_headers=False,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        ws="none",
+        backlog=4096,
     )
 
 
@@ -211,13 +246,21 @@ class _UvicornServer(uvicorn.Server):
     on_ready: Callable[[], None]
     on_shutdown: Callable[[], None]
 
-    def __init__(self, config: uvicorn.Config, stop: threading.Event) -> None:
+    def __init__(
+        self, config: uvicorn.Config, stop: threading.Event, gate: TokenGate, limits: ConnectionLimits
+    ) -> None:
         super().__init__(config)
-        self._stop = stop
+        self._stop, self._gate, self._limits = stop, gate, limits
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start accepting connections, then call `on_ready`."""
-        await super().startup(sockets=sockets)
+        """Start accepting connections within the limits, then call `on_ready`."""
+        config = self.config
+        make = make_protocol_factory(config, self.server_state, self._gate, self._limits, time.monotonic)
+        self.servers: list[Any] = [
+            LimitedListener(listener, self._limits, self._gate, make, tls=config.ssl, backlog=config.backlog)
+            for listener in sockets or ()
+        ]
+        self.started = True
         self.on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

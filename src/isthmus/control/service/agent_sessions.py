@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from pydantic import ValidationError
 
 from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output, num_foreign_lines
+from isthmus.control.queries.quotas import Quotas, check_cluster_quota
+from isthmus.control.service.access.link_keyring import LinkKeyring
 from isthmus.control.service.agent_takeover import AgentTakeover
 from isthmus.control.service.change_feed import ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
@@ -16,16 +20,22 @@ from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.state.events import AgentReported, SiteChecked
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.store_interface import Store
-from isthmus.core.errors import InputError
+from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
+
+_STARTED = ("running", "succeeded", "failed", "released")
+"""States of a part whose workers have their keys or need none."""
+MAX_NODE_GROUPS = 256
+"""Largest number of node groups of a cluster."""
 
 
 class AgentSessions:
     """The server's side of agent sync. `pool_file` is the operator's pool, `clock` returns seconds.
 
     Answers to the checks of `dry_runs` go there, others to the coordinator. Metrics and logs go to the `store` and are
-    announced to `changes` and `progress`; `leader_election` records which clusters have reported.
+    announced to `changes` and `progress`; `leader_election` records which clusters have reported. `steady_clock` is
+    never set; it measures leases.
     """
 
     def __init__(
@@ -38,11 +48,14 @@ class AgentSessions:
         progress: ProgressTracker,
         leader_election: LeaderElection,
         dry_runs: DryRunChecks,
+        steady_clock: Callable[[], float] = time.monotonic,
+        quotas: Quotas | None = None,
     ) -> None:
+        self._steady_clock, self._quotas = steady_clock, quotas
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
         self._dry_runs = dry_runs
-        self._ordered_jobs: set[tuple[str, str]] = set()
+        self._keyring = LinkKeyring(store)
         self._takeover_lock = threading.Lock()
         self._takeover = AgentTakeover(actor.query(Coordinator.agent_incarnations))
 
@@ -50,6 +63,11 @@ class AgentSessions:
         """Record the agent incarnation of a report that another server applied."""
         with self._takeover_lock:
             self._takeover.record_takeover(event.cluster.name, event.incarnation)
+
+    def is_active(self, report: AgentReport) -> bool:
+        """Return whether the report is one of the cluster's active agent, not the first one of another."""
+        with self._takeover_lock:
+            return self._takeover.is_active(report.cluster.name, report.incarnation)
 
     def owner_of(self, cluster: str) -> str | None:
         """Return the owner of `cluster` by the operator's file, else as its first agent named it."""
@@ -59,37 +77,59 @@ class AgentSessions:
                     return known.owner
         return self._actor.query(lambda coordinator: _joined_owner(coordinator, cluster))
 
-    def sync(self, report: AgentReport) -> AgentOrders:
-        """Apply an agent's report and return its orders.
+    def sync(self, report: AgentReport, on_foreign_lines: Callable[[int], object] = lambda _: None) -> AgentOrders:
+        """Apply an agent's report and return its orders; `on_foreign_lines` counts output of other sites' ranks.
 
         Metrics and logs are stored first, so a job that has succeeded has all its output. Raises `InputError`
-        for an unknown chip or owner, `ConflictError` for an agent that was replaced, and `UnavailableError`
-        for the first report of an agent that takes over.
+        for an unknown chip or owner, `AuthError` for an agent other than the enrolled one, `ConflictError` for an agent
+        that was replaced, and `UnavailableError` for the first report of an agent that takes over.
         """
-        name = report.cluster.name
+        name, now_s, steady_s = report.cluster.name, self._clock(), self._steady_clock()
         check_cluster(report.cluster, self._pool_file)
+        self._check_quota(report.cluster)
+        event = AgentReported.from_report(report, now_s)
+        self._actor.query(lambda coordinator: coordinator.check_agent(event))
         with self._takeover_lock:
             self._takeover.check(name, report.incarnation)
-        self._store_output(report)
-        now_s = self._clock()
+        if foreign := self._store_output(report, now_s):
+            on_foreign_lines(foreign)
 
         def answer(coordinator: Coordinator) -> AgentOrders:
-            coordinator.record_report(name, now_s, report)
+            coordinator.record_report(name, now_s, report, steady_s=steady_s)
             checks = (*coordinator.preflight_orders(name), *self._dry_runs.orders(name))
             return AgentOrders(
                 fence=coordinator.epoch,
                 parts=coordinator.orders(name),
                 queue=coordinator.site_queue(name),
                 preflights=checks,
+                run_lease_s=coordinator.state.config.run_lease_s,
                 opens_listener=coordinator.opens_listener(name),
                 peers_to_check=coordinator.peers_to_check(name),
             )
 
-        *_, reply = self._actor.execute([*self._check_requests(report, now_s), _report_request(report, now_s, answer)])
+        *_, reply = self._actor.execute([*self._check_requests(report, now_s), ActorRequest(answer, lambda _: event)])
         orders: AgentOrders = reply.value()
-        self._leader_election.record_report(name)
-        self._ordered_jobs.update((part.job, name) for part in orders.parts)
-        return orders
+        if not self._leader_election.record_report(name):
+            raise UnavailableError(
+                "the other servers cannot learn of this report, whose answer would renew its workers' lease",
+                hint="report again",
+            )
+        return self._with_keys(orders, report)
+
+    def _with_keys(self, orders: AgentOrders, report: AgentReport) -> AgentOrders:
+        """Return `orders` with the keys of each part that is to run and that the site has not started yet."""
+        started = {(part.job, part.attempt) for part in report.parts if part.state in _STARTED}
+        starting = [one for one in orders.parts if one.desired == "running" and (one.job, one.attempt) not in started]
+        if not starting:
+            return orders
+        keys = [self._keyring.run_keys(one, report.cluster.name) for one in starting]
+        return orders.model_copy(update={"run_keys": tuple(one for one in keys if one is not None)})
+
+    def _check_quota(self, cluster: Cluster) -> None:
+        """Raise `QuotaError` for a new cluster of an owner with too many; those of the pool file are the operator's."""
+        quotas, named = self._quotas, self._pool_file.clusters if self._pool_file else ()
+        if quotas is not None and all(one.name != cluster.name for one in named):
+            self._actor.query(lambda coordinator: check_cluster_quota(quotas, coordinator.state, cluster))
 
     def _check_requests(self, report: AgentReport, now_s: float) -> list[ActorRequest]:
         """Return a request for each of the site's answers to checks, except those of dry runs."""
@@ -103,33 +143,23 @@ class AgentSessions:
             for found in answers
         ]
 
-    def _store_output(self, report: AgentReport) -> None:
-        """Store metrics and logs of jobs that have or had a part at the cluster.
-
-        Output of other jobs and of deleted jobs is dropped.
-        """
-        named = {line.job for line in report.metrics} | {chunk.job for chunk in report.logs}
-        if not named:
-            return
+    def _store_output(self, report: AgentReport, now_s: float) -> int:
+        """Store the metrics and logs of ranks that the site was ordered to run; return how many others there were."""
+        if not (report.metrics or report.logs):
+            return 0
         cluster = report.cluster.name
-
-        def run_there(coordinator: Coordinator) -> set[str]:
-            jobs = [job for job_id in named if (job := coordinator.state.jobs.get(job_id)) is not None]
-            planned = {job.id for job in jobs if job.plan and cluster in job.plan.clusters}
-            return planned | {job.id for job in jobs if (job.id, cluster) in self._ordered_jobs}
-
-        accepted_jobs = self._actor.query(run_there)
-        if accepted_jobs:
-            metrics = [line for line in report.metrics if line.job in accepted_jobs]
-            self._store.append_metrics(metrics)
-            self._progress.record_metrics(metrics)
-            self._store.append_logs([chunk for chunk in report.logs if chunk.job in accepted_jobs])
-        for job_id in accepted_jobs:
+        metrics, logs, num_foreign = self._actor.query(
+            lambda coordinator: (
+                *accept_output(coordinator.state, cluster, report, now_s),
+                num_foreign_lines(coordinator.state, cluster, report),
+            )
+        )
+        self._store.append_metrics(metrics)
+        self._progress.record_metrics(metrics)
+        self._store.append_logs(logs)
+        for job_id in {line.job for line in metrics} | {chunk.job for chunk in logs}:
             self._changes.record_output(job_id)
-
-
-def _report_request(report: AgentReport, now_s: float, answer: Callable[[Coordinator], AgentOrders]) -> ActorRequest:
-    return ActorRequest(answer, lambda _: AgentReported.from_report(report, now_s))
+        return num_foreign
 
 
 def _joined_owner(coordinator: Coordinator, cluster: str) -> str | None:
@@ -139,7 +169,13 @@ def _joined_owner(coordinator: Coordinator, cluster: str) -> str | None:
 
 
 def check_cluster(cluster: Cluster, pool_file: Pool | None) -> None:
-    """Raise `InputError` if an agent's cluster names a chip or an owner that the pool does not define."""
+    """Raise `InputError` if an agent's cluster is too large, or names a chip or an owner that the pool lacks."""
+    if len(cluster.node_groups) > MAX_NODE_GROUPS or len(cluster.region) > MAX_NAME_CHARS:
+        raise InputError(
+            f"cluster '{cluster.name}' has {len(cluster.node_groups)} node groups, a region of {len(cluster.region)} "
+            f"characters; at most {MAX_NODE_GROUPS} and {MAX_NAME_CHARS} are allowed",
+            hint="name the groups of equal nodes once in the cluster's file",
+        )
     try:
         Pool(
             clusters=(cluster,),

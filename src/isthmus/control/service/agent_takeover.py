@@ -29,6 +29,10 @@ class AgentTakeover:
             self._replaced.add((cluster, present))
         self._active[cluster] = incarnation
 
+    def is_active(self, cluster: str, incarnation: str) -> bool:
+        """Return whether `incarnation` is the active agent of `cluster`."""
+        return self._active.get(cluster) == incarnation
+
     def check(self, cluster: str, incarnation: str) -> None:
         """Accept a report of the active agent of `cluster`.
 

@@ -7,16 +7,15 @@ jobs and sees only its own. Objects that a caller may not see are reported as no
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from isthmus.control.store.store_interface import Store, StoredToken
 from isthmus.core.errors import AuthError, NotFoundError
-from isthmus.core.messages.api_views import JobView, PoolView, TokenRequest, TokenView
+from isthmus.core.messages.api_views import JobView, PoolView
 from isthmus.core.pool import Cluster
 from isthmus.core.process.state_folder_lock import fsync_path, unwritable_folder_error
 
@@ -27,10 +26,12 @@ ADMIN_TOKEN_FILE = "admin.token"  # noqa: S105 (a file name)
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """The authenticated sender of a request."""
+    """The authenticated sender of a request: its role and name, the id of its token, and its address."""
 
     role: Role
     name: str
+    token_id: str = field(default="", compare=False)
+    address: str = field(default="", compare=False)
 
 
 class UnknownCallerError(AuthError):
@@ -49,13 +50,6 @@ class UnknownCallerError(AuthError):
 def token_digest(token: str) -> str:
     """Return the SHA-256 of a token in hexadecimal, the form in which it is stored."""
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-def make_token(store: Store, request: TokenRequest, now_s: float) -> TokenView:
-    """Create a token and store its digest. Only the returned view contains the token itself."""
-    token = secrets.token_urlsafe(32)
-    _store_token(store, request.role, request.name, token, now_s)
-    return TokenView(role=request.role, name=request.name, token=token)
 
 
 def ensure_admin_token(store: Store, state_folder: Path, now_s: float) -> None:
@@ -77,19 +71,7 @@ def ensure_admin_token(store: Store, state_folder: Path, now_s: float) -> None:
         fsync_path(state_folder)
     except OSError as error:
         raise unwritable_folder_error(state_folder, error) from error
-    _store_token(store, "admin", "admin", token, now_s)
-
-
-def identify(store: Store, authorization: str | None) -> Caller:
-    """Return the caller of the header `Authorization: Bearer TOKEN`; raise `UnknownCallerError` otherwise."""
-    scheme, _, token = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not token:
-        raise UnknownCallerError
-    token_hash = token_digest(token.strip())
-    found = store.find_token(token_hash)
-    if found is None or not hmac.compare_digest(found.digest, token_hash):
-        raise UnknownCallerError
-    return Caller(role=cast(Role, found.role), name=found.name)
+    store.put_token(StoredToken(role="admin", name="admin", digest=token_digest(token), created_s=now_s))
 
 
 def require_role(caller: Caller, *roles: Role) -> None:
@@ -125,15 +107,24 @@ def require_own_cluster(caller: Caller, named: str, cluster: Cluster, registered
         )
 
 
+def require_site(caller: Caller, cluster: str, owner: str | None) -> None:
+    """Raise unless the caller is an admin or owns `cluster`; to other owners it does not exist."""
+    require_role(caller, "owner")
+    if caller.role != "admin" and caller.name != owner:
+        raise NotFoundError(f"no cluster '{cluster}' of yours has joined the pool", hint="isthmus site list names them")
+
+
 def visible_pool(caller: Caller, pool: PoolView) -> PoolView:
-    """Return what the caller may see of the pool; an owner sees its own clusters and their links."""
-    if caller.role != "owner":
+    """Return what the caller may see of the pool.
+
+    An owner sees its own clusters and their links; a user all of them, without their agents and others' jobs.
+    """
+    if caller.role == "admin":
         return pool
+    if caller.role == "user":
+        hidden = {"agent": None, "jobs": (), "released_at_s": None}
+        return pool.model_copy(update={"clusters": tuple(one.model_copy(update=hidden) for one in pool.clusters)})
     clusters = tuple(view for view in pool.clusters if view.cluster.owner == caller.name)
     names = {view.cluster.name for view in clusters}
     links = tuple(link for link in pool.links if names & {link.source, link.target})
     return PoolView(clusters=clusters, links=links)
-
-
-def _store_token(store: Store, role: Role, name: str, token: str, now_s: float) -> None:
-    store.put_token(StoredToken(role=role, name=name, digest=token_digest(token), created_s=now_s))

@@ -14,6 +14,7 @@ from typing import TypeVar
 from isthmus.control.coordinator.admission import require_job, require_plan
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.placement import check_owner_name
+from isthmus.control.queries.accepted_output import name_clusters
 from isthmus.control.queries.dry_run import (
     DRY_RUN_JOB_ID,
     checking_sites,
@@ -23,8 +24,13 @@ from isthmus.control.queries.dry_run import (
 )
 from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue
 from isthmus.control.queries.history_page import history_page
+from isthmus.control.queries.quotas import Quotas
+from isthmus.control.service.access.audit_log import AuditLog
+from isthmus.control.service.access.token_admin import TokenAdmin
+from isthmus.control.service.access.token_gate import TokenGate
+from isthmus.control.service.access.token_registry import TokenRegistry
 from isthmus.control.service.agent_sessions import AgentSessions
-from isthmus.control.service.auth import make_token
+from isthmus.control.service.auth import Caller
 from isthmus.control.service.background_writes import BackgroundWriter
 from isthmus.control.service.change_feed import Change, ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent, CoordinatorActor
@@ -34,7 +40,7 @@ from isthmus.control.service.leader import Leader, log_failure
 from isthmus.control.service.planner_queue import Planner, PlannerQueue
 from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.service.server_metrics import ServerMetrics
-from isthmus.control.service.submissions import Submissions, check_content
+from isthmus.control.service.submissions import Submissions
 from isthmus.control.state.events import (
     AgentReported,
     Event,
@@ -46,7 +52,10 @@ from isthmus.control.state.events import (
     JobSubmitted,
     MakePlans,
     PlanChosen,
+    PoolSet,
     PreemptionAgreed,
+    SiteEnrolling,
+    SiteGone,
     VictimNamed,
 )
 from isthmus.control.store.leader_election import LeaderElection, SingleServer
@@ -71,7 +80,7 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 
 SNAPSHOT_INTERVAL_EVENTS = 20_000
-"""Minimum number of events between two snapshots; half the number of jobs where that is more."""
+"""Minimum number of events between two snapshots; a fifth of the number of jobs where that is more."""
 TICK_S = 0.5
 """Interval between ticks: a tick fires expired timers and reads what other servers appended."""
 
@@ -97,12 +106,24 @@ class ControlService:
         leader_election: LeaderElection | None = None,
         snapshot_file: SnapshotFile | None = None,
         snapshot_interval_events: int = SNAPSHOT_INTERVAL_EVENTS,
+        num_planners: int = 1,
+        quotas: Quotas | None = None,
     ) -> None:
         self.store, self.pool_file, self.clock = store, pool_file, clock
         self._constructed = False
+        self.audit = AuditLog(store, clock)
+        self.gate = TokenGate(TokenRegistry(store, clock))
+        self.tokens = TokenAdmin(self.gate.registry, self.audit, clock)
         self.changes = ChangeFeed()
         self._leader_election: LeaderElection = leader_election or SingleServer()
-        self._planner_queue = PlannerQueue(planner, pool_file, clock, self._propose_as_leader)
+        self._planner_queue = PlannerQueue(
+            planner,
+            pool_file,
+            clock,
+            self._propose_as_leader,
+            num_workers=num_planners,
+            is_wanted=self._is_planning_wanted,
+        )
         self._closed = threading.Event()
         self._job_state_logger, self.server_metrics = JobStateLogger(), ServerMetrics()
         self._progress = ProgressTracker()
@@ -123,7 +144,7 @@ class ControlService:
             clock,
             functools.partial(self._execute_instructions, own=True),
         )
-        self.submissions = Submissions(self._actor, pool_file, clock)
+        self.submissions = Submissions(self._actor, pool_file, clock, quotas=quotas)
         self._dry_run_checks = DryRunChecks(clock)
         self.agents = AgentSessions(
             self._actor,
@@ -134,25 +155,33 @@ class ControlService:
             self._progress,
             self._leader_election,
             self._dry_run_checks,
+            quotas=quotas,
         )
         self._tick_thread = threading.Thread(target=self._tick_loop, name="ticks", daemon=True)
+        # Its own thread: a tick may take long, and a revoked token is rejected within a second.
+        self._token_thread = threading.Thread(target=self._token_loop, name="tokens", daemon=True)
         self._constructed = True
 
     def start(self) -> None:
         """Become leader if possible, resume pending planning requests, and start ticking."""
+        self.gate.registry.refresh()
+        self.audit.prune()
         self._leader.update_leadership()
         self._tick_thread.start()
+        self._token_thread.start()
 
     def close(self) -> None:
         """Stop ticking and planning. Every acknowledged event is already on disk."""
         self.changes.close()
         self._closed.set()
-        if self._tick_thread.is_alive():
-            self._tick_thread.join()
+        for thread in (self._tick_thread, self._token_thread):
+            if thread.is_alive():
+                thread.join()
         self._dry_run_checks.close()
         self._leader_election.release()
         self._planner_queue.close()
         self._background_writer.close()
+        self.audit.close()
 
     def execute(self, requests: Sequence[ActorRequest]) -> Sequence[ActorRequest]:
         """Execute requests; return once their events are on disk."""
@@ -200,31 +229,31 @@ class ControlService:
 
         return answer_query(self._query(ask))[0]
 
-    def dry_run(self, user: str, submission: Submission) -> DryRun:
+    def dry_run(self, user: str, submission: Submission, *, exempt: bool = False) -> DryRun:
         """Return the plans, queue status, preemption victims and checks of a job without submitting it.
 
         Raises the errors of a submission, `PlanError` if the job cannot be planned and `ConflictError` if the
         planner is busy.
         """
-        check_content(submission)
+        self.submissions.check(user, submission, exempt=exempt)
 
         def ask(coordinator: Coordinator) -> tuple[MakePlans, MakePlans]:
             self.submissions.settle(coordinator, user, submission, DRY_RUN_JOB_ID)
-            return dry_run_requests(coordinator.state, submission)
+            return dry_run_requests(coordinator.state, user, submission)
 
         plans = find_plans(self._query(ask), self._planner_queue.plan_now)
         now_s, paces = self.clock(), self._progress.job_progress()
         asked = self._query(lambda c: query_dry_run(c.state, user, submission, plans, now_s, paces))
         sites = self._query(lambda coordinator: checking_sites(coordinator.state))
-        checks = self._dry_run_checks.run(submission.job, plans.plans[0], sites) if plans.plans else ()
+        checks = self._dry_run_checks.run(user, submission.job, plans.plans[0], sites) if plans.plans else ()
         return DryRun(plans=plans, standing=answer_query(asked.query)[0], victims=asked.victims, preflight=checks)
 
     def check_plan(self, job_id: str, plan_id: str, timeout_s: float) -> tuple[SitePreflight, ...]:
         """Return what the sites of a candidate plan find within `timeout_s`; raise `NotFoundError` without the plan."""
 
-        def ask(coordinator: Coordinator) -> tuple[Job, Plan, frozenset[str]]:
+        def ask(coordinator: Coordinator) -> tuple[str, Job, Plan, frozenset[str]]:
             job = require_job(coordinator.state, job_id)
-            return job.spec, require_plan(job, plan_id), checking_sites(coordinator.state)
+            return job.user, job.spec, require_plan(job, plan_id), checking_sites(coordinator.state)
 
         return self._dry_run_checks.run(*self._query(ask), timeout_s)
 
@@ -238,21 +267,31 @@ class ControlService:
         event = PreemptionAgreed(now_s=self.clock(), job_id=job_id, victims=victims)
         return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id))
 
-    def cancel(self, job_id: str) -> JobView:
-        """Stop a job at all sites."""
-        event = JobCancelled(now_s=self.clock(), job_id=job_id)
+    def cancel(self, job_id: str, by: str = "") -> JobView:
+        """Stop a job at all sites; `by` is the role and name of a caller that is not its user."""
+        event = JobCancelled(now_s=self.clock(), job_id=job_id, by=by)
         return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id))
 
     def delete(self, job_id: str) -> None:
         """Delete an ended job with its metrics and logs."""
         self._propose(JobDeleted(now_s=self.clock(), job_id=job_id))
 
-    def make_token(self, request: TokenRequest) -> TokenView:
-        """Create a token; raise `InputError` for an owner that the pool does not have."""
+    def declare_site_gone(self, cluster: str, by: str) -> PoolView:
+        """Count everything of the pool at a lost site as ended; its agent is never admitted again."""
+        event = SiteGone(now_s=self.clock(), cluster=cluster, by=by)
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
+
+    def enrol_site(self, cluster: str, by: str) -> PoolView:
+        """Let the next new agent of a cluster take the place of the enrolled one."""
+        event = SiteEnrolling(now_s=self.clock(), cluster=cluster, by=by)
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
+
+    def make_token(self, caller: Caller, request: TokenRequest) -> TokenView:
+        """Create a token for `caller`; raise `InputError` for an owner that the pool does not have."""
         if request.role == "owner":
             joined = self._query(lambda c: tuple(record.cluster for record in c.state.clusters.values()))
             check_owner_name(request.name, joined, self.pool_file)
-        return make_token(self.store, request, self.clock())
+        return self.tokens.create(caller, request)
 
     def metrics(self, job_id: str, after: int, limit: int, *, newest: bool = False) -> MetricsPage:
         """Return a page of a job's step metrics; see `Store.metrics`."""
@@ -263,8 +302,10 @@ class ControlService:
         return self._query(lambda coordinator: history_page(require_job(coordinator.state, job_id), after, limit))
 
     def logs(self, job_id: str, after: int, rank: int | None, limit: int) -> LogPage:
-        """Return a page of a job's log text."""
-        return self.store.logs(job_id, after=after, rank=rank, limit=limit)
+        """Return a page of a job's log text, with the site of each rank."""
+        page = self.store.logs(job_id, after=after, rank=rank, limit=limit)
+        chunks = self._query(lambda coordinator: name_clusters(coordinator.state, page.chunks))
+        return page.model_copy(update={"chunks": chunks})
 
     def pool(self) -> PoolView:
         """Return the current state of the pool."""
@@ -286,6 +327,10 @@ class ControlService:
     def _propose(self, event: Event) -> None:
         self._actor.propose(lambda _: event, lambda _: None)
 
+    def _is_planning_wanted(self, request: MakePlans) -> bool:
+        """Return whether the job still waits for the answer to this request."""
+        return self._query(lambda coordinator: coordinator.awaits_plans(request.job_id, request.round))
+
     def _propose_as_leader(self, event: Event) -> None:
         self._background_writer.enqueue(event.kind, self._leader.request(event))
 
@@ -302,6 +347,10 @@ class ControlService:
         Events applied during construction only initialise the state, even if another server appended them.
         """
         live = folded.live and self._constructed
+        if live and folded.appended_here and isinstance(folded.event, PoolSet):
+            rules = folded.event
+            text = f"objective {rules.objective}, patience {rules.patience_s:g} s, {len(rules.links)} links"
+            self.audit.record("policy-changed", None, detail=text)
         self.server_metrics.record_event(folded)
         if isinstance(folded.event, JobSubmitted):
             self.changes.record_submission(folded.event.job_id, folded.event.user)
@@ -338,12 +387,20 @@ class ControlService:
         self._save_snapshot_if_due()
         self._leader.tick()
 
+    def _token_loop(self) -> None:
+        while not self._closed.wait(TICK_S):
+            log_failure("reading the tokens", self._follow_tokens)
+
+    def _follow_tokens(self) -> None:
+        self.gate.registry.refresh()
+        self.gate.report_failures(self.audit.record_failed_login)
+
     def _save_snapshot_if_due(self) -> None:
         """Save a snapshot once enough events were applied since the last one."""
         since = self._actor.last_event_number - self._snapshot_event
         if (
             since >= self._snapshot_interval
-            and since >= self._query(lambda coordinator: len(coordinator.state.jobs)) // 2
+            and since >= self._query(lambda coordinator: len(coordinator.state.jobs)) // 5
         ):
             self._snapshot_event = self._actor.save_snapshot()
 

@@ -26,16 +26,16 @@ class DryRunChecks:
         self._closed = False
 
     def run(
-        self, job: Job, plan: Plan, sites: Collection[str], timeout_s: float = ANSWER_TIMEOUT_S
+        self, user: str, job: Job, plan: Plan, sites: Collection[str], timeout_s: float = ANSWER_TIMEOUT_S
     ) -> tuple[SitePreflight, ...]:
-        """Return what the sites of `plan` answer in time, the others as waiting.
+        """Return what the sites of `plan` answer to `user` in time, the others as waiting.
 
         `sites` are those whose agents execute checks.
         """
         job_id = f"{DRY_RUN_JOB_ID}-{secrets.token_hex(16)}"
         with self._changed:
             asked = sites if len(self._records) < MAX_DRY_RUNS else ()
-            record = PreflightRecord.begin(job_id, job, plan, self._clock(), sites=asked, temporary=True)
+            record = PreflightRecord.begin(job_id, job, plan, self._clock(), user=user, sites=asked, temporary=True)
             self._records[job_id] = record, job
             try:
                 self._changed.wait_for(lambda: self._closed or record.state != "pending", timeout_s)

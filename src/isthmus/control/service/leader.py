@@ -7,6 +7,7 @@ new epoch; its later events are valid in that epoch only.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 
 from isthmus.control.coordinator.coordinator import Coordinator
@@ -23,7 +24,7 @@ class Leader:
     """Leadership state and timers of this server.
 
     `pool_file` is the operator's pool, `clock` returns seconds since the Unix epoch. A new leader passes `on_elected`
-    the instructions that its predecessor may have left unfinished.
+    the instructions that its predecessor may have left unfinished. `steady_clock` is never set; it measures leases.
     """
 
     def __init__(
@@ -33,7 +34,9 @@ class Leader:
         pool_file: Pool | None,
         clock: Callable[[], float],
         on_elected: Callable[[Iterable[Instruction]], None],
+        steady_clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._steady_clock = steady_clock
         self._actor, self._leader_election, self._pool_file, self._clock = (
             actor,
             leader_election,
@@ -61,22 +64,22 @@ class Leader:
 
             self._epoch = self._actor.propose(begin, lambda coordinator: coordinator.epoch)
             self._actor.propose(lambda coordinator: self._pool_set_event(now_s, coordinator), lambda _: None)
-            asked = self._actor.query(lambda coordinator: coordinator.handle(Restarted(now_s=now_s)))
+            asked = self._actor.query(lambda coordinator: coordinator.handle(self._restarted(now_s)))
             self.is_leader = True
             self._on_elected(asked)
 
     def tick(self) -> None:
         """Update leadership, apply agents' contact times, and append events of expired timers if leading."""
         self.update_leadership()
-        now_s = self._clock()
+        now_s, steady_s = self._clock(), self._steady_clock()
         heard = self._leader_election.report_ages_s()
 
         def due(coordinator: Coordinator) -> tuple[Event, ...]:
             for cluster, ago_s in heard.items():
                 record = coordinator.state.clusters.get(cluster)
                 if record is not None and (record.last_report_s or 0) < now_s - ago_s:
-                    coordinator.record_report(cluster, now_s - ago_s)
-            return coordinator.due_events(now_s)
+                    coordinator.record_report(cluster, now_s - ago_s, steady_s=steady_s - ago_s)
+            return coordinator.due_events(now_s, steady_s)
 
         events = self._actor.query(due)
         if self.is_leader and events:
@@ -84,10 +87,15 @@ class Leader:
             for event, request in zip(events, self._actor.execute(requests), strict=True):
                 log_failure(event.kind, request.value)
 
+    def _restarted(self, now_s: float) -> Restarted:
+        return Restarted(now_s=now_s, steady_s=self._steady_clock())
+
     def _pool_set_event(self, now_s: float, coordinator: Coordinator) -> Event:
         """Return the event with the operator's present links and queue settings."""
         rules, links = coordinator.state.config, self._pool_file.links if self._pool_file else ()
-        return PoolSet(now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s)
+        return PoolSet(
+            now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s, planner_turns=True
+        )
 
 
 def log_failure(description: str, action: Callable[[], None]) -> None:

@@ -1,5 +1,7 @@
 """`PlannerProcess`: the planner in a subprocess, so that a long search blocks no request and can be killed.
 
+`PlannerPool` has several of them, so that one user's search does not hold up another user's.
+
 `python -m isthmus.control.service.planner_process` reads one JSON request per line on standard input and
 writes one JSON reply per line on standard output: `{"plans": ...}`, or `{"error": ...}` if the job cannot be
 planned. It exits at end of input, even during a search, so it never outlives its server. Its standard error
@@ -14,8 +16,9 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from isthmus.control.placement import PlanRequest, propose_plans
 from isthmus.core.base_model import FrozenModel
@@ -24,6 +27,12 @@ from isthmus.core.plan import PlanSet
 
 SEARCH_TIMEOUT_S = 120.0
 """Time limit of one search; other jobs wait meanwhile."""
+
+SEARCH_CPU_S = 20.0
+"""CPU time of one search, after which the best plans so far are the answer."""
+
+NUM_PLANNERS = 2
+"""Searches at a time. One user has at most one fewer, so that another user's request finds a process."""
 
 MEMORY_LIMIT_BYTES = 4 * 2**30
 """Address space limit of the planner process."""
@@ -130,6 +139,29 @@ class PlannerProcess:
             return self._child
 
 
+class PlannerPool:
+    """Runs each search in a process of its own that the first such search starts; raises like `PlannerProcess`."""
+
+    def __init__(self, count: int = NUM_PLANNERS, make_process: Callable[[], PlannerProcess] = PlannerProcess) -> None:
+        self.processes = tuple(make_process() for _ in range(count))
+        self._idle: queue.LifoQueue[PlannerProcess] = queue.LifoQueue()
+        for process in reversed(self.processes):
+            self._idle.put(process)
+
+    def __call__(self, request: PlanRequest) -> PlanSet:
+        """Return candidate plans from an idle process; the caller starts at most as many searches as there are."""
+        process = self._idle.get_nowait()
+        try:
+            return process(request)
+        finally:
+            self._idle.put(process)
+
+    def close(self) -> None:
+        """Kill the processes, even during a search; further calls raise `PlanningEndedError`."""
+        for process in self.processes:
+            process.close()
+
+
 def _kill_process(child: subprocess.Popen[str]) -> None:
     child.kill()
     child.wait()
@@ -141,10 +173,15 @@ def _kill_process(child: subprocess.Popen[str]) -> None:
                 continue
 
 
-def answer_request(line: str) -> PlannerReply:
-    """Return the reply of `propose_plans` to a request; an unexpected exception is logged and summarised."""
+def answer_request(line: str, cpu_s: float = SEARCH_CPU_S) -> PlannerReply:
+    """Return the reply of `propose_plans` to a request; an unexpected exception is logged and summarised.
+
+    The search ends after `cpu_s` of this process with the best plans so far.
+    """
+    end_s = time.process_time() + cpu_s
     try:
-        return PlannerReply(plans=propose_plans(PlanRequest.model_validate_json(line)))
+        request = PlanRequest.model_validate_json(line)
+        return PlannerReply(plans=propose_plans(request, should_continue=lambda: time.process_time() < end_s))
     except IsthmusError as error:
         return PlannerReply(error=str(error))
     except Exception as error:
@@ -153,7 +190,8 @@ def answer_request(line: str) -> PlannerReply:
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
+    """Answer requests until standard input ends; the argument is the CPU time of one search in seconds."""
+    cpu_s = float(sys.argv[1]) if len(sys.argv) > 1 else SEARCH_CPU_S
     answers, sys.stdout = sys.stdout, sys.stderr
     os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
@@ -166,7 +204,7 @@ def main() -> None:
 
     threading.Thread(target=read, name="requests", daemon=True).start()
     while True:
-        answers.write(answer_request(lines.get()).model_dump_json(by_alias=True) + "\n")
+        answers.write(answer_request(lines.get(), cpu_s).model_dump_json(by_alias=True) + "\n")
         answers.flush()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.placement import check_clusters, check_degrees, check_placement_names
+from isthmus.control.queries.quotas import Quotas, check_live_jobs, check_submission
 from isthmus.control.queries.settle_submission import is_settled_as, settle_submission
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
 from isthmus.control.service.folders_in_use import FoldersInUse
@@ -32,6 +33,7 @@ class Submissions:
     """Accepts submissions, single or in bulk.
 
     `pool_file` is the operator's pool, `clock` returns seconds, `draw` as many random bytes as its argument says.
+    `quotas` limit what users submit, unless a submission is `exempt`.
     """
 
     def __init__(
@@ -40,26 +42,33 @@ class Submissions:
         pool_file: Pool | None,
         clock: Callable[[], float],
         draw: Callable[[int], bytes] = secrets.token_bytes,
+        quotas: Quotas | None = None,
     ) -> None:
+        self._quotas = quotas
         self._actor, self._pool_file, self._clock, self._draw = actor, pool_file, clock, draw
         self._folders_in_use = FoldersInUse()
 
-    def submit_request(self, user: str, submission: Submission) -> ActorRequest:
+    def submit_request(self, user: str, submission: Submission, *, exempt: bool = False) -> ActorRequest:
         """Return the request that submits a job; its result is the view of the job.
 
         A repeated user and key return the existing job. Its error is `ConflictError` if that job has other content,
         `InputError` if the placement names something the pool does not have, if fields contradict each other, or if a
-        live job uses its folders, and `PlanError` for impossible parallel degrees.
+        live job uses its folders, and `PlanError` for impossible parallel degrees; `QuotaError`, `TooLargeError` and
+        `AuthError` beyond the quotas.
         """
         drawn = self._draw(RANDOM_BYTES)
-        return self._request(user, submission, drawn, lambda coordinator, job_id: coordinator.job_view(job_id))
+        return self._request(user, submission, drawn, lambda coordinator, job_id: coordinator.job_view(job_id), exempt)
 
-    def submit_all(self, user: str, submissions: Sequence[Submission]) -> list[str | IsthmusError]:
+    def submit_all(
+        self, user: str, submissions: Sequence[Submission], *, exempt: bool = False
+    ) -> list[str | IsthmusError]:
         """Submit jobs independently of each other in one batch; return the id or the error of each."""
         drawn = self._draw(RANDOM_BYTES * len(submissions))
         done = self._actor.execute(
             [
-                self._request(user, one, drawn[RANDOM_BYTES * i : RANDOM_BYTES * (i + 1)], lambda _, job_id: job_id)
+                self._request(
+                    user, one, drawn[RANDOM_BYTES * i : RANDOM_BYTES * (i + 1)], lambda _, job_id: job_id, exempt
+                )
                 for i, one in enumerate(submissions)
             ]
         )
@@ -71,15 +80,19 @@ class Submissions:
         submission: Submission,
         drawn: bytes,
         make_answer: Callable[[Coordinator, str], object],
+        exempt: bool,
     ) -> ActorRequest:
         """Return the request that submits a job; `make_answer` makes the answer from the job's id."""
-        now_s, wrong = self._clock(), _content_error(submission)
+        quotas = None if exempt else self._quotas
+        now_s, wrong = self._clock(), _error_of(lambda: self.check(user, submission, exempt=exempt))
         job_id = make_job_id(submission.job.name, drawn)
 
         def propose(coordinator: Coordinator) -> Event | None:
             nonlocal job_id
             if coordinator.job_id_of_key(user, submission.key) is not None:
                 return None
+            if quotas is not None:
+                check_live_jobs(quotas, coordinator.state, user)
             job_id = self._free_id(coordinator, submission.job.name, job_id)
             settled = self.settle(coordinator, user, submission, job_id)
             if wrong is not None:
@@ -96,6 +109,12 @@ class Submissions:
             return make_answer(coordinator, known)
 
         return ActorRequest(answer, propose)
+
+    def check(self, user: str, submission: Submission, *, exempt: bool) -> None:
+        """Raise an error if the user may not submit such a job, or if its fields contradict each other or its model."""
+        if self._quotas is not None and not exempt:
+            check_submission(self._quotas, user, submission)
+        check_content(submission)
 
     def _free_id(self, coordinator: Coordinator, name: str, job_id: str) -> str:
         """Return `job_id`, or another one drawn for this name if a job has it already."""
@@ -134,10 +153,10 @@ def _has_content(coordinator: Coordinator, job_id: str, submission: Submission) 
     return stored.model == submission.model and is_settled_as(stored.job, submission.job, job_id)
 
 
-def _content_error(submission: Submission) -> IsthmusError | None:
-    """Return why fields of a job or its parallel degrees are impossible, None if they are possible."""
+def _error_of(check: Callable[[], None]) -> IsthmusError | None:
+    """Return the error that a check raises, None if it passes."""
     try:
-        check_content(submission)
+        check()
     except IsthmusError as error:
         return error
     return None

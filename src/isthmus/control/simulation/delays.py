@@ -39,3 +39,8 @@ class Delays:
     preflight_s: float = 0.0
     # Between two reports without changes; infinite: such reports are omitted.
     heartbeat_interval_s: float = math.inf
+
+    @property
+    def has_heartbeat(self) -> bool:
+        """Whether agents report without changes, which renews the lease of their workers."""
+        return self.heartbeat_interval_s < math.inf

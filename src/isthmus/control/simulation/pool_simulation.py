@@ -82,6 +82,7 @@ class PoolSimulation:
             faults=self.faults,
             on_job_changed=self._on_job_changed,
             check_invariants=check_invariants,
+            run_lease_s=rules.run_lease_s if rules and self.delays.has_heartbeat else 0.0,
         )
         self.runs = self._new_runs(jobs)
         self.home_queues = HomeQueues(self)

@@ -6,6 +6,7 @@ its processes. A crash loses its memory but keeps the part table; processes surv
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable
 
@@ -22,8 +23,9 @@ from isthmus.control.simulation.worker_observations import (
     observe_running,
     observe_saved,
 )
-from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, VerifiedCheckpoint
+from isthmus.core.messages.agent_messages import AgentIdentity, AgentOrders, AgentReport, VerifiedCheckpoint
 from isthmus.core.messages.preflight import CheckResult, CheckStatus, PreflightAnswer, PreflightOrder
+from isthmus.core.messages.worker_folder import RUN_LEASE_ENDED
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
 from isthmus.sim import Kernel, ProcessGenerator
@@ -39,6 +41,7 @@ from isthmus.site import (
     ObservedWorker,
     OrdersReceived,
     PartKey,
+    RenewRunLease,
     RequestCheckpoint,
     SiteEvent,
     SiteInstruction,
@@ -50,6 +53,7 @@ from isthmus.site import (
     WriteRankMap,
 )
 
+_MACHINE = hashlib.sha256(b"simulated").hexdigest()
 _TIMER_SLACK_S = 1e-3
 """Timers fire this much late, to be past the due time despite floating-point rounding."""
 
@@ -96,6 +100,7 @@ class SimulatedAgent:
         self.reports_falsely = faults.should_inject("lying owner")
         self.is_slow = faults.should_inject("slow owner")
         self.down_until_s = self.partitioned_until_s = 0.0
+        self._key, self._sent_s = hashlib.sha256(self.name.encode()).hexdigest(), 0.0
         self._incarnation, self._num_syncs, self._sync_pending = 1, 0, False
         self._report_at_s: float | None = None
         self._wake_at_s: float | None = None
@@ -189,9 +194,18 @@ class SimulatedAgent:
                 for one in observe_running(part, self.name, self._runs.unsaved_s(*part.key))
             )
         self._reported_changes = self.machine.site.num_changes
+        self._sent_s = self._kernel.now_s
         report = AgentReport(
             cluster=self.cluster,
             incarnation=f"{self.name}-{self._incarnation}",
+            identity=AgentIdentity(
+                key=self._key,
+                machine=_MACHINE,
+                boot=_MACHINE,
+                session=self._incarnation,
+                saves=self.machine.site.num_changes,
+            ),
+            run_lease_s=self.machine.run_lease_s(),
             free_chips=self.machine.free_chips(),
             parts=self.machine.observed_parts(),
             queue=self.machine.queue(),
@@ -250,7 +264,8 @@ class SimulatedAgent:
             self.crash()
             return
         self._begin_checks(orders.preflights)
-        instructions = self.machine.handle(OrdersReceived(now_s=self._kernel.now_s, orders=orders))
+        received = OrdersReceived(now_s=self._kernel.now_s, orders=orders, sent_s=self._sent_s)
+        instructions = self.machine.handle(received)
         if instructions and self._faults.should_inject("agent dies between saving and acting"):
             self.crash()
             return
@@ -302,6 +317,8 @@ class SimulatedAgent:
                     stop_s, status = (0.0, 137) if force else (self._delays.stop_s, 143)
                     work = self.scheduler.find(part.key) or self.scheduler.block_start(part.key)
                     self._kernel.call_at(self._kernel.now_s + stop_s, self._stop_processes, (work, status))
+                case RenewRunLease(until_s=until_s) if until_s < math.inf:
+                    self._kernel.call_at(until_s, self._end_run_lease, until_s)
                 case WriteRankMap(part=part) if part.plan is not None:
                     self._runs.deliver_rank_map(self.name, part.job, part.attempt, part.plan.clusters)
                 case RequestCheckpoint(part=part):
@@ -321,6 +338,15 @@ class SimulatedAgent:
         self._wake_at_s = None
         if self._kernel.now_s >= self.down_until_s:
             self._observe(())
+
+    def _end_run_lease(self, until_s: float) -> None:
+        """End the processes of the pool unless the lease was renewed; it works without the agent, as in workers."""
+        if self.machine.site.run_lease_until_s > until_s:
+            return
+        for key, part in list(self.parts.items()):
+            work = self.scheduler.find(key)
+            if part.has_run_lease and work is not None and work.state == "running":
+                self._stop_processes((work, RUN_LEASE_ENDED))
 
     def _files_fetched(self, job: str) -> None:
         if self._kernel.now_s >= self.down_until_s:

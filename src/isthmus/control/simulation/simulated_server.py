@@ -29,7 +29,7 @@ from isthmus.control.state.events import (
     Restarted,
     SiteChecked,
 )
-from isthmus.core.errors import UnavailableError
+from isthmus.core.errors import AuthError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Link
@@ -84,10 +84,11 @@ class QueueConfig:
 class SimulatedServer:
     """The server on `kernel`'s clock, with the operator's settings `queue_config`.
 
-    `make_plans` answers planning requests, `planning_delay_s` after they are made. Without a `log` the server never
-    crashes. `on_job_changed` is called with the id of every changed job, `check_invariants` with the server and its
-    time after every event. `up_since_s` is when it last started, the attributes `decision_wall_s` and
-    `planning_delay_s` are wall-clock seconds spent in the coordinator and in the planner, `event_counts` counts events
+    Workers of sites end themselves `run_lease_s` after the last contact (0: never). `make_plans` answers planning
+    requests, `planning_delay_s` after they are made. Without a `log` the server never crashes. `on_job_changed` is
+    called with the id of every changed job, `check_invariants` with the server and its time after every event.
+    `up_since_s` is when it last started, the attributes `decision_wall_s` and `planning_wall_s` are wall-clock seconds
+    spent in the coordinator and in the planner, `event_counts` counts events
     by kind.
     """
 
@@ -103,7 +104,9 @@ class SimulatedServer:
         faults: FaultInjector | None = None,
         on_job_changed: Callable[[str], None] = lambda _: None,
         check_invariants: Callable[[SimulatedServer, float], None] | None = None,
+        run_lease_s: float = 0.0,
     ) -> None:
+        self._run_lease_s = run_lease_s
         self._kernel, self._make_plans, self._rules, self._planning_delay_s = (
             kernel,
             make_plans,
@@ -156,16 +159,19 @@ class SimulatedServer:
                 self._commit(SiteChecked(now_s=self.clock_s, cluster=name, answer=answer))
             self._commit(AgentReported.from_report(report, self.clock_s))
             coordinator, began_s = self.coordinator, time.perf_counter()
-            coordinator.record_report(name, self.clock_s, report)
+            coordinator.record_report(name, self.clock_s, report, steady_s=self._kernel.now_s)
             orders = AgentOrders(
                 fence=coordinator.epoch,
                 parts=coordinator.orders(name),
                 queue=coordinator.site_queue(name),
                 preflights=coordinator.preflight_orders(name),
+                run_lease_s=self._run_lease_s,
             )
             self.decision_wall_s += time.perf_counter() - began_s
             self._maybe_crash("server dies before it answers")
         except _ServerCrashed:
+            return None
+        except (AuthError, UnavailableError):
             return None
         return orders
 
@@ -175,10 +181,10 @@ class SimulatedServer:
             return
         now_s = self.clock_s
         for name in reachable:
-            self.coordinator.record_report(name, now_s)
+            self.coordinator.record_report(name, now_s, steady_s=self._kernel.now_s)
         try:
             began_s = time.perf_counter()
-            due = self.coordinator.due_events(now_s)
+            due = self.coordinator.due_events(now_s, self._kernel.now_s)
             self.decision_wall_s += time.perf_counter() - began_s
             for event in due:
                 self._commit(event)
@@ -261,8 +267,9 @@ class SimulatedServer:
                     links=queue.links,
                     objective=queue.objective,
                     patience_s=queue.patience_s,
+                    planner_turns=True,
                 )
             )
-            self._execute(self.coordinator.handle(Restarted(now_s=now_s)))
+            self._execute(self.coordinator.handle(Restarted(now_s=now_s, steady_s=self._kernel.now_s)))
         except _ServerCrashed:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
@@ -14,6 +15,7 @@ def index_violations(state: PoolState) -> Iterator[str]:
     waiting = [job for job in jobs if job.number not in indexes.parked and belongs_in_queue(job)]
     wanted = {
         "ids_by_number": (dict(indexes.ids_by_number), {job.number: job.id for job in jobs}),
+        "live_by_user": (indexes.live_by_user, dict(Counter(job.user for job in state.live_jobs.values()))),
         "order": (list(indexes.order), sorted(queue_key(job) for job in waiting)),
         "awaiting_choice": (
             set(indexes.awaiting_choice),
@@ -44,7 +46,7 @@ def index_violations(state: PoolState) -> Iterator[str]:
         if found != right:
             yield f"index '{name}' is {found}, computed from the records it is {right}"
     waits = {job.number for job in jobs if job.state in WAITING_STATES or job.state == "planning"}
-    if not (indexes.parked | set(indexes.interactive) | {key[2] for key in indexes.unplanned}) <= waits:
+    if not (indexes.parked | set(indexes.interactive) | set(indexes.unplanned.entries)) <= waits:
         yield "a job that does not wait is parked, or waits to be planned"
     if indexes.newly_queued or indexes.capacity_freed or indexes.capacity_added:
         yield "a change of queue or capacity was not processed"

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from isthmus.control.algorithms.global_order import Objective
 
+_CLOCK_DRIFT = 1.01
+"""Bound on the ratio of the speeds of two machines' monotonic clocks; quartz drifts by 0.01 %."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorConfig:
@@ -19,6 +22,10 @@ class CoordinatorConfig:
     lease_s: float = 30.0
     # A site without a report for this long counts as disconnected.
     agent_timeout_s: float = 10.0
+    # Longest time that workers of a site run without contact with the server (0: without limit). The server counts
+    # them as ended `run_lease_margin_s` and 1 % later.
+    run_lease_s: float = 900.0
+    run_lease_margin_s: float = 5.0
     # Back-off after a refusal, doubled at each further one up to `max_retry_s`.
     retry_s: float = 2.0
     max_retry_s: float = 60.0
@@ -44,6 +51,10 @@ class CoordinatorConfig:
     queue_window: int = 256
     # Jobs from the head of the queue that are in the sites' queues.
     num_advertised: int = 64
+
+    def lease_wait_s(self, run_lease_s: float) -> float:
+        """Return how long after the last contact the workers of a site with `run_lease_s` have surely ended."""
+        return max(run_lease_s, self.run_lease_s) * _CLOCK_DRIFT + self.run_lease_margin_s
 
     def backoff_s(self, refusals: int) -> float:
         """Return the back-off after the `refusals`-th refusal in a row, from 1."""

@@ -7,7 +7,9 @@ epoch); the coordinator has no clock.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import operator
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -16,7 +18,10 @@ from isthmus.control.algorithms.global_order import Objective
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.errors import ProtocolError
 from isthmus.core.messages.agent_messages import (
+    MAX_DETAIL_CHARS,
+    AgentIdentity,
     AgentReport,
+    Digest,
     ObservedLocalJob,
     ObservedPart,
     PeerAddress,
@@ -88,10 +93,11 @@ class PreemptionAgreed(_EventBase):
 
 
 class JobCancelled(_EventBase):
-    """The user cancelled the job."""
+    """The user cancelled the job; `by` is the role and name of another caller that did."""
 
     kind: Literal["job-cancelled"] = "job-cancelled"
     job_id: Name
+    by: Annotated[str, Field(max_length=80, exclude_if=operator.not_)] = ""
 
 
 class JobDeleted(_EventBase):
@@ -101,12 +107,31 @@ class JobDeleted(_EventBase):
     job_id: Name
 
 
+class AgentSession(FrozenModel):
+    """The identity of a reporting agent as the log keeps it: `AgentIdentity` with the digest of its key as `id`."""
+
+    id: Digest
+    machine: Digest
+    boot: Digest
+    session: PositiveInt
+    saves: NonNegativeInt = 0
+    enrols: bool = False
+
+    @classmethod
+    def from_identity(cls, identity: AgentIdentity) -> AgentSession:
+        """Return the session of an identity; the key stays out of it."""
+        fields = identity.model_dump(exclude={"key"})
+        return cls(id=hashlib.sha256(bytes.fromhex(identity.key)).hexdigest(), **fields)
+
+
 class AgentReported(_EventBase):
     """A report of a site's agent: inventory, free chips, parts, queue, and jobs of the site's own users."""
 
     kind: Literal["agent-reported"] = "agent-reported"
     cluster: Cluster
     incarnation: str
+    agent: AgentSession | None = None
+    run_lease_s: NonNegativeFloat = 0.0
     free_chips: dict[Name, NonNegativeInt]
     parts: tuple[ObservedPart, ...] = ()
     queue: tuple[QueueEntry, ...] = ()
@@ -123,8 +148,10 @@ class AgentReported(_EventBase):
             now_s=now_s,
             cluster=report.cluster,
             incarnation=report.incarnation,
+            agent=AgentSession.from_identity(report.identity) if report.identity else None,
+            run_lease_s=report.run_lease_s,
             free_chips=report.free_chips,
-            parts=report.parts,
+            parts=tuple(_shortened(part) for part in report.parts),
             queue=report.queue,
             local_jobs=report.local_jobs,
             free_storage_bytes=report.free_storage_bytes,
@@ -132,6 +159,13 @@ class AgentReported(_EventBase):
             peer_checks=report.peer_checks,
             checks=report.checks,
         )
+
+
+def _shortened(part: ObservedPart) -> ObservedPart:
+    """Return a part with the first characters of its detail: the log keeps every change of it."""
+    if len(part.detail) <= MAX_DETAIL_CHARS:
+        return part
+    return part.model_copy(update={"detail": part.detail[:MAX_DETAIL_CHARS] + "..."})
 
 
 class SiteChecked(_EventBase):
@@ -166,6 +200,29 @@ class AgentLost(_EventBase):
     cluster: Name
 
 
+class RunLeaseEnded(_EventBase):
+    """The run lease of a lost site has ended: its workers have ended themselves, so its parts count as released."""
+
+    kind: Literal["run-lease-ended"] = "run-lease-ended"
+    cluster: Name
+
+
+class SiteGone(_EventBase):
+    """The operator declared that nothing of the pool runs at a lost site; its agent is never admitted again."""
+
+    kind: Literal["site-gone"] = "site-gone"
+    cluster: Name
+    by: Name
+
+
+class SiteEnrolling(_EventBase):
+    """The operator or the owner agreed that the next new agent of a cluster takes the place of the enrolled one."""
+
+    kind: Literal["site-enrolling"] = "site-enrolling"
+    cluster: Name
+    by: Name
+
+
 class DeadlinePassed(_EventBase):
     """The time limit of `state` in this `attempt` of a job has expired."""
 
@@ -192,15 +249,19 @@ class PoolSet(_EventBase):
     links: tuple[Link, ...] = ()
     objective: Objective = "arrival"
     patience_s: NonNegativeFloat = 3600.0
+    # Users take turns at the planner; logs of earlier versions were written without.
+    planner_turns: bool = False
 
 
 class Restarted(_EventBase):
     """The server started and rebuilt its state. Never logged.
 
-    The coordinator repeats the instructions whose results may be lost with the old process.
+    The coordinator repeats the instructions whose results may be lost with the old process. `steady_s` is the time on
+    the clock of `Coordinator.record_report` that measures leases (default: `now_s`).
     """
 
     kind: Literal["restarted"] = "restarted"
+    steady_s: float | None = None
 
 
 Event = Annotated[
@@ -216,6 +277,9 @@ Event = Annotated[
     | PreflightTimedOut
     | PeerCheckTimedOut
     | AgentLost
+    | RunLeaseEnded
+    | SiteGone
+    | SiteEnrolling
     | DeadlinePassed
     | EpochBegan
     | PoolSet
@@ -238,6 +302,8 @@ class MakePlans(FrozenModel):
     job_id: Name
     round: PositiveInt
     submission: Submission
+    # Whose turn at the planner it takes.
+    user: str = ""
     # The connected clusters.
     clusters: tuple[Cluster, ...]
     # By cluster and node group: chips neither in use nor allocated, by pool jobs or the owner's own.

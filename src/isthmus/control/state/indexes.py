@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Annotated
 
 from sortedcontainers import SortedDict, SortedList
 
+from isthmus.control.algorithms.fair_order import FairOrder
 from isthmus.core.messages.api_views import JobState
 from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority
@@ -23,24 +25,29 @@ PRIORITY_RANK: dict[Priority, int] = {"high": 0, "middle": 1, "low": 2}
 
 @dataclass(slots=True)
 class Indexes:
-    """Indexes of the jobs, and what the current event has changed. Times are seconds since the epoch."""
+    """Indexes of the jobs, and what the current event has changed. Times are seconds since the epoch.
+
+    The sorted containers are annotated with the types of their items, which a snapshot checks.
+    """
 
     # Job id by job number.
-    ids_by_number: SortedDict = field(default_factory=SortedDict)
+    ids_by_number: Annotated[SortedDict, int, str] = field(default_factory=SortedDict)
     # Job numbers by user.
-    numbers_by_user: dict[str, SortedList] = field(default_factory=dict)
+    numbers_by_user: dict[str, Annotated[SortedList, int]] = field(default_factory=dict)
+    # Number of jobs that have not ended, by user.
+    live_by_user: dict[str, int] = field(default_factory=dict)
     # The queue: keys of the jobs that wait for chips, first to start first.
-    order: SortedList = field(default_factory=SortedList)
+    order: Annotated[SortedList, QueueKey] = field(default_factory=SortedList)
     # Numbers of the jobs that even the empty pool could not hold now.
     parked: set[int] = field(default_factory=set)
-    # Keys of the `auto_plan` jobs that wait for the planner.
-    unplanned: SortedList = field(default_factory=SortedList)
+    # The `auto_plan` jobs that wait for the planner, by priority; users take turns (`PoolSet.planner_turns`).
+    unplanned: FairOrder = field(default_factory=FairOrder)
     # Numbers of the jobs that wait until their user has chosen a plan.
     awaiting_choice: dict[int, None] = field(default_factory=dict)
     # Numbers of the jobs whose user waits for plans.
     interactive: dict[int, None] = field(default_factory=dict)
     # (deadline, job number) by state.
-    deadlines: dict[JobState, SortedList] = field(default_factory=dict)
+    deadlines: dict[JobState, Annotated[SortedList, tuple[float, int]]] = field(default_factory=dict)
     # Ids of the jobs in state `preparing`.
     preparing: dict[str, None] = field(default_factory=dict)
     # Ids of the jobs in state `preempting`.
@@ -50,7 +57,7 @@ class Indexes:
     # Ids of the jobs that have victims.
     preemptors: dict[str, None] = field(default_factory=dict)
     # (expected end, job number) of the running jobs.
-    expected_ends: SortedList = field(default_factory=SortedList)
+    expected_ends: Annotated[SortedList, tuple[float, int]] = field(default_factory=SortedList)
     # Ids of the `auto_plan` jobs with an open planner request.
     auto_planning: set[str] = field(default_factory=set)
     # Keys that the current event has added to the queue.

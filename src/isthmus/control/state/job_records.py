@@ -31,8 +31,14 @@ FreeChips = Mapping[str, Mapping[str, int]]
 """Free chips by cluster and node group; only connected clusters appear."""
 
 TERMINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
+MAX_PAST_PARTS = 64
+"""Released parts of earlier attempts whose ranks a job keeps."""
 WAITING_STATES: frozenset[JobState] = frozenset({"waiting", "blocked"})
 """States in which a job waits in the queue, with or without a plan."""
+
+
+NO_PLAN_AT_ALL = "no plan of the whole pool can hold this job"
+"""Begins the reason of a job that could not start even if nothing else ran."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +99,8 @@ class JobRecord:
     in_site_queues: bool = False
     # By (attempt, cluster): the current attempt, and unreleased parts of earlier ones.
     parts: dict[tuple[int, str], PartRecord] = field(default_factory=dict)
+    # Ranks by (attempt, cluster) of released parts that were ordered to run: their output may still arrive.
+    past_ranks: dict[tuple[int, str], tuple[int, ...]] = field(default_factory=dict)
     # Allocated link bandwidth in kbit/s.
     allocated_kbps: dict[PoolResource, int] = field(default_factory=dict)
     rank_map: RankMap | None = None
@@ -160,6 +168,13 @@ class JobRecord:
         """The job spec."""
         return self.packed.unpack_job()
 
+    def ranks_ordered(self, attempt: int, cluster: str) -> tuple[int, ...]:
+        """Return the ranks that `cluster` was ordered to run in an attempt; of old attempts the newest are known."""
+        part = self.parts.get((attempt, cluster))
+        if part is not None:
+            return part.ranks if part.committed else ()
+        return self.past_ranks.get((attempt, cluster), ())
+
     def current_parts(self) -> list[PartRecord]:
         """Return the parts of the current attempt, in the plan's order."""
         return [part for part in self.parts.values() if part.attempt == self.attempt]
@@ -216,6 +231,7 @@ class PoolState:
     # See the event `PoolSet`.
     objective: Objective = "arrival"
     patience_s: float = 3600.0
+    planner_turns: bool = False
     # Ids of the jobs whose view the current event has changed.
     changed_jobs: set[str] = field(default_factory=set)
     indexes: Indexes = field(default_factory=Indexes, compare=False)

@@ -13,6 +13,8 @@ from isthmus.core.model import Model
 
 _CACHE_SIZE = 4096
 """Number of unpacked jobs and models in the cache."""
+MAX_CACHED_BYTES = 1 << 14
+"""Largest packed job or model that the cache holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,6 @@ class PackedSubmission:
             job = json.dumps(fields)
         return cls(job.encode(), sys.intern(submission.model.model_dump_json(by_alias=True)), submission.key)
 
-    def __reduce__(self) -> tuple[type[PackedSubmission], tuple[bytes, str, str]]:
-        """Pickle only the field values; a snapshot contains very many."""
-        return PackedSubmission, (self.job_json, self.model_json, self.key)
-
     def unpack_job(self) -> Job:
         """Return the unpacked job."""
         return _parse_job(self.job_json)
@@ -48,8 +46,17 @@ class PackedSubmission:
         )
 
 
-@lru_cache(_CACHE_SIZE)
 def _parse_job(text: bytes) -> Job:
+    """Return the job; a large one is not kept in the cache, which would hold thousands of them."""
+    return (_parse_cached_job if len(text) <= MAX_CACHED_BYTES else _parse_cached_job.__wrapped__)(text)
+
+
+def _parse_model(text: str) -> Model:
+    return (_parse_cached_model if len(text) <= MAX_CACHED_BYTES else _parse_cached_model.__wrapped__)(text)
+
+
+@lru_cache(_CACHE_SIZE)
+def _parse_cached_job(text: bytes) -> Job:
     """Return the job; one without a tokenizer was packed when `bytes` was the default."""
     job = Job.model_validate_json(text)
     if "tokenizer" in job.data.model_fields_set:
@@ -58,5 +65,5 @@ def _parse_job(text: bytes) -> Job:
 
 
 @lru_cache(_CACHE_SIZE)
-def _parse_model(text: str) -> Model:
+def _parse_cached_model(text: str) -> Model:
     return Model.model_validate_json(text)

@@ -86,6 +86,23 @@ class PeerResult:
 
 
 @dataclass(slots=True, kw_only=True)
+class EnrolledAgent:
+    """The agent that a cluster is bound to; the only one whose reports count."""
+
+    id: str
+    machine: str
+    # Start of the machine in which it last reported.
+    boot: str
+    enrolled_s: float
+    # The latest session, when it began, and the saves of its part table as last logged.
+    session: int = 0
+    session_s: float = 0.0
+    saves: int = 0
+    # Where the site's workers listen; None: its agent has named no address.
+    host: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
 class ClusterRecord:
     """A site as last reported, and the pool's parts there."""
 
@@ -106,6 +123,16 @@ class ClusterRecord:
     connected: bool = True
     # When the last report arrived.
     last_report_s: float | None = None
+    # The same on the server's monotonic clock, which measures leases; not part of the log.
+    last_contact_s: float | None = field(default=None, compare=False)
+    # The lease that the site's workers end themselves on, as last reported; 0: they run without limit.
+    run_lease_s: float = 0.0
+    # The agent that the cluster is bound to; None: agents without an identity report for it.
+    agent: EnrolledAgent | None = None
+    # Ids of agents that were declared gone.
+    gone_agents: set[str] = field(default_factory=set)
+    # A person agreed that the next new agent takes the place of the enrolled one.
+    enrolling: bool = False
     # Every agent process that ever reported.
     incarnations: set[str] = field(default_factory=set)
     # The unreleased parts, by (job, attempt).
@@ -129,7 +156,12 @@ class ClusterRecord:
     # The sites that are to check it.
     checked_by: set[str] = field(default_factory=set)
     # Cached result of `free_by_group`.
-    cached_free: dict[str, int] | None = field(default=None, compare=False)
+    cached_free: dict[str, int] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def may_run(self) -> tuple[PartRecord, ...]:
+        """The parts that may have processes at the site."""
+        return tuple(part for part in self.parts.values() if part.committed)
 
     def capacity(self, group: str) -> int:
         """Return the total chips of a node group; 0 for an unknown group."""

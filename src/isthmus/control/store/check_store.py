@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from isthmus.control.state.events import Event, JobCancelled
 from isthmus.control.store.store_interface import LogMovedError, Store, StoredToken
+from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 
 Reopen = Callable[[Store], Store]
@@ -22,11 +23,14 @@ def check_store(store: Store, reopen: Reopen | None = None) -> Store:
     _check_metrics(store)
     _check_logs(store)
     _check_tokens(store)
+    secret = _check_secrets(store)
+    _check_audit(store)
     if reopen is not None:
         before = (list(store.events()), store.metrics("a"), store.logs("a"), store.tokens())
         store = reopen(store)
         after = (list(store.events()), store.metrics("a"), store.logs("a"), store.tokens())
         _expect(before == after, "stored data is unchanged after a reopen")
+        _expect(store.secret("one") == secret, "a secret is unchanged after a reopen")
         _expect(store.append([_event("z")]) == len(before[0]) + 1, "numbering continues after a reopen")
     _check_forget(store)
     return store
@@ -63,6 +67,15 @@ def _check_events(store: Store) -> None:
         _expect([number for number, _ in store.events(after=3)] == [4], "a turn sees the complete log")
         store.append([_event("f")], expected_last=4)
     _expect([number for number, _ in store.events(after=3)] == [4, 5], "events appended in a turn persist")
+
+
+def _check_secrets(store: Store) -> bytes:
+    with ThreadPoolExecutor(4) as pool:
+        made = set(pool.map(store.secret, ["one"] * 8))
+    _expect(len(made) == 1, "a secret is made once, whatever threads ask for it first")
+    _expect(len(store.secret("one")) == 32, "a secret has 256 bits")
+    _expect(store.secret("two") not in made, "secrets of different names differ")
+    return store.secret("one")
 
 
 def _check_threads(store: Store) -> None:
@@ -122,6 +135,35 @@ def _check_tokens(store: Store) -> None:
     _expect(store.find_token("d1") == one, "a token is found by its digest")
     _expect(store.find_token("d3") is None, "an unknown digest finds nothing")
     _expect(store.tokens() == (two, one), "tokens are listed once each, oldest first")
+    versions = [store.token_version()]
+    for change in (
+        {"expires_s": 9.0},
+        {"expires_s": 10.0},
+        {"expires_s": 10.0, "revoked_s": 5.0, "created_by": "root"},
+    ):
+        changed = two.model_copy(update=change)
+        store.put_token(changed)
+        _expect(store.find_token("d2") == changed, "a changed token replaces the one with its digest")
+        versions.append(store.token_version())
+    _expect(len(set(versions)) == len(versions), "every change of a token changes the version")
+
+
+def _check_audit(store: Store) -> None:
+    records = [
+        AuditRecord(at_s=10.0 * i, action="refused", actor=actor, subject=subject, address="10.0.0.1", detail="é")
+        for i, (actor, subject) in enumerate([("ann", "job-1"), ("bob", "ann"), ("bob", "job-2"), ("", "")], start=1)
+    ]
+    store.append_audit(records[:3])
+    store.append_audit(records[3:])
+    found = store.audit(AuditFilter())
+    _expect([one.number for one in found] == [1, 2, 3, 4], "audit records have rising numbers")
+    _expect([one.model_copy(update={"number": 0}) for one in found] == records, "audit records are stored whole")
+    _expect(store.audit(AuditFilter(), limit=2) == found[2:], "without a cursor the newest audit records are returned")
+    _expect(store.audit(AuditFilter(), 1, 2) == found[1:3], "audit records follow the cursor in order")
+    _expect(store.audit(AuditFilter(user="ann")) == found[:2], "a name finds acts by it and on it")
+    _expect(store.audit(AuditFilter(since_s=30.0)) == found[2:], "a time finds audit records from it on")
+    store.prune_audit(15.0)
+    _expect(store.audit(AuditFilter()) == found[1:], "old audit records are pruned")
 
 
 def _check_forget(store: Store) -> None:

@@ -16,8 +16,11 @@ class LeaderElection(Protocol):
     def try_acquire(self) -> bool:
         """Tell whether this server leads; try to become leader if there is none. Never blocks on another."""
 
-    def record_report(self, cluster: str) -> None:
-        """Publish to the other servers that a cluster's agent has just reported here."""
+    def record_report(self, cluster: str) -> bool:
+        """Publish to the other servers that a cluster's agent has just reported here; return whether they know.
+
+        They may know it only of the second before.
+        """
 
     def report_ages_s(self) -> Mapping[str, float]:
         """Return for each known cluster the seconds since its last report to any server."""
@@ -33,8 +36,9 @@ class SingleServer:
         """Return true: the only server always leads."""
         return True
 
-    def record_report(self, cluster: str) -> None:
-        """Do nothing: there are no other servers."""
+    def record_report(self, cluster: str) -> bool:  # noqa: ARG002 - the interface's
+        """Return true: there are no other servers."""
+        return True
 
     def report_ages_s(self) -> Mapping[str, float]:
         """Return nothing: there are no other servers."""

@@ -49,18 +49,20 @@ class PostgresLeaderElection:
                 _log.warning("this server no longer leads")
             return self._is_leader
 
-    def record_report(self, cluster: str) -> None:
+    def record_report(self, cluster: str) -> bool:
         """Publish a report to the other servers; see `LeaderElection`."""
         with self._lock:
             now_s = self._clock()
             if now_s - self._recorded_s.get(cluster, -REPORT_INTERVAL_S) < REPORT_INTERVAL_S:
-                return
+                return True
             sql = (
                 "INSERT INTO heard (cluster, at_s) VALUES (%s, extract(epoch FROM clock_timestamp())) "
                 "ON CONFLICT (cluster) DO UPDATE SET at_s = excluded.at_s"
             )
-            if self._with_session(lambda db: db.execute(sql, (cluster,))) is not None:
+            is_known = self._with_session(lambda db: db.execute(sql, (cluster,))) is not None
+            if is_known:
                 self._recorded_s[cluster] = now_s
+            return is_known
 
     def report_ages_s(self) -> Mapping[str, float]:
         """Return the seconds since each cluster's last report; see `LeaderElection`."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 
+from isthmus.control.store.log_chain import OtherStoreError, chain_rows, chain_start
 from isthmus.core.errors import ProtocolError
 
 MIGRATIONS = (
@@ -34,6 +35,26 @@ MIGRATIONS = (
         one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), beat TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()
     );
     """,
+    """
+    ALTER TABLE events ADD COLUMN hash BYTEA;
+    CREATE TABLE identity (one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), store TEXT NOT NULL);
+    """,
+    "CREATE TABLE secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """
+    ALTER TABLE tokens ADD COLUMN expires_s DOUBLE PRECISION, ADD COLUMN revoked_s DOUBLE PRECISION,
+        ADD COLUMN created_by TEXT NOT NULL DEFAULT '';
+    CREATE TABLE audit (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at_s DOUBLE PRECISION NOT NULL,
+        action TEXT NOT NULL, actor TEXT NOT NULL, role TEXT NOT NULL, token TEXT NOT NULL, address TEXT NOT NULL,
+        subject TEXT NOT NULL, detail TEXT NOT NULL
+    );
+    CREATE FUNCTION audit_refusal() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        RAISE EXCEPTION 'the audit log is append-only and keeps its records for 365 days';
+    END $$;
+    CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit FOR EACH ROW EXECUTE FUNCTION audit_refusal();
+    CREATE TRIGGER audit_kept BEFORE DELETE ON audit FOR EACH ROW
+        WHEN (old.at_s > extract(epoch FROM now()) - 86400 * 365) EXECUTE FUNCTION audit_refusal();
+    """,
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 
@@ -41,12 +62,15 @@ SCHEMA_LOCK = 0x15_7468_6D75_7300
 """Advisory lock for schema migrations."""
 
 
-def migrate(db: psycopg.Connection[Any]) -> None:
-    """Migrate the schema to the newest version, inside the caller's transaction.
+def migrate(db: psycopg.Connection[Any], expected_id: str | None, new_id: str) -> str:
+    """Migrate the schema to the newest version, inside the caller's transaction; return the store's identity.
 
-    Raises `ProtocolError` if the schema is newer than this version of isthmus supports, and psycopg's errors.
+    Raises `OtherStoreError` for another identity than `expected_id` (before any change), `ProtocolError` if the schema
+    is newer than this version of isthmus supports, and psycopg's errors.
     """
     db.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+    if expected_id is not None and (identity := _identity(db)) != expected_id:
+        raise OtherStoreError(expected_id, identity)
     db.execute(
         "CREATE TABLE IF NOT EXISTS migrations "
         "(version INTEGER PRIMARY KEY, applied TIMESTAMPTZ NOT NULL DEFAULT now())"
@@ -61,3 +85,36 @@ def migrate(db: psycopg.Connection[Any]) -> None:
     for version, script in enumerate(MIGRATIONS[present:], start=present + 1):
         db.execute(script.encode())
         db.execute("INSERT INTO migrations (version) VALUES (%s)", (version,))
+    known = _identity(db)
+    if known is None:
+        db.execute("INSERT INTO identity (store) VALUES (%s)", (new_id,))
+        _chain(db, new_id)
+    return known or new_id
+
+
+def _identity(db: psycopg.Connection[Any]) -> str | None:
+    """Return the identity of the store, None for an empty database and one of an earlier version."""
+    present = db.execute("SELECT to_regclass('identity')").fetchone()
+    if not present or present[0] is None:
+        return None
+    found = db.execute("SELECT store FROM identity").fetchone()
+    return str(found[0]) if found else None
+
+
+def _chain(db: psycopg.Connection[Any], store_id: str) -> None:
+    """Add the hashes to a log of an earlier version; no server of that version can append afterwards."""
+    db.execute("LOCK TABLE events IN EXCLUSIVE MODE")
+
+    def read(after: int) -> list[Any]:
+        page = "SELECT number, body FROM events WHERE number > %s ORDER BY number LIMIT 1000"
+        return db.execute(page, (after,)).fetchall()
+
+    def write(rows: list[tuple[bytes, int]]) -> None:
+        db.execute(
+            "UPDATE events SET hash = found.hash FROM unnest(%b::bytea[], %b::bigint[]) AS found (hash, number) "
+            "WHERE events.number = found.number",
+            ([digest for digest, _ in rows], [number for _, number in rows]),
+        )
+
+    chain_rows(chain_start(store_id), read, write)
+    db.execute("ALTER TABLE events ALTER COLUMN hash SET NOT NULL")

@@ -17,6 +17,7 @@ import psycopg
 
 from isthmus.control.state.events import Event, encode_event
 from isthmus.control.store.group_commit import GroupCommit
+from isthmus.control.store.log_chain import LogEnd, chain_start, link_rows, new_store_id
 from isthmus.control.store.postgres_schema import migrate
 from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.control.store.store_interface import LogMovedError
@@ -109,13 +110,15 @@ def open_connection(address: str, name: str = "isthmus") -> Connection:
 class PostgresStore(SqlQueries[Connection]):
     """A `Store` in the database at `address`, a psycopg connection string; creates its tables.
 
-    Raises `InputError` for a malformed address, `UnavailableError` if the database cannot be reached or
-    written, and `ProtocolError` if a newer version of isthmus has migrated it.
+    An empty database gets the identity `new_id`, random by default. Raises `InputError` for a malformed address,
+    `UnavailableError` if the database cannot be reached or written, `ProtocolError` if a newer version of isthmus has
+    migrated it, and `OtherStoreError` if its identity is not `expected_id`.
     """
 
     shared = True
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, expected_id: str | None = None, new_id: str | None = None) -> None:
+        self._initialize()
         self._log_session, self._output_session, self._read_session = (
             PostgresSession(address),
             PostgresSession(address),
@@ -125,7 +128,7 @@ class PostgresStore(SqlQueries[Connection]):
         self._thread_state = threading.local()
         try:
             with self._log_session.connection() as db, db.transaction():
-                migrate(db)
+                self.store_id = migrate(db, expected_id, new_id or new_store_id())
         except BaseException:
             self.close()
             raise
@@ -135,11 +138,13 @@ class PostgresStore(SqlQueries[Connection]):
         """Lock the log; see `Store`."""
         with self._log_session.connection() as db, db.transaction():
             db.execute("SELECT pg_advisory_xact_lock(%s)", (EVENT_LOG_LOCK,))
-            self._thread_state.turn = True
+            self._thread_state.turn, self._thread_state.end = True, None
             try:
                 yield
             finally:
                 self._thread_state.turn = False
+        if self._thread_state.end is not None:  # committed by now
+            self._remember_end(self._thread_state.end)
 
     def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
         """Append events; see `Store`."""
@@ -148,15 +153,18 @@ class PostgresStore(SqlQueries[Connection]):
                 return self.append(events, expected_last)
         bodies = [encode_event(event) for event in events]
         with self._log_session.connection() as db:
-            found = db.execute("SELECT coalesce(max(number), 0) FROM events").fetchone()
-            last = int(found[0]) if found else 0
-            if expected_last is not None and last != expected_last:
-                raise LogMovedError(expected_last, last)
-            if bodies:
-                numbers = list(range(last + 1, last + len(bodies) + 1))
+            found = db.execute("SELECT number, hash FROM events ORDER BY number DESC LIMIT 1").fetchone()
+            end = LogEnd(found[0], bytes(found[1])) if found else chain_start(self.store_id)
+            self._require_known(end)
+            if expected_last is not None and end.number != expected_last:
+                raise LogMovedError(expected_last, end.number)
+            rows = link_rows(end, bodies)
+            if rows:
                 # Binary arrays: the text form escapes each quote, which is about 100 times slower.
-                db.execute("INSERT INTO events SELECT * FROM unnest(%b::bigint[], %b::text[])", (numbers, bodies))
-        return last + len(bodies)
+                insert = "INSERT INTO events SELECT * FROM unnest(%b::bigint[], %b::text[], %b::bytea[])"
+                db.execute(insert, tuple(map(list, zip(*rows, strict=True))))
+                self._thread_state.end = LogEnd(rows[-1][0], rows[-1][2])
+        return end.number + len(rows)
 
     def close(self) -> None:
         """Close the connections; see `Store`."""

@@ -1,8 +1,8 @@
 """`SnapshotFile`: a file with the state after some event of the log, so that a start replays only later events.
 
 A snapshot is only a cache: one from other code, other rules or another log, or that is damaged, is ignored,
-and the log is replayed from its beginning. The body is a pickle; the unpickler admits only data classes of
-`isthmus` and plain containers.
+and the log is replayed from its beginning. The body is JSON by the schema of the state's classes (`column_codec`):
+reading one runs no code that the file names.
 """
 
 from __future__ import annotations
@@ -10,38 +10,31 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
-import io
 import json
 import logging
-import pickle
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pydantic
+import pydantic_core
 
 import isthmus
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import encode_event
-from isthmus.control.state.job_records import PoolState
+from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
+from isthmus.control.state.site_records import ClusterRecord
+from isthmus.control.store.column_codec import ColumnCodec, column_codec
 from isthmus.control.store.store_interface import Store
+from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.worker_folder import write_atomically
 
 SNAPSHOT_FILE_NAME = "snapshot"
-_ALLOWED_CONTAINERS = frozenset(
-    [
-        ("collections", "deque"),
-        ("collections", "OrderedDict"),
-        ("sortedcontainers.sorteddict", "SortedDict"),
-        ("sortedcontainers.sortedlist", "SortedList"),
-        ("sortedcontainers.sortedlist", "SortedKeyList"),
-        ("builtins", "set"),
-        ("builtins", "frozenset"),
-    ]
-)
+_DERIVED = frozenset({(PoolState, "live_jobs"), (ClusterRecord, "parts")})
+"""Fields whose records other fields hold: the jobs that have not ended, and the parts of jobs by cluster."""
 _log = logging.getLogger("isthmus.server")
 
 
@@ -70,30 +63,50 @@ class SnapshotFile:
             if not fits or head["event"] != _event_digest(store, number):
                 return None
             with gc_paused():
-                state = SafeUnpickler(io.BytesIO(body)).load()
+                state = restore_state(body)
         except FileNotFoundError:
             return None
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            EOFError,
-            pickle.PickleError,
-        ) as error:
+        except (OSError, ValueError, TypeError, LookupError, IsthmusError) as error:
             _log.warning("ignoring snapshot %s: %s", self.path, error)
             return None
-        if not isinstance(state, PoolState) or state.config != rules:
+        if state.config != rules:
             return None
         coordinator = Coordinator(rules)
         coordinator.state = state
         return number, coordinator
 
 
+@dataclass(slots=True, kw_only=True)
+class _StoredState:
+    """The content of a snapshot."""
+
+    # Keys of the unreleased parts at each cluster, in the order of `ClusterRecord.parts`.
+    parts_by_cluster: dict[str, list[tuple[str, int]]]
+    state: PoolState
+
+
 def serialize_state(coordinator: Coordinator) -> bytes:
-    """Return the pickled state, as `SnapshotFile.save` expects it."""
-    return pickle.dumps(coordinator.state, protocol=5)
+    """Return the state as JSON, as `SnapshotFile.save` expects it."""
+    state = coordinator.state
+    parts = {name: list(record.parts) for name, record in state.clusters.items()}
+    with gc_paused():
+        return pydantic_core.to_json(_codec().encode([_StoredState(parts_by_cluster=parts, state=state)]))
+
+
+def restore_state(body: bytes) -> PoolState:
+    """Return the state of `serialize_state`; raise `ValueError`, `TypeError` or `LookupError` for any other data."""
+    (stored,) = _codec().decode(pydantic_core.from_json(body), 1)
+    state: PoolState = stored.state
+    state.live_jobs = {job_id: job for job_id, job in state.jobs.items() if job.state not in TERMINAL_STATES}
+    for name, keys in stored.parts_by_cluster.items():
+        record = state.clusters[name]
+        record.parts = {(job, attempt): state.jobs[job].parts[attempt, name] for job, attempt in keys}
+    return state
+
+
+@functools.cache
+def _codec() -> ColumnCodec:
+    return column_codec(_StoredState, _DERIVED)
 
 
 @contextmanager
@@ -106,20 +119,6 @@ def gc_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-class SafeUnpickler(pickle.Unpickler):
-    """Unpickler of snapshots: containers and the classes of `control` and `core`, no function."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return an allowed class; raise `pickle.UnpicklingError` for any other name."""
-        if (module, name) in _ALLOWED_CONTAINERS:
-            return super().find_class(module, name)
-        if module.startswith(("isthmus.control.", "isthmus.core.")):
-            found = super().find_class(module, name)
-            if isinstance(found, type):
-                return found
-        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a snapshot")
 
 
 def _event_digest(store: Store, number: int) -> str:

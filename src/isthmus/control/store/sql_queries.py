@@ -1,18 +1,29 @@
-"""`SqlQueries`: the reads and writes that SQLite and PostgreSQL express in the same SQL."""
+"""`SqlQueries`: the reads and writes that SQLite and PostgreSQL express in the same SQL, and the end of the log.
+
+A store remembers the last event that it has appended or read completely. A log that no longer contains that event has
+lost something that was acknowledged: every later read and append fails with `LogDamagedError`.
+"""
 
 from __future__ import annotations
 
+import secrets
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from isthmus.control.state.events import Event, decode_event
-from isthmus.control.store.store_interface import StoredToken, chunk_end_bytes, trim_stored_bytes
+from isthmus.control.store.log_chain import LogDamagedError, LogEnd, chain_start, follow_link, require_end
+from isthmus.control.store.store_interface import SECRET_BYTES, StoredToken, chunk_end_bytes, trim_stored_bytes
+from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage
 
 PAGE_SIZE = 1000
 """Events per query of a log that is read from its start."""
+
+_TOKEN_FIELDS = ("digest", "role", "name", "created_s", "expires_s", "revoked_s", "created_by")
+_AUDIT_FIELDS = ("number", "at_s", "action", "actor", "role", "token", "address", "subject", "detail")
 
 Session = TypeVar("Session")
 
@@ -20,8 +31,45 @@ Session = TypeVar("Session")
 class SqlQueries(ABC, Generic[Session]):
     """The part of a `Store` that is equal in every SQL database; a subclass runs the statements.
 
-    `Session` is an open connection. Statements mark each value with `?`.
+    `Session` is an open connection. Statements mark each value with `?`. A subclass sets `store_id` and calls
+    `_initialize` before the first read.
     """
+
+    store_id: str
+
+    def _initialize(self) -> None:
+        self._known, self._known_lock = LogEnd(0, b""), threading.Lock()
+        self._on_durable: Callable[[LogEnd], None] = lambda _: None
+
+    def follow_end(self, known: LogEnd, on_durable: Callable[[LogEnd], None]) -> LogEnd:
+        """Require that the log contains the acknowledged event `known`; return its end.
+
+        `on_durable` is then called with the end of the log, now and whenever this store finds or makes it longer.
+        Raises `LogDamagedError` if the event is missing or another one.
+        """
+        rows = self._read("SELECT number, hash FROM events ORDER BY number DESC LIMIT 1")
+        end = LogEnd(rows[0][0], _hash(rows[0][1])) if rows else chain_start(self.store_id)
+        require_end(known, end, self._digest_at(known.number))
+        self._on_durable = on_durable
+        self._remember_end(end)
+        on_durable(end)
+        return end
+
+    def _digest_at(self, number: int) -> bytes | None:
+        rows = self._read("SELECT hash FROM events WHERE number = ?", number)
+        return _hash(rows[0][0]) if rows else None
+
+    def _require_known(self, end: LogEnd) -> None:
+        """Raise `LogDamagedError` if a log with this end lacks the last event that this store knows."""
+        known = self._known
+        require_end(known, end, end.digest if end.number == known.number else known.digest)
+
+    def _remember_end(self, end: LogEnd) -> None:
+        """Remember the durable end of the log, unless a later one is known already."""
+        with self._known_lock:
+            if end.number > self._known.number:
+                self._known = end
+                self._on_durable(end)
 
     @abstractmethod
     def _read(self, sql: str, *values: Any) -> list[Any]:
@@ -44,15 +92,24 @@ class SqlQueries(ABC, Generic[Session]):
         """Return log text as the column `logs.body` holds it."""
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """Yield events; see `Store`."""
+        """Yield events, each once it follows the one before by number and hash; see `Store`.
+
+        Raises `LogDamagedError` at the first event that does not, or at the end if an acknowledged one is missing.
+        """
+        known, end = self._known, chain_start(self.store_id)
+        sql = "SELECT number, body, hash FROM events WHERE number >= ? ORDER BY number LIMIT ?"
         while True:
-            sql = "SELECT number, body FROM events WHERE number > ? ORDER BY number LIMIT ?"
-            rows = self._read(sql, after, PAGE_SIZE)
-            for number, body in rows:
-                yield number, decode_event(body)
+            rows = self._read(sql, max(after, end.number), PAGE_SIZE)
+            if after and not end.number:
+                end = _first_end(after, rows, known)
+            for number, body, digest in rows:
+                if number > end.number:
+                    end = follow_link(end, number, body, _hash(digest))
+                    yield number, decode_event(body)
             if len(rows) < PAGE_SIZE:
+                require_end(known, end, end.digest if end.number == known.number else known.digest)
+                self._remember_end(end)
                 return
-            after = rows[-1][0]
 
     def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         """Store metrics; see `Store`."""
@@ -110,28 +167,82 @@ class SqlQueries(ABC, Generic[Session]):
     def put_token(self, token: StoredToken) -> None:
         """Store a token; see `Store`."""
         sql = (
-            "INSERT INTO tokens (digest, role, name, created_s) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (digest) DO UPDATE "
-            "SET role = excluded.role, name = excluded.name, created_s = excluded.created_s"
+            "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE "
+            "SET role = excluded.role, name = excluded.name, created_s = excluded.created_s, "
+            "expires_s = excluded.expires_s, revoked_s = excluded.revoked_s, created_by = excluded.created_by"
         )
-        row = (token.digest, token.role, token.name, token.created_s)
+        row = [getattr(token, name) for name in _TOKEN_FIELDS]
         self._write(lambda session: self._execute(session, sql, *row))
 
     def find_token(self, digest: str) -> StoredToken | None:
         """Return a token; see `Store`."""
-        rows = self._read("SELECT digest, role, name, created_s FROM tokens WHERE digest = ?", digest)
+        sql = "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by FROM tokens WHERE digest = ?"
+        rows = self._read(sql, digest)
         return _token(rows[0]) if rows else None
 
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return every token; see `Store`."""
-        rows = self._read("SELECT digest, role, name, created_s FROM tokens ORDER BY created_s")
-        return tuple(_token(row) for row in rows)
+        sql = "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by FROM tokens ORDER BY created_s"
+        return tuple(_token(row) for row in self._read(sql))
+
+    def token_version(self) -> tuple[float, ...]:
+        """Return numbers that differ after a change; see `Store`."""
+        sql = "SELECT count(*), count(revoked_s), coalesce(sum(created_s), 0), coalesce(sum(expires_s), 0) FROM tokens"
+        return tuple(float(value) for value in self._read(sql)[0])
+
+    def append_audit(self, records: Sequence[AuditRecord]) -> None:
+        """Append records; see `Store`."""
+        rows = [[getattr(one, name) for name in _AUDIT_FIELDS[1:]] for one in records]
+        sql = (
+            "INSERT INTO audit (at_s, action, actor, role, token, address, subject, detail) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        )
+        self._write(lambda session: self._execute_many(session, sql, rows))
+
+    def audit(self, wanted: AuditFilter, after: int = 0, limit: int = 1000) -> tuple[AuditRecord, ...]:
+        """Return records; see `Store`."""
+        sql = (
+            "SELECT number, at_s, action, actor, role, token, address, subject, detail FROM audit "
+            "WHERE number > ? AND at_s >= ? AND (CAST(? AS text) IS NULL OR actor = ? OR subject = ?) "
+        )
+        sql += "ORDER BY number LIMIT ?" if after else "ORDER BY number DESC LIMIT ?"
+        user = wanted.user
+        rows = sorted(self._read(sql, after, wanted.since_s or 0.0, user, user, user, limit))
+        return tuple(AuditRecord.model_validate(dict(zip(_AUDIT_FIELDS, row, strict=True))) for row in rows)
+
+    def prune_audit(self, before_s: float) -> None:
+        """Delete old records; see `Store`."""
+        self._write(lambda session: self._execute(session, "DELETE FROM audit WHERE at_s < ?", before_s))
+
+    def secret(self, name: str) -> bytes:
+        """Return a secret; see `Store`."""
+        find, made = "SELECT value FROM secrets WHERE name = ?", secrets.token_hex(SECRET_BYTES)
+        rows = self._read(find, name)
+        if not rows:
+            sql = "INSERT INTO secrets (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
+            self._write(lambda session: self._execute(session, sql, name, made))
+            rows = self._read(find, name)
+        return bytes.fromhex(rows[0][0])
+
+
+def _hash(stored: bytes | memoryview | None) -> bytes:
+    return b"" if stored is None else bytes(stored)
+
+
+def _first_end(after: int, rows: Sequence[Sequence[Any]], known: LogEnd) -> LogEnd:
+    """Return the end of the log at event `after`, which `rows` begin with, as a reader has seen it before."""
+    if not rows or rows[0][0] != after:
+        raise LogDamagedError(after, "it was read before, and is missing now")
+    end = LogEnd(after, _hash(rows[0][2]))
+    if known.number == after and known != end:
+        raise LogDamagedError(after, "it is another one than was read before")
+    return end
 
 
 def _decode_log(body: str | bytes) -> str:
     return body if isinstance(body, str) else bytes(body).decode()
 
 
-def _token(row: tuple[str, str, str, float]) -> StoredToken:
-    digest, role, name, created_s = row
-    return StoredToken(digest=digest, role=role, name=name, created_s=created_s)
+def _token(row: Sequence[Any]) -> StoredToken:
+    return StoredToken.model_validate(dict(zip(_TOKEN_FIELDS, row, strict=True)))

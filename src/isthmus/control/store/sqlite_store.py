@@ -16,7 +16,15 @@ from typing import Any
 
 from isthmus.control.state.events import Event, encode_event
 from isthmus.control.store.group_commit import GroupCommit
-from isthmus.control.store.sql_queries import SqlQueries
+from isthmus.control.store.log_chain import (
+    LogEnd,
+    OtherStoreError,
+    chain_rows,
+    chain_start,
+    link_rows,
+    new_store_id,
+)
+from isthmus.control.store.sql_queries import PAGE_SIZE, SqlQueries
 from isthmus.control.store.store_interface import LogMovedError
 from isthmus.core.errors import InputError, IsthmusError, ProtocolError, UnavailableError
 
@@ -40,6 +48,24 @@ MIGRATIONS = (
         digest TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, created_s REAL NOT NULL
     );
     """,
+    """
+    ALTER TABLE events ADD COLUMN hash BLOB;
+    CREATE TABLE identity (one INTEGER PRIMARY KEY CHECK (one = 1), store TEXT NOT NULL);
+    """,
+    "CREATE TABLE secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """
+    ALTER TABLE tokens ADD COLUMN expires_s REAL;
+    ALTER TABLE tokens ADD COLUMN revoked_s REAL;
+    ALTER TABLE tokens ADD COLUMN created_by TEXT NOT NULL DEFAULT '';
+    CREATE TABLE audit (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL NOT NULL, action TEXT NOT NULL, actor TEXT NOT NULL,
+        role TEXT NOT NULL, token TEXT NOT NULL, address TEXT NOT NULL, subject TEXT NOT NULL, detail TEXT NOT NULL
+    );
+    CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+    CREATE TRIGGER audit_kept BEFORE DELETE ON audit WHEN old.at_s > strftime('%s', 'now') - 86400 * 365
+    BEGIN SELECT RAISE(ABORT, 'the audit log keeps its records for 365 days'); END;
+    """,
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 
@@ -49,15 +75,24 @@ WriteFunction = Callable[[sqlite3.Connection], Any]
 class SqliteStore(SqlQueries[sqlite3.Connection]):
     """A `Store` in the file `path`, created with mode 0600 if missing.
 
-    `busy_timeout_s` is how long a write waits while another program locks the file.
+    `busy_timeout_s` is how long a write waits while another program locks the file. A new file gets the identity
+    `new_id`, random by default.
 
-    Raises `UnavailableError` if the file cannot be locked or written, and `ProtocolError` if a newer version
-    of isthmus has migrated it.
+    Raises `UnavailableError` if the file cannot be locked or written, `ProtocolError` if a newer version of isthmus has
+    migrated it, and `OtherStoreError` if its identity is not `expected_id`.
     """
 
     shared = False
 
-    def __init__(self, path: str | Path, *, busy_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        busy_timeout_s: float = 5.0,
+        expected_id: str | None = None,
+        new_id: str | None = None,
+    ) -> None:
+        self._initialize()
         self.path, self._busy_timeout_s = Path(path), busy_timeout_s
         self.group_commit = GroupCommit[sqlite3.Connection](self._commit, data_errors=(OverflowError, LogMovedError))
         self._read_lock = threading.Lock()
@@ -68,7 +103,7 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
                 os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
                 self.path.chmod(0o600)
                 self.writer, self._reader = self._connect(), self._connect()
-            self._write(_migrate)
+            self.store_id = self._write(lambda db: _migrate(db, expected_id, new_id or new_store_id()))
         except BaseException:
             self.close()
             raise
@@ -77,15 +112,19 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
         """Append events; see `Store`."""
         bodies = [encode_event(event) for event in events]
 
-        def write(db: sqlite3.Connection) -> int:
-            last = int(db.execute("SELECT coalesce(max(number), 0) FROM events").fetchone()[0])
-            if expected_last is not None and last != expected_last:
-                raise LogMovedError(expected_last, last)
-            rows = enumerate(bodies, start=last + 1)
-            db.executemany("INSERT INTO events (number, body) VALUES (?, ?)", rows)
-            return last + len(bodies)
+        def write(db: sqlite3.Connection) -> LogEnd:
+            found = db.execute("SELECT number, hash FROM events ORDER BY number DESC LIMIT 1").fetchone()
+            end = LogEnd(*found) if found else chain_start(self.store_id)
+            self._require_known(end)
+            if expected_last is not None and end.number != expected_last:
+                raise LogMovedError(expected_last, end.number)
+            rows = link_rows(end, bodies)
+            db.executemany("INSERT INTO events (number, body, hash) VALUES (?, ?, ?)", rows)
+            return LogEnd(rows[-1][0], rows[-1][2]) if rows else end
 
-        return int(self._write(write))
+        end: LogEnd = self._write(write)
+        self._remember_end(end)
+        return end.number
 
     def exclusive_access(self) -> AbstractContextManager[None]:
         """Do nothing: the lock on the file excludes other servers."""
@@ -167,8 +206,14 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
         )
 
 
-def _migrate(db: sqlite3.Connection) -> None:
-    """Migrate the schema; raise `ProtocolError` if it is newer than this version of isthmus supports."""
+def _migrate(db: sqlite3.Connection, expected_id: str | None, new_id: str) -> str:
+    """Migrate the schema and return the store's identity.
+
+    Raises `OtherStoreError` for another identity than `expected_id` (before any change), and `ProtocolError` if the
+    schema is newer than this version of isthmus supports.
+    """
+    if expected_id is not None and (found := _identity(db)) != expected_id:
+        raise OtherStoreError(expected_id, found)
     db.execute(
         "CREATE TABLE IF NOT EXISTS migrations "
         "(version INTEGER PRIMARY KEY, applied TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)"
@@ -180,6 +225,34 @@ def _migrate(db: sqlite3.Connection) -> None:
             hint="start the version of isthmus that wrote it, or a newer one",
         )
     for version, script in enumerate(MIGRATIONS[present:], start=present + 1):
-        for statement in script.split(";"):
+        for statement in _statements(script):
             db.execute(statement)
         db.execute("INSERT INTO migrations (version) VALUES (?)", (version,))
+    known = _identity(db)
+    if known is None:
+        db.execute("INSERT INTO identity VALUES (1, ?)", (new_id,))
+        page = "SELECT number, body FROM events WHERE number > ? ORDER BY number LIMIT ?"
+        chain_rows(
+            chain_start(new_id),
+            lambda after: db.execute(page, (after, PAGE_SIZE)).fetchall(),
+            lambda rows: db.executemany("UPDATE events SET hash = ? WHERE number = ?", rows),
+        )
+    return known or new_id
+
+
+def _identity(db: sqlite3.Connection) -> str | None:
+    """Return the identity of the store, None for a new file and one of an earlier version."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'identity'").fetchone():
+        return None
+    found = db.execute("SELECT store FROM identity").fetchone()
+    return str(found[0]) if found else None
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yield the statements of a script; that of a trigger contains others."""
+    statement = ""
+    for piece in script.split(";"):
+        statement += piece + ";"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

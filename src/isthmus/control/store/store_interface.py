@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,17 +11,35 @@ from typing import Protocol
 from isthmus.control.state.events import Event, decode_event, encode_event
 from isthmus.core.base_model import FrozenModel, Name
 from isthmus.core.errors import ConflictError
+from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage
 
+SECRET_BYTES = 32
+
 
 class StoredToken(FrozenModel):
-    """A token as it is stored: role, name and SHA-256 digest, never the token itself."""
+    """A token as it is stored: role, name and SHA-256 digest, never the token itself.
+
+    Times are seconds since the epoch; `created_by` names the creator. A token counts until it expires or is revoked.
+    """
 
     role: str
     name: Name
     digest: str
     created_s: float
+    expires_s: float | None = None
+    revoked_s: float | None = None
+    created_by: str = ""
+
+    @property
+    def id(self) -> str:
+        """Return the public id: the start of the digest, from which the token cannot be found."""
+        return f"t-{self.digest[:12]}"
+
+    def is_valid(self, now_s: float) -> bool:
+        """Return whether the token counts at `now_s`."""
+        return all(end_s is None or now_s < end_s for end_s in (self.expires_s, self.revoked_s))
 
 
 class LogMovedError(ConflictError):
@@ -83,6 +102,24 @@ class Store(Protocol):
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return every token, oldest first."""
 
+    def secret(self, name: str) -> bytes:
+        """Return the secret `name`: 32 random bytes, made at its first use, the same for all servers of the store."""
+
+    def token_version(self) -> tuple[float, ...]:
+        """Return numbers that differ after every change of a token: a cheap question for what `tokens` returns."""
+
+    def append_audit(self, records: Sequence[AuditRecord]) -> None:
+        """Append records to the audit log, each with the next number. Nothing changes one later."""
+
+    def audit(self, wanted: AuditFilter, after: int = 0, limit: int = 1000) -> tuple[AuditRecord, ...]:
+        """Return at most `limit` records that meet `wanted`: the first ones numbered above `after`, in order.
+
+        Without `after` they are the newest ones.
+        """
+
+    def prune_audit(self, before_s: float) -> None:
+        """Delete the records of the time before `before_s`."""
+
     def close(self) -> None:
         """Release files and connections; may be called twice."""
 
@@ -98,7 +135,10 @@ class MemoryStore:
         self._metrics: dict[tuple[str, int, int, int], tuple[int, StepMetrics]] = {}
         self._logs: list[tuple[int, LogChunk]] = []
         self._tokens: dict[str, StoredToken] = {}
+        self._secrets: dict[str, bytes] = {}
         self._num_arrivals = 0
+        self._audit: list[AuditRecord] = []
+        self._num_audited = 0
 
     def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
         """Append events; see `Store`."""
@@ -166,8 +206,55 @@ class MemoryStore:
         """Return every token; see `Store`."""
         return tuple(sorted(self._tokens.values(), key=lambda token: token.created_s))
 
+    def secret(self, name: str) -> bytes:
+        """Return a secret; see `Store`."""
+        with self._lock:
+            return self._secrets.setdefault(name, secrets.token_bytes(SECRET_BYTES))
+
+    def token_version(self) -> tuple[float, ...]:
+        """Return numbers that differ after a change; see `Store`."""
+        return token_version(self.tokens())
+
+    def append_audit(self, records: Sequence[AuditRecord]) -> None:
+        """Append records; see `Store`."""
+        with self._lock:
+            for record in records:
+                self._num_audited += 1
+                self._audit.append(record.model_copy(update={"number": self._num_audited}))
+
+    def audit(self, wanted: AuditFilter, after: int = 0, limit: int = 1000) -> tuple[AuditRecord, ...]:
+        """Return records; see `Store`."""
+        found = [one for one in self._audit if one.number > after and _meets(one, wanted)]
+        return tuple(found[:limit] if after else found[-limit:])
+
+    def prune_audit(self, before_s: float) -> None:
+        """Delete old records; see `Store`."""
+        with self._lock:
+            self._audit = [one for one in self._audit if one.at_s >= before_s]
+
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
+
+
+MAX_LOG_GAP_BYTES = 2**30
+"""Largest gap in a log, as after a restored database; text beyond it would hide what is still missing."""
+
+
+def token_version(tokens: Sequence[StoredToken]) -> tuple[float, ...]:
+    """Return the count of tokens, of revoked ones, and the sums of the times that a change moves."""
+    return (
+        len(tokens),
+        sum(token.revoked_s is not None for token in tokens),
+        sum(token.created_s for token in tokens),
+        sum(token.expires_s or 0.0 for token in tokens),
+    )
+
+
+def _meets(record: AuditRecord, wanted: AuditFilter) -> bool:
+    """Return whether a record meets a filter."""
+    if wanted.since_s is not None and record.at_s < wanted.since_s:
+        return False
+    return wanted.user is None or wanted.user in (record.actor, record.subject)
 
 
 def _log_key(chunk: LogChunk) -> tuple[str, int, int]:
@@ -180,7 +267,9 @@ def chunk_end_bytes(chunk: LogChunk) -> int:
 
 
 def trim_stored_bytes(chunk: LogChunk, stored_bytes: int) -> LogChunk | None:
-    """Return the part of `chunk` after the first `stored_bytes` of its log, None if it is empty."""
+    """Return the part of `chunk` after the first `stored_bytes` of its log, None if it is empty or far ahead."""
+    if chunk.offset - stored_bytes > MAX_LOG_GAP_BYTES:
+        return None
     if chunk.offset >= stored_bytes:
         return chunk if chunk.text else None
     rest = chunk.text.encode("utf-8")[stored_bytes - chunk.offset :]

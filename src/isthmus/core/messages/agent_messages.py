@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.job import Job
@@ -104,6 +104,10 @@ class ObservedLocalJob(FrozenModel):
 PartEventKind = Literal["died", "restarted", "frozen", "stalled", "resumed", "saved"]
 """Kinds of `WorkerEvent` that sites report, for the history of the job."""
 
+MAX_ENTRIES = 65_536
+"""Largest number of entries in a list of a report."""
+MAX_DETAIL_CHARS = 2_000
+"""Longest detail of a part that the server keeps."""
 MAX_PART_EVENTS = 16
 """Newest events of a part in a report."""
 MAX_EVENT_CHARS = 300
@@ -184,6 +188,21 @@ class PeerCheck(FrozenModel):
     detail: ShortText = ""
 
 
+LinkKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""A key of 256 bits. Messages that hold one print it in no representation."""
+
+
+class RunKeys(FrozenModel):
+    """The keys of an attempt that a site holds: one shared with each site of the plan, and one for its own ranks.
+
+    No other site has a key of a pair without it. Agents hand them to workers; they go into no log and no event.
+    """
+
+    job: Name
+    attempt: PositiveInt
+    keys: Annotated[dict[Name, LinkKey], Field(repr=False)]
+
+
 class PartOrder(FrozenModel):
     """The desired state of one part. `lease_s` limits how long `ready` and `prepared` hold devices.
 
@@ -206,28 +225,57 @@ class PartOrder(FrozenModel):
     rank_map: RankMap | None = None
 
 
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class AgentIdentity(FrozenModel):
+    """What binds an agent to its state folder and machine; the server records it when the agent is enrolled.
+
+    `key` is the secret of the state folder, whose digest is the agent's id. `machine` identifies the machine and the
+    folder on it, `boot` the present start of the machine. `session` counts the starts of agents on the folder, `saves`
+    the changes of its part table: both only grow, so a copied or restored folder is noticed. `enrols`: the owner
+    agreed that this agent takes the place of an earlier one.
+    """
+
+    key: Digest
+    machine: Digest
+    boot: Digest
+    session: PositiveInt
+    saves: NonNegativeInt = 0
+    enrols: bool = False
+
+
 class AgentReport(FrozenModel):
     """The request of a sync: the state of one site. `incarnation` is a new id at each start of the agent.
 
     `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users. An agent
     without `peer_address` takes no part in the checks of the way between sites. `checks`: the agent
-    executes the checks of `AgentOrders.preflights`, whose answers are `preflights`.
+    executes the checks of `AgentOrders.preflights`, whose answers are `preflights`. `run_lease_s`: every worker of the
+    site ends itself this long after the last contact with the server; 0: not all workers do.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
     cluster: Cluster
-    incarnation: str
-    free_chips: dict[Name, NonNegativeInt]
-    parts: tuple[ObservedPart, ...] = ()
-    queue: tuple[QueueEntry, ...] = ()
-    local_jobs: tuple[ObservedLocalJob, ...] = ()
+    incarnation: Annotated[str, Field(max_length=64)]
+    identity: AgentIdentity | None = None
+    run_lease_s: NonNegativeFloat = 0.0
+    free_chips: Annotated[dict[Name, NonNegativeInt], Field(max_length=MAX_ENTRIES)]
+    parts: Annotated[tuple[ObservedPart, ...], Field(max_length=MAX_ENTRIES)] = ()
+    queue: Annotated[tuple[QueueEntry, ...], Field(max_length=MAX_ENTRIES)] = ()
+    local_jobs: Annotated[tuple[ObservedLocalJob, ...], Field(max_length=MAX_ENTRIES)] = ()
     free_storage_bytes: NonNegativeInt | None = None
     peer_address: PeerAddress | None = None
-    peer_checks: tuple[PeerCheck, ...] = ()
+    peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ENTRIES)] = ()
     checks: bool = False
-    preflights: tuple[PreflightAnswer, ...] = ()
-    metrics: tuple[StepMetrics, ...] = ()
-    logs: tuple[LogChunk, ...] = ()
+    preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ENTRIES)] = ()
+    metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_ENTRIES)] = ()
+    logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_ENTRIES)] = ()
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> AgentReport:
+        if sum(len(part.workers) for part in self.parts) > MAX_ENTRIES:
+            raise ValueError(f"a report names at most {MAX_ENTRIES} workers")
+        return self
 
 
 class AgentOrders(FrozenModel):
@@ -237,7 +285,9 @@ class AgentOrders(FrozenModel):
     a fencing token that grows at each leader change: an agent ignores orders with a lower one than it has
     seen. `queue` is the desired order of pool jobs in the site's queue. `opens_listener`: other sites are to check
     that they reach this one; `peers_to_check` are the sites that this one is to dial. `preflights` are listed until
-    the preflight has ended at all sites of the job.
+    the preflight has ended at all sites of the job. `run_keys` belong to parts that are to run and do not yet.
+    `run_lease_s`: workers may run this long after the report that this answers was sent (0: without limit); the server
+    counts them as ended some time after that.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -247,11 +297,16 @@ class AgentOrders(FrozenModel):
     opens_listener: bool = False
     peers_to_check: tuple[PeerToCheck, ...] = ()
     preflights: tuple[PreflightOrder, ...] = ()
+    run_keys: tuple[RunKeys, ...] = ()
+    run_lease_s: NonNegativeFloat = 0.0
     poll_after_s: NonNegativeFloat = 0.2
 
 
 class StepMetrics(FrozenModel):
-    """The metrics of one rank and step. Only the last stage sets the loss; WAN bytes are bytes sent."""
+    """The metrics of one rank and step. Only the last stage sets the loss; WAN bytes are bytes sent.
+
+    The server sets `cluster`, the site that reported them.
+    """
 
     job: Name
     attempt: PositiveInt
@@ -260,6 +315,7 @@ class StepMetrics(FrozenModel):
     values: dict[str, float | None]
     spans: tuple[Span, ...] = ()
     messages: tuple[ReceivedMessage, ...] = ()
+    cluster: Name | None = None
 
 
 class Span(FrozenModel):
@@ -292,13 +348,14 @@ class ReceivedMessage(FrozenModel):
 
 
 class LogChunk(FrozenModel):
-    """Text of a worker's log, starting at byte `offset`."""
+    """Text of a worker's log, starting at byte `offset`. The server sets `cluster`, the site that reported it."""
 
     job: Name
     attempt: PositiveInt
     rank: NonNegativeInt
     offset: NonNegativeInt
     text: str
+    cluster: Name | None = None
 
 
 def protocol_version_of(message: dict[str, Any]) -> int:

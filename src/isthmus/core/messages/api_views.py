@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field
+
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.preflight import SitePreflight
@@ -167,11 +169,27 @@ NEXT_JOB_HEADER = "Isthmus-Next-Job"
 """Response header of a listing that continues: pass its value as `after`."""
 
 
+class AgentView(FrozenModel):
+    """The agent that a cluster is bound to. `id` is a short form; `host` is where the site's workers listen.
+
+    `run_lease_s`: its workers end themselves this long after the last contact with the server (0: they do not).
+    """
+
+    id: str
+    enrolled_s: float
+    session: NonNegativeInt
+    session_s: float
+    host: str | None = None
+    gone: bool = False
+    enrolling: bool = False
+    run_lease_s: float = 0.0
+
+
 class ClusterView(FrozenModel):
     """The pool's view of a cluster; `connected` while its agent reports regularly.
 
     `queue` is the desired order of pool jobs in its queue, `misplaced` the number of them out of order in the
-    last report.
+    last report. `jobs` may have processes there; of a lost site the server counts them as ended at `released_at_s`.
     """
 
     cluster: Cluster
@@ -181,6 +199,9 @@ class ClusterView(FrozenModel):
     queue: tuple[Name, ...] = ()
     misplaced: NonNegativeInt = 0
     last_report_s: float | None = None
+    agent: AgentView | None = None
+    released_at_s: float | None = None
+    jobs: tuple[Name, ...] = ()
 
 
 class PoolView(FrozenModel):
@@ -204,19 +225,29 @@ class LogPage(FrozenModel):
     next: NonNegativeInt
 
 
+MAX_TOKEN_LIFE_S = 10 * 365 * 86400.0
+"""Longest validity of a token."""
+
+
 class TokenRequest(FrozenModel):
-    """Request for a token (admin only): `owner` for the owner's agents, `user` to submit jobs."""
+    """Request for a token (admin only): `owner` for the owner's agents, `user` to submit jobs.
+
+    It expires `expires_in_s` after its creation; without it, never.
+    """
 
     role: Literal["admin", "owner", "user"]
     name: Name
+    expires_in_s: Annotated[PositiveFloat, Field(le=MAX_TOKEN_LIFE_S)] | None = None
 
 
 class TokenView(FrozenModel):
-    """A new token; shown once, stored as a hash."""
+    """A new token; shown once, stored as a hash. `id` is no secret; `expires_s` is in seconds since the epoch."""
 
     role: Literal["admin", "owner", "user"]
     name: Name
     token: str
+    id: str = ""
+    expires_s: float | None = None
 
 
 class Health(FrozenModel):

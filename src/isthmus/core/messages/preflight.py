@@ -25,11 +25,11 @@ ANSWER_TIMEOUT_S = 8.0
 
 Fact = Annotated[str, Field(max_length=MAX_FACT_CHARS)]
 
-CheckKind = Literal["model", "data", "file", "write", "space", "marker"]
+CheckKind = Literal["model", "data", "file", "write", "space", "marker", "resume"]
 """`model`: a folder or file with the model's configuration, with weights if `value` is `weights`; `data`: a file,
 folder or glob with a readable file; `file`: a readable file; `write`: a folder that can be written, in which the
 file `value` is left if there is a value; `space`: `num_bytes` are free at `path`; `marker`: the folder holds the
-file `value` that site `peer` has left in its folder `peer_path`."""
+file `value` that site `peer` has left in its folder `peer_path`; `resume`: a folder with a complete checkpoint."""
 
 PreflightPhase = Literal["own", "peers"]
 
@@ -52,10 +52,11 @@ class SiteCheck(FrozenModel):
 class PreflightOrder(FrozenModel):
     """The checks of a job at one site in one phase; `round` counts the preflights of the job.
 
-    `temporary`: the folders that the checks make are removed afterwards (a dry run).
+    `user` submits the job. `temporary`: the folders that the checks make are removed afterwards (a dry run).
     """
 
     job: Name
+    user: str = ""
     round: PositiveInt
     phase: PreflightPhase = "own"
     temporary: bool = False

@@ -6,10 +6,12 @@ replaced atomically (write to a temporary name, then rename) or appended in whol
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, BinaryIO, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -23,10 +25,15 @@ from isthmus.core.base_model import (
 )
 from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job, with_own_folders
-from isthmus.core.messages.agent_messages import PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
+from isthmus.core.messages.agent_messages import LinkKey, PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
+from isthmus.core.storage_rules import AllowedStorage
 
 WORKER_VERSION: Literal[1] = 1
+MAX_MESSAGE_BYTES = 256 << 20
+"""A longer file of a worker folder is malformed."""
+RUN_LEASE_ENDED = 75
+"""Exit status of a worker that ended itself with its run lease (EX_TEMPFAIL of sysexits.h)."""
 _Model = TypeVar("_Model", bound=FrozenModel)
 
 
@@ -43,11 +50,15 @@ class WorkerSpec(FrozenModel):
     reconnects after three missed ones, and a peer silent for `peer_timeout_s` is lost. `peer_timeout_s` also limits
     the wait for a rank whose process restarts. A rank that waits for other ranks' parts of a checkpoint fails after
     `checkpoint_timeout_s` without progress. `has_trained`: an earlier attempt of the job has trained, so files in
-    its folders without a claim are its own.
+    its folders without a claim are its own. `user` submitted the job (empty: the server did not say); `storage` is what
+    the user's jobs may read and write at this site (None: any path). `run_lease` is the file of the site's
+    `RunLease`, on which the worker ends itself (None: it runs without limit).
     """
 
     version: Literal[1] = WORKER_VERSION
     run: Name
+    user: str = ""
+    storage: AllowedStorage | None = None
     attempt: PositiveInt
     rank: NonNegativeInt
     job: Job
@@ -67,6 +78,7 @@ class WorkerSpec(FrozenModel):
     peer_timeout_s: PositiveFloat = 60.0
     checkpoint_timeout_s: PositiveFloat = 600.0
     has_trained: bool = False
+    run_lease: str | None = None
 
     @model_validator(mode="after")
     def _check_rank(self) -> WorkerSpec:
@@ -83,6 +95,42 @@ class WorkerSpec(FrozenModel):
     def cluster(self) -> str:
         """The cluster of this rank."""
         return self.stage.cluster
+
+
+class WorkerKeys(FrozenModel):
+    """The keys of a worker's links: by site of the plan, the one that its own site shares with it."""
+
+    keys: Annotated[dict[Name, LinkKey], Field(repr=False)]
+
+
+class WorkerAccount(FrozenModel):
+    """The account of the machine that a worker runs as."""
+
+    name: str
+    uid: NonNegativeInt
+    gid: NonNegativeInt
+    groups: tuple[NonNegativeInt, ...] = ()
+    home: str = "/"
+
+
+class WorkerPaths(FrozenModel):
+    """The folders and files below which a worker may read, and below which it may also write."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+class WorkerLimits(FrozenModel):
+    """What a worker's program may do; `core/process/confined_start.py` applies it before the program starts.
+
+    Without `account` the program runs as the agent's account. `paths` are enforced by Landlock; None: not limited.
+    `environment` are the names of variables that it gets beside the usual ones.
+    """
+
+    umask: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "077"
+    account: WorkerAccount | None = None
+    paths: WorkerPaths | None = None
+    environment: tuple[str, ...] = ()
 
 
 class CheckpointRequest(FrozenModel):
@@ -149,9 +197,19 @@ class WorkerFolder:
         return self.path / "spec.json"
 
     @property
+    def limits_path(self) -> Path:
+        """`WorkerLimits`, written by the agent; without it the worker has those of the agent."""
+        return self.path / "limits.json"
+
+    @property
     def checkin_path(self) -> Path:
         """`WorkerAddress`, written by the worker once it listens."""
         return self.path / "checkin.json"
+
+    @property
+    def keys_path(self) -> Path:
+        """`WorkerKeys`, mode 0600, written by the agent before the start; the worker removes it once it has read it."""
+        return self.path / "keys.json"
 
     @property
     def rank_map_path(self) -> Path:
@@ -225,6 +283,27 @@ class WorkerFolder:
         """Publish the worker's address."""
         write_atomically(self.checkin_path, address.model_dump_json())
 
+    def write_keys(self, keys: WorkerKeys, account: WorkerAccount | None = None) -> None:
+        """Write the keys for the worker, which runs as `account` (None: as the caller) and alone may read the file."""
+        write_atomically(self.keys_path, keys.model_dump_json(), mode=0o600)
+        if account is not None and account.uid != os.geteuid():
+            os.chown(self.keys_path, account.uid, account.gid, follow_symlinks=False)
+
+    def take_keys(self) -> WorkerKeys | None:
+        """Return the keys and remove their file; None if there is none. Raises `InputError` if it is malformed."""
+        try:
+            return _read_model(self.keys_path, WorkerKeys)
+        finally:
+            self.keys_path.unlink(missing_ok=True)
+
+    def read_limits(self) -> WorkerLimits | None:
+        """Return the limits of the worker's program, or None."""
+        return _read_model(self.limits_path, WorkerLimits)
+
+    def write_limits(self, limits: WorkerLimits) -> None:
+        """Write the limits of the worker's program."""
+        write_atomically(self.limits_path, limits.model_dump_json())
+
     def read_rank_map(self) -> RankMap | None:
         """Return the rank map, or None if not written yet."""
         return _read_model(self.rank_map_path, RankMap)
@@ -267,8 +346,9 @@ class WorkerFolder:
     def read_exit(self) -> int | None:
         """Return the exit status, or None while the worker runs or if its wrapper died too."""
         try:
-            return int(self.exit_path.read_text(encoding="ascii"))
-        except (FileNotFoundError, ValueError):
+            with open_regular(self.exit_path) as stream:
+                return int(stream.read(32))
+        except (OSError, ValueError):
             return None
 
     def write_exit(self, status: int) -> None:
@@ -276,12 +356,30 @@ class WorkerFolder:
         write_atomically(self.exit_path, f"{status}\n")
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that another account may have made, for reading; a link, pipe or device counts as missing."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
 def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Write `content` to `path` atomically and durably; create its folder. A new file has `mode` less the umask."""
+    """Write `content` to `path` atomically and durably; create its folder. A new file has `mode` less the umask.
+
+    It follows no link that another account has put there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
     try:
-        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -292,7 +390,8 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Non
 
 def _read_model(path: Path, kind: type[_Model]) -> _Model | None:
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_regular(path) as stream:
+            text = stream.read(MAX_MESSAGE_BYTES)
     except FileNotFoundError:
         return None
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job
-from isthmus.core.runs.run_folder import newest_checkpoint_step, read_claim
+from isthmus.core.runs.run_folder import newest_checkpoint_step, read_claim, refuse_forged
 from isthmus.core.runs.run_identity import (
     FieldDifference,
     RunIdentity,
@@ -38,9 +38,10 @@ class ResumeNote:
 def inspect_resume(folder: Path, job: Job, here: RunIdentity) -> ResumeNote:
     """Return what the job with identity `here` resumes from `folder`.
 
-    Raises `InputError` if the folder holds no complete checkpoint, if its model has other shapes, or if its
-    newest checkpoint leaves no step to train.
+    Raises `InputError` if the folder holds no complete checkpoint, if its claim is forged, if its model has other
+    shapes, or if its newest checkpoint leaves no step to train.
     """
+    refuse_forged(folder)
     step, there = newest_checkpoint_step(folder), read_claim(folder)
     if not step:
         raise InputError(

@@ -12,6 +12,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -34,8 +35,9 @@ _CHECKPOINT = re.compile(r"step-\d{8,12}")
 
 
 def complete_folders(folder: Path) -> list[Path]:
-    """Return the folders of complete checkpoints, unordered."""
-    return [one for one in folder.glob("step-*") if _CHECKPOINT.fullmatch(one.name) and one.is_dir()]
+    """Return the folders of complete checkpoints, unordered; a link, which may lead to another's, is none."""
+    found = (one for one in folder.glob("step-*") if _CHECKPOINT.fullmatch(one.name))
+    return [one for one in found if one.is_dir() and not one.is_symlink()]
 
 
 def newest_checkpoint_step(folder: Path) -> int:
@@ -64,14 +66,20 @@ def read_claim(folder: Path) -> RunIdentity | None:
         raise _malformed(file, f"{'.'.join(map(str, first['loc'])) or 'file'}: {first['msg']}") from error
 
 
+def claimed_job(folder: Path) -> str:
+    """Return the job that has claimed a folder, "" without a claim; raises like `read_claim`."""
+    claim = read_claim(folder)
+    return claim.job if claim else ""
+
+
 def claim_folder(
-    folder: Path, use: FolderUse, job: str, identify: Callable[[], RunIdentity], *, adopt: bool = False
+    folder: Path, use: FolderUse, job: str, identify: Callable[[], RunIdentity], *, user: str = "", adopt: bool = False
 ) -> None:
     """Claim `folder` for `job`, or find that it has; create it if missing.
 
-    `adopt` accepts content without a claim: of a run that began under a release without claims. Raises
-    `InputError` if the folder belongs to another job or holds unclaimed content, and `UnavailableError` if it
-    cannot be written.
+    `user` submitted the job. `adopt` accepts content without a claim: of a run that began under a release without
+    claims. Raises `InputError` if the folder belongs to another job or holds unclaimed content, and `UnavailableError`
+    if it cannot be written.
     """
     owner = read_claim(folder)
     if owner is None:
@@ -87,8 +95,23 @@ def claim_folder(
         owner = read_claim(folder)
     if owner is None:
         raise UnavailableError(f"{use} {folder}: the claim has disappeared", hint="check its disk and mount")
-    if owner.job != job:
+    if owner.job != job or (user and owner.user not in ("", user)):
         raise foreign_folder_error(folder, use, owner, identify())
+    if use == "checkpoints.folder":
+        refuse_forged(folder)
+
+
+def refuse_forged(folder: Path) -> None:
+    """Raise `InputError` if another account than that of the folder's checkpoints has written its claim."""
+    with suppress(FileNotFoundError):
+        account = (folder / CLAIM_FOLDER / CLAIM_FILE).stat().st_uid
+        for place in complete_folders(folder):
+            if place.stat().st_uid != account:
+                raise InputError(
+                    f"{folder}: the account {account} wrote its claim, and the account {place.stat().st_uid} the "
+                    f"checkpoint {place.name}: it does not prove which job the folder belongs to",
+                    hint="use another folder",
+                )
 
 
 def refuse_unclaimed(folder: Path, use: FolderUse) -> None:
@@ -119,7 +142,12 @@ def first_content(folder: Path) -> str:
 
 
 def foreign_folder_error(folder: Path, use: FolderUse, owner: RunIdentity, here: RunIdentity) -> InputError:
-    """Return the refusal of a folder of the run `owner`, with the fields in which it differs from the job `here`."""
+    """Return the refusal of a folder of the run `owner`, with the fields in which it differs from the job `here`.
+
+    The user of another user's job learns nothing about it.
+    """
+    if owner.user and here.user and owner.user != here.user:
+        return InputError(f"{use} {folder} belongs to a job of another user", hint="use a folder of your own")
     found = differences(owner, here)
     differing = f"which differs: {list_differences(found)}" if found else "which has the same training fields"
     if use == "output":

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, Name
-from isthmus.core.job import MAX_DIFFERENCES, Job
+from isthmus.core.job import MAX_DIFFERENCES, MAX_READERS, Job
 from isthmus.core.model import Model
 
 MAX_TEXT_CHARS = 512
@@ -49,11 +49,14 @@ _SHAPE_FIELDS = frozenset(
 class RunIdentity(FrozenModel):
     """The job `job` and the fields that decide its result, by dotted name, such as `training.seed`.
 
-    Values are scalars; lists and mappings are canonical JSON.
+    Values are scalars; lists and mappings are canonical JSON. `user` submitted the job (empty: an older release made
+    the claim), and `readers` are users that may resume from it.
     """
 
     version: Literal[1] = IDENTITY_VERSION
     job: Name
+    user: Text = ""
+    readers: Annotated[tuple[Name, ...], Field(max_length=MAX_READERS)] = ()
     fields: Annotated[dict[Text, FieldValue], Field(max_length=MAX_DIFFERENCES)]
 
 
@@ -69,8 +72,10 @@ class FieldDifference(FrozenModel):
         return f"{name}: {_show(self.there)} there, {_show(self.here)} in this job"
 
 
-def run_identity(job_id: str, job: Job, model: Model, contents: Mapping[str, str] | None = None) -> RunIdentity:
-    """Return the identity of a job; `contents` adds digests of files, by dotted field name.
+def run_identity(
+    job_id: str, job: Job, model: Model, contents: Mapping[str, str] | None = None, *, user: str = ""
+) -> RunIdentity:
+    """Return the identity of a job of `user`; `contents` adds digests of files, by dotted field name.
 
     The source of the weights counts only for tasks that load them.
     """
@@ -82,7 +87,8 @@ def run_identity(job_id: str, job: Job, model: Model, contents: Mapping[str, str
     training = job.training.model_dump(exclude=_NEUTRAL_TRAINING)
     fields |= {f"training.{name}": one for name, one in training.items()} | dict(contents or {})
     chosen = sorted(fields)[:MAX_DIFFERENCES]
-    return RunIdentity(job=job_id, fields={name[:MAX_TEXT_CHARS]: _scalar(fields[name]) for name in chosen})
+    scalars = {name[:MAX_TEXT_CHARS]: _scalar(fields[name]) for name in chosen}
+    return RunIdentity(job=job_id, user=user, readers=job.readers, fields=scalars)
 
 
 def differences(there: RunIdentity, here: RunIdentity) -> tuple[FieldDifference, ...]:

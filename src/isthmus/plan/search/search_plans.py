@@ -11,6 +11,7 @@ from isthmus.core.job import Job
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Cluster, Pool
+from isthmus.core.process.gc_pause import collection_paused
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.search.bound.prove_bound import OPTIMALITY_GAP, prove_bound
 from isthmus.plan.search.compose.best_layouts import BestLayouts
@@ -145,6 +146,11 @@ def search_plans(request: SearchRequest) -> SearchResult:
     The result is deterministic and independent of the order of clusters in the pool. Raises `ModelError` for
     a model without a profile, and `PlanError` for degrees that no pool can satisfy.
     """
+    with collection_paused():
+        return _search_plans(request)
+
+
+def _search_plans(request: SearchRequest) -> SearchResult:
     job, placement = request.job, request.job.placement
     # Step 1: collect the free slots that the placement admits.
     task = _make_workload(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from isthmus.core.html_page import fact_list, html_table, page_text, render_page
+from isthmus.core.text.html_page import fact_list, html_table, page_text, render_page
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.sim.output.fold_replicas import FoldedReplica, fold_replicas
 from isthmus.sim.output.link_load import link_load

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from isthmus.schedule import Operation, OperationKind, Schedule
 
@@ -49,8 +50,27 @@ _COMMUNICATION: dict[OperationKind, tuple[int, bool, bool]] = {
 """By kind: instruction code, whether it is a forward message, whether this stage sends it."""
 
 
+class _SameSchedule:
+    """A cache key that is equal for one schedule object only; comparing operations would take longer than compiling."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+
+    def __hash__(self) -> int:
+        return id(self.schedule)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameSchedule) and other.schedule is self.schedule
+
+
 def compile_schedule(schedule: Schedule) -> CompiledSchedule:
     """Return `schedule` compiled; both ends of a transfer refer to the same message."""
+    return _compile_cached(_SameSchedule(schedule))
+
+
+@lru_cache(maxsize=16)
+def _compile_cached(same: _SameSchedule) -> CompiledSchedule:
+    schedule = same.schedule
     letters: list[PlannedMessage] = []
     numbers: dict[tuple[bool, int, int], int] = {}
     stages: list[tuple[StageInstruction, ...]] = []

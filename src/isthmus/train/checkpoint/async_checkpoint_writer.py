@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from isthmus.core.errors import PeerError, UnavailableError
-from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.publish_wait import PublishWait
+from isthmus.train.checkpoint.sites.site_publisher import SitePublisher
 from isthmus.train.checkpoint.write_checkpoint import (
     find_failure,
     is_published,
@@ -56,7 +57,9 @@ class AsyncCheckpointWriter:
         clusters: Sequence[str] = (),
         progress_timeout_s: float = 600.0,
         report_wait: Callable[[str], None] = lambda _reason: None,
+        site_publisher: SitePublisher | None = None,
     ) -> None:
+        self._site_publisher = site_publisher
         self._folder, self._rank, self._num_ranks = folder, rank, num_ranks
         self._write_id, self._keep, self._find_loss, self._publish = write_id, keep, find_loss, publish
         self._clusters, self._progress_timeout_s, self._report_wait = clusters, progress_timeout_s, report_wait
@@ -123,9 +126,27 @@ class AsyncCheckpointWriter:
         pairs = zip(shards, copies, strict=True)
         copy_to_host(((one.tensor, copy.tensor) for one, copy in pairs), ready)
         copied.set_result(None)
+        if self._site_publisher is not None:
+            self._complete_at_sites(self._site_publisher, step, samples, copies)
+        else:
+            self._complete_in_folder(step, samples, copies)
+        on_complete()
+
+    def _complete_at_sites(self, publisher: SitePublisher, step: int, samples: int, shards: list[TensorShard]) -> None:
+        """Write this rank's part and complete the checkpoint by messages; other ranks learn of a failure here."""
+        failure = ""
         try:
-            write_rank_part(self._folder, copies, step=step, rank=self._rank, write_id=self._write_id)
-            copies.clear()
+            write_rank_part(self._folder, shards, step=step, rank=self._rank, write_id=self._write_id)
+        except UnavailableError as error:
+            failure = str(error)
+        shards.clear()
+        publisher.complete(step, samples, failure)
+
+    def _complete_in_folder(self, step: int, samples: int, shards: list[TensorShard]) -> None:
+        """Write this rank's part and complete the checkpoint through the folder that all ranks share."""
+        try:
+            write_rank_part(self._folder, shards, step=step, rank=self._rank, write_id=self._write_id)
+            shards.clear()
             self._wait_published(step, samples)
         except UnavailableError as error:
             report_failure(
@@ -133,7 +154,6 @@ class AsyncCheckpointWriter:
                 reason=error.message,
             )  # fmt: skip
             raise
-        on_complete()
 
     def _wait_published(self, step: int, samples: int) -> None:
         start_s = checked_s = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,17 @@ from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.core.errors import InputError, PeerError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
 from isthmus.core.runs.resume_folder import refuse_finished
+from isthmus.core.units import format_bytes
 from isthmus.train.checkpoint.async_checkpoint_writer import AsyncCheckpointWriter
-from isthmus.train.checkpoint.checkpoint_folder import Manifest, load_shards, read_manifests, verify_rank_file
-from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.checkpoint_folder import checkpoint_name, load_shards, read_manifests, verify_rank_file
 from isthmus.train.checkpoint.find_valid_checkpoint import find_valid_checkpoint
+from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.memory_slot import Snapshot
+from isthmus.train.checkpoint.sites.fetch_shards import fetch_shards
+from isthmus.train.checkpoint.sites.peer_channel import PeerChannel
+from isthmus.train.checkpoint.sites.site_publisher import SitePublisher
+from isthmus.train.checkpoint.sites.site_recovery import FoundCheckpoint, complete_unfinished, find_checkpoint
+from isthmus.train.checkpoint.sites.site_stores import SiteStores, find_stores
 from isthmus.train.checkpoint.state_shards import allocate_state, shards_to_save
 from isthmus.train.checkpoint.write_checkpoint import clear_unfinished
 from isthmus.train.communication.communicator import Communicator
@@ -44,12 +50,23 @@ class CheckpointManager:
             communicator,
         )
         self._folder, self._num_ranks = Path(spec.job.checkpoints.folder), len(spec.plan.ranks)
+        self._stores = SiteStores((0,) * self._num_ranks, spec.plan.rank_clusters)
+        self._channel: PeerChannel | None = None
         self._async_writer = self._make_writer("")
 
     def reset(self) -> None:
-        """Cancel a write interrupted by the loss of a rank, and agree on the id of the next writes."""
+        """Cancel a write interrupted by the loss of a rank, and agree on the id of the next writes.
+
+        Finds which ranks share the folder, and completes or removes what an interrupted write left. Raises
+        `InputError` if the ranks share no folder and no transport of Isthmus connects them.
+        """
+        rank = self._spec.rank
         self._async_writer.close()
-        if self._spec.rank == 0:
+        self._stores = find_stores(self._folder, rank, self._spec.plan.rank_clusters, self._communicator)
+        self._channel = None if self._stores.is_shared else self._open_channel()
+        if self._channel is not None:
+            complete_unfinished(self._folder, rank, self._stores, self._communicator)
+        elif rank == 0:
             clear_unfinished(self._folder)
         (writing,) = self._communicator.broadcast_from_first([secrets.randbits(62)])
         self._async_writer = self._make_writer(f"{writing:x}")
@@ -63,44 +80,66 @@ class CheckpointManager:
         `shapes` are the shapes of this rank's parameters by full-model name; the snapshot has state tensors
         of these shapes. Restores torch's random state if the number of ranks is unchanged.
         """
-        manifest = self._find_valid(self._folder)
-        if manifest is not None:
-            return self._load(self._folder, manifest, shapes)
+        found = self._load(self._folder, shapes)
         source = self._spec.job.resume_folder
-        if source is None:
-            return None
-        manifest = self._find_valid(Path(source))
-        if manifest is None:
+        if found is not None or source is None:
+            return found
+        try:
+            found = self._load(Path(source), shapes)
+        except UnavailableError as error:
+            raise InputError(f"resume: {error.message}", hint="resume with the model of that run") from error
+        if found is None:
             raise InputError(
                 f"resume: no checkpoint in {source} is complete and undamaged",
                 hint="give the checkpoints.folder of another run, or start without `resume`",
             )
-        refuse_finished(Path(source), manifest.step, self._spec.job)
-        try:
-            return self._load(Path(source), manifest, shapes)
-        except UnavailableError as error:
-            raise InputError(f"resume: {error.message}", hint="resume with the model of that run") from error
+        return found
 
-    def _find_valid(self, folder: Path) -> Manifest | None:
-        """Return the newest checkpoint of `folder` that all ranks find valid; all ranks call this."""
-        broadcast, all_gather = self._communicator.broadcast_from_first, self._communicator.all_gather
-        return find_valid_checkpoint(folder, self._spec.rank, self._num_ranks, broadcast, all_gather)
-
-    def _load(self, folder: Path, manifest: Manifest, shapes: Mapping[str, torch.Size]) -> Snapshot:
-        """Return this rank's state from a checkpoint of `folder`; `shapes` as in `load`."""
+    def _load(self, folder: Path, shapes: Mapping[str, torch.Size]) -> Snapshot | None:
+        """Return this rank's state from the newest valid checkpoint of `folder`; `shapes` as in `load`."""
+        rank, broadcast, all_gather = (
+            self._spec.rank,
+            self._communicator.broadcast_from_first,
+            self._communicator.all_gather,
+        )
+        if self._channel is None:
+            manifest = find_valid_checkpoint(folder, rank, self._num_ranks, broadcast, all_gather)
+            found = None
+        else:
+            found = find_checkpoint(folder, rank, self._stores, self._communicator)
+            manifest = None if found is None else found.manifest
+        if manifest is None:
+            return None
+        if folder != self._folder:
+            refuse_finished(folder, manifest.step, self._spec.job)
         tensors, pieces = allocate_state(shapes, self._ownership)
         random_state = self._random_state()
         if manifest.num_ranks == self._num_ranks:
             pieces.append(random_state)
-        load_shards(folder, manifest.step, pieces)
+        if found is None or self._channel is None:
+            load_shards(folder, manifest.step, pieces)
+        else:
+            self._fetch(folder / checkpoint_name(manifest.step), found, pieces)
         torch.set_rng_state(random_state.tensor)
-        print(f"rank {self._spec.rank}: resumed from {folder} after step {manifest.step}", flush=True)
+        print(f"rank {rank}: resumed from {folder} after step {manifest.step}", flush=True)
         return Snapshot(manifest.step, manifest.samples, tensors)
 
+    def _fetch(self, place: Path, found: FoundCheckpoint, shards: Sequence[TensorShard]) -> None:
+        """Fill `shards` from the checkpoint `place` of all sites."""
+        assert self._channel is not None
+        fetched = fetch_shards(
+            place, found.layout, found.holders, shards,
+            rank=self._spec.rank, stores=self._stores, channel=self._channel,
+        )  # fmt: skip
+        if fetched.moved:
+            moved, needed = format_bytes(fetched.moved), format_bytes(fetched.needed)
+            print(f"rank {self._spec.rank}: received {moved} of {needed} from other sites", flush=True)
+
     def newest_step(self) -> int:
-        """Return the step of the newest checkpoint that rank 0 sees, without verifying it; 0 without one."""
-        mine = next(read_manifests(self._folder), None) if self._spec.rank == 0 else None
-        return self._communicator.broadcast_from_first([0 if mine is None else mine.step])[0]
+        """Return the step of the newest checkpoint that a rank sees, without verifying it; 0 without one."""
+        mine = next(read_manifests(self._folder), None) if self._spec.rank in self._stores.leaders else None
+        newest = torch.tensor([0 if mine is None else mine.step], dtype=torch.int64)
+        return max(int(one) for one in self._communicator.all_gather(newest))
 
     def save(self, step: int, samples: int, state: Mapping[str, torch.Tensor]) -> None:
         """Begin to write the checkpoint after `step` steps; wait for it if it is the run's last.
@@ -139,7 +178,36 @@ class CheckpointManager:
             clusters=self._spec.plan.rank_clusters,
             progress_timeout_s=self._spec.checkpoint_timeout_s,
             report_wait=self._report_wait,
+            site_publisher=self._make_publisher(write_id),
         )
+
+    def _make_publisher(self, write_id: str) -> SitePublisher | None:
+        """Return what completes checkpoints at sites that share no folder; None if all ranks share it."""
+        if self._channel is None:
+            return None
+        return SitePublisher(
+            self._folder,
+            self._spec.rank,
+            self._stores,
+            self._channel,
+            write_id=write_id,
+            copies=self._spec.job.checkpoints.copies,
+            keep=self._spec.job.checkpoints.keep,
+            report_wait=self._report_wait,
+        )
+
+    def _open_channel(self) -> PeerChannel:
+        group = dist.group.WORLD
+        if not isinstance(group, IsthmusGroup):
+            raise InputError(
+                f"the workers do not share checkpoints.folder {self._folder}",
+                hint=f"mount one folder at all of them; backend {self._spec.backend} cannot copy parts between them",
+            )
+        if self._spec.rank == 0:
+            sites = ", ".join(dict.fromkeys(map(self._stores.site, self._stores.leaders)))
+            copies = self._spec.job.checkpoints.copies
+            print(f"sites without a shared checkpoint folder: {sites}; {copies} copies of each part", flush=True)
+        return PeerChannel(group.transport)
 
     def _random_state(self) -> TensorShard:
         return TensorShard.full(f"rng/rank-{self._spec.rank:05d}", torch.get_rng_state())

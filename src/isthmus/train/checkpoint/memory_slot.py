@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from isthmus.core.base_model import FrozenModel, NonNegativeInt
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
+from isthmus.train.checkpoint.layout.checkpoint_layout import DTYPE_BYTES, DtypeName, Extent, Extents
 
 SLOT_VERSION: Literal[1] = 1
+MAX_INDEX_BYTES = 64 << 20
+"""Largest index of a slot; a peer's is refused before memory is taken for it."""
 _ALIGN_BYTES = 64
 
 
@@ -33,14 +36,14 @@ class SlotTensor(FrozenModel):
     """Location of a tensor in a slot; `dtype` is torch's name (`float32`)."""
 
     name: str
-    dtype: str
-    shape: tuple[NonNegativeInt, ...]
-    offset_bytes: NonNegativeInt
+    dtype: DtypeName
+    shape: Extents
+    offset_bytes: Extent
 
     @property
     def num_bytes(self) -> int:
         """Size of the tensor."""
-        return prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 class SlotIndex(FrozenModel):
@@ -52,6 +55,18 @@ class SlotIndex(FrozenModel):
     # Size of the data with padding.
     num_bytes: NonNegativeInt
     tensors: tuple[SlotTensor, ...]
+
+    @model_validator(mode="after")
+    def _check_tensors(self) -> SlotIndex:
+        """Refuse tensors outside the data, over each other, or of one name: the index may be a peer's."""
+        end = 0
+        for one in sorted(self.tensors, key=lambda tensor: (tensor.offset_bytes, tensor.num_bytes)):
+            if one.offset_bytes < end or one.offset_bytes % DTYPE_BYTES[one.dtype]:
+                raise ValueError(f"tensor '{one.name}' overlaps another one or is not aligned")
+            end = one.offset_bytes + one.num_bytes
+        if end > self.num_bytes or len({one.name for one in self.tensors}) != len(self.tensors):
+            raise ValueError("a tensor leaves the data, or two have one name")
+        return self
 
     @classmethod
     def from_tensors(cls, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> SlotIndex:
@@ -120,13 +135,19 @@ class MemorySlot:
     def seal_raw(self, label: str) -> int | None:
         """Mark the slot valid as a copy of the slot with index text `label`; return its step.
 
-        Returns None if the checksum does not match the memory.
+        Returns None if the checksum does not match the memory, or the index describes other data.
         """
         checksum, _, body = label.partition("\n")
         if self._memory is None or f"{_checksum(self._memory, body):08x}" != checksum:
             return None
+        try:
+            index = SlotIndex.model_validate_json(body)
+        except ValidationError:
+            return None
+        if index.num_bytes > len(self._memory):
+            return None
         self._write_index(label)
-        return SlotIndex.model_validate_json(body).step
+        return index.step
 
     def read_raw(self) -> tuple[str, torch.Tensor] | None:
         """Return index text and memory, uint8 [bytes], for `seal_raw` elsewhere; None if the slot is invalid."""

@@ -22,8 +22,9 @@ import torch
 from isthmus.comm.group.group_work import tensor_bytes
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError, UnavailableError
+from isthmus.train.checkpoint.layout.checkpoint_layout import MAX_SIZE
 from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
-from isthmus.train.checkpoint.memory_slot import MemorySlot, Snapshot
+from isthmus.train.checkpoint.memory_slot import MAX_INDEX_BYTES, MemorySlot, Snapshot
 
 COPY_CHUNK_BYTES = 2**20
 LINK_SHARE = 0.5
@@ -89,6 +90,10 @@ def receive_slot(
     num_text, num_bytes = _HEADER.unpack(head)
     if num_bytes == 0:
         return False
+    if not (0 < num_text <= MAX_INDEX_BYTES and 0 < num_bytes <= MAX_SIZE):
+        print(f"warning: refused a copy of rank {peer}: it announces {num_text} and {num_bytes} bytes", flush=True)
+        _send_answer(transport, peer, tag, _REFUSED)
+        return False
     slot = target.reserve_slot()
     try:
         memory = slot.open_for_write(num_bytes)[:num_bytes]
@@ -104,7 +109,7 @@ def receive_slot(
     for piece in memory.split(chunk_bytes):
         transport.receive(peer, tag, "piece", tensor_bytes(piece)).result()
     # Step 3: verify the checksum and answer.
-    step = slot.seal_raw(text.decode())
+    step = slot.seal_raw(text.decode(errors="replace"))
     target.commit_slot(slot, step)
     _send_answer(transport, peer, tag, _DAMAGED if step is None else _VALID)
     return step is not None

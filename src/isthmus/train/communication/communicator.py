@@ -11,12 +11,16 @@ import torch
 import torch.distributed as dist
 
 from isthmus.comm.group.group_work import SendWork
+from isthmus.core.errors import ProtocolError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.train.communication.host_staging import CudaCopyEngine, HostStaging, StagedReceive
 from isthmus.train.communication.send_thread import PendingWork, SendThread, unwrap_work
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.communication.torch_device import HOST_BACKENDS, synchronize
 from isthmus.train.liveness.peer_wait import waiting_for_peer
+
+MAX_GATHERED_BYTES = 256 << 20
+"""Largest message of a rank that all ranks gather."""
 
 CommWork: TypeAlias = "dist.Work | StagedReceive | PendingWork[TensorMessage]"
 
@@ -160,12 +164,18 @@ class Communicator:
             return [part.cpu() for part in parts]
 
     def all_gather_bytes(self, data: bytes) -> list[bytes]:
-        """Return the bytes of every rank, by rank; lengths may differ."""
+        """Return the bytes of every rank, by rank; lengths may differ.
+
+        Raises `ProtocolError` if a rank announces more than `MAX_GATHERED_BYTES`.
+        """
         lengths = [int(one) for one in self.all_gather(torch.tensor([len(data)], dtype=torch.int64))]
+        for rank, length in enumerate(lengths):
+            if not 0 <= length <= MAX_GATHERED_BYTES:
+                raise ProtocolError(f"rank {rank} announces a message of {length} bytes, {MAX_GATHERED_BYTES} at most")
         padded = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
         padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else padded[:0]
         parts = self.all_gather(padded)
-        return [bytes(part[:length].tolist()) for part, length in zip(parts, lengths, strict=True)]
+        return [part[:length].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from isthmus.comm.connect_transport import connect_transport
 from isthmus.comm.group.isthmus_group import BACKEND, IsthmusOptions, register_backend
 from isthmus.comm.tcp.endpoint import Endpoint
-from isthmus.comm.tcp.wire_format import Greeting
+from isthmus.comm.tcp.greeting import Greeting
 from isthmus.wan import listen
 
 NUM_WARM_UP = 5

@@ -6,6 +6,7 @@ last, so that a reader finds a complete model or none, even if the folder held a
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -52,11 +53,13 @@ def export_shard(
         return
     folder = output / _PENDING_FOLDER
     try:
+        if folder.is_symlink():
+            raise FileExistsError(errno.EEXIST, f"{folder} is a link, which may lead to files of another job")
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob(_pending_name(rank, "*")):
+        for old in folder.glob(pending_name(rank, "*")):
             old.unlink()
         for part, tensors in enumerate(_shards(stage, dtype, shard_bytes)):
-            file = folder / _pending_name(rank, f"{part:05d}")
+            file = folder / pending_name(rank, f"{part:05d}")
             save_file(tensors, file, metadata={"format": "pt"})
             fsync_path(file)
     except (OSError, SafetensorError) as error:
@@ -67,7 +70,7 @@ def export_shard(
 def _remove_pending(folder: Path, rank: int) -> None:
     """Remove what a rank has written of a failed export, and the folder once it is empty."""
     with suppress(OSError):
-        for file in folder.glob(_pending_name(rank, "*")):
+        for file in folder.glob(pending_name(rank, "*")):
             file.unlink()
         folder.rmdir()
 
@@ -139,17 +142,23 @@ def _published_tensors(stage: StageModel | ModelChunks) -> Iterator[tuple[str, t
             yield piece.name, piece.view_of(whole)
 
 
-def _pending_name(rank: int, part: str) -> str:
+def pending_folder(output: Path) -> Path:
+    """Return the folder with the shards of an export that is not finished."""
+    return output / _PENDING_FOLDER
+
+
+def pending_name(rank: int, part: str) -> str:
+    """Return the name of a rank's file in that folder."""
     return f"rank-{rank:05d}-{part}.safetensors"
 
 
 def _pending_files(output: Path, num_ranks: int) -> list[Path]:
-    files = [sorted((output / _PENDING_FOLDER).glob(_pending_name(rank, "*"))) for rank in range(num_ranks)]
+    files = [sorted((output / _PENDING_FOLDER).glob(pending_name(rank, "*"))) for rank in range(num_ranks)]
     missing = [rank for rank, of_rank in enumerate(files) if not of_rank]
     if missing:
         raise UnavailableError(
             f"{output} has no shards of ranks {missing}",
-            hint="output must be a folder that the workers of all sites share",
+            hint="a restart repeats the export; with a backend other than isthmus all workers must share `output`",
         )
     return [file for of_rank in files for file in of_rank]
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import torch.distributed as dist
+
+from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.data import Dataset, export_tokenizer
+from isthmus.train.checkpoint.sites.peer_channel import PeerChannel
+from isthmus.train.checkpoint.sites.site_stores import find_stores
 from isthmus.train.communication.communicator import Communicator
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.save_weights import export_shard, finish_export
+from isthmus.train.process.collect_export import collect_export
 from isthmus.train.process.run_folders import claim_output
 from isthmus.train.update.replica_layout import PipelinePosition
 
@@ -23,7 +29,8 @@ def export_model(
 ) -> None:
     """Write the first replica's model, one shard per rank; all ranks of the run call this.
 
-    The tokenizer and the chat template are those of `dataset`.
+    The tokenizer and the chat template are those of `dataset`. Where the sites share no output folder, the shards
+    stream to the site of the first stage, whose folder gets the model.
 
     Raises `UnavailableError` if the folder cannot be written, `InputError` if it belongs to another job now.
     """
@@ -32,6 +39,11 @@ def export_model(
         claim_output(spec)
         export_shard(ModelChunks(model_chunks.first_copy), output, position.stage)
     communicator.barrier()
+    writers, group = PipelinePosition.of_rank(spec.plan, 0).ranks, dist.group.WORLD
+    stores = find_stores(output, spec.rank, spec.plan.rank_clusters, communicator)
+    if not stores.is_shared and isinstance(group, IsthmusGroup):
+        collect_export(output, spec.rank, writers, stores, PeerChannel(group.transport))
+        communicator.barrier()
     if position.replica == 0 and position.stage == 0 and model_chunks.group.tp_rank == 0:
         assert dataset is not None  # the first stage reads the data
         used = partial(export_tokenizer, output, dataset.tokenizer, dataset.template)

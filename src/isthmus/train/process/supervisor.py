@@ -18,12 +18,14 @@ from pathlib import Path
 
 from isthmus.comm.group.isthmus_group import BACKEND
 from isthmus.core.errors import InputError, IsthmusError, PeerError
-from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+from isthmus.core.messages.worker_folder import RUN_LEASE_ENDED, WorkerFolder, WorkerSpec
 from isthmus.core.units import format_seconds
 from isthmus.train.checkpoint.memory_lease import MemoryLease
 from isthmus.train.liveness.heartbeat import Heartbeat
+from isthmus.train.liveness.run_lease_watch import RunLeaseWatch
 from isthmus.train.liveness.stall import detect_stall
 from isthmus.train.liveness.worker_events import EventLog
+from isthmus.train.process.take_link_keys import take_link_keys
 from isthmus.train.process.worker import TERMINATED, UNEXPECTED_ERROR, RankResources, error_line, run_in_process
 from isthmus.wan import listen
 
@@ -42,12 +44,14 @@ def supervise(folder: WorkerFolder) -> int:
     """Run the rank of `folder` to its end, restarting its worker process; return the exit status.
 
     A worker is restarted after a signal, or after an unexpected error that followed a completed step: an
-    error before any step would recur.
+    error before any step would recur. The keys of its links stay in memory, where each worker process gets them.
     """
     spec = folder.read_spec()
+    keys = take_link_keys(folder, spec)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     with listen(spec.host, ports=spec.ports) as listener, MemoryLease(spec) as lease:
-        status = _Supervisor(folder, spec, RankResources(listener, lease.run, Heartbeat(), is_supervised=True)).run()
+        resources = RankResources(listener, lease.run, Heartbeat(), keys, is_supervised=True)
+        status = _Supervisor(folder, spec, resources).run()
         if status == PeerError.exit_code:
             lease.keep_for_next_attempt()
         return status
@@ -61,12 +65,13 @@ class _Supervisor:
         self._heartbeat, self._events = resources.heartbeat, EventLog(folder, spec.rank)
         self._restarts: deque[float] = deque()
         self._stalled = False
+        self._lease = RunLeaseWatch(Path(spec.run_lease) if spec.run_lease else None)
 
     def run(self) -> int:
         """Run the worker, with restarts, until it exits for good; return the exit status."""
         gc.collect()
         gc.freeze()
-        while True:
+        while not self._lease.has_ended:
             status = self._wait_for_exit(*self._fork_worker())
             if status >= 0 and (status != UNEXPECTED_ERROR or self._heartbeat.read().median_step_s == 0):
                 return status
@@ -76,6 +81,7 @@ class _Supervisor:
                 finished = self._heartbeat.read().is_finished
                 return 0 if finished else 128 - status if status < 0 else status
             self._events.record("restarted", f"restart {len(self._restarts)} of {MAX_RESTARTS}")
+        return RUN_LEASE_ENDED
 
     def _may_restart(self, cause: str) -> bool:
         if self._spec.backend != BACKEND or self._spec.job.compute != "real":
@@ -120,9 +126,18 @@ class _Supervisor:
                     return os.waitstatus_to_exitcode(status)
                 if received is not None and received.si_signo in _STOP_SIGNALS:
                     return _stop_worker(child)
+                if self._lease.has_ended:
+                    return self._end_with_lease(child)
                 self._check_stall(child)
         finally:
             os.close(lifeline)
+
+    def _end_with_lease(self, child: int) -> int:
+        """Kill the worker: the server counts it as ended soon."""
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        self._events.record("gave_up", "error: no contact with the server until the lease of the site ended")
+        return RUN_LEASE_ENDED
 
     def _check_stall(self, child: int) -> None:
         """Record the begin and end of a stall; kill a worker that stalls for too long."""

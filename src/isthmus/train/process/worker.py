@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.core.errors import InputError, IsthmusError, PeerError
 from isthmus.core.messages.agent_messages import RankMap, WorkerAddress
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
@@ -25,10 +26,12 @@ from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
 from isthmus.train.checkpoint.memory_lease import MemoryLease
 from isthmus.train.communication.torch_device import configure_torch
 from isthmus.train.liveness.heartbeat import Heartbeat, start_heartbeat
+from isthmus.train.liveness.run_lease_watch import RunLeaseWatch, end_with_run_lease
 from isthmus.train.liveness.worker_events import EventLog
 from isthmus.train.pipeline.virtual_training import run_virtual_training
 from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.prepare_stage import PreparedStage, prepare_stage, worker_device
+from isthmus.train.process.take_link_keys import take_link_keys
 from isthmus.train.process.training_loop import train
 from isthmus.train.recovery.group_membership import GroupMembership
 from isthmus.train.recovery.rank_recovery import RankRecovery
@@ -55,6 +58,8 @@ class RankResources:
     # Name of the rank's snapshots in shared memory.
     memory_name: str
     heartbeat: Heartbeat
+    # Keys of the rank's links; None on one machine.
+    keys: LinkKeys | None = None
     # Whether a supervisor restarts the worker after unexpected errors.
     is_supervised: bool = False
 
@@ -75,8 +80,9 @@ def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources)
     is_restart = resources.heartbeat.incarnation >= 0
     folder.write_checkin(_address(spec, resources.listener))
     prepared = None if is_restart else _prepare_if_real(spec)
+    ranks = wait_for_rank_map(folder, spec)
     membership = GroupMembership(
-        spec, wait_for_rank_map(folder, spec), resources.listener, device, resources.heartbeat, events
+        spec, ranks, resources.listener, device, resources.heartbeat, events, keys=resources.keys
     )
     if not _join_group(membership, resources.heartbeat.read().is_finished):
         return
@@ -133,8 +139,9 @@ def main(arguments: list[str]) -> int:
             raise InputError("one argument is needed", hint="python -m isthmus.train.process.worker FOLDER")
         folder = WorkerFolder(Path(arguments[0]))
         spec = folder.read_spec()
+        keys = take_link_keys(folder, spec)
         with listen(spec.host, ports=spec.ports) as listener, MemoryLease(spec) as lease:
-            return run_in_process(folder, spec, RankResources(listener, lease.run, Heartbeat()))
+            return run_in_process(folder, spec, RankResources(listener, lease.run, Heartbeat(), keys))
     except IsthmusError as error:
         print(f"error: {error_line(error)}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -144,6 +151,8 @@ def run_in_process(folder: WorkerFolder, spec: WorkerSpec, resources: RankResour
     """Run the worker of `folder` in this process; return its exit status."""
     _exit_on_sigterm()
     start_heartbeat(resources.heartbeat)
+    if spec.run_lease:
+        end_with_run_lease(RunLeaseWatch(Path(spec.run_lease)))
     try:
         run_worker(folder, spec, resources)
     except IsthmusError as error:

@@ -12,16 +12,19 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.comm.connect_transport import connect_transport
 from isthmus.comm.group.isthmus_group import BACKEND, IsthmusGroup, IsthmusOptions, register_backend
 from isthmus.comm.tcp.endpoint import Endpoint
-from isthmus.comm.tcp.wire_format import Greeting
+from isthmus.comm.tcp.greeting import Greeting
 from isthmus.comm.transport.transport import JoinedTransport
 from isthmus.core.errors import PeerError, ProtocolError, RestartError
 from isthmus.core.messages.agent_messages import RankMap, WorkerAddress
 from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.core.model import load_model
 from isthmus.core.units import format_seconds
 from isthmus.train.communication.connection_counts import num_connections
+from isthmus.train.communication.max_message_bytes import max_message_bytes
 from isthmus.train.communication.torch_process_group import GROUP_TIMEOUT, join_torch_group
 from isthmus.train.liveness.heartbeat import Heartbeat
 from isthmus.train.liveness.worker_events import EventLog
@@ -38,7 +41,7 @@ class GroupMembership:
 
     `listener` is the rank's listening socket; the Isthmus backend keeps a duplicate. Torch's own backends are
     bound to `device` and cannot rejoin. With the Isthmus backend, each group formed after a loss has a higher
-    incarnation, which `heartbeat` keeps.
+    incarnation, which `heartbeat` keeps. Its links use `keys`; without them all ranks are on this machine.
 
     Raises `ProtocolError` if the rank map does not match the plan.
     """
@@ -51,10 +54,12 @@ class GroupMembership:
         device: torch.device,
         heartbeat: Heartbeat,
         events: EventLog,
+        *,
+        keys: LinkKeys | None = None,
     ) -> None:
         self._spec, self._workers = spec, _check_workers(spec, ranks)
         self._listener, self._device = listener, device
-        self._heartbeat, self._events = heartbeat, events
+        self._heartbeat, self._events, self._keys = heartbeat, events, keys
         self._transport: JoinedTransport | None = None
 
     def join(self, timeout_s: float | None = None) -> None:
@@ -142,6 +147,8 @@ class GroupMembership:
             peer_timeout_s=spec.peer_timeout_s,
             on_loss=self._on_loss,
             on_link=self._on_link,
+            keys=self._keys,
+            max_message_bytes=max_message_bytes(spec.plan, load_model(spec.job.model)),
         )
         register_backend()
         options = IsthmusOptions(transport, tuple(worker.cluster for worker in workers), spec.host)

@@ -260,8 +260,9 @@ def _site(cluster: Cluster, groups: dict[str, FreeNodeGroup], stored: int) -> Cl
 
 
 def _link(link: Link, free_gbps: Mapping[str, float]) -> FreeLink:
+    gbps = link.bandwidth_gbps
     return FreeLink(
-        free_gbps=free_gbps.get(str(PoolResource.link(link.source, link.target)), link.bandwidth_gbps),
+        free_gbps=free_gbps.get(str(PoolResource.link(link.source, link.target)), gbps) if free_gbps else gbps,
         delay_s=link.delay_s,
         jitter_s=link.jitter_ms / 1e3,
     )

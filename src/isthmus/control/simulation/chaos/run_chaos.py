@@ -43,6 +43,8 @@ CONFIG = CoordinatorConfig(
     start_timeout_s=20,
     lease_s=5,
     agent_timeout_s=3,
+    run_lease_s=10,
+    run_lease_margin_s=1,
     retry_s=1,
     max_retry_s=8,
     checkpoint_timeout_s=5,
@@ -87,7 +89,12 @@ class ChaosRun:
     history: list[str] = field(default_factory=list)
 
 
-def run_chaos(seed: int, log: DurableLog | None = None, rates: Mapping[str, float] = FAULT_RATES) -> ChaosRun:
+def run_chaos(
+    seed: int,
+    log: DurableLog | None = None,
+    rates: Mapping[str, float] = FAULT_RATES,
+    config: CoordinatorConfig = CONFIG,
+) -> ChaosRun:
     """Run the scenario of `seed` on `log` (default: in memory); `rates` may omit kinds of faults."""
     rng = random.Random(seed)
     pool, jobs = _make_scenario(rng)
@@ -105,7 +112,7 @@ def run_chaos(seed: int, log: DurableLog | None = None, rates: Mapping[str, floa
     world = PoolSimulation(
         pool,
         jobs,
-        rules=CONFIG,
+        rules=config,
         delays=DELAYS,
         faults=faults,
         policies={one.name: POLICY for one in pool.clusters},
@@ -121,7 +128,7 @@ def run_chaos(seed: int, log: DurableLog | None = None, rates: Mapping[str, floa
     broken = _run_simulation(world, faults)
     problems += [*broken, *truth.problems, *_final_problems(world, cancelled)]
     if not broken and not faults.rates.get("clock skew") and log is None:
-        problems += _replay_problems(world, kept)
+        problems += _replay_problems(world, kept, config)
     return ChaosRun(
         seed=seed,
         fault_counts=faults.counts,
@@ -249,9 +256,9 @@ def _final_problems(simulation: PoolSimulation, cancelled: set[str]) -> list[str
     return found
 
 
-def _replay_problems(simulation: PoolSimulation, log: DurableLog) -> list[str]:
+def _replay_problems(simulation: PoolSimulation, log: DurableLog, config: CoordinatorConfig) -> list[str]:
     """Check that replaying the log gives the server's state; return the problem found."""
-    again = Coordinator.replay(log.events(), CONFIG)
+    again = Coordinator.replay(log.events(), config)
     for state in (again.state, simulation.server.coordinator.state):
         for record in state.clusters.values():
             record.last_report_s = None

@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from isthmus.plan.search.bound.check_relaxation import FeasibilityQuery, can_finish
 from isthmus.plan.search.bound.reduce_tail import NO_TAIL, ReduceTail, reduce_tail
-from isthmus.plan.search.bound.relaxations import Relaxation, Relaxations
+from isthmus.plan.search.bound.relaxations import Relaxation, Relaxations, no_wait_s
 from isthmus.plan.search.costs.slots import ChipSlot, flatten_pools, pooled_combinations
 from isthmus.plan.search.pipelines.replica_groups import may_pool
 from isthmus.plan.search.pipelines.search_space import SearchSpace
@@ -107,7 +107,7 @@ def prove_bound(
     ]
     # Step 1: start from chips that never wait.
     cases = _refutation_cases(space, sizes)
-    low_s = min((_no_wait_s(some, slots, samples) for some, _ in cases), default=math.inf)
+    low_s = min((no_wait_s(some, slots, samples) for some, _ in cases), default=math.inf)
     if len(slots) > MAX_SLOTS or not best_s < math.inf or not effort:
         return min(low_s, best_s)
     # Step 2: try targets between that and the best plan; refute each case, weakest bound first.
@@ -141,13 +141,6 @@ def _refutation_cases(space: SearchSpace, sizes: Sequence[Relaxations]) -> list[
     if space.limits.even_replicas or len(sizes) < 2:
         return [([one], any_number) for one in sizes]
     return [*(([one], range(1, 2)) for one in sizes), (sizes, range(2, MAX_SLOTS + 1))]
-
-
-def _no_wait_s(sizes: Sequence[Relaxations], slots: Sequence[ChipSlot], samples: int) -> float:
-    """Return the seconds of all chips at their best rate over `sizes`, without any waiting."""
-    rest_s = min(one.optimizer_overhead_s for one in sizes)
-    rate = sum(max(samples / (one.no_wait_s([slot]) - one.optimizer_overhead_s) for one in sizes) for slot in slots)
-    return rest_s + samples / rate if rate else math.inf
 
 
 class Refutation:

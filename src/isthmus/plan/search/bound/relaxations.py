@@ -67,16 +67,20 @@ class Relaxations:
         self.optimizer_overhead_s = min((cost_table.optimizer_overhead_s for cost_table in cost_tables), default=0.0)
         self._reference = cost_tables[0] if cost_tables else None
         self._message_bytes = cost_tables[0].message_bytes if cost_tables else 0.0
+        self._rates: dict[ChipSlot, float] = {}
 
     def no_wait_s(self, slots: Sequence[ChipSlot]) -> float:
         """Return the seconds of all chips at their best rate, without any waiting."""
-        rate = 0.0
-        for slot in slots:
-            rate += max(
-                (room / self.layer_s(cost_table) for cost_table, room in self._capacities_of(slot)),
-                default=0.0,
-            )
+        rate = sum(map(self._rate, slots))
         return self.optimizer_overhead_s + self.num_micro_batches * self.num_layers / rate if rate else math.inf
+
+    def _rate(self, slot: ChipSlot) -> float:
+        """Return the layers per second of a slot's chips at their best degrees."""
+        found = self._rates.get(slot)
+        if found is None:
+            each = (room / self.layer_s(cost_table) for cost_table, room in self._capacities_of(slot))
+            found = self._rates[slot] = max(each, default=0.0)
+        return found
 
     # --- enumeration ---
 
@@ -199,7 +203,9 @@ class Relaxations:
 
     def layer_s(self, cost_table: StageCostTable) -> float:
         """Return the least seconds of a layer, both passes, weighted as on a reference chip."""
-        return cost_table.layer_s(self._reference or cost_table)
+        if self._reference is None:
+            self._reference = cost_table
+        return cost_table.layer_s(self._reference)
 
     def reduce_s(self, cost_table: StageCostTable, dp: int, tail: ReduceTail) -> float:
         """Return the least seconds to reduce a layer's gradients over `dp` or more replicas."""
@@ -250,3 +256,10 @@ class Relaxations:
                 each * all_reduce_s(cost_table.chip_model.topology, 1e12, dp, cost_table.num_chips) / 1e12
             )
         return self._reduce_s_per_parameter[key]
+
+
+def no_wait_s(sizes: Sequence[Relaxations], slots: Sequence[ChipSlot], samples: int) -> float:
+    """Return the seconds of all chips at their best rate over `sizes`, without any waiting."""
+    rest_s = min(one.optimizer_overhead_s for one in sizes)
+    rate = sum(max(samples / (one.no_wait_s([slot]) - one.optimizer_overhead_s) for one in sizes) for slot in slots)
+    return rest_s + samples / rate if rate else math.inf

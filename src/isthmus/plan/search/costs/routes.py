@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,6 +89,10 @@ class Routes:
             slowest_s = max(slowest_s, steps / len(clusters) * num_bytes / route.bytes_per_s)
             delay_s = max(delay_s, route.delay_s)
         return slowest_s + steps * delay_s
+
+    def linked_pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield each pair of clusters with links in both directions once."""
+        return ((a, b) for a, b in self._routes if a < b and (b, a) in self._routes)
 
     def missing_link(self, a: str, b: str) -> tuple[str, str] | None:
         """Return a direction between two clusters that lacks a link, None if both have one."""

@@ -3,7 +3,8 @@
 The tree: sets of slots > partitions into replica groups > micro-batch size > schedule > a pipeline per group
 (order, degrees, numbers of stages and replicas) > layers > micro-batches per replica. Branches are visited in
 the order of their lower bounds (`compose_groups` on bounds), each completely; a branch whose bound does not beat
-the best layouts so far is pruned with everything below it.
+the best layouts so far is pruned with everything below it. A branch waits in a heap under a bound that needs a sum
+over its slots only, and its pipelines are ranked when it comes up: of many slots, most sets are never ranked.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import heapify, heappop, heappush
 
+from isthmus.plan.search.bound.relaxations import Relaxations
 from isthmus.plan.search.compose.best_layouts import BestLayouts
 from isthmus.plan.search.compose.compose_equal import compose_equal
 from isthmus.plan.search.compose.compose_groups import (
@@ -25,14 +29,16 @@ from isthmus.plan.search.compose.group_options import group_options
 from isthmus.plan.search.compose.plan_layout import PlanLayout, make_layout
 from isthmus.plan.search.compose.search_branch import BranchKey, SearchBranch
 from isthmus.plan.search.costs.slots import ChipSlot, flatten_pools
+from isthmus.plan.search.pipelines.candidate_slots import MAX_CANDIDATES, candidate_slots
 from isthmus.plan.search.pipelines.enumerate_pipelines import PipelineEnumerator
 from isthmus.plan.search.pipelines.pipeline_ranking import BoundedPipeline
 from isthmus.plan.search.pipelines.pipeline_shape import PipelineCost, PipelineShape
-from isthmus.plan.search.pipelines.replica_groups import ReplicaGroup, replica_group_sets
+from isthmus.plan.search.pipelines.replica_groups import MAX_SLOTS_IN_PIPELINE, ReplicaGroup, replica_group_sets
 from isthmus.plan.search.pipelines.search_space import MAX_CHIPS_UNEQUAL_DEGREES, SearchSpace
+from isthmus.plan.search.pipelines.shape_bound import shape_bound
 
-MAX_SPLITS_WITHOUT_GAIN = 1500
-"""In a thinned space the search stops after this many splits without a better layout."""
+MAX_EXAMINED_WITHOUT_GAIN = 1500
+"""In a thinned space the search stops after examining this many pipelines without a better layout."""
 
 
 @dataclass
@@ -40,6 +46,8 @@ class SearchStats:
     """Statistics of a search: pipelines split, and pipelines or branches pruned by a bound."""
 
     evaluated: int = 0
+    # Pipelines split, or pruned by a bound of their own.
+    examined: int = 0
     pruned: int = 0
     # Whether `should_continue` ended the search.
     stopped: bool = False
@@ -49,8 +57,8 @@ class SearchStats:
 class BranchAndBound:
     """One search.
 
-    In a thinned space it stops after `MAX_SPLITS_WITHOUT_GAIN` splits without a better layout; the limit is a count, so
-    that results are deterministic.
+    In a thinned space it stops after `MAX_EXAMINED_WITHOUT_GAIN` pipelines without a better layout; the limit is a
+    count, so that results are deterministic.
     """
 
     space: SearchSpace
@@ -67,7 +75,11 @@ class BranchAndBound:
     _options: dict[tuple[object, ...], PipelineOptions] = field(default_factory=dict)
     _pipelines: dict[tuple[object, ...], PipelineEnumerator] = field(default_factory=dict)
     _single_options: dict[tuple[BoundedPipeline, str], PipelineOption] = field(default_factory=dict)
-    # Value of `stats.evaluated` when the best layout last improved.
+    # Least end of the pipelines of an enumerator, by its id.
+    _least_end_s: dict[int, float] = field(default_factory=dict)
+    # Estimate of the best layout when the present sets were begun: options are opened by it.
+    _phase_best_s: float = math.inf
+    # Value of `stats.examined` when the best layout last improved.
     _improved_at: int = 0
 
     def run(self, slots: Sequence[ChipSlot]) -> list[PlanLayout]:
@@ -75,18 +87,53 @@ class BranchAndBound:
 
         Sets of single-slot groups come first: they are few, and their layouts prune the longer pipelines.
         """
-        sets = list(replica_group_sets(slots, self.space))
+        sets = self._replica_group_sets(slots)
         singles = [one for one in sets if all(len(replica_group) == 1 for replica_group in one)]
         chains = [one for one in sets if any(len(replica_group) > 1 for replica_group in one)]
         for some in (singles, chains):
-            self._improved_at = self.stats.evaluated
-            for branch in sorted(self._branches(some), key=lambda one: one.lower_bound_s):
-                if self._should_stop():
-                    break
-                self._visit(branch)
+            self._improved_at = self.stats.examined
+            self._phase_best_s = self.best_layouts.best.estimate_s if self.best_layouts.best else math.inf
+            self._visit_in_order(some)
             if self.stats.stopped:
                 break
         return self.best_layouts.layouts
+
+    def _replica_group_sets(self, slots: Sequence[ChipSlot]) -> list[tuple[ReplicaGroup, ...]]:
+        """Return the sets of replica groups to search: of many slots, combinations of the candidates among them."""
+        relaxations = next(iter(self._relaxations.values()), None)
+        if relaxations is None or len(slots) <= MAX_CANDIDATES:
+            return list(replica_group_sets(slots, self.space))
+        routes, num_bytes = self.space.routes, self._messages_bytes
+        kept, wide = candidate_slots(slots, routes, lambda one: relaxations.no_wait_s([one]), num_bytes)
+        self.space.thinned = True
+        combined = set(kept)
+        sets = list(replica_group_sets(kept, self.space)) if kept else []
+        sets += [((slot,),) for slot in slots if slot not in combined]
+        return sets + [tuple((slot,) for slot in some) for some in wide]
+
+    def _visit_in_order(self, sets: Sequence[tuple[ReplicaGroup, ...]]) -> None:
+        """Visit the branches of sets of replica groups in the order of their lower bounds.
+
+        A branch is ranked when its loose bound comes up; at equal bounds unranked branches come first, so that the
+        order is that of the tight bounds, then of the sets.
+        """
+        heap = [(one.lower_bound_s, False, number, one) for number, one in enumerate(self._branches(sets))]
+        heapify(heap)
+        while heap and not self._should_stop():
+            bound_s, ranked, number, branch = heappop(heap)
+            if bound_s >= self.best_layouts.cutoff_s:
+                self.stats.pruned += 1 + len(heap)
+                return
+            if ranked:
+                self._visit(branch)
+                continue
+            tight_s = self._tight_bound_s(branch)
+            if tight_s < self.best_layouts.cutoff_s:
+                bound_s = max(bound_s, tight_s)
+                heappush(heap, (bound_s, True, number, replace(branch, lower_bound_s=bound_s)))
+            elif tight_s < math.inf:
+                self.stats.pruned += 1
+            self.stats.stopped = self.stats.stopped or not self.should_continue(self.stats, self.best_layouts.best)
 
     def for_space(
         self, space: SearchSpace, best_layouts: BestLayouts, warm_start: frozenset[BranchKey] | None
@@ -100,28 +147,57 @@ class BranchAndBound:
             _options={},
             _pipelines={},
             _single_options={},
+            _least_end_s={},
         )
 
     def clear_caches(self) -> None:
         """Clear the caches of pipelines, which are large; the layouts found stay."""
-        for known in (self._options, self._pipelines, self._single_options):
+        for known in (self._options, self._pipelines, self._single_options, self._least_end_s):
             known.clear()
 
     def _should_stop(self) -> bool:
         """Return whether the search was stopped or has gone too long without a better layout."""
-        exhausted = not self.space.exhaustive and self.stats.evaluated - self._improved_at > MAX_SPLITS_WITHOUT_GAIN
+        exhausted = not self.space.exhaustive and self.stats.examined - self._improved_at > MAX_EXAMINED_WITHOUT_GAIN
         return self.stats.stopped or exhausted
 
     def _branches(self, sets: Sequence[tuple[ReplicaGroup, ...]]) -> Iterator[SearchBranch]:
-        for replica_groups, schedule, ring in self._candidate_groups(sets):
-            for size in self.space.micro_batch_sizes(self.requested_size, self.samples):
-                if self._is_excluded(replica_groups, size, schedule):
-                    continue
-                bound_s = self._lower_bound_s(replica_groups, size, schedule, ring)
-                if bound_s < self.best_layouts.cutoff_s:
-                    yield SearchBranch(replica_groups, size, schedule, ring, bound_s)
-                elif bound_s < math.inf:
-                    self.stats.pruned += 1
+        """Yield the branches with loose bounds: all chips at their best rate, all messages over the links."""
+        sizes = self.space.micro_batch_sizes(self.requested_size, self.samples)
+        for replica_groups, schedule, ring_s in self._candidate_groups(sets):
+            for size in sizes:
+                if not self._is_excluded(replica_groups, size, schedule):
+                    bound_s = max(ring_s + self._no_wait_s(replica_groups, size), self._wire_s(replica_groups))
+                    yield SearchBranch(replica_groups, size, schedule, ring_s, bound_s)
+
+    def _tight_bound_s(self, branch: SearchBranch) -> float:
+        """Return the lower bound of a branch's ranked pipelines; infinite if it is empty."""
+        return self._lower_bound_s(branch.replica_groups, branch.micro_batch_size, branch.schedule, branch.ring_s)
+
+    def _no_wait_s(self, replica_groups: Sequence[ReplicaGroup], size: int) -> float:
+        """Return the seconds of a batch without any waiting, on all chips of some replica groups."""
+        return self._relaxations[size].no_wait_s(list(itertools.chain(*replica_groups))) * (1 - 1e-9)
+
+    def _wire_s(self, replica_groups: Sequence[ReplicaGroup]) -> float:
+        """Return the least seconds of a step's messages, if one pipeline passes all slots."""
+        slots = replica_groups[0]
+        if len(replica_groups) > 1 or not 1 < len(slots) <= MAX_SLOTS_IN_PIPELINE or any(one.members for one in slots):
+            return 0.0
+        names = dict.fromkeys(slot.cluster for slot in slots)
+        rates = sorted(self.space.routes.bytes_per_s(a, b) for a, b in itertools.combinations(names, 2))
+        slowest = rates[max(0, len(rates) - len(names) + 1)] if rates else math.inf  # a path may omit slower links
+        return self._messages_bytes / slowest * (1 - 1e-9) if slowest else math.inf
+
+    @cached_property
+    def _messages_bytes(self) -> float:
+        """Bytes that a pipeline sends over each of its links in a step."""
+        task = self.space.workload
+        precision_bytes = 4 if task.stored_precision == "fp32" else 2
+        return task.profile.boundary_bytes(self.samples * task.sequence_length, precision_bytes)
+
+    @cached_property
+    def _relaxations(self) -> dict[int, Relaxations]:
+        sizes = self.space.micro_batch_sizes(self.requested_size, self.samples)
+        return {size: Relaxations(self.space, (), size, self.samples // size) for size in sizes}
 
     def _candidate_groups(
         self, sets: Sequence[tuple[ReplicaGroup, ...]]
@@ -152,10 +228,11 @@ class BranchAndBound:
     def _lower_bound_s(self, replica_groups: Sequence[ReplicaGroup], size: int, schedule: str, ring_s: float) -> float:
         """Return a lower bound on a branch; infinite if it is empty."""
         if len(replica_groups) == 1:
-            return next(
-                self._pipelines_of(replica_groups[0], size).ranked_by_end(self.best_layouts.cutoff_s),
-                (math.inf, None),
-            )[0]
+            chains = self._pipelines_of(replica_groups[0], size)
+            if id(chains) not in self._least_end_s:  # the cutoff only falls: what it excludes now stays excluded
+                ranking = chains.ranked_by_end(self.best_layouts.cutoff_s)
+                self._least_end_s[id(chains)] = next(ranking, (math.inf, None))[0]
+            return self._least_end_s[id(chains)]
         options, total = self._options_of(replica_groups, size, schedule), self.samples // size
         if not all(options):
             return math.inf
@@ -184,8 +261,7 @@ class BranchAndBound:
             chains = self._pipelines_of(replica_group, size, coarse)
             key = (id(chains), schedule)
             if key not in self._options:
-                best_s = math.inf if self.best_layouts.best is None else self.best_layouts.best.estimate_s
-                self._options[key] = group_options(chains, schedule, best_s)
+                self._options[key] = group_options(chains, schedule, self._phase_best_s)
                 self.space.thinned = self.space.thinned or self._options[key].has_more
             found.append(self._options[key])
         return found
@@ -258,17 +334,22 @@ class BranchAndBound:
     def _evaluate(self, option: PipelineOption, micro_batches: int) -> bool:
         """Evaluate an option and count it; False if it is infeasible or violates `allow_link_bound`.
 
-        For unequal layers, whose splits are slow, a first call only tightens the bound.
+        A first call only tightens the bound, which prunes most splits.
         """
-        if not option.bound_tightened and not self.space.workload.equal_layers:
+        if not option.bound_tightened:
             option.bound_tightened = True
-            costs = [cost for one in option.shape.variants if (cost := one.split_bound(micro_batches))]
+            if self.space.workload.equal_layers:
+                costs = [shape_bound(one, option.cost) for one in option.shape.variants]
+                self.stats.examined += len(costs)
+            else:
+                costs = [cost for one in option.shape.variants if (cost := one.split_bound(micro_batches))]
             if costs:
                 option.cost = PipelineCost(min(one.first_s for one in costs), min(one.interval_s for one in costs))
             return bool(costs)
         best_s, best = math.inf, None
         for shape in option.shape.variants:
             self.stats.evaluated += 1
+            self.stats.examined += not self.space.workload.equal_layers
             chain = shape.best_split(micro_batches)
             if chain is None or (chain.link_bound and not self.allow_link_bound):
                 continue
@@ -292,7 +373,7 @@ class BranchAndBound:
             before = self.best_layouts.best
             self.best_layouts.keep(layout)
             if self.best_layouts.best is not before:
-                self._improved_at = self.stats.evaluated
+                self._improved_at = self.stats.examined
 
 
 def _sort_by_kind(replica_group: ReplicaGroup) -> ReplicaGroup:

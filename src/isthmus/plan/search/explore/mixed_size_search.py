@@ -8,10 +8,12 @@ samples may fit no size.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
+from isthmus.plan.search.bound.relaxations import no_wait_s
 from isthmus.plan.search.compose.compose_groups import PipelineOption, compose_lazily, earliest_end_s
 from isthmus.plan.search.compose.plan_layout import PlacedPipeline, PlanLayout, expand_pools
 from isthmus.plan.search.compose.search_branch import SearchBranch
@@ -53,13 +55,16 @@ class MixedSizeSearch(BranchAndBound):
         for replica_groups, schedule, ring_s in self._candidate_groups(sets):
             if len(replica_groups) < 2 or len(sizes) < 2 or self._is_excluded(replica_groups, 0, schedule):
                 continue
-            options, bound_s = self._sized_options(replica_groups, schedule), math.inf
-            if all(options):
-                bound_s = ring_s + earliest_samples_s(options, self.samples, 0.0, self.best_layouts.cutoff_s - ring_s)
-            if bound_s < self.best_layouts.cutoff_s:
-                yield SearchBranch(replica_groups, 0, schedule, ring_s, bound_s)
-            else:
-                self.stats.pruned += 1
+            slots = list(itertools.chain(*replica_groups))
+            relaxed = [self._relaxations[size] for size in sizes]
+            bound_s = ring_s + no_wait_s(relaxed, slots, self.samples) * (1 - 1e-9)
+            yield SearchBranch(replica_groups, 0, schedule, ring_s, bound_s)
+
+    def _tight_bound_s(self, branch: SearchBranch) -> float:
+        options, ring_s = self._sized_options(branch.replica_groups, branch.schedule), branch.ring_s
+        if not all(options):
+            return math.inf
+        return ring_s + earliest_samples_s(options, self.samples, 0.0, self.best_layouts.cutoff_s - ring_s)
 
     def _sizes(self) -> tuple[int, ...]:
         """Return the sizes that may be mixed: powers of two; none with `equal_micro_batches`."""

@@ -20,15 +20,33 @@ MAX_CLUSTERS = 4
 pool.
 """
 
+MAX_EXPLAINED = 64
+"""Upper limit on the combinations explained, those of the largest clusters first, so that an answer is bounded."""
+
 MAX_PROBES = 24
 """Pipelines to try before a combination counts as refused, most memory first."""
 
+MAX_CHOICES = 16
+"""Upper limit on the choices of one slot per cluster that are probed for a combination."""
 
-def explained_combinations(clusters: Sequence[Cluster]) -> list[tuple[Cluster, ...]]:
-    """Return the combinations of clusters to explain, small ones first."""
+MAX_NAMES = 5
+"""Upper limit on the clusters that one reason names."""
+
+
+def explained_combinations(
+    clusters: Sequence[Cluster], slots: Mapping[str, Sequence[ChipSlot]]
+) -> list[tuple[Cluster, ...]]:
+    """Return the combinations of clusters to explain, small ones first, at most `MAX_EXPLAINED`."""
     most = MAX_CLUSTERS if len(clusters) <= MAX_CLUSTERS else 2
-    found = [one for size in range(1, most + 1) for one in itertools.combinations(clusters, size)]
-    return found if len(clusters) <= most or len(clusters) == 0 else [*found, tuple(clusters)]
+    if len(clusters) > MAX_CLUSTERS:
+        clusters = sorted(clusters, key=lambda one: (-sum(slot.chips for slot in slots[one.name]), one.name))
+    found = itertools.chain.from_iterable(itertools.combinations(clusters, size) for size in range(1, most + 1))
+    whole = [tuple(clusters)] if len(clusters) > most else []
+    singles = list(itertools.islice(found, min(len(clusters), MAX_EXPLAINED // 2) if whole else None))
+    if not whole:
+        return singles
+    pairs = itertools.islice(itertools.combinations(clusters, 2), MAX_EXPLAINED // 2 - 1)
+    return [*singles, *pairs, *whole]
 
 
 def explain_refusals(
@@ -41,13 +59,13 @@ def explain_refusals(
     """Return a refusal for each combination without a plan; `total` micro-batches of the requested size."""
     planned = {one.clusters for one in search.best_layouts.layouts}
     found = []
-    for chosen in explained_combinations(clusters):
+    for chosen in explained_combinations(clusters, slots):
         names = tuple(cluster.name for cluster in chosen)
         if tuple(sorted(names)) in planned:
             continue
         reason = _refusal_reason(search, chosen, slots, placement, total)
         if reason:
-            found.append(Refusal(clusters=names, reason=reason))
+            found.append(Refusal(clusters=names[:MAX_EXPLAINED], reason=reason))
     return tuple(found)
 
 
@@ -68,7 +86,7 @@ def _refusal_reason(
     if empty:
         rules = space.limits.framework
         also = f" and {rules.name} runs on ({' or '.join(sorted(rules.collective_libraries))})" if rules else ""
-        return f"{', '.join(empty)} has no free chip that the job allows{also}"
+        return f"{_list_names(empty)} has no free chip that the job allows{also}"
     if len(names) > layers:
         return f"the model has {layers} layers, fewer than {len(names)} clusters"
     if placement.max_chips and placement.max_chips < len(names):
@@ -81,6 +99,12 @@ def _refusal_reason(
     if not any(slot.reads_data for slot in here):
         return "none of its clusters may read the training data (placement.data_owners, data_regions)"
     return _missing_link_reason(search, names) or _infeasible_reason(search, here, total)
+
+
+def _list_names(names: Sequence[str]) -> str:
+    """Return names as text, the first `MAX_NAMES` of them."""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def _missing_link_reason(search: BranchAndBound, names: Sequence[str]) -> str:
@@ -96,24 +120,30 @@ def _missing_link_reason(search: BranchAndBound, names: Sequence[str]) -> str:
 
 def _infeasible_reason(search: BranchAndBound, slots: Sequence[ChipSlot], total: int) -> str:
     """Return why no pipeline over these slots is feasible; empty if one is, but others are faster."""
-    space, shapes = search.space, []
-    for chosen in itertools.product(*_by_cluster(slots)):
-        shapes += list(
-            itertools.islice(space.pipeline_shapes(chosen, search.requested_size, "1f1b", total), 20 * MAX_PROBES)
-        )
+    space, shapes = search.space, list[PipelineShape]()
+    for chosen in itertools.islice(itertools.product(*_by_cluster(slots)), MAX_CHOICES):
+        some = space.pipeline_shapes(chosen, search.requested_size, "1f1b", total)
+        first = list(itertools.islice(some, MAX_PROBES))
+        if _first_feasible(search, first, total):
+            return ""
+        shapes += first + list(itertools.islice(some, 19 * MAX_PROBES))
     if not shapes:
         degrees = describe_degrees(space.limits)
         return "no pipeline over them meets the limits of the job" + (degrees and f": {degrees}")
     shapes.sort(key=lambda one: -_memory_bytes(one))
-    narrow = ""
-    for shape in shapes[:MAX_PROBES]:
+    if _first_feasible(search, shapes[:MAX_PROBES], total):
+        return ""
+    narrow = next((one for one in shapes[:MAX_PROBES] if one.best_split(-(-total // one.dp))), None)
+    return _link_reason(narrow) if narrow else _memory_reason(shapes[0])
+
+
+def _first_feasible(search: BranchAndBound, shapes: Sequence[PipelineShape], total: int) -> PipelineShape | None:
+    """Return the first shape with a split that fits in memory and, where it matters, keeps its chips busy."""
+    for shape in shapes:
         chain = shape.best_split(-(-total // shape.dp))
-        if chain is None:
-            continue
-        if search.allow_link_bound or not chain.link_bound:
-            return ""
-        narrow = narrow or _link_reason(shape)
-    return narrow or _memory_reason(shapes[0])
+        if chain is not None and (search.allow_link_bound or not chain.link_bound):
+            return shape
+    return None
 
 
 def _by_cluster(slots: Sequence[ChipSlot]) -> list[list[ChipSlot]]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from isthmus.core.html_page import fact_list, html_table, page_style, page_text, render_page
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
+from isthmus.core.text.html_page import fact_list, html_table, page_style, page_text, render_page
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan.time.predict import PlanForecast
 from isthmus.sim import StageResult

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from isthmus.plan.search.costs.layer_ranges import RangeTimes
 from isthmus.plan.search.costs.slots import flatten_pools
-from isthmus.plan.search.costs.stage_cost_table import TimedStage, round_up_replicas
+from isthmus.plan.search.costs.stage_cost_table import StageCostTable, TimedStage, round_up_replicas
 from isthmus.plan.search.pipelines.stage_layout import StageLayout
 from isthmus.plan.search.splits.split_equal_layers import LayerTimes, split_equal_layers, split_lower_bounds
 from isthmus.plan.search.splits.split_layers import split_layers
@@ -51,6 +51,10 @@ class PipelineShape(StageLayout):
             return 0.0
         largest = -(-self.workload.profile.num_layers // self.num_stages)
         return min(one.cost_table.least_reduce_and_update_s(largest, self.dp, self.zero) for one in self.segments)
+
+    def gradient_bytes(self, cost_table: StageCostTable, parameters: float) -> float:
+        """Return the bytes that a stage with these parameters per chip reduces."""
+        return 4 * parameters * cost_table.num_chips * (0.75 if self.zero else 1.0)
 
     def best_split(self, micro_batches: int) -> PipelineSplit | None:
         """Return the best split for `micro_batches` per replica, or None if no split fits in memory."""
@@ -95,11 +99,13 @@ class PipelineShape(StageLayout):
 
     def _cross_cluster_ring_s(self, layers: Sequence[tuple[int, int]]) -> float:
         """Return the seconds of the slowest stage's gradient ring over several clusters."""
-        slowest_s = 0.0
+        slowest_s, clusters = 0.0, [names for one in self.segments for names in self.stage_clusters(one)]
         for stage, (first, last) in enumerate(layers):
-            names = list(dict.fromkeys(one.slots[stage].cluster for one in self.uniform_shapes))
+            names = clusters[stage]
+            if len(names) < 2:
+                continue
             cost_table = self.cost_tables[stage]
-            num_bytes = 4 * cost_table.parameters(first, last) * cost_table.num_chips * (0.75 if self.zero else 1.0)
+            num_bytes = self.gradient_bytes(cost_table, cost_table.parameters(first, last))
             slowest_s = max(slowest_s, self.routes.ring_s(names, num_bytes))
         return slowest_s
 

@@ -53,7 +53,7 @@ def _pooled_sets(slots: Sequence[ChipSlot], space: SearchSpace) -> Iterator[tupl
 
 def _thinned_sets(slots: Sequence[ChipSlot], space: SearchSpace) -> Iterator[tuple[ReplicaGroup, ...]]:
     """Yield the sets for many slots: nested clusterings, and small subsets as one pipeline."""
-    for chosen in _candidate_slot_sets(slots):
+    for chosen in _candidate_slot_sets(slots, space):
         rates = {(i, j): _link_rate(space, a, b) for i, a in enumerate(chosen) for j, b in enumerate(chosen)}
         for partition in nested_partitions(len(chosen), lambda i, j, rates=rates: rates[i, j]):  # type: ignore[misc]
             yield _to_groups(chosen, partition)
@@ -97,10 +97,29 @@ def _link_rate(space: SearchSpace, a: ChipSlot, b: ChipSlot) -> float:
     return 1e15 if a.group.name == b.group.name else 1e12
 
 
-def _candidate_slot_sets(slots: Sequence[ChipSlot]) -> list[tuple[ChipSlot, ...]]:
-    """Return sets of slots: all, the fastest ones, those of each cluster, single ones."""
+def _candidate_slot_sets(slots: Sequence[ChipSlot], space: SearchSpace) -> list[tuple[ChipSlot, ...]]:
+    """Return sets of slots: all, the fastest ones, those of each cluster, single ones, the fastest linked ones."""
     speed = sorted(slots, key=lambda s: (-s.chips * s.chip.flop_per_s("bf16"), s.cluster, s.group.name))
-    prefixes = [tuple(s for s in slots if s in speed[:count]) for count in range(len(slots), 1, -1)]
+    found = _prefixes(slots, speed)
     clusters = dict.fromkeys(slot.cluster for slot in slots)
-    each = [tuple(slot for slot in slots if slot.cluster == name) for name in clusters]
-    return list(dict.fromkeys([*prefixes, *each, *((slot,) for slot in slots)]))
+    found += [tuple(slot for slot in slots if slot.cluster == name) for name in clusters]
+    found += [(slot,) for slot in slots]
+    for linked in dict.fromkeys(_linked_slots(seed, speed, space) for seed in speed):
+        if len(linked) < len(slots):
+            found += _prefixes(slots, [slot for slot in speed if slot in linked])
+    return list(dict.fromkeys(found))
+
+
+def _prefixes(slots: Sequence[ChipSlot], speed: Sequence[ChipSlot]) -> list[tuple[ChipSlot, ...]]:
+    """Return the two or more fastest slots, most first, each set in the order of `slots`."""
+    sets = (set(speed[:count]) for count in range(len(speed), 1, -1))
+    return [tuple(slot for slot in slots if slot in some) for some in sets]
+
+
+def _linked_slots(seed: ChipSlot, speed: Sequence[ChipSlot], space: SearchSpace) -> frozenset[ChipSlot]:
+    """Return the slots around a seed, the fastest first, that are linked each to each."""
+    found = [seed]
+    for slot in speed:
+        if slot is not seed and not any(space.routes.missing_link(slot.cluster, one.cluster) for one in found):
+            found.append(slot)
+    return frozenset(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -103,6 +104,17 @@ class StageLayout:
             tuple(places[stage * self.dp + replica] for stage in range(segment.num_stages))
             for replica in range(self.dp)
         ]
+
+    def stage_clusters(self, segment: PipelineSegment) -> list[tuple[str, ...]]:
+        """Return the clusters of each of a segment's stages: a pool is filled stage by stage."""
+        if not segment.slot.members:
+            return [(segment.slot.cluster,)] * segment.num_stages
+        ends = [*itertools.accumulate(one.stage_capacity(segment.cost_table.num_chips) for one in segment.slot.members)]
+        found = []
+        for stage in range(segment.num_stages):
+            first, last = bisect_right(ends, stage * self.dp), bisect_right(ends, (stage + 1) * self.dp - 1)
+            found.append(tuple(dict.fromkeys(one.cluster for one in segment.slot.members[first : last + 1])))
+        return found
 
     @cached_property
     def num_stages(self) -> int:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from isthmus.agent.service.preflight_checks import MARKER_WAIT_S, CheckContext, run_check, unfinished
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.preflight.preflight_checks import CheckContext, failed, run_check, unfinished
+from isthmus.core.errors import InputError
 from isthmus.core.messages.preflight import CheckResult, PreflightAnswer, PreflightOrder
 
 REMOVE_LIMIT_S = 30.0
@@ -39,15 +41,20 @@ class _Run:
 
 
 class PreflightRunner:
-    """Runs checks at `site`, below its own storage folder `root` if it has one. `clock` is monotonic, in seconds.
+    """Runs checks at `site`, on its `storage`. `clock` is monotonic, in seconds.
 
-    `threads` are those in which checks run.
+    `threads` are those in which checks run; `act_as` gives a thread the rights of a user's workers to files.
     """
 
     def __init__(
-        self, site: str, root: Path | None, clock: Callable[[], float], marker_wait_s: float = MARKER_WAIT_S
+        self,
+        site: str,
+        storage: SiteStorage,
+        clock: Callable[[], float],
+        act_as: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._site, self.root, self._clock, self._marker_wait_s = site, root, clock, marker_wait_s
+        self._act_as = act_as
+        self._site, self.storage, self._clock = site, storage, clock
         self._runs: dict[RunKey, _Run] = {}
         self.threads: list[threading.Thread] = []
 
@@ -82,10 +89,15 @@ class PreflightRunner:
 
     def _start(self, order: PreflightOrder, earlier: _Run | None) -> _Run:
         """Start an order; the second phase continues with the files of the first one."""
-        context = earlier.context if earlier else self._new_context()
+        context = earlier.context if earlier else self._new_context(order.user)
         run = _Run(order=order, context=context, started_s=self._clock())
 
         def work() -> None:
+            try:
+                self._act_as(order.user)
+            except InputError as error:
+                run.results.extend(failed(check, error) for check in order.checks)
+                return
             for check in order.checks:
                 run.results.append(run_check(check, context))
 
@@ -94,8 +106,8 @@ class PreflightRunner:
         run.thread.start()
         return run
 
-    def _new_context(self) -> CheckContext:
-        return CheckContext(site=self._site, root=self.root, marker_wait_s=self._marker_wait_s)
+    def _new_context(self, user: str) -> CheckContext:
+        return CheckContext(site=self._site, user=user, storage=self.storage)
 
     def _answer(self, run: _Run) -> PreflightAnswer | None:
         """Return the answer of an order, None while its checks still have time."""
@@ -122,6 +134,8 @@ class PreflightRunner:
         def work() -> None:
             if run.thread is not None:
                 run.thread.join(LIMIT_S)
+            with contextlib.suppress(InputError):
+                self._act_as(run.order.user)
             for file in list(run.context.made_files):
                 with contextlib.suppress(OSError):
                     file.unlink(missing_ok=True)

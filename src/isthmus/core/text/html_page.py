@@ -7,7 +7,7 @@ from functools import cache
 from html import escape
 from importlib import resources
 
-from isthmus.core.printable import LINE_BREAKS, printable
+from isthmus.core.text.printable import LINE_BREAKS, printable
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -20,7 +20,7 @@ def page_text(text: str) -> str:
 @cache
 def page_style() -> str:
     """Return the style sheet of every page."""
-    return resources.files("isthmus.core").joinpath("page.css").read_text(encoding="utf-8")
+    return resources.files("isthmus.core.text").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def render_page(title: str, brand: str, body: str, *, style: str = "") -> str:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.files.model_tokenizer import tokenizer_paths
-from isthmus.core.job import Job, ResumeSource, is_folder
+from isthmus.core.job import Job, with_paths
 
 _SOURCES: TypeAdapter[dict[str, str | tuple[str, ...]]] = TypeAdapter(dict[str, str | tuple[str, ...]])
 _BLOCK_BYTES = 1 << 20
@@ -115,32 +115,14 @@ def storage_path(root: Path, path: str) -> Path:
 def localise_paths(job: Job, root: Path) -> Job:
     """Return `job` with its paths moved below the storage folder `root`; URLs are unchanged."""
 
-    def here(path: str) -> str:
-        return path if "://" in path else str(storage_path(root, path))
-
-    data: dict[str, object] = {"paths": tuple(map(here, job.data.paths))}
-    if job.data.tokenizer_path is not None:
-        data["tokenizer"] = here(job.data.tokenizer_path)
-    resume: str | ResumeSource | None = job.resume
-    if isinstance(resume, ResumeSource):
-        resume = resume.model_copy(update={"folder": here(resume.folder)})
-    elif resume is not None and is_folder(resume):
-        resume = here(resume)
-    return job.model_copy(
-        update={
-            "resume": resume,
-            "model": here(job.model),
-            "data": job.data.model_copy(update=data),
-            "checkpoints": job.checkpoints.model_copy(update={"folder": here(job.checkpoints.folder)}),
-            "output": here(job.output),
-        }
-    )
+    return with_paths(job, lambda _, path: path if "://" in path else str(storage_path(root, path)))
 
 
-def job_paths(job: Job) -> tuple[str, ...]:
+def job_paths(job: Job, *, with_checkpoints: bool = True) -> tuple[str, ...]:
     """Return the paths that a job needs to resume at another site: checkpoints first, URLs omitted."""
-    named = [job.checkpoints.folder, job.model, *job.data.paths, *tokenizer_paths(job.data.tokenizer_path)]
-    named += [] if job.resume_folder is None else [job.resume_folder]
+    named = [job.checkpoints.folder] if with_checkpoints else []
+    named += [job.model, *job.data.paths, *tokenizer_paths(job.data.tokenizer_path)]
+    named += [job.resume_folder] if with_checkpoints and job.resume_folder is not None else []
     return tuple(path for path in dict.fromkeys(named) if "://" not in path)
 
 
@@ -150,21 +132,32 @@ def fetch_job_files(
     sources: Mapping[str, FileSource],
     root: Path,
     on_progress: ProgressCallback,
+    *,
+    with_checkpoints: bool = True,
 ) -> None:
     """Copy each path of `job` from the first of `clusters` that has it; raise `UnavailableError` on failure.
 
-    A path that no cluster has is skipped; the worker reports the missing file.
+    A path that no cluster has is skipped; the worker reports the missing file. Without a source it is enough that model
+    and data are here already, if workers of other sites send the checkpoints.
     """
+    paths = job_paths(job, with_checkpoints=with_checkpoints)
     known = [cluster for cluster in clusters if cluster in sources]
+    if not known and not with_checkpoints and all(_is_here(storage_path(root, path)) for path in paths):
+        return
     if not known:
         raise UnavailableError(
             f"no source for the job's files at {', '.join(clusters)}",
             hint="add the cluster to the agent's --sources file",
         )
-    for path in job_paths(job):
+    for path in paths:
         for cluster in known:
             if sources[cluster].fetch(path, storage_path(root, path), on_progress):
                 break
+
+
+def _is_here(path: Path) -> bool:
+    """Return whether a file, a folder or a file of a glob exists."""
+    return path.exists() or any(True for _ in path.parent.glob(path.name))
 
 
 def _finished_files(origin: Path) -> Iterator[Path]:

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from isthmus.agent.service.data_samples import check_rows
-from isthmus.agent.service.file_transfer import storage_path
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.preflight.data_samples import check_rows
 from isthmus.core.errors import InputError, ModelError
 from isthmus.core.messages.preflight import MAX_DETAIL_CHARS, CheckKind, CheckResult, SiteCheck
 from isthmus.core.model import config_path, read_config
+from isthmus.core.runs.run_folder import newest_checkpoint_step
+from isthmus.core.storage_rules import Access
 from isthmus.core.units import format_bytes
 
 MAX_FILES = 100
@@ -33,26 +35,19 @@ MAX_ENTRIES = 20_000
 MAX_JSON_BYTES = 64 << 20
 """Largest `config.json` or weight index that is parsed."""
 
-MARKER_WAIT_S = 5.0
-"""How long a check looks for a file of another site: a network file system may show it late."""
-
 _MAX_PASSED_CHARS = 100
-_MARKER_POLL_S = 0.1
 _SAMPLE_BYTES = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckContext:
-    """Where checks run: `root` is the site's own storage folder, None with a shared file system.
-
-    A file of another site is looked for during `marker_wait_s`.
-    """
+    """Where checks run, and for the job of which `user`. `storage` places the paths of jobs."""
 
     site: str
-    root: Path | None = None
+    user: str = ""
+    storage: SiteStorage = field(default_factory=SiteStorage)
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    marker_wait_s: float = MARKER_WAIT_S
     # Files and folders that checks have made, for the caller to remove, the latest last.
     made_files: list[Path] = field(default_factory=list)
     made_folders: list[Path] = field(default_factory=list)
@@ -60,8 +55,20 @@ class CheckContext:
     facts: dict[str, str] = field(default_factory=dict)
 
     def local(self, path: str) -> Path:
-        """Return the place of a path of the job at this site."""
-        return storage_path(self.root, path) if self.root else Path(path)
+        """Return the place of a path of the job at this site, by its name."""
+        return Path(self.storage.local(path, self.user))
+
+    def allowed(self, check: SiteCheck) -> Path:
+        """Return the place of a check's path; raises `InputError` if the job's user may not use it."""
+        return Path(self.storage.resolve(_FIELDS.get(check.name, check.name), check.path, _access(check), self.user))
+
+
+_FIELDS = {"checkpoints": "checkpoints.folder", "storage": "checkpoints.folder", "data": "data.paths"}
+"""Fields of a job whose checks have another name."""
+
+
+def _access(check: SiteCheck) -> Access:
+    return "write" if check.kind in ("write", "space", "marker") else "read"
 
 
 def run_check(check: SiteCheck, context: CheckContext) -> CheckResult:
@@ -69,13 +76,18 @@ def run_check(check: SiteCheck, context: CheckContext) -> CheckResult:
     try:
         detail = CHECKS[check.kind](check, context)
     except InputError as error:
-        return _result(check, "failed", error.message, error.hint or "")
+        return failed(check, error)
     except OSError as error:
         where = error.filename or context.local(check.path)
         return _result(check, "failed", f"{where}: {error.strerror or error}", _hint_of(check, error))
     except (ValueError, RecursionError) as error:
         return _result(check, "failed", f"{context.local(check.path)}: {error}", "correct the file")
     return _result(check, "passed", detail[:_MAX_PASSED_CHARS])
+
+
+def failed(check: SiteCheck, error: InputError) -> CheckResult:
+    """Return the result of a check that `error` ended."""
+    return _result(check, "failed", error.message, error.hint or "")
 
 
 def unfinished(check: SiteCheck, context: CheckContext, limit_s: float) -> CheckResult:
@@ -86,7 +98,7 @@ def unfinished(check: SiteCheck, context: CheckContext, limit_s: float) -> Check
 
 def _check_model(check: SiteCheck, context: CheckContext) -> str:
     """Check that the configuration is JSON and, for `weights`, that every weight file can be read."""
-    file = config_path(context.local(check.path))
+    file = config_path(context.allowed(check))
     _require_size(file)
     read_config(file)
     if check.value != "weights":
@@ -108,7 +120,7 @@ def _check_data(check: SiteCheck, context: CheckContext) -> str:
 
     A token stands for one byte at least, and each file adds one token at its end.
     """
-    path = context.local(check.path)
+    path = context.allowed(check)
     num_read = num_bytes = 0
     for file in itertools.islice(_visible_files(path), MAX_FILES):
         num_bytes += file.stat().st_size if _read_sample(file) else 0
@@ -128,7 +140,7 @@ def _check_data(check: SiteCheck, context: CheckContext) -> str:
 
 def _check_file(check: SiteCheck, context: CheckContext) -> str:
     """Check that the tokenizer is one: a file, or a folder with `tokenizer.json`."""
-    path = context.local(check.path)
+    path = context.allowed(check)
     file = path / "tokenizer.json" if path.is_dir() else path
     _read_sample(file)
     _require_size(file)
@@ -140,7 +152,7 @@ def _check_file(check: SiteCheck, context: CheckContext) -> str:
 
 def _check_write(check: SiteCheck, context: CheckContext) -> str:
     """Check that a file can be written and synced in a folder, which is made if it is missing."""
-    folder = context.local(check.path)
+    folder = context.allowed(check)
     _require_file_name(check.value)
     missing = list(itertools.takewhile(lambda one: not one.exists(), (folder, *folder.parents)))
     folder.mkdir(parents=True, exist_ok=True)
@@ -158,9 +170,20 @@ def _check_write(check: SiteCheck, context: CheckContext) -> str:
     return str(folder)
 
 
+def _check_resume(check: SiteCheck, context: CheckContext) -> str:
+    """Check that the folder to resume from holds a complete checkpoint."""
+    folder = context.allowed(check)
+    if not newest_checkpoint_step(folder):
+        raise InputError(
+            f"{folder} holds no complete checkpoint",
+            hint="give the checkpoints.folder of a run, which contains step-... folders",
+        )
+    return str(folder)
+
+
 def _check_space(check: SiteCheck, context: CheckContext) -> str:
     """Check that the disk of a folder has room; checkpoints that are there already count as free."""
-    folder = context.local(check.path)
+    folder = context.allowed(check)
     existing = next(one for one in (folder, *folder.parents) if one.exists())
     free, own = shutil.disk_usage(existing).free, _size_of_checkpoints(folder)
     if free + own < check.num_bytes:
@@ -174,18 +197,11 @@ def _check_space(check: SiteCheck, context: CheckContext) -> str:
 
 
 def _check_marker(check: SiteCheck, context: CheckContext) -> str:
-    """Check that a folder holds the file that another site has left in the same folder of the job."""
-    folder, deadline_s = context.local(check.path), context.monotonic() + context.marker_wait_s
+    """Find out whether a folder holds the file that another site has left in the same folder of the job."""
+    folder = context.allowed(check)
     _require_file_name(check.value)
-    while not (folder / check.value).is_file():
-        if context.monotonic() >= deadline_s:
-            there = check.peer_path or check.path
-            raise InputError(
-                f"{context.site} and {check.peer} do not share the {check.name} folder: the file that "
-                f"{check.peer} wrote to {there} is not in {folder} at {context.site}",
-                hint=f"mount one folder at both sites and name it in {check.name}, or use a plan with one site",
-            )
-        context.sleep(_MARKER_POLL_S)
+    if not (folder / check.value).is_file():
+        return f"not shared with {check.peer}: each site keeps its own"
     return f"{folder} is shared with {check.peer}"
 
 
@@ -197,6 +213,7 @@ CHECKS: Mapping[CheckKind, Callable[[SiteCheck, CheckContext], str]] = MappingPr
         "write": _check_write,
         "space": _check_space,
         "marker": _check_marker,
+        "resume": _check_resume,
     }
 )
 """What each kind of check does: returns what it found, or raises `InputError` or `OSError`."""

@@ -1,0 +1,191 @@
+"""Planning beside one hostile owner or user: CPU seconds of plans, and what others wait for theirs.
+
+Requests go through the code of the planner's process: a request in JSON, `propose_plans`, its answer. Waits are in
+virtual time: the real order of the planner's queue, with the CPU seconds of real searches as their durations.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from benchmarks._planning import LLAMA2_7B, job
+from benchmarks.search_scale import CASES, ask, llama
+from isthmus.control.algorithms.fair_order import FairOrder
+from isthmus.control.placement import PlanRequest
+from isthmus.control.service.planner_process import NUM_PLANNERS, answer_request
+from isthmus.core.job import PlacementConstraints
+from isthmus.core.model import Model
+from isthmus.core.plan import PlanSet
+from isthmus.core.pool import Pool
+
+KINDS = ("H100", "A100", "910B", "A800", "V100", "BI-V150", "H20", "GH200")
+NUM_HONEST = 20
+"""Clusters of five owners, linked each to each; all others belong to one owner and are linked to these."""
+
+
+def measure(quick: bool) -> list[tuple[str, str, str]]:
+    """Return rows of what, measured and aim."""
+    rows = [(f"plan over {what}", f"{seconds:.2f} CPU s", aim) for what, seconds, aim in _small_pools()]
+    for clusters, aim in ((20, "1"), (200, "1"), (1000, "5")):
+        for spread in ("equal links", "links of 1 to 100 Gbit/s"):
+            seconds, found = _planned(make_pool(clusters, spread != "equal links"))
+            hostile = f", {clusters - NUM_HONEST} of one owner" if clusters > NUM_HONEST else " of 8 kinds"
+            what = f"plan over {clusters:,} clusters{hostile}, {spread}"
+            best = min(plan.predicted.iteration_s for plan in found.plans if plan.predicted)
+            rows.append((what, f"{seconds:.2f} CPU s, best step {best:.3f} s", f"{aim} CPU s"))
+    return rows + _wait_rows(10 if quick else 40)
+
+
+def make_pool(clusters: int, random_links: bool) -> Pool:
+    """Return a pool of sites of 8 chips, of which `NUM_HONEST` belong to five owners and the others to one."""
+    chance = random.Random(clusters)
+    names = [f"site{i:04}" for i in range(clusters)]
+    return Pool.model_validate(
+        {
+            "clusters": [
+                {
+                    "name": name,
+                    "owner": f"owner{i % 5}" if i < NUM_HONEST else "hostile",
+                    "node_groups": [{"name": "g", "chip": KINDS[i % 8], "nodes": 1, "chips_per_node": 8}],
+                }
+                for i, name in enumerate(names)
+            ],
+            "links": [
+                {
+                    "between": [a, b],
+                    "bandwidth_gbps": chance.uniform(1, 100) if random_links else 10,
+                    "round_trip_ms": 10,
+                }
+                for i, a in enumerate(names[:NUM_HONEST])
+                for b in names[i + 1 :]
+            ],
+        }
+    )
+
+
+def _small_pools() -> list[tuple[str, float, str]]:
+    """Return the seconds at three and four sites of unlike chips."""
+    found = []
+    for what, where, dimensions, samples, *_ in CASES[1:3]:
+        ask(llama(*dimensions), where, samples)
+        found.append((what.partition(",")[0], ask(llama(*dimensions), where, samples)[1], "0.5 CPU s"))
+    return found
+
+
+def _request(pool: Pool) -> PlanRequest:
+    layers, hidden, inner, heads, kv_heads = LLAMA2_7B
+    config = {
+        "intermediate_size": inner, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "num_hidden_layers": layers, "hidden_size": hidden, "vocab_size": 32000,
+    }  # fmt: skip
+    model = Model(
+        path="llama", architecture="LlamaForCausalLM", num_layers=layers, hidden_size=hidden, vocab_size=32000,
+        config=config,
+    )  # fmt: skip
+    free = {one.name: {group.name: group.num_chips for group in one.node_groups} for one in pool.clusters}
+    wanted = job(64, placement=PlacementConstraints(several_owners=True, network=True))
+    return PlanRequest(job=wanted, model=model, pool=pool, free_chips=free)
+
+
+def _planned(pool: Pool) -> tuple[float, PlanSet]:
+    """Return the CPU seconds of one request as the planner's process answers it, and the plans."""
+    line = _request(pool).model_dump_json(by_alias=True)
+    begun_s = time.process_time()
+    plans = answer_request(line).plans
+    seconds = time.process_time() - begun_s
+    assert plans is not None
+    return seconds, plans
+
+
+def _wait_rows(num_jobs: int) -> list[tuple[str, str, str]]:
+    """Return how long ten users wait for plans alone, beside a hostile owner, and beside a hostile user as well."""
+    clean_s = [_planned(make_pool(NUM_HONEST, True))[0] for _ in range(3)]
+    crowded_s = [_planned(make_pool(200, True))[0] for _ in range(3)]
+    mean_s = statistics.mean(clean_s)
+    chance = random.Random(1)
+    arrivals = [(chance.uniform(0, num_jobs * 10 * mean_s / 0.5), f"user{i % 10}") for i in range(num_jobs * 10)]
+    hostile = [(0.0, "hostile")] * 300
+    rows = []
+    for what, durations_s, jobs, order in (
+        ("alone", clean_s, arrivals, _Turns),
+        ("beside 300 jobs of another user", clean_s, [*arrivals, *hostile], _Turns),
+        ("beside 300 jobs, first come first served, as before", clean_s, [*arrivals, *hostile], _Arrival),
+        ("beside 300 jobs and 180 clusters of an owner", crowded_s, [*arrivals, *hostile], _Turns),
+    ):
+        waited_s = _mean_wait_s(jobs, durations_s, order())
+        rows.append((f"ten users' mean wait for a plan, {what}", f"{waited_s:.2f} s", ""))
+    return rows
+
+
+class _Turns:
+    """Requests in the order of the planner's queue; a user has at most one search fewer than there are planners."""
+
+    num_planners = NUM_PLANNERS
+
+    def __init__(self) -> None:
+        self._order, self._searches = FairOrder(), Counter[str]()
+
+    def add(self, user: str, number: int) -> None:
+        self._order.add(user, (1, 0.0, number))
+
+    def begin(self, user_of: Sequence[str]) -> int | None:
+        place = self._order.pop(lambda user: self._searches[user] < NUM_PLANNERS - 1)
+        if place is None:
+            return None
+        self._searches[user_of[place[2]]] += 1
+        return place[2]
+
+    def end(self, user: str) -> None:
+        self._searches[user] -= 1
+
+
+class _Arrival:
+    """Requests first come, first served, by one planner."""
+
+    num_planners = 1
+
+    def __init__(self) -> None:
+        self._waiting: list[int] = []
+
+    def add(self, _user: str, number: int) -> None:
+        self._waiting.append(number)
+
+    def begin(self, _user_of: Sequence[str]) -> int | None:
+        return self._waiting.pop(0) if self._waiting else None
+
+    def end(self, _user: str) -> None:
+        """Nothing changes."""
+
+
+def _mean_wait_s(jobs: Sequence[tuple[float, str]], durations_s: Sequence[float], order: _Turns | _Arrival) -> float:
+    """Return the mean seconds from a request of a user to its answer, hostile ones apart."""
+    jobs = sorted(jobs)
+    user_of = [user for _, user in jobs]
+    lasts_s: Callable[[int], float] = lambda number: durations_s[number % len(durations_s)]  # noqa: E731
+    waits_s, running, now_s = list[float](), list[tuple[float, int]](), 0.0
+    arriving = iter(enumerate(jobs))
+    upcoming = next(arriving, None)
+    while upcoming is not None or running:
+        if upcoming is not None and (not running or upcoming[1][0] <= running[0][0]):
+            now_s = upcoming[1][0]
+            order.add(upcoming[1][1], upcoming[0])
+            upcoming = next(arriving, None)
+        else:
+            now_s, done = heapq.heappop(running)
+            order.end(user_of[done])
+            if user_of[done] != "hostile":
+                waits_s.append(now_s - jobs[done][0])
+        while len(running) < order.num_planners and (number := order.begin(user_of)) is not None:
+            heapq.heappush(running, (now_s + lasts_s(number), number))
+    return statistics.mean(waits_s)
+
+
+if __name__ == "__main__":
+    for row in itertools.chain(measure(quick=True)):
+        print(" | ".join(row))

@@ -1,0 +1,71 @@
+"""`SiteStorage`: the paths of jobs as they are at this site, held to the storage roots of their users."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from isthmus.agent.files.file_transfer import localise_paths, storage_path
+from isthmus.core.errors import InputError
+from isthmus.core.job import Job, with_own_folders, with_paths
+from isthmus.core.runs.storage_access import check_links_below, is_granted_by_claim, resolve_job, resolve_path
+from isthmus.core.storage_rules import Access, AllowedStorage, StorageRules
+
+
+class SiteStorage:
+    """The storage of a site: the owner's `rules`, and the site's own storage folder `root` if it has one."""
+
+    def __init__(self, rules: StorageRules | None = None, root: Path | None = None) -> None:
+        self._pool_rules, self.root = rules or StorageRules(), root
+        self._rules = self._pool_rules if root is None else self._pool_rules.below(str(root))
+
+    def allowed(self, user: str) -> AllowedStorage | None:
+        """Return what the jobs of `user` may use, as paths of this site; None: any path."""
+        return self._rules.of_user(user)
+
+    def local(self, path: str, user: str = "") -> str:
+        """Return the place of a path of a job of `user` at this site, by its name."""
+        allowed = self._pool_rules.of_user(user)
+        named = path if allowed is None else allowed.resolve(path)
+        return named if self.root is None or "://" in named else str(storage_path(self.root, named))
+
+    def resolve(self, field: str, path: str, access: Access, user: str) -> str:
+        """Return where a path of a job leads; raises `InputError` if `user` may not access it so."""
+        place = self.local(path, user)
+        allowed = self._with_claim_grant(field, place, user)
+        real = resolve_path(field, place, access, user, allowed)
+        if allowed is not None:
+            check_links_below(field, real, allowed)
+        return real
+
+    def resolve_job(self, job_id: str, job: Job, user: str) -> tuple[Job, AllowedStorage | None]:
+        """Return the job with the places that its paths lead to, and what it may use; raises `InputError`.
+
+        Without roots only the site's storage folder changes its paths.
+        """
+        own = with_own_folders(job, job_id)
+        allowed = self._pool_rules.of_user(user)
+        here = own if allowed is None else with_paths(own, lambda _, path: allowed.resolve(path))
+        here = here if self.root is None else localise_paths(here, self.root)
+        limits = self._with_claim_grant("resume", here.resume_folder or "", user)
+        return resolve_job(here, user, limits), limits
+
+    def _with_claim_grant(self, field: str, place: str, user: str) -> AllowedStorage | None:
+        """Return what `user` may use, with a folder to resume from whose job names the user among its readers.
+
+        The claim of that folder counts, because only jobs of its user may write below the root in which it lies.
+        """
+        allowed = self.allowed(user)
+        if allowed is None or field != "resume" or not place or allowed.access_to(place):
+            return allowed
+        owner = self._rules.owner_of(place)
+        theirs = self._rules.of_user(owner) if owner else None
+        if owner is None or theirs is None:
+            return allowed
+        try:
+            real = resolve_path(field, place, "write", owner, theirs)
+        except InputError:
+            return allowed
+        if os.path.normpath(place) != real or not is_granted_by_claim(Path(real), owner, user):
+            return allowed
+        return allowed.with_grant(real)

@@ -1,0 +1,1 @@
+"""Checks of jobs that wait: what this site has and reaches."""

@@ -1,0 +1,83 @@
+"""Commands on a server's store: server check, backup. They need the server's state folder, not its port."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from isthmus.cli.command import command
+from isthmus.cli.commands.process_commands import DatabaseOption, import_extra
+from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.core.errors import ConflictError
+from isthmus.core.text.printable import printable
+
+commands = typer.Typer()
+server_commands = typer.Typer(help="Verify and back up the store of a server, on its machine.", no_args_is_help=False)
+commands.add_typer(server_commands, name="server", rich_help_panel="Processes")
+
+StateFolderOption = Annotated[Path, typer.Option("--state", metavar="DIR", help="State folder of the server.")]
+
+
+@command(
+    server_commands,
+    panel="Processes",
+    examples=[
+        "isthmus server check --state /var/lib/isthmus",
+        "isthmus server check --state replica-2 --database db.address",
+        "isthmus server check --state st --json | jq .problems",
+    ],
+)
+def check(env: CliEnvironment, state: StateFolderOption, database: DatabaseOption = None) -> None:
+    """Verify the event log: numbers without a gap, the hash of every event, and the last acknowledged one.
+
+    Reads only, also while servers run. Ends with status 6 if there is a problem.
+    """
+    backup_file = import_extra("isthmus.control.server.backup_file", "server")
+    report = backup_file.check_store_of(_config(state, database))
+    env.answer(
+        report.as_dict(), lambda: "\n".join([_summary(report), *(f"  {printable(one)}" for one in report.problems)])
+    )
+    if report.problems:
+        raise ConflictError(
+            f"the event log of {report.name} has a problem: {report.problems[0]}",
+            hint="keep the state folder, and restore the newest backup: docs/guide/backup.md",
+        )
+
+
+@command(
+    server_commands,
+    panel="Processes",
+    examples=[
+        "isthmus server backup /backup/isthmus-monday.db --state /var/lib/isthmus",
+        "isthmus server backup monday.db --state replica-2 --database db.address --json",
+    ],
+)
+def backup(
+    env: CliEnvironment,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The backup; it must not exist yet.")],
+    state: StateFolderOption,
+    database: DatabaseOption = None,
+) -> None:
+    """Copy the store to one file and verify the copy, also while servers run.
+
+    The file has the events, metrics, logs and the hashes of tokens, from SQLite and PostgreSQL alike. Its owner alone
+    may read it. The state folder's TLS files, `admin.token` and `pool.yaml` are not part of it.
+    """
+    backup_file = import_extra("isthmus.control.server.backup_file", "server")
+    report = backup_file.write_backup(_config(state, database), file)
+    env.answer(report.as_dict() | {"file": str(file)}, lambda: f"{file}: {_summary(report)}")
+
+
+def _config(state: Path, database: Path | None) -> Any:
+    if database is not None:
+        import_extra("isthmus.control.store.postgres_store", "postgres")
+    return import_extra("isthmus.control.server.run_server", "server").ServerConfig(state=state, database=database)
+
+
+def _summary(report: Any) -> str:
+    if report.store is None:
+        return f"{report.name}: a store of an earlier version"
+    sound = "all in order" if not report.problems else f"in order up to event {report.end.number}"
+    return f"store {report.store}: {report.num_events:,} events, {sound}; last hash {report.end.digest.hex()[:16]}"

@@ -1,0 +1,90 @@
+"""Commands on the sites of the pool and the agents that they are bound to: site list, show, gone, enrol."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from isthmus.cli.command import command
+from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.client.api_client import ApiClient
+from isthmus.core.errors import InputError, NotFoundError
+from isthmus.core.messages.api_views import ClusterView
+
+commands = typer.Typer()
+site_commands = typer.Typer(help="Sites and the agents that they are bound to.", no_args_is_help=False)
+commands.add_typer(site_commands, name="site", rich_help_panel="Pool")
+
+PANEL = "Pool"
+SiteArgument = Annotated[str, typer.Argument(metavar="NAME", help="The site's cluster.")]
+
+
+@command(site_commands, panel=PANEL, name="list", examples=["isthmus site list"])
+def list_sites(env: CliEnvironment, client: ApiClient) -> None:
+    """List the sites with their agents: id, session, last contact, lease."""
+    found = client.pool().clusters
+
+    def show() -> object:
+        from isthmus.cli.terminal.site_tables import sites_table
+
+        return sites_table(found, env.now())
+
+    env.answer(list(found), show)
+
+
+@command(site_commands, panel=PANEL, examples=["isthmus site show qingyang"])
+def show(env: CliEnvironment, client: ApiClient, name: SiteArgument) -> None:
+    """Show a site: its agent, since when it is enrolled, its sessions, its lease, and what may run there."""
+    found = _find(client, name)
+
+    def shown() -> object:
+        from isthmus.cli.terminal.site_tables import site_page
+
+        return site_page(found, env.now())
+
+    env.answer(found, shown)
+
+
+@command(site_commands, panel=PANEL, examples=["isthmus site gone qingyang --yes"])
+def gone(
+    env: CliEnvironment,
+    client: ApiClient,
+    name: SiteArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Nothing of the pool runs at the site any more.")] = False,
+) -> None:
+    """Declare that nothing of the pool runs at a lost site (admin only): its jobs go on elsewhere at once.
+
+    Without this they go on when the lease of its workers has ended. If workers still run there, two attempts of a job
+    train at once and overwrite each other's checkpoints. The site's agent is never admitted again: a new one starts
+    with an empty state folder and --enrol.
+    """
+    found = _find(client, name)
+    if not yes:
+        jobs = ", ".join(found.jobs) or "no job"
+        raise InputError(
+            f"if workers still run at {name}, two attempts of {jobs} train at once and overwrite each other's files",
+            hint=f"end every worker there, then: isthmus site gone {name} --yes",
+        )
+    after = client.declare_site_gone(name)
+    env.answer(after, lambda: f"{name} is gone; released there: {', '.join(found.jobs) or 'nothing'}")
+
+
+@command(site_commands, panel=PANEL, examples=["isthmus site enrol qingyang"])
+def enrol(env: CliEnvironment, client: ApiClient, name: SiteArgument) -> None:
+    """Let the next new agent of a site take the place of the enrolled one (admin, or the site's owner).
+
+    It is refused while the enrolled agent is in contact, or while workers that it started may still run.
+    `isthmus agent --enrol` does the same with the agent's own token.
+    """
+    after = client.enrol_site(name)
+    env.answer(after, lambda: f"the next new agent of {name} takes the place of the enrolled one")
+
+
+def _find(client: ApiClient, name: str) -> ClusterView:
+    found = client.pool().clusters
+    for one in found:
+        if one.cluster.name == name:
+            return one
+    known = ", ".join(one.cluster.name for one in found) or "none"
+    raise NotFoundError(f"no cluster '{name}' has joined the pool", hint=f"joined: {known}")

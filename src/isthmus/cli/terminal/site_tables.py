@@ -1,0 +1,62 @@
+"""Tables of the sites and the agents that they are bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from isthmus.cli.terminal.tables import table
+from isthmus.core.messages.api_views import ClusterView
+from isthmus.core.text.printable import printable
+from isthmus.core.units import format_seconds
+
+
+def sites_table(sites: Iterable[ClusterView], now_s: float) -> RenderableType:
+    """Return the table of sites; `now_s` is seconds since the epoch."""
+    rows = [
+        (
+            one.cluster.name,
+            one.cluster.owner,
+            Text("connected", style="green") if one.connected else Text("disconnected", style="red"),
+            one.agent.id if one.agent else "none",
+            _ago(one.agent.enrolled_s if one.agent else None, now_s),
+            f"{one.agent.session}" if one.agent else "",
+            _ago(one.last_report_s, now_s),
+            _lease(one, now_s),
+        )
+        for one in sites
+    ]
+    columns = ("cluster", "owner", "state", "agent", "enrolled", "session", "last contact", "workers without contact")
+    return table("Sites", columns, rows)
+
+
+def site_page(site: ClusterView, now_s: float) -> RenderableType:
+    """Return what is known of one site; `now_s` is seconds since the epoch."""
+    agent = site.agent
+    lines = [f"{site.cluster.name} of {site.cluster.owner}: {'connected' if site.connected else 'disconnected'}"]
+    if agent is None:
+        lines.append("agent      none that names an identity")
+    else:
+        gone = "; declared gone" if agent.gone else ""
+        lines.append(f"agent      {agent.id}, enrolled {_ago(agent.enrolled_s, now_s)}{gone}")
+        lines.append(f"session    {agent.session}, since {_ago(agent.session_s, now_s)}")
+        lines.append(f"address    {agent.host or 'not named'}")
+        lines += ["enrolment  the next new agent takes its place"] if agent.enrolling else []
+    lines.append(f"contact    {_ago(site.last_report_s, now_s)}")
+    lines.append(f"lease      {_lease(site, now_s)}")
+    lines.append(f"may run    {', '.join(site.jobs) or 'no job'}")
+    return Text("\n".join(map(printable, lines)))
+
+
+def _ago(at_s: float | None, now_s: float) -> str:
+    return "never" if at_s is None else f"{format_seconds(max(0.0, now_s - at_s))} ago"
+
+
+def _lease(site: ClusterView, now_s: float) -> str:
+    """Say how long the site's workers run without contact, or when those of a lost site count as ended."""
+    if site.released_at_s is not None:
+        return f"its parts count as ended in {format_seconds(max(0.0, site.released_at_s - now_s))}"
+    lease_s = site.agent.run_lease_s if site.agent else 0.0
+    return f"end themselves after {format_seconds(lease_s)}" if lease_s > 0 else "run without limit"

@@ -1,0 +1,94 @@
+"""`Channel`: one connection as a sequence of parts whose sizes both sides know; `PlainChannel` is one in the clear."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+MAX_PART_BYTES = 256 * 2**10
+"""Longest part: messages cross a channel in fragments of this size."""
+
+_JOINED_BYTES = 64 * 2**10
+_CHUNK_BYTES = 2**20
+
+Part = bytes | bytearray | memoryview
+
+
+class Channel(Protocol):
+    """One connection. The receiver reads each part with the size that the sender wrote."""
+
+    socket: socket.socket
+
+    def write(self, parts: Sequence[Part], is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Send `parts`; ignore timeouts of a peer that is busy, until `is_stopped()`."""
+
+    def read_into(self, into: memoryview, tolerate_silence: Callable[[], bool] = lambda: False) -> None:
+        """Fill `into` with one part.
+
+        Raises `ConnectionResetError` if the peer closed or the part is not the peer's, `TimeoutError` on silence
+        unless `tolerate_silence()`.
+        """
+
+    def shut_down(self) -> None:
+        """Shut the socket down, as a network failure would."""
+
+    def close(self) -> None:
+        """Close the socket."""
+
+
+class SocketChannel:
+    """The part of a channel that concerns its socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+
+    def shut_down(self) -> None:
+        """Shut the socket down, as a network failure would."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+
+class PlainChannel(SocketChannel):
+    """A `Channel` without keys, for ranks on one machine: every part crosses the socket as it is."""
+
+    def write(self, parts: Sequence[Part], is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Send `parts`; see `Channel`."""
+        is_small = sum(map(len, parts)) <= _JOINED_BYTES
+        for part in [b"".join(parts)] if is_small else [b"".join(parts[:-1]), parts[-1]]:
+            send_all(self.socket, memoryview(part), is_stopped)
+
+    def read_into(self, into: memoryview, tolerate_silence: Callable[[], bool] = lambda: False) -> None:
+        """Fill `into`; see `Channel`."""
+        receive_exactly(self.socket, into, tolerate_silence)
+
+
+def receive_exactly(
+    sock: socket.socket, buffer: memoryview, tolerate_silence: Callable[[], bool] = lambda: False
+) -> None:
+    """Fill `buffer`. The socket's timeout bounds each read; it is ignored while `tolerate_silence()`."""
+    while len(buffer):
+        try:
+            count = sock.recv_into(buffer[:_CHUNK_BYTES])
+        except TimeoutError:
+            if not tolerate_silence():
+                raise
+            continue
+        if count == 0:
+            raise ConnectionResetError("closed its connection")
+        buffer = buffer[count:]
+
+
+def send_all(sock: socket.socket, data: memoryview, is_stopped: Callable[[], bool]) -> None:
+    """Send all of `data`; ignore timeouts of a peer that is busy, until `is_stopped()`."""
+    while len(data):
+        try:
+            data = data[sock.send(data[:_CHUNK_BYTES]) :]
+        except TimeoutError:
+            if is_stopped():
+                raise

@@ -1,0 +1,65 @@
+"""`Quotas`: what one user or owner may ask of a server, and the checks before a submission or a cluster is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isthmus.control.state.job_records import PoolState
+from isthmus.control.state.packed_submission import PackedSubmission
+from isthmus.core.errors import AuthError, QuotaError, TooLargeError
+from isthmus.core.messages.api_views import Submission
+from isthmus.core.pool import Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quotas:
+    """The operator's limits. An admin's submissions are exempt."""
+
+    # Largest number of jobs of a user that have not ended.
+    live_jobs_per_user: int = 1000
+    # Largest number of clusters of an owner, beside those that the operator's pool file names.
+    clusters_per_owner: int = 64
+    # Largest stored size of a job with the dimensions of its model.
+    job_bytes: int = 1 << 20
+    # Users who may submit jobs of priority `high`, which may preempt others.
+    high_priority_users: frozenset[str] = frozenset()
+
+
+def check_submission(quotas: Quotas, user: str, submission: Submission) -> None:
+    """Raise `AuthError` for a priority that the user was not granted, and `TooLargeError` for too large a job."""
+    if submission.job.priority == "high" and user not in quotas.high_priority_users:
+        raise AuthError(
+            f"user '{user}' may not submit jobs of priority 'high', which may preempt those of others",
+            hint="use priority 'middle', or ask the pool operator: isthmus serve --high-priority-user",
+        )
+    packed = PackedSubmission.pack(submission)
+    num_bytes = len(packed.job_json) + len(packed.model_json.encode())
+    if num_bytes > quotas.job_bytes:
+        raise TooLargeError(
+            f"job '{submission.job.name}' takes {num_bytes:,} bytes with its model's config, at most "
+            f"{quotas.job_bytes:,} are accepted",
+            hint="name folders or globs in data.paths instead of single files; the operator sets --max-job-kib",
+        )
+
+
+def check_live_jobs(quotas: Quotas, state: PoolState, user: str) -> None:
+    """Raise `QuotaError` if the user has as many jobs that have not ended as it may have."""
+    count = state.indexes.live_by_user.get(user, 0)
+    if count >= quotas.live_jobs_per_user:
+        raise QuotaError(
+            f"user '{user}' has {count} jobs that have not ended, at most {quotas.live_jobs_per_user} are accepted",
+            hint="wait until some have ended, or cancel some; the operator sets --max-jobs-per-user",
+        )
+
+
+def check_cluster_quota(quotas: Quotas, state: PoolState, cluster: Cluster) -> None:
+    """Raise `QuotaError` if a new cluster's owner has as many clusters as it may have."""
+    if cluster.name in state.clusters:
+        return
+    count = sum(record.cluster.owner == cluster.owner for record in state.clusters.values())
+    if count >= quotas.clusters_per_owner:
+        raise QuotaError(
+            f"owner '{cluster.owner}' has {count} clusters, at most {quotas.clusters_per_owner} are accepted: "
+            f"'{cluster.name}' cannot join",
+            hint="the operator adds it to the server's pool file, or sets --max-clusters-per-owner",
+        )

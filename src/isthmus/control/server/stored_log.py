@@ -1,0 +1,181 @@
+"""`StoredLog`: the tables of a store, read without opening it as a server; `check_log` verifies its event log."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from isthmus.control.state.events import decode_event
+from isthmus.control.store.log_chain import LogDamagedError, LogEnd, chain_start, follow_link
+from isthmus.core.errors import FileError, IsthmusError, NotFoundError, ProtocolError, UnavailableError
+
+PAGE_SIZE = 1000
+MAX_PROBLEMS = 20
+"""Problems that a report lists; the rest is counted."""
+_NOTHING = LogEnd(0, b"")
+
+
+class StoredLog(Protocol):
+    """The tables of a store as of one moment."""
+
+    # What the store is, for messages: a file or a database.
+    name: str
+
+    def rows(self, sql: str, *values: Any) -> list[Any]:
+        """Return the rows of a query, whose values are marked with `?`."""
+
+    def has_table(self, name: str) -> bool:
+        """Return whether there is a table of this name."""
+
+
+class SqliteLog:
+    """The tables of an SQLite file, which a server may be using."""
+
+    def __init__(self, path: Path, db: sqlite3.Connection) -> None:
+        self.name, self.db = str(path), db
+
+    def rows(self, sql: str, *values: Any) -> list[Any]:
+        """Return the rows of a query; see `StoredLog`."""
+        try:
+            return self.db.execute(sql, values).fetchall()
+        except (sqlite3.Error, OverflowError) as error:
+            raise FileError(
+                f"it cannot be read as a store of isthmus: {error}",
+                file=self.name,
+                hint="name the file `isthmus.db` of a server, or one that `isthmus server backup` wrote",
+            ) from error
+
+    def has_table(self, name: str) -> bool:
+        """Return whether there is a table of this name."""
+        return bool(self.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", name))
+
+
+@contextmanager
+def open_sqlite_log(path: Path) -> Iterator[SqliteLog]:
+    """Open an SQLite file for reading; raise `NotFoundError` if there is none."""
+    if not path.is_file():
+        raise NotFoundError(f"there is no database {path}", hint="name the state folder of a server: --state")
+    with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as db:
+        log = SqliteLog(path, db)
+        log.rows("BEGIN")
+        yield log
+
+
+@contextmanager
+def open_postgres_log(address: str) -> Iterator[StoredLog]:
+    """Open a PostgreSQL database for reading, in one transaction that sees one moment."""
+    import psycopg
+
+    from isthmus.control.store.postgres_store import open_connection
+
+    class PostgresLog:
+        name = "the PostgreSQL database"
+
+        def rows(self, sql: str, *values: Any) -> list[Any]:
+            return db.execute(sql.replace("?", "%s").encode(), values).fetchall()
+
+        def has_table(self, name: str) -> bool:
+            return self.rows("SELECT to_regclass(?)", name)[0][0] is not None
+
+    try:
+        with contextlib.closing(open_connection(address)) as db, db.transaction():
+            db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield PostgresLog()
+    except psycopg.Error as error:
+        raise UnavailableError(
+            f"the PostgreSQL database cannot be read: {str(error).strip()}",
+            hint="check that it runs, that the file with its address is correct, and that a server has used it",
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogReport:
+    """What `check_log` found: the log's identity and end, and every problem."""
+
+    name: str
+    store: str | None
+    num_events: int
+    # Number and hash of the last event whose chain is complete.
+    end: LogEnd
+    problems: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form that commands print."""
+        last = {"last_event": self.end.number, "last_hash": self.end.digest.hex()}
+        return {"name": self.name, "store": self.store, "events": self.num_events, **last, "problems": self.problems}
+
+
+def store_identity(log: StoredLog) -> str | None:
+    """Return the identity of a store, None for one of an earlier version, whose events have no hashes."""
+    if not log.has_table("events"):
+        raise NotFoundError(
+            f"{log.name} holds no store of isthmus", hint="name the state folder or the database of a server"
+        )
+    found = log.rows("SELECT store FROM identity") if log.has_table("identity") else []
+    return str(found[0][0]) if found else None
+
+
+def check_log(log: StoredLog, known_store: str | None = None, known: LogEnd = _NOTHING) -> LogReport:
+    """Verify numbers, hashes and form of every event, and that the log contains the acknowledged event `known`.
+
+    `known_store` is the identity that the state folder names, None if it names none.
+    """
+    store = store_identity(log)
+    if store is None:
+        problem = "the log has no hashes yet: start a server of this version on it once"
+        return LogReport(name=log.name, store=None, num_events=0, end=_NOTHING, problems=(problem,))
+    problems = _Problems()
+    if known_store is not None and known_store != store:
+        problems.add(f"the state folder belongs to store {known_store}, the database to store {store}")
+    end, num_events, digest_of_known = chain_start(store), 0, b""
+    sound, broken = end, False
+    for number, body, stored in stored_events(log):
+        num_events += 1
+        digest = bytes(stored or b"")
+        try:
+            end = follow_link(end, number, body, digest)
+            decode_event(body)
+        except (IsthmusError, ValueError) as error:
+            problems.add(_problem(number, error))
+            end, broken = LogEnd(number, digest), True
+        sound = sound if broken else end
+        digest_of_known = digest if number == known.number else digest_of_known
+    if known.number and digest_of_known != known.digest:
+        problems.add(f"event {known.number}, which this server has acknowledged, is missing or another one")
+    return LogReport(name=log.name, store=store, num_events=num_events, end=sound, problems=problems.listed())
+
+
+def stored_events(log: StoredLog) -> Iterator[tuple[int, str, Any]]:
+    """Yield number, encoded form and hash of every event, in order."""
+    page, after = "SELECT number, body, hash FROM events WHERE number > ? ORDER BY number LIMIT ?", -1
+    while rows := log.rows(page, after, PAGE_SIZE):
+        yield from rows
+        after = rows[-1][0]
+
+
+class _Problems:
+    """The first problems, and how many there were."""
+
+    def __init__(self) -> None:
+        self._first, self._count = list[str](), 0
+
+    def add(self, problem: str) -> None:
+        self._count += 1
+        if self._count <= MAX_PROBLEMS:
+            self._first.append(problem)
+
+    def listed(self) -> tuple[str, ...]:
+        more = self._count - len(self._first)
+        return (*self._first, *([f"and {more} more"] if more else []))
+
+
+def _problem(number: int, error: Exception) -> str:
+    if isinstance(error, LogDamagedError):
+        return f"event {error.number}: {error.problem}"
+    text = error.message if isinstance(error, ProtocolError) else str(error)
+    return f"event {number}: {text[:300]}"

@@ -1,0 +1,46 @@
+"""`LinkKeyring`: the keys of the links of each attempt, derived from one secret of the store.
+
+A key is HKDF-SHA256 (H. Krawczyk, P. Eronen, RFC 5869) of the secret over job, attempt and a pair of sites. Each
+server of a store derives the same keys, and none of them is stored.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from isthmus.control.store.store_interface import Store
+from isthmus.core.messages.agent_messages import PartOrder, RunKeys
+
+SECRET_NAME = "links"  # noqa: S105 (its name, not the secret)
+KEY_BYTES = 32
+
+
+class LinkKeyring:
+    """Derives keys from the secret of `store`, which is read at first use."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @functools.cached_property
+    def _secret(self) -> bytes:
+        return self._store.secret(SECRET_NAME)
+
+    def run_keys(self, order: PartOrder, site: str) -> RunKeys | None:
+        """Return the keys of the part of `order` at `site`; None for an order without a plan."""
+        if order.plan is None:
+            return None
+        return RunKeys(
+            job=order.job, attempt=order.attempt, keys=self._keys(order.job, order.attempt, site, order.plan.clusters)
+        )
+
+    def _keys(self, job: str, attempt: int, site: str, sites: Iterable[str]) -> dict[str, str]:
+        found = {}
+        for other in sites:
+            what = json.dumps(["isthmus link key", job, attempt, *sorted((site, other))]).encode()
+            found[other] = HKDF(SHA256(), KEY_BYTES, salt=None, info=what).derive(self._secret).hex()
+        return found

@@ -1,0 +1,115 @@
+"""`TokenAdmin`: lists, creates, revokes and rotates tokens; each act is in the audit log."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from isthmus.control.service.access.audit_log import AuditLog
+from isthmus.control.service.access.token_registry import TokenRegistry
+from isthmus.control.service.auth import Caller, token_digest
+from isthmus.control.store.store_interface import StoredToken
+from isthmus.core.errors import ConflictError, NotFoundError
+from isthmus.core.messages.access_views import TokenInfo, TokenRotation
+from isthmus.core.messages.api_views import TokenRequest, TokenView
+
+MAX_TOKENS_OF_A_NAME = 100
+"""Valid tokens of one role and name."""
+
+
+class TokenAdmin:
+    """Acts on the tokens of `registry` for a caller: an admin on all, others on those of their role and name."""
+
+    def __init__(self, registry: TokenRegistry, audit: AuditLog, clock: Callable[[], float]) -> None:
+        self._registry, self._audit, self._clock = registry, audit, clock
+
+    def list(self, caller: Caller) -> tuple[TokenInfo, ...]:
+        """Return the tokens that `caller` may see, oldest first."""
+        now_s = self._clock()
+        return tuple(_info(token, now_s) for token in self._registry.tokens() if _may_see(caller, token))
+
+    def create(self, caller: Caller, request: TokenRequest) -> TokenView:
+        """Create a token; only the returned view contains it."""
+        now_s = self._clock()
+        expires_s = None if request.expires_in_s is None else now_s + request.expires_in_s
+        made = self._make(caller, request.role, request.name, expires_s)
+        self._audit.record("token-created", caller, made.id, f"{request.role} {request.name}{_until(expires_s, now_s)}")
+        return made
+
+    def revoke(self, caller: Caller, token_id: str) -> TokenInfo:
+        """Revoke a token, which is rejected from now on; raise `NotFoundError` for an unknown one."""
+        token, now_s = self._find(caller, token_id), self._clock()
+        if token.is_valid(now_s):
+            if token.role == "admin" and not self._other_admin(token, now_s):
+                raise ConflictError(
+                    f"{token_id} is the last valid token of an admin",
+                    hint="create another one first: isthmus token create --admin NAME",
+                )
+            token = token.model_copy(update={"revoked_s": now_s})
+            self._registry.put(token)
+            self._audit.record("token-revoked", caller, token_id, f"{token.role} {token.name}")
+        return _info(token, now_s)
+
+    def rotate(self, caller: Caller, token_id: str, rotation: TokenRotation) -> TokenView:
+        """Replace a valid token by a new one; the old one counts for `grace_s` more.
+
+        The new one of an admin's rotation lasts as long as the old one did in all. Any other one expires with the
+        old one: a stolen token cannot extend itself.
+        """
+        old, now_s = self._find(caller, token_id), self._clock()
+        if not old.is_valid(now_s):
+            raise ConflictError(f"{token_id} does not count any more", hint="an admin creates a new one")
+        expires_s = old.expires_s
+        if expires_s is not None and caller.role == "admin":
+            expires_s = now_s + expires_s - old.created_s
+        made = self._make(caller, old.role, old.name, expires_s)
+        end_s = now_s + rotation.grace_s
+        ends_s = end_s if old.expires_s is None else min(end_s, old.expires_s)
+        self._registry.put(old.model_copy(update={"expires_s": ends_s}))
+        self._audit.record("token-rotated", caller, token_id, f"replaced by {made.id}{_until(ends_s, now_s)}")
+        return made
+
+    def _make(self, caller: Caller, role: str, name: str, expires_s: float | None) -> TokenView:
+        now_s = self._clock()
+        valid = [one for one in self._registry.tokens() if (one.role, one.name) == (role, name) and one.is_valid(now_s)]
+        if len(valid) >= MAX_TOKENS_OF_A_NAME:
+            raise ConflictError(
+                f"{role} {name} has {len(valid)} valid tokens, the most that a name may have",
+                hint="revoke some: isthmus token list, isthmus token revoke ID",
+            )
+        token = secrets.token_urlsafe(32)
+        stored = StoredToken(
+            role=role, name=name, digest=token_digest(token), created_s=now_s, expires_s=expires_s,
+            created_by=caller.name,
+        )  # fmt: skip
+        self._registry.put(stored)
+        return TokenView.model_validate(
+            {"role": role, "name": name, "token": token, "id": stored.id, "expires_s": expires_s}
+        )
+
+    def _find(self, caller: Caller, token_id: str) -> StoredToken:
+        for token in self._registry.tokens():
+            if token.id == token_id and _may_see(caller, token):
+                return token
+        raise NotFoundError(f"no token '{token_id[:40]}'", hint="`isthmus token list` lists them")
+
+    def _other_admin(self, token: StoredToken, now_s: float) -> bool:
+        return any(
+            one.role == "admin" and one.is_valid(now_s) and one.digest != token.digest
+            for one in self._registry.tokens()
+        )
+
+
+def _may_see(caller: Caller, token: StoredToken) -> bool:
+    return caller.role == "admin" or (caller.role, caller.name) == (token.role, token.name)
+
+
+def _info(token: StoredToken, now_s: float) -> TokenInfo:
+    ended = "revoked" if token.revoked_s is not None else "expired"
+    state = "valid" if token.is_valid(now_s) else ended
+    fields = token.model_dump(exclude={"digest"})
+    return TokenInfo.model_validate(fields | {"id": token.id, "state": state})
+
+
+def _until(expires_s: float | None, now_s: float) -> str:
+    return "" if expires_s is None else f", counts for {expires_s - now_s:.0f} s more"

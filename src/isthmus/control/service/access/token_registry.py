@@ -1,0 +1,104 @@
+"""`TokenRegistry`: the digests of all tokens in memory, so that a request is authenticated without the store.
+
+It follows the store by a cheap comparison at each tick, so a token that another server revokes is rejected within a
+second. If the store has not answered for `STALE_S`, each request asks the store itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from isthmus.control.store.store_interface import Store, StoredToken
+
+STALE_S = 5.0
+"""Seconds without an answer of the store after which the tokens in memory are no longer believed."""
+
+
+class TokenRegistry:
+    """The tokens of `store`; thread-safe. `clock` is the time of expiry, in seconds since the epoch."""
+
+    def __init__(
+        self, store: Store, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._clock, self._monotonic = store, clock, monotonic
+        self._lock = threading.Lock()
+        self._tokens: dict[str, StoredToken] = {}
+        self._by_id: dict[str, StoredToken] = {}
+        self._version: object = None
+        self._read_s: float | None = None
+        self._subscribers: set[Callable[[], None]] = set()
+
+    def is_fresh(self) -> bool:
+        """Return whether the store was read within `STALE_S`."""
+        return self._read_s is not None and self._monotonic() - self._read_s < STALE_S
+
+    def find(self, digest: str) -> StoredToken | None:
+        """Return the valid token of a digest from memory, None if there is none."""
+        return self._valid(self._tokens.get(digest))
+
+    def is_valid(self, token_id: str) -> bool:
+        """Return whether the token of an id counts now, as far as memory knows."""
+        return self._valid(self._by_id.get(token_id)) is not None
+
+    def look_up(self, digest: str) -> StoredToken | None:
+        """Return the valid token of a digest from the store, None if there is none; raise the store's errors."""
+        found = self._store.find_token(digest)
+        with self._lock:
+            if found is None:
+                self._tokens.pop(digest, None)
+            else:
+                self._tokens[digest] = self._by_id[found.id] = found
+        return self._valid(found)
+
+    def put(self, token: StoredToken) -> None:
+        """Store a new or changed token; it counts at once."""
+        self._store.put_token(token)
+        with self._lock:
+            self._tokens[token.digest] = self._by_id[token.id] = token
+        self._notify()
+
+    def tokens(self) -> tuple[StoredToken, ...]:
+        """Return all tokens of the store, oldest first, ended ones as well."""
+        return self._store.tokens()
+
+    def refresh(self) -> None:
+        """Read what changed in the store; wake the subscribers if a token has changed or expired."""
+        now_s = self._monotonic()
+        with self._lock:
+            known = dict(self._tokens)
+        version = (self._store.token_version(), _num_expired(known, self._clock()))
+        if version != self._version:
+            tokens = {token.digest: token for token in self._store.tokens()}
+            num_expired = _num_expired(tokens, self._clock())
+            with self._lock:
+                self._tokens, self._version = tokens, (version[0], num_expired)
+                self._by_id = {token.id: token for token in tokens.values()}
+            self._notify()
+        self._read_s = now_s
+
+    @contextmanager
+    def subscribe(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call `callback` after every change of a token until the context exits."""
+        with self._lock:
+            self._subscribers.add(callback)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._subscribers.discard(callback)
+
+    def _valid(self, token: StoredToken | None) -> StoredToken | None:
+        return token if token is not None and token.is_valid(self._clock()) else None
+
+    def _notify(self) -> None:
+        with self._lock:
+            listeners = tuple(self._subscribers)
+        for listener in listeners:
+            listener()
+
+
+def _num_expired(tokens: dict[str, StoredToken], now_s: float) -> int:
+    return sum(not token.is_valid(now_s) for token in tokens.values())

@@ -1,0 +1,64 @@
+"""Bodies of the REST interface for tokens and the audit log, shared by server and command line."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt
+
+MAX_TEXT_CHARS = 200
+"""Longest subject of an audit record, and longest name of its actor."""
+MAX_DETAIL_CHARS = 500
+"""Longest detail of an audit record."""
+
+
+class TokenInfo(FrozenModel):
+    """A token without the token itself. `state` says whether it still counts; times in seconds since the epoch."""
+
+    id: str
+    role: Literal["admin", "owner", "user"]
+    name: Name
+    state: Literal["valid", "expired", "revoked"]
+    created_s: float
+    created_by: str = ""
+    expires_s: float | None = None
+    revoked_s: float | None = None
+
+
+class TokenRotation(FrozenModel):
+    """How a token is replaced: the old one counts for `grace_s` more, the new one as long as the old one did."""
+
+    grace_s: Annotated[NonNegativeFloat, Field(le=30 * 86400.0)] = 3600.0
+
+
+class AuditRecord(FrozenModel):
+    """One record of the audit log: `actor` (with `role` and the id of its `token`, at `address`) did `action`.
+
+    `subject` is what it was done to: a job, a token, a cluster. `number` is 0 until the record is stored.
+    """
+
+    number: NonNegativeInt = 0
+    at_s: float
+    action: Name
+    actor: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] = ""
+    role: Annotated[str, Field(max_length=20)] = ""
+    token: Annotated[str, Field(max_length=20)] = ""
+    address: Annotated[str, Field(max_length=64)] = ""
+    subject: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] = ""
+    detail: Annotated[str, Field(max_length=MAX_DETAIL_CHARS)] = ""
+
+
+class AuditFilter(FrozenModel):
+    """Which audit records are wanted: those since a time (seconds since the epoch), of an actor or about it."""
+
+    since_s: NonNegativeFloat | None = None
+    user: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
+
+
+class AuditPage(FrozenModel):
+    """Records of the audit log in order; request the next page with `after=next`."""
+
+    records: tuple[AuditRecord, ...]
+    next: NonNegativeInt

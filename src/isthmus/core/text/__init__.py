@@ -1,0 +1,1 @@
+"""Text for people: pages, and the characters of words from others that would control a terminal."""

@@ -1,0 +1,309 @@
+"""An owner or a user who asks for much slows no other owner or user."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from isthmus.control.placement import PlanRequest, propose_plans
+from isthmus.control.queries.quotas import Quotas
+from isthmus.control.service.planner_queue import PlannerQueue
+from isthmus.control.state.events import Event, MakePlans, PlansMade, PoolSet
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
+from isthmus.core.messages.api_views import Submission
+from isthmus.core.model import Model
+from isthmus.core.plan import PlanSet
+from isthmus.core.pool import Pool
+from isthmus.plan.search.costs.routes import Routes
+from isthmus.plan.search.costs.slots import ChipSlot, cluster_slots
+from isthmus.plan.search.finish.explain_refusals import MAX_EXPLAINED
+from isthmus.plan.search.pipelines.candidate_slots import MAX_CANDIDATES, candidate_slots
+from isthmus.plan.time.calibration import DATA_SHEET
+from tests.control.driver import Driver
+from tests.control.serving import EAST, POOL, WEST, cluster, report, submission
+from tests.control.test_server_api import Server
+
+pytestmark = pytest.mark.attack
+
+SMALL_MODEL = Model(
+    path="small", architecture="LlamaForCausalLM", num_layers=6, hidden_size=1024, vocab_size=32000,
+    config={
+        "num_hidden_layers": 6, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "vocab_size": 32000,
+    },
+)  # fmt: skip
+
+
+def make_job() -> Job:
+    """Return a job that may combine owners."""
+    return Job(
+        name="job",
+        model="small",
+        data=DataConfig(paths=("text",)),
+        training=TrainingConfig(steps=1, sequence_length=1024, global_batch_size=32),
+        checkpoints=CheckpointConfig(folder="checkpoints"),
+        output="output",
+        placement=PlacementConstraints(several_owners=True),
+    )
+
+
+def make_pool(num_hostile: int, hostile_chip: str = "L40S") -> Pool:
+    """Return six linked clusters of three owners, and those of a fourth owner, linked to the first one."""
+    honest = [(f"site{i}", f"owner{i % 3}", ("H100", "A100")[i % 2]) for i in range(6)]
+    hostile = [(f"flood{i:03}", "hostile", hostile_chip) for i in range(num_hostile)]
+    names = [name for name, _, _ in honest]
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+    pairs += [(names[0], name) for name, _, _ in hostile]
+    return Pool.model_validate(
+        {
+            "clusters": [
+                {
+                    "name": name,
+                    "owner": owner,
+                    "node_groups": [{"name": "g", "chip": chip, "nodes": 1, "chips_per_node": 2}],
+                }
+                for name, owner, chip in honest + hostile
+            ],
+            "links": [{"between": list(ends), "bandwidth_gbps": 50, "round_trip_ms": 2} for ends in pairs],
+        }
+    )
+
+
+def planned(pool: Pool) -> tuple[float, int]:
+    """Return the seconds of a step of the best plan, and the number of refusals in the answer."""
+    free = {one.name: {group.name: group.num_chips for group in one.node_groups} for one in pool.clusters}
+    answer = propose_plans(PlanRequest(job=make_job(), model=SMALL_MODEL, pool=pool, free_chips=free))
+    assert answer.plans
+    assert answer.plans[0].predicted
+    return answer.plans[0].predicted.iteration_s, len(answer.refused)
+
+
+def test_three_hundred_clusters_of_one_owner_change_no_plan_for_the_worse() -> None:
+    """A job is planned as well beside 300 clusters of a hostile owner as without them, with a bounded answer."""
+    alone_s, _ = planned(make_pool(0))
+    beside_s, num_refused = planned(make_pool(300))
+    assert beside_s <= alone_s * (1 + 1e-9)
+    assert num_refused <= MAX_EXPLAINED + 2
+
+
+def slots_of(pool: Pool) -> list[ChipSlot]:
+    """Return all slots of a pool."""
+    placement = PlacementConstraints(several_owners=True)
+    return [slot for one in pool.clusters for slot in cluster_slots(pool, one, placement, None)]
+
+
+@pytest.mark.parametrize("chip", ["L40S", "H200"])
+def test_an_owner_with_many_clusters_takes_no_other_owners_turn(chip: str) -> None:
+    """Of 306 slots 24 are combined: all six of the other owners, although the 300 claim to be faster."""
+    pool = make_pool(300, chip)
+
+    def no_wait_s(slot: ChipSlot) -> float:
+        return 1e18 / (slot.chips * slot.chip.flop_per_s("bf16"))
+
+    kept, _ = candidate_slots(slots_of(pool), Routes(pool, DATA_SHEET), no_wait_s, 1e6)
+    assert len(kept) == MAX_CANDIDATES
+    assert {slot.cluster for slot in kept if slot.owner != "hostile"} == {f"site{i}" for i in range(6)}
+
+
+def test_replicas_over_all_linked_slots_are_tried_however_many_there_are() -> None:
+    """Beside the combinations, rings of replicas over more than 24 slots are tried, each linked to the next."""
+    names = [f"site{i:02}" for i in range(40)]
+    pool = Pool.model_validate(
+        {
+            "clusters": [
+                {
+                    "name": name,
+                    "owner": "a",
+                    "node_groups": [{"name": "g", "chip": "H100", "nodes": 1, "chips_per_node": 2}],
+                }
+                for name in names
+            ],
+            "links": [
+                {"between": [a, b], "bandwidth_gbps": 50, "round_trip_ms": 2}
+                for i, a in enumerate(names[:39])
+                for b in names[i + 1 : 39]
+            ],
+        }
+    )
+    _, wide = candidate_slots(slots_of(pool), Routes(pool, DATA_SHEET), lambda _: 1.0, 1e6)
+    assert [len(ring) for ring in wide] == [39, 26]
+
+
+def test_a_search_that_is_ended_answers_with_the_best_plans_so_far_and_says_so() -> None:
+    """The planner's limit of CPU time ends a long search; its plans name that, or a refusal does."""
+    pool = make_pool(40)
+    free = {one.name: {"g": 2} for one in pool.clusters}
+    request = PlanRequest(job=make_job(), model=SMALL_MODEL, pool=pool, free_chips=free)
+    asked = itertools.count()
+    answer = propose_plans(request, should_continue=lambda: next(asked) < 400)
+    assert answer.plans
+    assert answer.plans[0].predicted
+    assert any("ended at its limit of CPU time" in note for note in answer.plans[0].predicted.assumptions)
+    none = propose_plans(request, should_continue=lambda: False)
+    assert none.plans == ()
+    assert "ended at its limit of CPU time without a plan" in none.refused[-1].reason
+
+
+class StepPlanner:
+    """A planner that lets one search after another through, and records whose they are."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self._steps, self._ready = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self, request: PlanRequest) -> PlanSet:
+        """Record the search, and return once it is let through."""
+        self.begun.append(request.job.name)
+        self._ready.release()
+        assert self._steps.acquire(timeout=10)
+        return PlanSet(plans=())
+
+    def step(self, count: int = 1) -> None:
+        """Let searches through, each once it has begun."""
+        for _ in range(count):
+            assert self._ready.acquire(timeout=10)
+            self._steps.release()
+
+    def let_through(self, count: int) -> None:
+        """Let searches through that have begun."""
+        self._steps.release(count)
+
+    def await_begun(self) -> None:
+        """Wait until one more search has begun."""
+        assert self._ready.acquire(timeout=10)
+
+
+def asked_by(user: str, number: int, priority: str = "middle") -> MakePlans:
+    """Return the planner request of a user's job; the job's name is `USER-NUMBER`."""
+    name = f"{user}-{number}"
+    wish: Submission = submission(name=name, priority=priority)
+    return MakePlans(job_id=name, round=1, submission=wish, user=user, clusters=(EAST,), free_chips={})
+
+
+def make_queue(planner: Callable[[PlanRequest], PlanSet], answered: list[Event], num_workers: int = 1) -> PlannerQueue:
+    """Return a planner queue that collects its answers."""
+    return PlannerQueue(planner, None, lambda: 0.0, answered.append, num_workers=num_workers)
+
+
+def test_three_hundred_requests_of_one_user_hold_up_no_other_users() -> None:
+    """1. A user queues 300 requests. 2. Another queues one. 3. It is planned next, after the search that runs."""
+    planner, answered = StepPlanner(), list[Event]()
+    queue = make_queue(planner, answered)
+    for number in range(300):
+        queue.enqueue(asked_by("many", number))
+    planner.step()
+    queue.enqueue(asked_by("few", 0, "low"))
+    queue.enqueue(asked_by("few", 1))
+    planner.step(3)
+    planner.await_begun()
+    assert planner.begun.index("few-1") <= 3
+    closing = threading.Thread(target=queue.close)
+    closing.start()
+    planner.let_through(1)
+    closing.join(10)
+    assert len(answered) <= 5
+
+
+def test_beside_one_users_search_another_users_begins_at_once() -> None:
+    """Of two workers one user has one, however many requests it has queued."""
+    planner, answered = StepPlanner(), list[Event]()
+    queue = make_queue(planner, answered, num_workers=2)
+    for number in range(300):
+        queue.enqueue(asked_by("many", number))
+    planner.await_begun()
+    queue.enqueue(asked_by("few", 0))
+    planner.await_begun()
+    assert planner.begun == ["many-0", "few-0"]
+    closing = threading.Thread(target=queue.close)
+    closing.start()
+    planner.let_through(2)
+    closing.join(10)
+    assert {event.job_id for event in answered if isinstance(event, PlansMade)} == {"many-0", "few-0"}
+
+
+def test_three_hundred_jobs_of_one_user_delay_no_plan_of_another_users() -> None:
+    """The coordinator plans `auto` jobs one at a time: the second user's job is next although it came last."""
+    pool = Driver("a")
+    pool.tell(PoolSet(now_s=1, planner_turns=True))
+    for number in range(300):
+        pool.submit(f"many-{number}", user="many")
+    pool.submit("few", user="few")
+    first = pool.coordinator.state.indexes.auto_planning
+    assert first == {"many-0"}
+    pool.answer("many-0")
+    assert pool.coordinator.state.indexes.auto_planning == {"few"}
+
+
+@contextmanager
+def serving(quotas: Quotas, pool: Pool | None = POOL) -> Iterator[Server]:
+    """Serve with these quotas."""
+    made = Server(quotas, pool)
+    made.shell.start()
+    with made.http:
+        yield made
+    made.shell.close()
+
+
+def test_high_priority_is_refused_without_a_grant() -> None:
+    """Neither a submission nor a dry run nor a bulk request may claim it; a granted user and an admin may."""
+    urgent = submission(priority="high")
+    with serving(Quotas(high_priority_users=frozenset({"bob"}))) as server:
+        for site in (EAST, WEST):
+            server.sync(report(site))
+        for path in ("/v1/jobs", "/v1/jobs:dry-run"):
+            refused = server.call("POST", path, urgent)
+            assert (refused.status_code, refused.json()["error"]) == (403, "AuthError")
+            assert "user 'ann' may not submit jobs of priority 'high'" in refused.json()["message"]
+            assert "--high-priority-user" in refused.json()["hint"]
+        bulk = {"submissions": [urgent.model_dump(mode="json", by_alias=True)]}
+        assert server.call("POST", "/v1/jobs:bulk", bulk).json()[0]["error"]["error"] == "AuthError"
+        assert server.call("GET", "/v1/jobs").json() == []
+        assert server.submit("bob", priority="high").user == "bob"
+        assert server.submit("root", priority="high").user == "root"
+
+
+def test_a_user_has_no_more_live_jobs_than_the_quota() -> None:
+    """The one too many is refused with 429, alone or in bulk; another user's and an ended job's place are free."""
+    with serving(Quotas(live_jobs_per_user=2)) as server:
+        first = server.submit("ann")
+        body = {"submissions": [submission().model_dump(mode="json", by_alias=True)] * 3}
+        results = server.call("POST", "/v1/jobs:bulk", body).json()
+        assert [one["error"] and one["error"]["error"] for one in results] == [None, "QuotaError", "QuotaError"]
+        refused = server.call("POST", "/v1/jobs", submission())
+        assert (refused.status_code, refused.json()["error"]) == (429, "QuotaError")
+        assert "user 'ann' has 2 jobs that have not ended, at most 2" in refused.json()["message"]
+        assert "--max-jobs-per-user" in refused.json()["hint"]
+        server.submit("bob")
+        server.call("POST", f"/v1/jobs/{first.id}/cancel")
+        server.submit("ann")
+
+
+def test_a_job_of_15_mb_is_refused_and_kept_nowhere() -> None:
+    """The answer is 413 with the size and the limit; the log and the state hold nothing of it."""
+    large = submission(data={"paths": [f"/data/{number:0200}" for number in range(70_000)]})
+    with serving(Quotas()) as server:
+        refused = server.call("POST", "/v1/jobs", large)
+        assert (refused.status_code, refused.json()["error"]) == (413, "TooLargeError")
+        assert "at most 1,048,576 are accepted" in refused.json()["message"]
+        assert server.call("GET", "/v1/jobs").json() == []
+        assert not any(event.kind == "job-submitted" for _, event in server.store.events(0))
+
+
+def test_an_owner_registers_no_more_clusters_than_the_quota() -> None:
+    """The one too many cannot join; those that have joined go on, as do other owners and those of the pool file."""
+    quotas = Quotas(clusters_per_owner=2)
+    with serving(quotas, pool=None) as server:
+        for number in range(2):
+            server.sync(report(cluster(f"flood{number}", "owner-east")))
+        flood = report(cluster("flood2", "owner-east"))
+        refused = server.call("POST", "/v1/agents/flood2/sync", flood, token="owner-east")
+        assert (refused.status_code, refused.json()["error"]) == (429, "QuotaError")
+        assert "owner 'owner-east' has 2 clusters, at most 2 are accepted: 'flood2'" in refused.json()["message"]
+        server.sync(report(cluster("flood1", "owner-east")))
+        server.sync(report(cluster("other", "owner-west")))
+    with serving(Quotas(clusters_per_owner=0)) as server:
+        server.sync(report(EAST))

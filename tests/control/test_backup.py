@@ -1,0 +1,129 @@
+"""Backups: a verified copy of either store in one file, made while a server appends."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from isthmus.control.server.backup_file import COPIED_TABLES, check_store_of, write_backup
+from isthmus.control.server.log_end_file import LogEndFile
+from isthmus.control.server.run_server import ServerConfig, open_store
+from isthmus.control.state.events import JobCancelled
+from isthmus.control.store.sqlite_store import SqliteStore
+from isthmus.control.store.store_interface import Store, StoredToken
+from isthmus.core.errors import ConflictError, NotFoundError
+from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
+from tests.cli.fake_server import FakeServer, run
+
+NOT_COPIED = {"migrations", "identity", "sqlite_sequence"}
+
+
+def fill(store: Store, num_events: int = 5) -> None:
+    store.append([JobCancelled(now_s=float(number), job_id=f"job-{number}") for number in range(num_events)])
+    store.append_metrics([StepMetrics(job="a", attempt=1, rank=0, step=3, values={"loss": 1.5})])
+    store.append_logs([LogChunk(job="a", attempt=1, rank=0, offset=0, text="añb")])
+    store.put_token(StoredToken(role="user", name="ann", digest="d1", created_s=1.0))
+
+
+def content(store: Store) -> object:
+    return list(store.events()), store.metrics("a"), store.logs("a"), store.tokens()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> ServerConfig:
+    """A server's configuration on an empty store of each kind."""
+    if request.param == "sqlite":
+        return ServerConfig(state=tmp_path)
+    address = tmp_path / "address"
+    address.write_text(request.getfixturevalue("postgres"))
+    return ServerConfig(state=tmp_path, database=address)
+
+
+def test_a_backup_has_all_that_the_store_had_while_it_is_in_use(config: ServerConfig, tmp_path: Path) -> None:
+    """Events with their hashes, metrics, logs and tokens; the file is the owner's alone and a store by itself."""
+    store = open_store(config)
+    fill(store)
+    report = write_backup(config, tmp_path / "backup.db")
+    assert (report.num_events, report.problems, report.name) == (5, (), str(tmp_path / "backup.db"))
+    assert (tmp_path / "backup.db").stat().st_mode & 0o777 == 0o600
+    assert not list(tmp_path.glob(".backup*"))
+    copy = SqliteStore(tmp_path / "backup.db", expected_id=report.store)
+    assert content(copy) == content(store)
+    copy.close()
+    store.close()
+
+
+def test_every_column_of_every_table_is_copied(tmp_path: Path) -> None:
+    """A column that a later migration adds has to be added to the copy, or named here."""
+    SqliteStore(tmp_path / "a.db").close()
+    with closing(sqlite3.connect(tmp_path / "a.db")) as db:
+        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        assert tables - NOT_COPIED == {table.name for table in COPIED_TABLES}
+        for table in COPIED_TABLES:
+            columns = [row[1] for row in db.execute(f"PRAGMA table_info({table.name})")]
+            assert sorted(columns) == sorted(table.select.split(" FROM ")[0].removeprefix("SELECT ").split(", "))
+
+
+def test_a_backup_overwrites_nothing_and_a_damaged_log_makes_none(tmp_path: Path) -> None:
+    """The file must be new, and a log with a problem is not copied under the name of a backup."""
+    store = open_store(ServerConfig(state=tmp_path))
+    fill(store)
+    store.close()
+    (tmp_path / "old.db").write_text("old")
+    with pytest.raises(ConflictError, match=r"old\.db exists already"):
+        write_backup(ServerConfig(state=tmp_path), tmp_path / "old.db")
+    with closing(sqlite3.connect(tmp_path / "isthmus.db")) as db, db:
+        db.execute("UPDATE events SET body = body || ' ' WHERE number = 2")
+    with pytest.raises(ConflictError, match="is not complete: event 2: its hash does not fit"):
+        write_backup(ServerConfig(state=tmp_path), tmp_path / "new.db")
+    assert not (tmp_path / "new.db").exists()
+    assert not list(tmp_path.glob(".new*"))
+
+
+def test_a_store_of_an_earlier_version_is_said_to_have_no_hashes(tmp_path: Path) -> None:
+    """`check` says what adds them, and a folder without a database names itself."""
+    with closing(sqlite3.connect(tmp_path / "isthmus.db")) as db:
+        db.executescript((Path(__file__).parent / "data" / "sqlite-v1.sql").read_text(encoding="utf-8"))
+    assert check_store_of(ServerConfig(state=tmp_path)).problems == (
+        "the log has no hashes yet: start a server of this version on it once",
+    )
+    with pytest.raises(NotFoundError, match="there is no database"):
+        check_store_of(ServerConfig(state=tmp_path / "none"))
+    (tmp_path / "isthmus.db").write_bytes(b"")
+    with pytest.raises(NotFoundError, match="holds no store of isthmus"):
+        check_store_of(ServerConfig(state=tmp_path))
+
+
+def damage_nothing(_: Path) -> None:
+    """Leave the log as it is."""
+
+
+def damage(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as db, db:
+        db.execute("DELETE FROM events WHERE number = 3")
+
+
+@pytest.mark.parametrize(("change", "status"), [(damage_nothing, 0), (damage, 6)])
+def test_the_command_says_what_it_found(tmp_path: Path, change: Callable[[Path], None], status: int) -> None:
+    """`isthmus server check`: text and JSON, and status 6 with a problem; `backup` names its file."""
+    store = open_store(ServerConfig(state=tmp_path))
+    assert isinstance(store, SqliteStore)
+    fill(store)
+    LogEndFile(tmp_path).follow(store)
+    store.close()
+    change(tmp_path / "isthmus.db")
+    done = run(FakeServer(), "server", "check", "--state", str(tmp_path))
+    assert done.status == status
+    assert ("5 events, all in order" in done.out) == (status == 0)
+    found = run(FakeServer(), "server", "check", "--state", str(tmp_path), "--json")
+    assert found.status == status
+    if status:
+        assert "event 3: it is missing, the next one is 4" in done.out
+        return
+    assert (found.json["last_event"], found.json["problems"]) == (5, [])
+    made = run(FakeServer(), "server", "backup", str(tmp_path / "b.db"), "--state", str(tmp_path), "--json")
+    assert (made.json["file"], made.json["events"]) == (str(tmp_path / "b.db"), 5)
