@@ -65,10 +65,18 @@ def test_nobody_ends_without_being_heard(seed: int) -> None:
 
 
 def test_who_dies_at_the_end_is_a_straggler() -> None:
-    """A rank that vanishes without a word is not taken for one that has left."""
-    a, b = tcp_ranks([Peer] * 2, linger_s=LINGER_S)
+    """1. A leaves, and B receives its leave. 2. B vanishes without an answer. A does not take it for one that left."""
+    heard = threading.Event()
+
+    class Vanishing(Peer):
+        def on_peer_closed(self, reason: str) -> None:
+            assert not reason
+            heard.set()
+
+    a, b = tcp_ranks([Peer, Vanishing], linger_s=LINGER_S)
     with ThreadPoolExecutor(1) as pool:
         ends = pool.submit(a.close)
+        assert heard.wait(60)
         b.abort()
         ends.result(60)
     assert a.unclosed_peers() == [1]
