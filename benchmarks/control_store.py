@@ -27,7 +27,8 @@ import psycopg
 from benchmarks.table import Row, print_rows
 from benchmarks.wan_links import cpu_s
 from isthmus.control.placement import PlanRequest
-from isthmus.control.server.run_server import ServerConfig, ServerInfo, open_store, run_server
+from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
+from isthmus.control.server.server_config import open_store
 from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import Event, JobSubmitted
 from isthmus.control.store.snapshot_file import SnapshotFile

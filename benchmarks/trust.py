@@ -1,7 +1,8 @@
 """Trust boundaries: what protection costs, and what attackers gain.
 
-`ids` submits jobs of equal content. `attacks` lets a stranger, a user, an owner and an agent attack a running job in a
-real pool, each attack by a seed. `lost-sites` cuts sites off for longer than their workers' lease. `sites-apart` saves
+`ids` submits jobs of equal content. `links` measures what keys of links cost, and forged greetings during a run.
+`attacks` lets a stranger, a user, an owner and an agent attack a running job in a real pool, each attack by a seed.
+`lost-sites` cuts sites off for longer than their workers' lease. `sites-apart` saves
 and restores a checkpoint of sites without a shared disk. `connections` floods a server with silent connections and
 invalid tokens. `storage` compares starts with and without checks of a user's folders. `planning` times searches
 beside a hostile owner and user. Both sides of a comparison run in one process or in turn.
@@ -21,6 +22,7 @@ from benchmarks import (
     _trust_attacks,
     _trust_connections,
     _trust_ids,
+    _trust_links,
     _trust_lost_sites,
     _trust_planning,
     _trust_sites,
@@ -30,6 +32,7 @@ from benchmarks.table import Row, print_rows
 
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "ids": _trust_ids.measure,
+    "links": _trust_links.measure,
     "attacks": _trust_attacks.measure,
     "lost-sites": _trust_lost_sites.measure,
     "sites-apart": _trust_sites.measure,

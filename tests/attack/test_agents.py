@@ -453,6 +453,7 @@ def _folder(path: Path) -> Path:
     return path
 
 
+@pytest.mark.attack
 @pytest.mark.slow
 def test_no_two_attempts_run_at_once_however_sites_are_lost() -> None:
     """Partitions longer than the lease, with every other fault: no overlap; a server that waits less finds some."""

@@ -18,7 +18,7 @@ import pytest
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.server.backup_file import check_store_of
 from isthmus.control.server.log_end_file import LogEndFile
-from isthmus.control.server.run_server import ServerConfig, open_store
+from isthmus.control.server.server_config import ServerConfig, open_store
 from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import AgentReported, JobCancelled, JobSubmitted
 from isthmus.control.store.log_chain import LogDamagedError, chain_start, link_rows

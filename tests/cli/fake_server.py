@@ -24,6 +24,7 @@ from isthmus.core.messages.api_views import (
     JobView,
     LogPage,
     MetricsPage,
+    PoolView,
     Submission,
     TokenRequest,
     TokenView,
@@ -50,6 +51,8 @@ class FakeServer:
     standings: dict[str, QueueStatus] = field(default_factory=dict)
     # What the sites of an offered plan answer, by its id; a server without the endpoint if empty.
     site_checks: dict[str, tuple[SitePreflight, ...]] = field(default_factory=dict)
+    pool: PoolView = field(default_factory=make_pool)
+    ended_unknown: list[str] = field(default_factory=list)
     protocol: int = PROTOCOL_VERSION
     outages: int = 0
     page_size: int = 7
@@ -90,8 +93,8 @@ class FakeServer:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
             return httpx.Response(401, json=AuthError("no valid token").as_dict())
         match request.method, request.url.path.strip("/").split("/")[1:]:
-            case "GET", ["pool"]:
-                return _answer(make_pool())
+            case _, ["pool", *rest]:
+                return self._pool(rest)
             case "GET", ["queue"]:
                 waiting = [one.model_dump(mode="json") for one in self.standings.values()]
                 return httpx.Response(200, json=waiting)
@@ -147,6 +150,11 @@ class FakeServer:
         if said["plan"] not in plans:
             raise NotFoundError(f"no plan {said['plan']}", hint="it has " + ", ".join(plans))
         return self._change(view, state="preparing", plan=plans[said["plan"]])
+
+    def _pool(self, rest: list[str]) -> httpx.Response:
+        if rest:
+            self.ended_unknown.append(rest[1])
+        return _answer(self.pool)
 
     def _job(self, method: str, view: JobView, rest: list[str], request: httpx.Request) -> httpx.Response:
         match method, rest:

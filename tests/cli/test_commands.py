@@ -13,7 +13,7 @@ from isthmus.client.resolve_job import select_job
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.files.user_files import FILE_KINDS
-from isthmus.core.messages.api_views import ClusterView, JobView, PoolView, TokenView, VictimView
+from isthmus.core.messages.api_views import ClusterView, JobView, PoolView, TokenView, UnknownPart, VictimView
 from isthmus.core.plan import PlanSet
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import START_S, make_metrics, make_plan, make_view
@@ -216,6 +216,28 @@ def test_a_malformed_period_is_refused(text: str) -> None:
     """Whatever it is, the error names it and shows what is valid."""
     with pytest.raises(InputError, match="neither an age nor a date"):
         parse_since_s(text, 1000)
+
+
+def test_pool_says_what_a_restored_server_does_not_know() -> None:
+    """Sites that have not reported, and running parts without a job in the log, each with the command that ends it."""
+    server = FakeServer()
+    first, *others = server.pool.clusters
+    part = UnknownPart(job="lost-1", attempt=2)
+    server.pool = server.pool.model_copy(
+        update={"clusters": (first.model_copy(update={"unknown_parts": (part,), "awaited": True}), *others)}
+    )
+    out = " ".join(run(server, "pool").out.split())
+    assert f"its jobs wait until these sites report: {first.cluster.name}" in out
+    assert "runs lost-1, attempt 2, which is not in the server's log" in out
+    assert "`isthmus cancel lost-1`, for an unknown job with --unknown, ends it" in out
+
+
+def test_cancel_ends_a_job_that_only_sites_know() -> None:
+    """With --unknown the id goes to the server as it is; without it the job has to be known."""
+    server = FakeServer()
+    assert run(server, "cancel", "lost-1").status == 5
+    assert "releases it" in run(server, "cancel", "lost-1", "--unknown").out
+    assert server.ended_unknown == ["lost-1"]
 
 
 def test_pool_shows_chips_connection_and_links() -> None:

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from isthmus.control.server.backup_file import COPIED_TABLES, check_store_of, write_backup
 from isthmus.control.server.log_end_file import LogEndFile
-from isthmus.control.server.run_server import ServerConfig, open_store
-from isthmus.control.state.events import JobCancelled
+from isthmus.control.server.restore_store import accept_log, restore_backup
+from isthmus.control.server.server_config import ServerConfig, open_store
+from isthmus.control.state.events import JobCancelled, LogRestored
+from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import Store, StoredToken
 from isthmus.core.errors import ConflictError, NotFoundError
@@ -127,3 +130,81 @@ def test_the_command_says_what_it_found(tmp_path: Path, change: Callable[[Path],
     assert (found.json["last_event"], found.json["problems"]) == (5, [])
     made = run(FakeServer(), "server", "backup", str(tmp_path / "b.db"), "--state", str(tmp_path), "--json")
     assert (made.json["file"], made.json["events"]) == (str(tmp_path / "b.db"), 5)
+
+
+def test_a_backup_is_restored_into_either_store(config: ServerConfig, tmp_path: Path) -> None:
+    """The same events, metrics, logs and tokens, the identity, and the event that says so; then the log goes on."""
+    source = ServerConfig(state=tmp_path / "source")
+    source.state.mkdir()
+    store = open_store(source)
+    fill(store)
+    (events, *rest), report = content(store), write_backup(source, tmp_path / "backup.db")
+    store.close()
+    found = restore_backup(config, tmp_path / "backup.db", 9.0, ["gone"], replaces=False)
+    assert found.store == report.store
+    again = open_store(config)
+    assert isinstance(again, SqlQueries)
+    LogEndFile(config.state).follow(again)
+    restored, *others = content(again)
+    assert restored == [*events, (6, LogRestored(now_s=9.0, gone=("gone",)))]
+    assert others == rest
+    assert again.append([JobCancelled(now_s=1.0, job_id="next")], expected_last=6) == 7
+    again.append_metrics([StepMetrics(job="a", attempt=1, rank=0, step=4, values={"loss": 1.0})])
+    again.append_logs([LogChunk(job="a", attempt=1, rank=0, offset=4, text="c")])
+    assert [chunk.text for chunk in again.logs("a").chunks] == ["añb", "c"]
+    again.close()
+    with pytest.raises(ConflictError, match=r"exists already|has a store already"):
+        restore_backup(config, tmp_path / "backup.db", 9.0, [], replaces=False)
+
+
+def test_a_database_that_came_back_short_is_accepted_on_demand_only(config: ServerConfig) -> None:
+    """The log that is left is whole: an operator accepts it, and the loss is an event."""
+    store = open_store(config)
+    assert isinstance(store, SqlQueries)
+    fill(store)
+    log_end = LogEndFile(config.state)
+    log_end.follow(store)
+    log_end.close()
+    store.close()
+    shorten(config)
+    assert check_store_of(config).problems == (
+        "event 5, which this server has acknowledged, is missing or another one",
+    )
+    report = accept_log(config, 9.0, [])
+    assert (report.num_events, report.problems) == (3, ())
+    assert check_store_of(config).problems == ()
+    again = open_store(config)
+    assert [number for number, _ in again.events()] == [1, 2, 3, 4]
+    again.close()
+
+
+def shorten(config: ServerConfig) -> None:
+    """Delete the events above 3, as a database without the newest commits."""
+    statement = "DELETE FROM events WHERE number > 3"
+    if config.database is None:
+        with closing(sqlite3.connect(config.state / "isthmus.db")) as db, db:
+            db.execute(statement)
+    else:
+        with psycopg.connect(config.database.read_text()) as postgres:
+            postgres.execute(statement)
+
+
+def test_the_restore_command_says_what_it_did_and_what_is_next(tmp_path: Path) -> None:
+    """FILE or --as-is, never both; another folder's database is kept; the answer names store and events."""
+    store = open_store(ServerConfig(state=tmp_path))
+    fill(store)
+    store.close()
+    write_backup(ServerConfig(state=tmp_path), tmp_path / "b.db")
+    new = str(tmp_path / "new")
+    assert run(FakeServer(), "server", "restore", "--state", new).status == 2
+    assert run(FakeServer(), "server", "restore", str(tmp_path / "b.db"), "--as-is", "--state", new).status == 2
+    done = run(FakeServer(), "server", "restore", str(tmp_path / "b.db"), "--state", new, "--gone", "east")
+    assert done.status == 0, done.err
+    assert "start the server, then see `isthmus pool`" in done.out
+    again = run(FakeServer(), "server", "restore", str(tmp_path / "b.db"), "--state", new)
+    assert (again.status, "exists already" in again.err) == (6, True)
+    replaced = run(FakeServer(), "server", "restore", str(tmp_path / "b.db"), "--state", new, "--replace", "--json")
+    assert replaced.json["events"] == 5
+    assert (tmp_path / "new" / "isthmus.db.replaced-1").exists()
+    accepted = run(FakeServer(), "server", "restore", "--as-is", "--state", new, "--json")
+    assert accepted.json["events"] == 6

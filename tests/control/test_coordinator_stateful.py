@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.state.events import AgentLost, EpochBegan, JobDeleted, PoolSet, Restarted
+from isthmus.control.state.events import (
+    AgentLost,
+    EpochBegan,
+    JobDeleted,
+    LogRestored,
+    PoolSet,
+    Restarted,
+    UnknownJobEnded,
+)
 from isthmus.control.state.invariants import violations
 from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
 from isthmus.control.store.snapshot_file import restore_state, serialize_state
@@ -146,6 +154,21 @@ class AnyPool(RuleBasedStateMachine):
         now_s, state = self.pool.now_s, self.pool.coordinator.state
         self.pool.tell(EpochBegan(now_s=now_s, epoch=state.epoch + epochs))
         self.pool.tell(PoolSet(now_s=now_s, links=LINKS, objective=objective, patience_s=30))
+
+    @rule(fence=st.integers(0, 3), site=st.sampled_from((*SITES, None)), gone=st.sets(sites, max_size=2))
+    def restore_log(self, fence: int, site: str | None, gone: set[str]) -> None:
+        """The log turns out to be that of a backup: by a command, or by the fence of a site."""
+        epoch = self.pool.coordinator.epoch
+        event = LogRestored(
+            now_s=self.pool.now_s, fence=epoch + fence if fence else 0, cluster=site, gone=tuple(sorted(gone))
+        )
+        self.pool.tell(event)
+        assert self.pool.coordinator.epoch > max(epoch, event.fence)
+
+    @rule(number=numbers)
+    def end_unknown(self, number: int) -> None:
+        with allowed:
+            self.pool.tell(UnknownJobEnded(now_s=self.pool.now_s, job_id=self.job(number)))
 
     @rule(number=numbers, delete=st.booleans())
     def cancel_or_delete(self, number: int, delete: bool) -> None:

@@ -17,6 +17,7 @@ from isthmus.control.state.events import (
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    LogRestored,
     MakePlans,
     PlanChosen,
     PlanningFailed,
@@ -24,6 +25,7 @@ from isthmus.control.state.events import (
     PoolSet,
     PreemptionAgreed,
     Restarted,
+    UnknownJobEnded,
 )
 from isthmus.core.errors import ConflictError, NotFoundError
 from isthmus.core.messages.agent_messages import AgentReport
@@ -81,6 +83,7 @@ def unchanged(driver: Driver) -> tuple[Event, ...]:
         DeadlinePassed(now_s=NOW_S, job_id="run", state="preparing", attempt=2),
         DeadlinePassed(now_s=NOW_S, job_id="none", state="preparing", attempt=1),
         EpochBegan(now_s=NOW_S, epoch=3),
+        LogRestored(now_s=NOW_S, fence=3, cluster="a"),
         PoolSet(now_s=NOW_S),
     )
 
@@ -124,6 +127,7 @@ def test_an_event_that_changes_nothing_is_neither_admitted_nor_handled() -> None
         (PreemptionAgreed(now_s=NOW_S, job_id="run", victims=()), ConflictError),
         (JobCancelled(now_s=NOW_S, job_id="none"), NotFoundError),
         (JobDeleted(now_s=NOW_S, job_id="run"), ConflictError),
+        (UnknownJobEnded(now_s=NOW_S, job_id="run"), NotFoundError),
     ],
 )
 def test_an_event_that_is_not_allowed_raises_before_any_change(event: Event, error: type[Exception]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus.control.queries.settle_submission import is_settled_as, settle_submission
+from isthmus.control.service.auth import Caller
 from isthmus.control.service.control_service import ControlService
 from isthmus.control.service.folders_in_use import FoldersInUse
 from isthmus.control.state.coordinator_config import CoordinatorConfig
@@ -18,6 +19,7 @@ from isthmus.core.messages.api_views import JobState, Submission, TokenRequest
 from isthmus.core.model import Model
 from tests.control.serving import MODEL, POOL, plan_across, submission
 
+ADMIN = Caller(role="admin", name="root")
 OWN = {"checkpoints": {"folder": "/ck/{job}"}, "output": "/out/{job}"}
 
 
@@ -180,13 +182,13 @@ def test_the_service_refuses_contradictory_fields(service):
 def test_a_token_for_an_owner_that_the_pool_lacks_is_refused(service):
     """A mistyped owner would get a token with which no agent can join; the nearest name is told."""
     with pytest.raises(InputError, match=r"no owner 'owner-eats' \(did you mean 'owner-east'\?"):
-        service.make_token(TokenRequest(role="owner", name="owner-eats"))
-    assert service.make_token(TokenRequest(role="owner", name="owner-east")).token
-    assert service.make_token(TokenRequest(role="user", name="anybody")).token
+        service.make_token(ADMIN, TokenRequest(role="owner", name="owner-eats"))
+    assert service.make_token(ADMIN, TokenRequest(role="owner", name="owner-east")).token
+    assert service.make_token(ADMIN, TokenRequest(role="user", name="anybody")).token
 
 
 def test_without_a_pool_file_any_owner_may_join():
     """Clusters are then known by their agents only."""
     made = ControlService(MemoryStore(), None, planner=plan_across, clock=lambda: 1000.0)
-    assert made.make_token(TokenRequest(role="owner", name="new")).token
+    assert made.make_token(ADMIN, TokenRequest(role="owner", name="new")).token
     made.close()

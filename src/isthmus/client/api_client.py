@@ -160,6 +160,10 @@ class ApiClient:
         """Stop a job and release its resources."""
         return self._call(JobView, "POST", f"/v1/jobs/{_quote_segment(job)}/cancel")
 
+    def end_unknown(self, job: str) -> PoolView:
+        """End a job that sites run and that the server does not know since its restore (admin only)."""
+        return self._call(PoolView, "POST", f"/v1/pool/unknown-jobs/{_quote_segment(job)}/end")
+
     def delete(self, job: str) -> None:
         """Delete an ended job with its metrics and logs."""
         self._call(type(None), "DELETE", f"/v1/jobs/{_quote_segment(job)}")

@@ -228,6 +228,7 @@ class AgentService:
             peer_checks=self._prober.checks() if self._prober else (),
             checks=True,
             preflights=self._preflights.answers(),
+            fence=self.machine.fence,
             metrics=tuple(batch.metrics),
             logs=tuple(batch.logs),
         )

@@ -341,11 +341,23 @@ def _render_offer(view: JobView) -> object:
 
 
 @command(commands, panel=PANEL, examples=["isthmus cancel my-job"])
-def cancel(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
+def cancel(
+    env: CliEnvironment,
+    client: ApiClient,
+    job: JobArgument,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="End a job that only sites know, after a restore (admin; whole id).")
+    ] = False,
+) -> None:
     """Stop a job.
 
-    Every site releases its resources; checkpoints are kept.
+    Every site releases its resources; checkpoints are kept. --unknown is for a server that was restored from a
+    backup: `isthmus pool` lists the jobs that run although its log does not have them.
     """
+    if unknown:
+        pool = client.end_unknown(job)
+        env.answer(pool, lambda: f"every site that runs job {job} releases it")
+        return
     view = client.cancel(find_job_id(client, job))
     env.answer(view, lambda: f"job {short_job_id(view.id)} is {view.state}")
 

@@ -1,4 +1,4 @@
-"""Commands on a server's store: server check, backup. They need the server's state folder, not its port."""
+"""Commands on a server's store: server check, backup, restore. They need the server's state folder, not its port."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import typer
 from isthmus.cli.command import command
 from isthmus.cli.commands.process_commands import DatabaseOption, import_extra
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.core.errors import ConflictError
+from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.text.printable import printable
 
 commands = typer.Typer()
-server_commands = typer.Typer(help="Verify and back up the store of a server, on its machine.", no_args_is_help=False)
+server_commands = typer.Typer(
+    help="Verify, back up and restore a server's store, on its machine.", no_args_is_help=False
+)
 commands.add_typer(server_commands, name="server", rich_help_panel="Processes")
 
 StateFolderOption = Annotated[Path, typer.Option("--state", metavar="DIR", help="State folder of the server.")]
@@ -70,10 +72,54 @@ def backup(
     env.answer(report.as_dict() | {"file": str(file)}, lambda: f"{file}: {_summary(report)}")
 
 
+@command(
+    server_commands,
+    panel="Processes",
+    examples=[
+        "isthmus server restore /backup/monday.db --state /var/lib/isthmus-new",
+        "isthmus server restore /backup/monday.db --state /var/lib/isthmus --replace --gone hangzhou",
+        "isthmus server restore monday.db --state replica-2 --database empty-db.address --json",
+        "isthmus server restore --as-is --state replica-2 --database db.address",
+    ],
+)
+def restore(
+    env: CliEnvironment,
+    state: StateFolderOption,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A file of `isthmus server backup`.")] = None,
+    database: DatabaseOption = None,
+    as_is: Annotated[
+        bool, typer.Option("--as-is", help="Accept the log that the database has now, restored by its own means.")
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the SQLite database of the folder; the old one is kept beside.")
+    ] = False,
+    gone: Annotated[
+        list[str] | None, typer.Option(metavar="SITE", help="A site that will not report again; repeat it for several.")
+    ] = None,
+) -> None:
+    """Go back to a backup. Stop all servers of the store first.
+
+    What came after the backup is lost to the server, but not to the sites: jobs of the backup start only after every
+    site has reported, attempts begun later go on, and `isthmus pool` lists what the log does not have.
+    """
+    if as_is == (file is not None) or (as_is and replace):
+        raise InputError("give either the FILE of a backup or --as-is", hint="--replace needs a FILE")
+    store = import_extra("isthmus.control.server.restore_store", "server")
+    config, sites = _config(state, database), gone or []
+    if file is None:
+        report = store.accept_log(config, env.now(), sites)
+    else:
+        report = store.restore_backup(config, file, env.now(), sites, replaces=replace)
+    env.answer(
+        report.as_dict() | {"state": str(state)},
+        lambda: f"{_summary(report)}\nstart the server, then see `isthmus pool`: sites report what runs there",
+    )
+
+
 def _config(state: Path, database: Path | None) -> Any:
     if database is not None:
         import_extra("isthmus.control.store.postgres_store", "postgres")
-    return import_extra("isthmus.control.server.run_server", "server").ServerConfig(state=state, database=database)
+    return import_extra("isthmus.control.server.server_config", "server").ServerConfig(state=state, database=database)
 
 
 def _summary(report: Any) -> str:

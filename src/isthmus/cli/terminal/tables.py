@@ -143,11 +143,27 @@ def pool_table(pool: PoolView) -> RenderableType:
         connected = Text("connected", style="green") if view.connected else Text("disconnected", style="red")
         rows.append((view.cluster.name, view.cluster.owner, view.cluster.region, connected, ", ".join(groups)))
     clusters = table("Clusters", ("cluster", "owner", "region", "agent", "free/total chips"), rows)
+    notes = restore_notes(pool)
     if not pool.links:
-        return clusters
+        return Group(clusters, *notes)
     columns = ("link", "Gbit/s", "delay one way", "jitter", "loss", "class")
     links = table("Links", columns, map(_link_row, pool.links), "Gbit/s|delay one way|jitter|loss")
-    return Group(clusters, Text(""), links)
+    return Group(clusters, *notes, Text(""), links)
+
+
+def restore_notes(pool: PoolView) -> list[Text]:
+    """Return what the server does not know since it was restored from a backup, and what to do."""
+    awaited = [view.cluster.name for view in pool.clusters if view.awaited]
+    notes = []
+    if awaited:
+        text = f"The server was restored from a backup; its jobs wait until these sites report: {', '.join(awaited)}."
+        notes.append(Text(text, style="yellow"))
+    for view in pool.clusters:
+        for part in view.unknown_parts:
+            text = f"{view.cluster.name} runs {part.job}, attempt {part.attempt}, which is not in the server's log. "
+            text += f"It goes on; `isthmus cancel {part.job}`, for an unknown job with --unknown, ends it."
+            notes.append(Text(text, style="yellow"))
+    return notes
 
 
 def _link_row(link: Link) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from isthmus.control.state.job_records import (
     PoolState,
 )
 from isthmus.control.state.packed_submission import PackedSubmission
+from isthmus.control.state.reconcile_log import hold_reason, is_awaited
 from isthmus.control.state.update_indexes import is_checking
 from isthmus.core.errors import ConflictError, NotFoundError
 from isthmus.core.plan import Plan
@@ -110,6 +111,8 @@ def admit_preemption(state: PoolState, event: PreemptionAgreed) -> bool:
             f"job {job.id} has no plan, so it cannot preempt other jobs",
             hint=f"choose one first: isthmus plans {job.id}",
         )
+    if hold_reason(state, job):
+        raise ConflictError(f"job {job.id} cannot start: {hold_reason(state, job)}")
     if unreached_pairs(state, job.plan_parts):
         raise ConflictError(f"job {job.id} cannot start: {describe_unreached(state, job.plan_parts)}")
     if needs_preflight(state, job) and not has_passed_once(job):
@@ -156,7 +159,9 @@ def admit_report(state: PoolState, event: AgentReported) -> bool:
     record = state.clusters.get(event.cluster.name)
     if not admit_agent(record, event):
         return False
-    return record is None or not record.connected or report_differs(record, event)
+    if record is None or not record.connected or is_awaited(state, event.cluster.name):
+        return True
+    return report_differs(record, event)
 
 
 def admit_site_check(state: PoolState, event: SiteChecked) -> bool:

@@ -15,6 +15,7 @@ from isthmus.control.coordinator.attempts import (
 from isthmus.control.coordinator.job_lifecycle import move_job
 from isthmus.control.coordinator.joint_preemption import advance_preemption
 from isthmus.control.state.job_records import JobRecord, PoolState
+from isthmus.control.state.reconcile_log import may_start_now
 from isthmus.control.state.site_records import PartRecord
 from isthmus.core.messages.agent_messages import is_closer_to_root_cause
 from isthmus.core.messages.api_views import JobState
@@ -52,7 +53,7 @@ def _advance_preparing(state: PoolState, job: JobRecord, now_s: float) -> None:
         if part.state not in waits:
             refuse_attempt(state, job, f"{part.cluster} {part_failure_text(part)}", now_s)
             return
-    if all(part.state == "prepared" for part in job.current_parts()):
+    if all(part.state == "prepared" for part in job.current_parts()) and may_start_now(state, job):
         move_job(state, job, "starting", now_s)
 
 

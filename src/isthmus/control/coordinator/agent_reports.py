@@ -13,6 +13,7 @@ from isthmus.control.queries.enrolled_agent import is_new_session
 from isthmus.control.state import ledger
 from isthmus.control.state.events import AgentReported
 from isthmus.control.state.job_records import JobRecord, PoolState
+from isthmus.control.state.reconcile_log import note_report
 from isthmus.control.state.site_records import ClusterRecord, EnrolledAgent, PartRecord
 from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart
 
@@ -36,6 +37,7 @@ def apply_report(state: PoolState, event: AgentReported) -> list[JobRecord]:
     record.incarnation, record.connected, record.last_report_s = event.incarnation, True, event.now_s
     record.incarnations.add(event.incarnation)
     record_peer_checks(state, record, event, restarted=reborn, back=back)
+    note_report(state, record, event)
     touched = {key for key, part in seen.items() if known.get(key) != part} | (known.keys() - seen.keys())
     if back or reborn:
         touched |= record.parts.keys()

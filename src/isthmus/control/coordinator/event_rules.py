@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from isthmus.control.coordinator import admission, event_handlers, job_preflight, reachability, site_loss
+from isthmus.control.state import reconcile_log
 from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
@@ -15,6 +16,7 @@ from isthmus.control.state.events import (
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    LogRestored,
     PeerCheckTimedOut,
     PlanChosen,
     PlanningFailed,
@@ -27,6 +29,7 @@ from isthmus.control.state.events import (
     SiteChecked,
     SiteEnrolling,
     SiteGone,
+    UnknownJobEnded,
 )
 from isthmus.control.state.job_records import PoolState
 
@@ -59,6 +62,8 @@ EVENT_RULES: Mapping[type[Any], EventRule] = MappingProxyType(
         SiteEnrolling: EventRule(site_loss.admit_enrolling, site_loss.agree_to_enrolment),
         DeadlinePassed: EventRule(admission.admit_deadline, event_handlers.end_overdue_state),
         EpochBegan: EventRule(admission.admit_epoch, event_handlers.begin_epoch),
+        LogRestored: EventRule(reconcile_log.admit_restored, reconcile_log.begin_reconciliation),
+        UnknownJobEnded: EventRule(reconcile_log.admit_unknown_end, reconcile_log.end_unknown_job),
         PoolSet: EventRule(admission.admit_pool, event_handlers.set_pool),
         # Handled without being admitted or logged.
         Restarted: EventRule(admission.admit_restart, event_handlers.reset_agent_timeouts),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import MAX_PAST_PARTS, JobRecord, PoolState
+from isthmus.control.state.reconcile_log import next_attempt
 from isthmus.control.state.site_records import PartRecord
 from isthmus.control.state.update_indexes import mark_queue_changed, reindex_job, set_state_deadline
 from isthmus.core.errors import IllegalTransitionError
@@ -73,7 +74,7 @@ def open_attempt(state: PoolState, job: JobRecord, desired: DesiredState) -> Non
     """Open the next attempt: a part at every cluster of the plan."""
     if job.plan is None:
         raise IllegalTransitionError(f"job {job.id}: an attempt without a plan; its history: {job.history}")
-    job.attempt += 1
+    job.attempt = next_attempt(state, job)
     job.rank_map, job.fault, job.saved_step = None, None, None
     past = {key: part.ranks for key, part in job.parts.items() if part.state == "released" and part.committed}
     job.past_ranks = dict([*job.past_ranks.items(), *past.items()][-MAX_PAST_PARTS:])

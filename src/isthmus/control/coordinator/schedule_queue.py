@@ -24,6 +24,7 @@ from isthmus.control.queries.preflight_status import executes_checks, needs_pref
 from isthmus.control.state import ledger
 from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
+from isthmus.control.state.reconcile_log import may_start_now
 from isthmus.control.state.update_indexes import is_checking, job_at_key, park, queue_key, unpark
 
 MAX_REPLANNED_JOBS = 16
@@ -70,7 +71,7 @@ def _start_newly_queued(state: PoolState, now_s: float) -> bool:
     must_order = False
     for key in sorted(indexes.newly_queued):
         job = job_at_key(state, key)
-        if _is_unholdable(state, job) or not may_start(state, job, now_s):
+        if _is_unholdable(state, job) or not _may_start(state, job, now_s):
             continue
         if ledger.fits(state, job.needs or {}, indexes.reserved):
             _start_or_check(state, job, now_s)
@@ -79,6 +80,11 @@ def _start_newly_queued(state: PoolState, now_s: float) -> bool:
             move_job(state, job, "blocked", now_s)
         must_order = must_order or _may_reserve(state, job, key, now_s)
     return must_order
+
+
+def _may_start(state: PoolState, job: JobRecord, now_s: float) -> bool:
+    """Return whether nothing but chips keeps the job from starting; otherwise its reason says what."""
+    return may_start_now(state, job) and may_start(state, job, now_s)
 
 
 def _may_reserve(state: PoolState, job: JobRecord, key: QueueKey, now_s: float) -> bool:
@@ -101,7 +107,7 @@ def _schedule_head(state: PoolState, now_s: float) -> None:
     indexes = state.indexes
     indexes.reserved, indexes.reservers = {}, frozenset()
     held = (job for job in _queue_head(state) if not _is_unholdable(state, job))
-    waiting = [job for job in held if may_start(state, job, now_s)]
+    waiting = [job for job in held if _may_start(state, job, now_s)]
     if waiting:
         _order_and_start(state, waiting, now_s)
     _replan_waiting(state)
@@ -258,7 +264,7 @@ def _advertise(state: PoolState, now_s: float) -> None:
             break
         job = job_at_key(state, key)
         if job.state in WAITING_STATES and job.plan is not None and job.state_deadline_s is None:
-            if not job.in_site_queues and ledger.pool_can_hold(state, job):
+            if not job.in_site_queues and ledger.pool_can_hold(state, job) and may_start_now(state, job):
                 join_site_queues(state, job)
             is_new = has_checks and (job.preflight is None or job.preflight.plan_id != job.plan.id)
             if is_new and needs_preflight(state, job):

@@ -7,6 +7,7 @@ from isthmus.control.coordinator.part_observations import apply_observation
 from isthmus.control.queries.enrolled_agent import enrolment_obstacle
 from isthmus.control.state.events import RunLeaseEnded, SiteEnrolling, SiteGone
 from isthmus.control.state.job_records import PoolState
+from isthmus.control.state.reconcile_log import forget_site
 from isthmus.control.state.site_records import ClusterRecord
 from isthmus.core.errors import ConflictError, NotFoundError
 from isthmus.core.messages.agent_messages import ObservedPart
@@ -53,6 +54,7 @@ def declare_site_gone(state: PoolState, event: SiteGone) -> None:
     record = state.clusters[event.cluster]
     if record.agent is not None:
         record.gone_agents.add(record.agent.id)
+    forget_site(state, event.cluster)
     _release_parts(state, record, f"{event.by} declared {event.cluster} gone", event.now_s)
 
 

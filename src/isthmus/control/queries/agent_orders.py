@@ -12,10 +12,12 @@ from isthmus.control.state.events import (
     PreflightTimedOut,
     RunLeaseEnded,
 )
-from isthmus.control.state.job_records import JobRecord, PoolState
+from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
+from isthmus.control.state.restored_log import PartKey
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import PartOrder
 from isthmus.core.messages.preflight import PreflightOrder
+from isthmus.core.priority import Priority
 
 _RELEASE_ORDER = PartOrder(job="j", attempt=1, desired="released")
 _ROUNDING_S = 1.0
@@ -25,20 +27,41 @@ _ROUNDING_S = 1.0
 def part_orders(state: PoolState, cluster: str) -> tuple[PartOrder, ...]:
     """Return the orders for a site: releases first, then the parts that should be there, oldest first.
 
-    Reported parts that the coordinator does not know (of a deleted job or an old attempt) are released.
+    Reported parts that the coordinator does not know (of a deleted job or an old attempt) are released; after a
+    restore from a backup those that run go on, since their log is lost and not they.
     """
     record = state.clusters.get(cluster)
     if record is None:
         return ()
+    held = held_parts(state, cluster)
     releases = [
         PartOrder(job=job, attempt=attempt, desired="released")
         for (job, attempt), part in record.reported_parts.items()
-        if (job, attempt) not in record.parts and part.state != "released"
+        if (job, attempt) not in record.parts and part.state != "released" and (job, attempt) not in held
     ]
-    others = list[PartOrder]()
+    others = [
+        PartOrder(job=job, attempt=attempt, desired="running", priority=_priority(state, job)) for job, attempt in held
+    ]
     for part in record.parts.values():
         (releases if part.desired == "released" else others).append(_part_order(state, part))
     return (*releases, *others)
+
+
+def held_parts(state: PoolState, cluster: str) -> list[PartKey]:
+    """Return the running parts at a site that the log does not have since its restore, and that are not to end."""
+    restored = state.restored
+    if restored is None:
+        return []
+    return [
+        key
+        for key in restored.unknown.get(cluster, ())
+        if key not in restored.ended and not (key[0] in state.jobs and state.jobs[key[0]].state in TERMINAL_STATES)
+    ]
+
+
+def _priority(state: PoolState, job_id: str) -> Priority:
+    job = state.jobs.get(job_id)
+    return job.priority if job else "middle"
 
 
 def _part_order(state: PoolState, part: PartRecord) -> PartOrder:

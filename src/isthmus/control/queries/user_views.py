@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isthmus.control.queries.agent_orders import count_misplaced, site_queue
+from isthmus.control.queries.agent_orders import count_misplaced, held_parts, site_queue
 from isthmus.control.queries.preemption_victims import find_victims
 from isthmus.control.queries.preflight_status import has_passed_once, needs_preflight
 from isthmus.control.queries.shortages import describe_shortages
@@ -16,9 +16,19 @@ from isthmus.control.state.job_records import (
     JobRecord,
     PoolState,
 )
+from isthmus.control.state.reconcile_log import is_awaited
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.control.state.update_indexes import is_checking, queue_key
-from isthmus.core.messages.api_views import AgentView, ClusterView, JobFilter, JobView, PartView, PoolView, VictimView
+from isthmus.core.messages.api_views import (
+    AgentView,
+    ClusterView,
+    JobFilter,
+    JobView,
+    PartView,
+    PoolView,
+    UnknownPart,
+    VictimView,
+)
 from isthmus.core.pool import Link
 
 SHORT_ID_CHARS = 12
@@ -62,6 +72,8 @@ def pool_view(state: PoolState, links: tuple[Link, ...]) -> PoolView:
             queue=site_queue(state, name),
             misplaced=count_misplaced(state, record),
             last_report_s=record.last_report_s,
+            awaited=is_awaited(state, name),
+            unknown_parts=tuple(UnknownPart(job=job, attempt=attempt) for job, attempt in held_parts(state, name)),
             agent=_agent_view(record),
             released_at_s=_released_at_s(state, record),
             jobs=tuple(dict.fromkeys(part.job for part in record.may_run)),

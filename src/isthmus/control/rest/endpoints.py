@@ -322,6 +322,13 @@ def get_pool(caller: CurrentCaller, service: Service) -> PoolView:
     return auth.visible_pool(caller, service.pool())
 
 
+@router.post("/pool/unknown-jobs/{job_id}/end", responses=error_responses(NotFoundError))
+def end_unknown_job(job_id: str, caller: CurrentCaller, service: Service) -> PoolView:
+    """Release the running parts of a job that the server's log does not have since its restore (admin only)."""
+    auth.require_role(caller)
+    return service.end_unknown(job_id)
+
+
 @router.post("/agents/{cluster}/sync", responses=error_responses(ConflictError, ProtocolError))
 def sync_agent(cluster: str, report: AgentReport, caller: CurrentCaller, service: Service) -> AgentOrders:
     """Apply a report of a site's agent and return its orders."""

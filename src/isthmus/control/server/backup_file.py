@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.control.server.log_end_file import LogEndFile
-from isthmus.control.server.run_server import DATABASE_FILE, ServerConfig, read_database_address
+from isthmus.control.server.server_config import DATABASE_FILE, ServerConfig, read_database_address
 from isthmus.control.server.stored_log import (
     LogReport,
     SqliteLog,
@@ -62,8 +62,24 @@ COPIED_TABLES = (
     CopiedTable(
         "tokens",
         "",
-        "SELECT digest, role, name, created_s FROM tokens WHERE digest > ? ORDER BY digest LIMIT 1000",
-        "INSERT INTO tokens (digest, role, name, created_s) VALUES (?, ?, ?, ?)",
+        "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by FROM tokens "
+        "WHERE digest > ? ORDER BY digest LIMIT 1000",
+        "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+    ),
+    CopiedTable(
+        "audit",
+        -1,
+        "SELECT number, at_s, action, actor, role, token, address, subject, detail FROM audit "
+        "WHERE number > ? ORDER BY number LIMIT 1000",
+        "INSERT INTO audit (number, at_s, action, actor, role, token, address, subject, detail) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    ),
+    CopiedTable(
+        "secrets",
+        "",
+        "SELECT name, value FROM secrets WHERE name > ? ORDER BY name LIMIT 1000",
+        "INSERT INTO secrets (name, value) VALUES (?, ?)",
     ),
 )
 """What a backup holds beside the identity; leadership is not part of it."""

@@ -9,16 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from isthmus.control.coordinator.coordinator import CoordinatorConfig
-from isthmus.control.queries.quotas import Quotas
 from isthmus.control.rest.create_app import create_app
-from isthmus.control.server.connection_limits import ConnectionCaps, ConnectionLimits, caps_within
+from isthmus.control.server.connection_limits import ConnectionLimits, caps_within
 from isthmus.control.server.file_limit import raise_file_limit
 from isthmus.control.server.gc_tuning import tune_gc
 from isthmus.control.server.guarded_protocol import make_protocol_factory
@@ -26,54 +24,23 @@ from isthmus.control.server.head_refusal import MAX_HEAD_BYTES
 from isthmus.control.server.limited_listener import LimitedListener
 from isthmus.control.server.listen_addresses import certificate_hosts, printed_hosts
 from isthmus.control.server.log_end_file import LogEndFile
+from isthmus.control.server.server_config import ServerConfig, open_store, read_database_address
 from isthmus.control.server.tls import Certificate, given_certificate, self_signed_certificate
 from isthmus.control.service.access.token_gate import TokenGate
 from isthmus.control.service.auth import ADMIN_TOKEN_FILE, ensure_admin_token
 from isthmus.control.service.control_service import ControlService
-from isthmus.control.service.planner_process import COMMAND, SEARCH_CPU_S, PlannerPool, PlannerProcess
+from isthmus.control.service.planner_process import COMMAND, PlannerPool, PlannerProcess
 from isthmus.control.service.planner_queue import Planner
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.sql_queries import SqlQueries
-from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.loopback import is_loopback
-from isthmus.core.pool import Pool
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
 
-DATABASE_FILE = "isthmus.db"
-"""Name of the SQLite file in the state folder."""
-
 __all__ = ["ServerConfig", "ServerInfo", "create_app", "run_server"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerConfig:
-    """Configuration of one server. On any host but loopback TLS is required."""
-
-    # State folder.
-    state: Path
-    host: str = "127.0.0.1"
-    # 0 takes any free port.
-    port: int = 8470
-    # The operator's pool file: links, owners and chip definitions.
-    pool: Pool | None = None
-    # File with the address of a PostgreSQL database, which servers may share. None: SQLite in `state`.
-    database: Path | None = None
-    # Certificate and key as PEM files, or `self_signed` to generate them.
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    self_signed: bool = False
-    # Timeouts and intervals of the coordinator.
-    rules: CoordinatorConfig | None = None
-    # Limits of connections. None: as many as the process may open files for.
-    connections: ConnectionCaps | None = None
-    # What one user or owner may ask for.
-    quotas: Quotas = field(default_factory=Quotas)
-    # CPU time of a search for plans, in seconds; then the best plans so far are the answer.
-    search_cpu_s: float = SEARCH_CPU_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,39 +129,12 @@ def load_certificate(config: ServerConfig) -> Certificate | None:
     return None
 
 
-def open_store(config: ServerConfig) -> Store:
-    """Open the PostgreSQL database of `config`, or else the SQLite file in its state folder.
-
-    Raises `OtherStoreError` for a database that is not the one the state folder has belonged to.
-    """
-    expected_id = LogEndFile(config.state).store_id
-    if config.database is None:
-        return SqliteStore(config.state / DATABASE_FILE, expected_id=expected_id)
-    from isthmus.control.store.postgres_store import PostgresStore
-
-    return PostgresStore(read_database_address(config.database), expected_id=expected_id)
-
-
 def _leader_election(config: ServerConfig) -> LeaderElection | None:
     if config.database is None:
         return None
     from isthmus.control.store.postgres_leader_election import PostgresLeaderElection
 
     return PostgresLeaderElection(read_database_address(config.database))
-
-
-def read_database_address(file: Path) -> str:
-    """Return the database address in `file`, which is one line; raise `InputError` otherwise."""
-    try:
-        address = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the database address cannot be read from {file}: {error}") from error
-    if not address or "\n" in address:
-        raise InputError(
-            f"{file} does not contain the address of a database",
-            hint="one line, for example postgresql://isthmus:PASSWORD@db.example/isthmus",
-        )
-    return address
 
 
 @contextlib.contextmanager

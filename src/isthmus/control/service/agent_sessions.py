@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -17,13 +18,15 @@ from isthmus.control.service.change_feed import ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
 from isthmus.control.service.dry_run_checks import DryRunChecks
 from isthmus.control.service.progress_tracker import ProgressTracker
-from isthmus.control.state.events import AgentReported, SiteChecked
+from isthmus.control.state.events import AgentReported, Event, LogRestored, SiteChecked
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
 
+FENCE_INTERVAL_S = 60.0
+"""Shortest time between two rises of the epoch that the reports of one cluster cause."""
 _STARTED = ("running", "succeeded", "failed", "released")
 """States of a part whose workers have their keys or need none."""
 MAX_NODE_GROUPS = 256
@@ -55,6 +58,7 @@ class AgentSessions:
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
         self._dry_runs = dry_runs
+        self._fence_at_s: dict[str, float] = {}
         self._keyring = LinkKeyring(store)
         self._takeover_lock = threading.Lock()
         self._takeover = AgentTakeover(actor.query(Coordinator.agent_incarnations))
@@ -107,7 +111,8 @@ class AgentSessions:
                 peers_to_check=coordinator.peers_to_check(name),
             )
 
-        *_, reply = self._actor.execute([*self._check_requests(report, now_s), ActorRequest(answer, lambda _: event)])
+        requests = [*self._fence_requests(report, now_s), *self._check_requests(report, now_s)]
+        *_, reply = self._actor.execute([*requests, ActorRequest(answer, lambda _: event)])
         orders: AgentOrders = reply.value()
         if not self._leader_election.record_report(name):
             raise UnavailableError(
@@ -130,6 +135,20 @@ class AgentSessions:
         quotas, named = self._quotas, self._pool_file.clusters if self._pool_file else ()
         if quotas is not None and all(one.name != cluster.name for one in named):
             self._actor.query(lambda coordinator: check_cluster_quota(quotas, coordinator.state, cluster))
+
+    def _fence_requests(self, report: AgentReport, now_s: float) -> list[ActorRequest]:
+        """Return a request that raises the epoch if the agent has obeyed a later one, at most one per interval."""
+        cluster = report.cluster.name
+        if not report.fence or now_s - self._fence_at_s.get(cluster, -math.inf) < FENCE_INTERVAL_S:
+            return []
+
+        def propose(coordinator: Coordinator) -> Event | None:
+            if report.fence <= coordinator.epoch:
+                return None
+            self._fence_at_s[cluster] = now_s
+            return LogRestored(now_s=now_s, fence=report.fence, cluster=cluster)
+
+        return [ActorRequest(lambda _: None, propose)]
 
     def _check_requests(self, report: AgentReport, now_s: float) -> list[ActorRequest]:
         """Return a request for each of the site's answers to checks, except those of dry runs."""

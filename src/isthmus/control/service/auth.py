@@ -122,7 +122,7 @@ def visible_pool(caller: Caller, pool: PoolView) -> PoolView:
     if caller.role == "admin":
         return pool
     if caller.role == "user":
-        hidden = {"agent": None, "jobs": (), "released_at_s": None}
+        hidden = {"agent": None, "jobs": (), "released_at_s": None, "unknown_parts": ()}
         return pool.model_copy(update={"clusters": tuple(one.model_copy(update=hidden) for one in pool.clusters)})
     clusters = tuple(view for view in pool.clusters if view.cluster.owner == caller.name)
     names = {view.cluster.name for view in clusters}

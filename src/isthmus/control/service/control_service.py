@@ -56,6 +56,7 @@ from isthmus.control.state.events import (
     PreemptionAgreed,
     SiteEnrolling,
     SiteGone,
+    UnknownJobEnded,
     VictimNamed,
 )
 from isthmus.control.store.leader_election import LeaderElection, SingleServer
@@ -272,6 +273,11 @@ class ControlService:
         event = JobCancelled(now_s=self.clock(), job_id=job_id, by=by)
         return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id))
 
+    def end_unknown(self, job_id: str) -> PoolView:
+        """End a job that sites run and that the log does not have since its restore."""
+        self._propose(UnknownJobEnded(now_s=self.clock(), job_id=job_id))
+        return self.pool()
+
     def delete(self, job_id: str) -> None:
         """Delete an ended job with its metrics and logs."""
         self._propose(JobDeleted(now_s=self.clock(), job_id=job_id))
@@ -354,6 +360,8 @@ class ControlService:
         self.server_metrics.record_event(folded)
         if isinstance(folded.event, JobSubmitted):
             self.changes.record_submission(folded.event.job_id, folded.event.user)
+        if live:
+            self._job_state_logger.log_restore(folded)
         for instruction in folded.instructions:
             match instruction:
                 case JobChanged(job_id=job_id):

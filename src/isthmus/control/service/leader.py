@@ -53,10 +53,10 @@ class Leader:
         return ActorRequest(lambda _: None, lambda coordinator: event if coordinator.epoch == epoch else None)
 
     def update_leadership(self) -> None:
-        """Start an epoch if leadership was won; become a follower if it was lost."""
+        """Start an epoch if leadership was won, or if the epoch rose without a new leader; follow if it was lost."""
         if not self._leader_election.try_acquire():
             self.is_leader = False
-        elif not self.is_leader:
+        elif not self.is_leader or self._actor.query(lambda coordinator: coordinator.epoch) != self._epoch:
             now_s = self._clock()
 
             def begin(coordinator: Coordinator) -> Event:

@@ -22,6 +22,7 @@ from isthmus.core.messages.agent_messages import (
     AgentIdentity,
     AgentReport,
     Digest,
+    Fence,
     ObservedLocalJob,
     ObservedPart,
     PeerAddress,
@@ -239,6 +240,26 @@ class EpochBegan(_EventBase):
     epoch: PositiveInt
 
 
+class LogRestored(_EventBase):
+    """The log is that of a backup: later epochs, attempts and jobs may exist that it does not have.
+
+    An operator has restored it (`fence` 0), or the agent of `cluster` has obeyed orders with a `fence` above the epoch.
+    The sites `gone` will not report again.
+    """
+
+    kind: Literal["log-restored"] = "log-restored"
+    fence: Fence = 0
+    cluster: Name | None = None
+    gone: tuple[Name, ...] = ()
+
+
+class UnknownJobEnded(_EventBase):
+    """An operator ended a job that runs at sites and that this log does not have."""
+
+    kind: Literal["unknown-job-ended"] = "unknown-job-ended"
+    job_id: Name
+
+
 class PoolSet(_EventBase):
     """The operator's links and the objective of the queue (`isthmus.control.algorithms.global_order`).
 
@@ -282,6 +303,8 @@ Event = Annotated[
     | SiteEnrolling
     | DeadlinePassed
     | EpochBegan
+    | LogRestored
+    | UnknownJobEnded
     | PoolSet
     | Restarted,
     Field(discriminator="kind"),

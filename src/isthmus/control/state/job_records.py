@@ -15,6 +15,7 @@ from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.indexes import Indexes
 from isthmus.control.state.job_history import JobHistory
 from isthmus.control.state.packed_submission import PackedSubmission
+from isthmus.control.state.restored_log import RestoredLog
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import FailureCause, RankMap
@@ -217,7 +218,7 @@ class PoolState:
     live_jobs: dict[str, JobRecord] = field(default_factory=dict)
     # Job id by (user, submission key).
     ids_by_key: dict[tuple[str, str], str] = field(default_factory=dict)
-    # Number of servers that have been leader.
+    # Rises with each leader and each restore, above every fence that an agent has reported.
     epoch: int = 0
     # Number of jobs ever submitted.
     num_submitted: int = 0
@@ -231,6 +232,8 @@ class PoolState:
     # See the event `PoolSet`.
     objective: Objective = "arrival"
     patience_s: float = 3600.0
+    # What is not known since the log was last restored from a backup; None: it never was.
+    restored: RestoredLog | None = None
     planner_turns: bool = False
     # Ids of the jobs whose view the current event has changed.
     changed_jobs: set[str] = field(default_factory=set)

@@ -225,6 +225,8 @@ class PartOrder(FrozenModel):
     rank_map: RankMap | None = None
 
 
+Fence = Annotated[int, Field(ge=0, le=2**62)]
+"""A fencing token in a report or an event: bounded, so that an agent cannot exhaust the numbers."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -251,7 +253,8 @@ class AgentReport(FrozenModel):
     `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users. An agent
     without `peer_address` takes no part in the checks of the way between sites. `checks`: the agent
     executes the checks of `AgentOrders.preflights`, whose answers are `preflights`. `run_lease_s`: every worker of the
-    site ends itself this long after the last contact with the server; 0: not all workers do.
+    site ends itself this long after the last contact with the server; 0: not all workers do. `fence` is the highest
+    one of the orders that the agent has obeyed.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -268,6 +271,7 @@ class AgentReport(FrozenModel):
     peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ENTRIES)] = ()
     checks: bool = False
     preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ENTRIES)] = ()
+    fence: Fence = 0
     metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_ENTRIES)] = ()
     logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_ENTRIES)] = ()
 

@@ -169,6 +169,13 @@ NEXT_JOB_HEADER = "Isthmus-Next-Job"
 """Response header of a listing that continues: pass its value as `after`."""
 
 
+class UnknownPart(FrozenModel):
+    """A part that runs at a site and that the server's log does not have since it was restored from a backup."""
+
+    job: Name
+    attempt: PositiveInt
+
+
 class AgentView(FrozenModel):
     """The agent that a cluster is bound to. `id` is a short form; `host` is where the site's workers listen.
 
@@ -190,6 +197,8 @@ class ClusterView(FrozenModel):
 
     `queue` is the desired order of pool jobs in its queue, `misplaced` the number of them out of order in the
     last report. `jobs` may have processes there; of a lost site the server counts them as ended at `released_at_s`.
+    After a restore of the server from a backup, `awaited` sites have not reported since, and `unknown_parts` run
+    although the log does not have them.
     """
 
     cluster: Cluster
@@ -199,6 +208,8 @@ class ClusterView(FrozenModel):
     queue: tuple[Name, ...] = ()
     misplaced: NonNegativeInt = 0
     last_report_s: float | None = None
+    awaited: bool = False
+    unknown_parts: tuple[UnknownPart, ...] = ()
     agent: AgentView | None = None
     released_at_s: float | None = None
     jobs: tuple[Name, ...] = ()

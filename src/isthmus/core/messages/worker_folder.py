@@ -161,13 +161,15 @@ WorkerEventKind = Literal[
     "cut",
     "mended",
     "lost",
+    "refused",
     "resumed",
     "saved",
 ]
 """Kinds of worker event. From the supervisor: the process `died` or was `restarted`, or the supervisor
 `gave_up`; the rank is `frozen` (no heartbeat), `stalled` (too long in one step), then `going_on`. From the
 rank: it is `slow` (or no longer); a peer's messages stop (`cut`) and return (`mended`); a peer is `lost`;
-all ranks `resumed` after a loss or a restart; a checkpoint of all ranks is `saved`."""
+callers that do not belong to the run were `refused`; all ranks `resumed` after a loss or a restart; a checkpoint of
+all ranks is `saved`."""
 
 
 class WorkerEvent(FrozenModel):

@@ -27,6 +27,7 @@ from isthmus.train.communication.connection_counts import num_connections
 from isthmus.train.communication.max_message_bytes import max_message_bytes
 from isthmus.train.communication.torch_process_group import GROUP_TIMEOUT, join_torch_group
 from isthmus.train.liveness.heartbeat import Heartbeat
+from isthmus.train.liveness.refused_callers import RefusedCallers
 from isthmus.train.liveness.worker_events import EventLog
 
 EXIT_GRACE_S = 4.0
@@ -60,6 +61,7 @@ class GroupMembership:
         self._spec, self._workers = spec, _check_workers(spec, ranks)
         self._listener, self._device = listener, device
         self._heartbeat, self._events, self._keys = heartbeat, events, keys
+        self._refused = RefusedCallers()
         self._transport: JoinedTransport | None = None
 
     def join(self, timeout_s: float | None = None) -> None:
@@ -149,6 +151,7 @@ class GroupMembership:
             on_link=self._on_link,
             keys=self._keys,
             max_message_bytes=max_message_bytes(spec.plan, load_model(spec.job.model)),
+            on_refused=self._on_refused,
         )
         register_backend()
         options = IsthmusOptions(transport, tuple(worker.cluster for worker in workers), spec.host)
@@ -180,6 +183,12 @@ class GroupMembership:
         self._events.record("lost", error.message)
         if not isinstance(error, RestartError):
             _exit_soon(error)
+
+    def _on_refused(self, address: str) -> None:
+        """Record that a caller was turned away, with those before it, once a minute at most."""
+        text = self._refused.add(address, time.monotonic())
+        if text is not None:
+            self._events.record("refused", text)
 
     def _on_link(self, peer: int, why: str, lasted_s: float | None) -> None:
         """Record that the link to `peer` is cut, or mended after `lasted_s`."""
