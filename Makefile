@@ -8,7 +8,7 @@ READY := $(VENV)/ready
 WORKERS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
 PYTEST := $(BIN)/python -m pytest -p xdist.plugin --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help setup demo test whole unit lint house mutants docs bench clean
+.PHONY: help setup demo test whole unit lint house audit mutants docs bench clean
 
 # Of the sources each process that the tests start would otherwise make its own bytecode.
 test whole unit: export PYTHONDONTWRITEBYTECODE =
@@ -44,6 +44,10 @@ lint: $(READY)  ## ruff, mypy, import contracts
 
 house: $(READY)  ## print the figures that keep the code base in order, each with its limit
 	$(BIN)/python -m scripts.house
+
+audit:  ## compare the versions that CI installs with the published advisories; needs their server
+	test -x $(VENV)/audit/bin/pip-audit || { python3 -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install -q pip-audit; }
+	$(VENV)/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 mutants: $(READY)  ## mutation testing; MUTANTS='isthmus.schedule.*' CHILDREN=2 for a part, hours for the whole
 	$(BIN)/mutmut run --max-children $(CHILDREN) $(MUTANTS)

@@ -192,4 +192,16 @@ SUBJECTS = (
             Figure("pool_chaos", "longest hold of a card for an unwanted part", "longest that a card was kept"),
         ),
     ),
+    Subject(
+        "trust",
+        "Trust boundaries",
+        "What protection from strangers, users and owners costs, and what seeded attackers gain.",
+        ("trust",),
+        (
+            Figure("trust", "seeded attacks that succeeded", r"\d+ seeded attacks of"),
+            Figure("trust", "refusals that the audit log lacks", r"\d+ refusals of these"),
+            Figure("trust", "keys of links: CPU time of both ends", "CPU s per GB"),
+            Figure("trust", "restore on two other sites: bytes moved over needed", "bytes moved"),
+        ),
+    ),
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any, cast
 
 from isthmus.core.errors import DataError
 from isthmus.core.files.model_tokenizer import TEMPLATE_FILE, missing_template, tokenizer_file
@@ -100,7 +100,7 @@ class ChatRenderer:
 
     def __init__(self, template: ChatTemplate, limits: RenderLimits | None = None) -> None:
         self._template, self._limits = template, limits or RenderLimits()
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 - this Python with a file of this package
             [sys.executable, "-I", str(_RENDERER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -138,9 +138,8 @@ class ChatRenderer:
 
     def _render(self, messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
         self._request(list(messages))
-        assert self._process.stdout is not None
         # In JSON a character takes up to 12 bytes; what is longer than the limit is cut and rejected below.
-        line = self._process.stdout.readline(12 * self._limits.chars + 4096)
+        line = cast("IO[str]", self._process.stdout).readline(12 * self._limits.chars + 4096)
         if not line:
             self._process.wait()
             limit = f"{self._limits.cpu_s:g} s of CPU time or {self._limits.memory_bytes >> 20} MiB for a conversation"
@@ -154,9 +153,9 @@ class ChatRenderer:
         return [(prompt, answered) for prompt, answered in answer["turns"]]
 
     def _request(self, value: Any) -> None:
-        assert self._process.stdin is not None
+        requests = cast("IO[str]", self._process.stdin)
         try:
-            self._process.stdin.write(json.dumps(value) + "\n")
-            self._process.stdin.flush()
+            requests.write(json.dumps(value) + "\n")
+            requests.flush()
         except BrokenPipeError:
             return  # the process has ended; the read that follows says so

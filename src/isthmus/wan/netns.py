@@ -69,7 +69,7 @@ class Namespaces:
         if cluster not in self.sites:
             raise NotFoundError(f"no cluster {cluster!r}", hint=f"available: {', '.join(sorted(self.sites))}")
         command = ["ip", "netns", "exec", self.sites[cluster].namespace, *argv]
-        process = subprocess.Popen(command, **options)
+        process = subprocess.Popen(command, **options)  # noqa: S603 - the caller's own program in a namespace; no shell
         self._processes.append(process)
         return process
 
@@ -152,15 +152,19 @@ def delete_namespaces(names: Sequence[str]) -> None:
     for name in names:
         if not (NAMESPACE_FOLDER / name).exists():
             continue
-        pids = subprocess.run(
-            ["ip", "netns", "pids", name], capture_output=True, text=True, check=False, timeout=_COMMAND_LIMIT_S
+        pids = subprocess.run(  # noqa: S603 - `ip` with names made here; no shell
+            ["ip", "netns", "pids", name],  # noqa: S607 - iproute2 of the PATH
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_COMMAND_LIMIT_S,
         )
         for pid in pids.stdout.split():
             try:
                 os.kill(int(pid), signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False, timeout=_COMMAND_LIMIT_S)
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False, timeout=_COMMAND_LIMIT_S)  # noqa: S603, S607 - `ip` with names made here; no shell
 
 
 def _add_site(namespace: str, address: str) -> int:
@@ -232,7 +236,7 @@ def _run_ip(*arguments: str) -> None:
 
 
 def _run_checked(argv: list[str]) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_COMMAND_LIMIT_S)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_COMMAND_LIMIT_S)  # noqa: S603 - `ip` with names made here; no shell
     if done.returncode:
         raise UnavailableError(
             f"`{' '.join(argv)}` failed: {done.stderr.strip()}",

@@ -92,7 +92,7 @@ class PacketRelay:
         self._clock = clock
         links = links_both_ways(pool)
         self.links = {
-            ends: PacketLink(link, links[ends[::-1]], Random(f"{seed}/{ends[0]}/{ends[1]}"), devices[ends[1]][1])
+            ends: PacketLink(link, links[ends[::-1]], Random(f"{seed}/{ends[0]}/{ends[1]}"), devices[ends[1]][1])  # noqa: S311 - seeded, so that runs repeat; no secret
             for ends, link in links.items()
         }
         packed = {name: socket.inet_aton(address) for name, (address, _) in devices.items()}

@@ -148,7 +148,7 @@ class TcpRelay:
     ) -> None:
         self.pool, self.host, self.runs_first, self._record = pool, host, runs_first, record
         self.links = links_both_ways(pool)
-        self._rngs = {ends: Random(f"{seed}/{ends[0]}/{ends[1]}") for ends in self.links}
+        self._rngs = {ends: Random(f"{seed}/{ends[0]}/{ends[1]}") for ends in self.links}  # noqa: S311 - seeded, so that runs repeat; no secret
         self.directions: dict[ClusterPair, LinkDirection] = {}
         self.other_directions: dict[ClusterPair, LinkDirection] = {}
         self._listeners: dict[ClusterPair, socket.socket] = {}

@@ -187,7 +187,7 @@ def _run_benchmarks(copies: int, options: Sequence[str]) -> list[Measurement]:
     argv = [sys.executable, "-m", "isthmus.train.measure.measure_chip", *options]
     core_options = [["--core", str(core)] if copies > 1 else [] for core in range(copies)]
     processes = [
-        subprocess.Popen([*argv, *core], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*argv, *core], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603 - this Python with a module of this package
         for core in core_options
     ]
     deadline_s = time.monotonic() + BENCHMARK_LIMIT_S

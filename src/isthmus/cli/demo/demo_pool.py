@@ -152,7 +152,7 @@ class DemoPool:
 
     def _start(self, name: str, *arguments: str) -> None:
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
+            self._processes[name] = subprocess.Popen(  # noqa: S603 - this Python with modules of this package
                 [sys.executable, "-m", "isthmus", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -238,7 +238,7 @@ MODULE_LIMIT_S = 3600.0
 def run_module(arguments: list[str], log: Path) -> str:
     """Run a Python module and return its output; raise `IsthmusError` with the end of its errors."""
     with log.open("wb") as errors:
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603 - this Python with modules of this package
             [sys.executable, "-m", *arguments],
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -78,7 +78,7 @@ def _declared_requirements() -> list[str]:
 
 def _run_python(program: str) -> tuple[int, str]:
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603 - this Python with a program that is written here
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:

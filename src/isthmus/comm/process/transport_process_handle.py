@@ -29,7 +29,7 @@ class TransportProcessHandle:
         self.channel = ControlChannel(ours)
         files = (theirs.fileno(), self.arena.descriptor, listener.fileno())
         try:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 - this Python with a module of this package
                 [sys.executable, "-m", "isthmus.comm.process.transport_process", *map(str, files)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=files,

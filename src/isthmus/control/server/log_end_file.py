@@ -78,18 +78,22 @@ class LogEndFile:
 
     def _load(self) -> None:
         try:
-            text = self.path.read_bytes()[:1000].decode("ascii", errors="replace").rstrip("\n")
+            with self.path.open("rb") as file:
+                text = file.read(1000).decode("ascii", errors="replace").rstrip("\n")
         except FileNotFoundError:
             return
         words, _, checksum = text.rpartition(" ")
         fields = words.split(" ")
-        if checksum != _checksum(words) or len(fields) != 4 or fields[0] != _HEAD:
+        try:
+            if checksum != _checksum(words) or len(fields) != 4 or fields[0] != _HEAD:
+                raise ValueError("it is no line of this form")
+            self.store_id, self.end = fields[1], LogEnd(int(fields[2]), bytes.fromhex(fields[3]))
+        except ValueError as error:
             raise FileError(
                 "it does not say which event was acknowledged last",
                 file=str(self.path),
                 hint="run `isthmus server check`; if the log is complete, remove the file",
-            )
-        self.store_id, self.end = fields[1], LogEnd(int(fields[2]), bytes.fromhex(fields[3]))
+            ) from error
 
 
 def _checksum(text: str) -> str:

@@ -151,11 +151,14 @@ def check_log(log: StoredLog, known_store: str | None = None, known: LogEnd = _N
 
 
 def stored_events(log: StoredLog) -> Iterator[tuple[int, str, Any]]:
-    """Yield number, encoded form and hash of every event, in order."""
+    """Yield number, encoded form and hash of every event, in order; raise `FileError` for a row of other types."""
     page, after = "SELECT number, body, hash FROM events WHERE number > ? ORDER BY number LIMIT ?", -1
     while rows := log.rows(page, after, PAGE_SIZE):
-        yield from rows
-        after = rows[-1][0]
+        for number, body, digest in rows:
+            if type(number) is not int or not isinstance(body, str) or not isinstance(digest, bytes | None):
+                raise FileError(f"a row behind event {after} is no event", file=log.name, hint="restore a backup")
+            yield number, body, digest
+            after = number
 
 
 class _Problems:

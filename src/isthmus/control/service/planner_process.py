@@ -128,7 +128,7 @@ class PlannerProcess:
                 return self._child
             if self._child is not None:
                 _kill_process(self._child)
-            self._child = subprocess.Popen(
+            self._child = subprocess.Popen(  # noqa: S603 - the command is fixed where the server starts
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

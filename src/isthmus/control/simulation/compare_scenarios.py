@@ -45,7 +45,7 @@ def compare_scenarios(
         world = PoolSimulation(pool, jobs, scenario=scenario, objective=objective)
         if comparison.node_mtbf_s is not None:
             for number, agent in enumerate(world.agents.values()):
-                rng = random.Random(comparison.seed * 1000 + number)
+                rng = random.Random(comparison.seed * 1000 + number)  # noqa: S311 - seeded, so that runs repeat; no secret
                 world.kernel.start(fail_nodes(world, agent, comparison.node_mtbf_s, rng))
         ended = not _run_scenario(world, scenario, should_continue, comparison.until_s)
         yield world.outcome()

@@ -372,11 +372,16 @@ def decode_event(text: str) -> Event:
 
 def _decode_or_explain(text: str) -> Event:
     """Decode an event of any JSON layout; raise `ProtocolError` with the cause if it is invalid."""
-    fields = json.loads(text)
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the event log contains what is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ProtocolError(f"the event log contains what is no event: {text[:80]}")
     version, kind = fields.pop("version", 0), fields.get("kind")
-    if version != EVENT_VERSION or kind not in EVENT_KINDS:
+    if version != EVENT_VERSION or not isinstance(kind, str) or kind not in EVENT_KINDS:
         raise ProtocolError(
-            f"the event log contains an event of kind '{kind}', version {version}; "
+            f"the event log contains an event of kind '{str(kind)[:80]}', version {str(version)[:20]}; "
             f"this server supports version {EVENT_VERSION} of {', '.join(sorted(EVENT_KINDS))}",
             hint="start the version of isthmus that wrote the log, or a newer one",
         )

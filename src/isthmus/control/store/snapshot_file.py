@@ -66,7 +66,7 @@ class SnapshotFile:
                 state = restore_state(body)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, LookupError, IsthmusError) as error:
+        except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, IsthmusError) as error:
             _log.warning("ignoring snapshot %s: %s", self.path, error)
             return None
         if state.config != rules:

@@ -111,7 +111,7 @@ def _document_location(loc: Location, document: Any) -> Location:
         for index, link in enumerate(document.get("links") or []):
             count += 2 if isinstance(link, dict) and "between" in link else 1
             if count >= loc[1]:
-                delay = "delay_ms" if "delay_ms" in link else "round_trip_ms"
+                delay = "delay_ms" if not isinstance(link, dict) or "delay_ms" in link else "round_trip_ms"
                 return ("links", index, *(delay if step == "delay_ms" else step for step in loc[2:]))
     return loc
 

@@ -52,7 +52,8 @@ def _write(
 ) -> PlanExport:
     if framework == ISTHMUS:
         return to_isthmus_runtime(plan, model, job=job)
-    assert pool is not None, "the command asks for a pool"
+    if pool is None:
+        raise PlanError(f"an export for {framework} needs the pool", hint="name the pool file")
     return _WRITERS[framework](plan, model, pool, job=job, data=data)
 
 

@@ -40,7 +40,7 @@ class LinkQueue(ABC):
         self.link = link
         self.sent_bytes = 0.0
         self._kernel = kernel
-        self._random = random.Random(seed)
+        self._random = random.Random(seed)  # noqa: S311 - seeded, so that runs repeat; no secret
         self._last_arrival_s: dict[int, float] = {}
 
     @abstractmethod

@@ -126,7 +126,8 @@ class CheckpointManager:
 
     def _fetch(self, place: Path, found: FoundCheckpoint, shards: Sequence[TensorShard]) -> None:
         """Fill `shards` from the checkpoint `place` of all sites."""
-        assert self._channel is not None
+        if self._channel is None:
+            raise RuntimeError("a checkpoint of all sites was found without a channel to them")
         fetched = fetch_shards(
             place, found.layout, found.holders, shards,
             rank=self._spec.rank, stores=self._stores, channel=self._channel,

@@ -124,7 +124,8 @@ class StepExecution:
         return out.detach().contiguous()
 
     def _make_message(self, step: ProgramStep) -> TensorMessage:
-        assert step.peer is not None
+        if step.peer is None:
+            raise RuntimeError(f"step {step.kind} has no peer")
         peer, what = self.setup.ranks[step.peer], (step.kind.partition("_")[2], step.key[0])
         if step.kind.startswith("send_"):
             return TensorMessage(self._outgoing(step), peer, step.tag, True, *what)

@@ -45,7 +45,8 @@ def export_model(
         collect_export(output, spec.rank, writers, stores, PeerChannel(group.transport))
         communicator.barrier()
     if position.replica == 0 and position.stage == 0 and model_chunks.group.tp_rank == 0:
-        assert dataset is not None  # the first stage reads the data
+        if dataset is None:
+            raise RuntimeError("the first stage has no data set, whose tokenizer the result needs")
         used = partial(export_tokenizer, output, dataset.tokenizer, dataset.template)
         finish_export(output, job.model, len(position.ranks), write_tokenizer=used)
     communicator.barrier()

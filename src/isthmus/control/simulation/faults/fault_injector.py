@@ -37,7 +37,7 @@ class FaultInjector:
     """
 
     def __init__(self, seed: int = 0, rates: Mapping[str, float] | None = None) -> None:
-        self.rng = random.Random(seed)
+        self.rng = random.Random(seed)  # noqa: S311 - seeded, so that runs repeat; no secret
         self.rates = dict(rates or {})
         self.enabled = True
         self.clock: Callable[[], float] = lambda: 0.0

@@ -9,6 +9,8 @@ pickle is decoded to inert records, the pickle inside the archive is not read at
 from __future__ import annotations
 
 import os
+import re
+import struct
 import zipfile
 from collections.abc import Iterator
 from io import BufferedIOBase
@@ -56,9 +58,8 @@ _LOCAL_HEADER_BYTES = 30
 
 def rank_of_dcp_file(name: str) -> int | None:
     """Return the rank that wrote a `.distcp` file; None for another file."""
-    if name.startswith("__") and name.endswith("_0.distcp"):
-        return int(name.removeprefix("__").removesuffix("_0.distcp"))
-    return None
+    rank = name.removeprefix("__").removesuffix("_0.distcp")
+    return int(rank) if name == f"__{rank}_0.distcp" and re.fullmatch("[0-9]{1,9}", rank) else None
 
 
 def read_dcp_layout(folder: Path) -> CheckpointLayout:
@@ -72,7 +73,7 @@ def read_dcp_layout(folder: Path) -> CheckpointLayout:
         archives = _Archives(folder)
         with archives:
             shards = [archives.locate(*one) for one in _shards(metadata)]
-    except (InertPickleError, ValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (InertPickleError, ValidationError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise refused(file, str(error).partition("\n")[0]) from error
     except OSError as error:
         raise UnavailableError(f"cannot read checkpoint {folder}: {error.strerror or error}") from error
@@ -137,7 +138,7 @@ class _Archives:
             raise ValueError(f"the archive of '{shard.name}' leaves {shard.file}")
         try:
             at = _find_elements(_Part(stream, begin, length), shard.num_bytes)
-        except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        except (zipfile.BadZipFile, RuntimeError, EOFError, struct.error) as error:
             raise ValueError(f"the archive of '{shard.name}' in {shard.file} is damaged: {error}") from error
         return shard.model_copy(update={"start_byte": begin + at})
 
@@ -147,7 +148,7 @@ def _find_elements(part: _Part, num_bytes: int) -> int:
     with zipfile.ZipFile(part) as archive:
         entries = {one.filename.partition("/")[2]: one for one in archive.infolist()}
         order = entries.get("byteorder")
-        if order is not None and (order.file_size != len(b"little") or archive.read(order) != b"little"):
+        if order is not None and not _is_little(archive, order):
             raise ValueError("an archive has another byte order")
         data = entries.get("data/0")
         if data is None or data.compress_type != zipfile.ZIP_STORED or data.file_size != num_bytes:
@@ -159,6 +160,11 @@ def _find_elements(part: _Part, num_bytes: int) -> int:
     if not header.startswith(b"PK\x03\x04") or start + num_bytes > part.length:
         raise ValueError("an archive ends within its elements")
     return start
+
+
+def _is_little(archive: zipfile.ZipFile, order: zipfile.ZipInfo) -> bool:
+    stored = order.compress_type == zipfile.ZIP_STORED and order.file_size == len(b"little")
+    return stored and archive.read(order) == b"little"
 
 
 class _Part(BufferedIOBase):
