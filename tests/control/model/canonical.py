@@ -1,7 +1,7 @@
 """Keys: what the future of a state depends on, the same for states that differ in names only.
 
 Left out: texts and stories, times (only whether one is set, and has passed), counters that only tell one
-round from another, and what is only noted down to save work.
+round from another, whose output is accepted, and what is only noted down to save work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _JOB = _TEXTS | _TIMES | {
     "id", "number", "user", "packed", "round", "last_planned_free", "last_planned_total", "parts", "plans",
     "refusals", "needs", "plan_parts", "allocated_kbps", "started_s", "predicted_run_s",
     "expected_end_s", "user_deadline_s", "file_clusters", "victims",
-    "planner_input", "waiting_job", "fits_inventory_version",
+    "planner_input", "waiting_job", "fits_inventory_version", "past_ranks",
 }  # fmt: skip
 _PART = _TEXTS | _TIMES | {
     "job", "cluster", "ranks", "chips", "storage_bytes", "workers", "cached_order", "spec", "plan", "place",
