@@ -18,7 +18,7 @@ HASTE_S = 9.0
 
 def measure(quick: bool) -> list[Row]:
     """Return the overlaps of attempts, and those that a server finds which counts workers as ended too early."""
-    num = 10 if quick else 100
+    num = 10 if quick else 30
     hasty = dataclasses.replace(CONFIG, run_lease_margin_s=CONFIG.run_lease_margin_s - HASTE_S)
     rows = []
     for of, config in (("waits for lease, drift and margin", CONFIG), (f"waits {HASTE_S:g} s too short", hasty)):

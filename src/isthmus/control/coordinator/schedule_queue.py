@@ -84,7 +84,9 @@ def _start_newly_queued(state: PoolState, now_s: float) -> bool:
 
 def _may_start(state: PoolState, job: JobRecord, now_s: float) -> bool:
     """Return whether nothing but chips keeps the job from starting; otherwise its reason says what."""
-    return may_start_now(state, job) and may_start(state, job, now_s)
+    if state.restored is not None and not may_start_now(state, job):
+        return False
+    return len(job.plan_parts) < 2 or may_start(state, job, now_s)
 
 
 def _may_reserve(state: PoolState, job: JobRecord, key: QueueKey, now_s: float) -> bool:
@@ -145,12 +147,14 @@ def _candidates(state: PoolState, waiting: list[JobRecord], free: ledger.Amounts
     found, first = list[WaitingJob](), state.objective == "arrival"
     for job in waiting:
         request = _waiting_job(job)
-        for key in request.needs:
+        fits = True
+        for key, chips in request.needs.items():
             if key not in free:
                 free[key] = ledger.free_amount(state, key)
+            fits = fits and free[key] >= chips
         reserves = now_s - job.submitted_s > state.patience_s
         reserves = reserves or (state.objective == "deadline" and job.user_deadline_s is not None)
-        if all(free[key] >= chips for key, chips in request.needs.items()):
+        if fits:
             found.append(request)
         elif reserves or (first and not ledger.blocked_by_owner_work(state, request.needs)):
             found.append(request)
