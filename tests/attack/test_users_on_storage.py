@@ -21,7 +21,7 @@ from isthmus.core.job import Job
 from isthmus.core.messages.worker_folder import WorkerSpec, write_atomically
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.runs.run_folder import claim_folder
-from isthmus.core.storage_rules import StorageRules
+from isthmus.core.storage_rules import Access, StorageRules
 from isthmus.train.checkpoint.checkpoint_folder import newest_valid
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.write_checkpoint import clear_unfinished, publish, write_rank_part
@@ -178,6 +178,17 @@ def test_a_link_inside_a_folder_of_ones_own_leads_nowhere(disk: Disk, inside: st
     job, allowed = SiteStorage(disk.rules).resolve_job("bob-1", job, "bob")
     with pytest.raises(InputError, match="outside the storage roots"):
         claim_run_folders(disk.spec(job, "bob", "bob-1", storage=allowed))
+
+
+@pytest.mark.parametrize("path", ["loop/../alice", "loop/./../up/alice", "loop/../alice/checkpoints"])
+@pytest.mark.parametrize("access", ["read", "write"])
+def test_a_loop_of_links_hides_no_later_link(disk: Disk, path: str, access: Access) -> None:
+    """What follows a link to itself is not left unresolved: the last link of the name leads to alice's home."""
+    (disk.bob / "loop").symlink_to("loop")
+    (disk.bob / "alice").symlink_to(disk.alice)
+    (disk.bob / "up").symlink_to("..")
+    with pytest.raises(InputError, match=r"loop of symbolic links|outside the storage roots"):
+        SiteStorage(disk.rules).resolve("output", str(disk.bob / path), access, "bob")
 
 
 def test_a_claim_that_names_the_attacker_proves_nothing_below_anothers_root(disk: Disk) -> None:

@@ -35,7 +35,7 @@ def resolve_path(field: str, path: str, access: Access, user: str, allowed: Allo
     if "://" in named:
         return named
     fixed, pattern = _split_glob(named)
-    real = os.path.realpath(fixed)
+    real = _real_path(field, fixed)
     if allowed is None:
         refuse_foreign(field, Path(real), access, user)
         return named
@@ -74,7 +74,7 @@ def check_links_below(field: str, place: str, allowed: AllowedStorage) -> None:
         return
     fixed, _ = _split_glob(place)
     for entry in _links(fixed):
-        _require_inside(field, entry, os.path.realpath(entry), "read", allowed)
+        _require_inside(field, entry, _real_path(field, entry), "read", allowed)
 
 
 def refuse_foreign(field: str, place: Path, access: Access, user: str) -> None:
@@ -108,6 +108,17 @@ def _claim_of(folder: Path, place: Path) -> RunIdentity | None:
     except (InputError, OSError):
         return None
     return claim
+
+
+def _real_path(field: str, path: str) -> str:
+    """Return `path` with all links followed; raise `InputError` if it goes through a loop of links.
+
+    `os.path.realpath` leaves everything after such a loop as it is, so that `loop/../link` would keep its last link.
+    """
+    real = os.path.realpath(path)
+    if os.path.realpath(real) != real:
+        raise InputError(f"{field} {path} goes through a loop of symbolic links", hint="remove the loop")
+    return real
 
 
 def _require_inside(field: str, path: str, real: str, access: Access, allowed: AllowedStorage) -> None:
