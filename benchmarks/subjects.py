@@ -200,8 +200,8 @@ SUBJECTS = (
         (
             Figure("trust", "seeded attacks that succeeded", r"\d+ seeded attacks of"),
             Figure("trust", "refusals that the audit log lacks", r"\d+ refusals of these"),
-            Figure("trust", "keys of links: CPU time of both ends", "CPU s per GB"),
-            Figure("trust", "restore on two other sites: bytes moved over needed", "bytes moved"),
+            Figure("trust", "keys of links: CPU time of both ends", "keys on links, both ends"),
+            Figure("trust", "restore on two other sites: bytes moved over needed", "restore on two other sites"),
         ),
     ),
 )
