@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import NamedTuple
+
+from isthmus.core.process.subscribers import Subscribers
 
 MAX_DELETIONS = 10_000
 """Number of deletions kept; a subscriber that missed more must list all jobs again."""
@@ -34,7 +36,7 @@ class ChangeFeed:
         self._job_users: dict[str, str] = {}
         self._deleted: deque[tuple[Change, str]] = deque(maxlen=MAX_DELETIONS)
         self._output_versions: dict[str, int] = {}
-        self._subscribers: set[Callable[[], None]] = set()
+        self._subscribers = Subscribers()
         self.closed = False
 
     def record_submission(self, job_id: str, user: str) -> None:
@@ -47,7 +49,7 @@ class ChangeFeed:
         with self._lock:
             self._last_events[job_id] = number
             self._last_events.move_to_end(job_id)
-        self._notify()
+        self._subscribers.notify()
 
     def record_deletion(self, job_id: str, number: int) -> None:
         """Record that event `number` deleted a job."""
@@ -55,18 +57,18 @@ class ChangeFeed:
             self._last_events.pop(job_id, None)
             self._output_versions.pop(job_id, None)
             self._deleted.append((Change(number, job_id, deleted=True), self._job_users.pop(job_id, "")))
-        self._notify()
+        self._subscribers.notify()
 
     def record_output(self, job_id: str) -> None:
         """Record that new metrics or logs of a job were stored."""
         with self._lock:
             self._output_versions[job_id] = self._output_versions.get(job_id, 0) + 1
-        self._notify()
+        self._subscribers.notify()
 
     def close(self) -> None:
         """Close the feed, so that all subscriptions end."""
         self.closed = True
-        self._notify()
+        self._subscribers.notify()
 
     def changes_after(self, after: int, limit: int, user: str | None = None) -> list[Change]:
         """Return the first `limit` jobs (of one user) last changed by an event above `after`, in order."""
@@ -91,22 +93,9 @@ class ChangeFeed:
         with self._lock:
             return self._output_versions.get(job_id, 0)
 
-    @contextmanager
-    def subscribe(self, callback: Callable[[], None]) -> Iterator[None]:
+    def subscribe(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
         """Call `callback` after every change until the context exits."""
-        with self._lock:
-            self._subscribers.add(callback)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._subscribers.discard(callback)
-
-    def _notify(self) -> None:
-        with self._lock:
-            listeners = tuple(self._subscribers)
-        for listener in listeners:
-            listener()
+        return self._subscribers.subscribe(callback)
 
 
 def _take_while_after(items: Iterator[tuple[str, int]], after: int) -> Iterator[tuple[str, int]]:

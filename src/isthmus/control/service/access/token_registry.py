@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from isthmus.control.store.store_interface import Store, StoredToken
+from isthmus.core.process.subscribers import Subscribers
 
 STALE_S = 5.0
 """Seconds without an answer of the store after which the tokens in memory are no longer believed."""
@@ -29,7 +30,7 @@ class TokenRegistry:
         self._by_id: dict[str, StoredToken] = {}
         self._version: object = None
         self._read_s: float | None = None
-        self._subscribers: set[Callable[[], None]] = set()
+        self._subscribers = Subscribers()
 
     def is_fresh(self) -> bool:
         """Return whether the store was read within `STALE_S`."""
@@ -58,7 +59,7 @@ class TokenRegistry:
         self._store.put_token(token)
         with self._lock:
             self._tokens[token.digest] = self._by_id[token.id] = token
-        self._notify()
+        self._subscribers.notify()
 
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return all tokens of the store, oldest first, ended ones as well."""
@@ -76,28 +77,15 @@ class TokenRegistry:
             with self._lock:
                 self._tokens, self._version = tokens, (version[0], num_expired)
                 self._by_id = {token.id: token for token in tokens.values()}
-            self._notify()
+            self._subscribers.notify()
         self._read_s = now_s
 
-    @contextmanager
-    def subscribe(self, callback: Callable[[], None]) -> Iterator[None]:
+    def subscribe(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
         """Call `callback` after every change of a token until the context exits."""
-        with self._lock:
-            self._subscribers.add(callback)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._subscribers.discard(callback)
+        return self._subscribers.subscribe(callback)
 
     def _valid(self, token: StoredToken | None) -> StoredToken | None:
         return token if token is not None and token.is_valid(self._clock()) else None
-
-    def _notify(self) -> None:
-        with self._lock:
-            listeners = tuple(self._subscribers)
-        for listener in listeners:
-            listener()
 
 
 def _num_expired(tokens: dict[str, StoredToken], now_s: float) -> int:
