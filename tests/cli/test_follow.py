@@ -43,7 +43,7 @@ def test_watch_prints_plain_lines_off_a_terminal() -> None:
     assert "left" in lines[1]
     assert lines[-3].endswith("succeeded")
     assert lines[-2].startswith("validation loss") or "perplexity" in lines[-2]
-    assert lines[-1] == "/runs/model (Hugging Face format, written by qingyang, hangzhou, nanjing)"
+    assert lines[-1] == "/runs/model (Hugging Face format, at qingyang and the sites that share its storage)"
     assert len(lines) == len(set(lines)) == 10
 
 

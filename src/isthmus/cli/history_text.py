@@ -94,7 +94,7 @@ def result_place(view: JobView) -> str | None:
     """Return where the trained model lies, None unless the job has succeeded."""
     if view.state != "succeeded" or view.job.compute == "virtual":
         return None
-    sites = f", written by {', '.join(view.plan.clusters)}" if view.plan else ""
+    sites = f", at {view.plan.clusters[0]} and the sites that share its storage" if view.plan else ""
     return f"{view.job.output} (Hugging Face format{sites})"
 
 
