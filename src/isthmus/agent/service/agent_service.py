@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, SchedulerAdapter
-from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, write_limits
+from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, open_to_account, write_limits
+from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
@@ -106,12 +107,14 @@ class AgentService:
         policy: OwnerPolicy | None = None,
         fetcher: FileFetcher | None = None,
         identity: AgentIdentity | None = None,
+        containers: WorkerContainers | None = None,
         secrets: Sequence[Path] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
         self.policy, self._fetcher = policy or OwnerPolicy(), fetcher
+        self._containers = containers
         self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
@@ -329,6 +332,7 @@ class AgentService:
 
     def _start_worker(self, part: SitePart, rank: int) -> None:
         folder, worker = self.state_folder.worker_folder(part, rank), part.workers.get(rank)
+        command = tuple(part.command)
         if worker is None or part.state != "running":
             return
         try:
@@ -344,10 +348,18 @@ class AgentService:
                     folder, self.policy.workers, part.user, spec.storage,
                     protected=self._protected, also_read=(self.state_folder.run_lease.parent,),
                 )  # fmt: skip
-                WorkerFolder(folder).write_spec(spec)
-                write_limits(WorkerFolder(folder), limits)
+                if self._containers is None:
+                    WorkerFolder(folder).write_spec(spec)
+                    write_limits(WorkerFolder(folder), limits)
+                else:
+                    lease = self.state_folder.run_lease.parent
+                    spec, command = self._containers.prepare(
+                        folder, spec, worker.devices, limits.account, protected=self._protected, also_read=(lease,)
+                    )
+                    WorkerFolder(folder).write_spec(spec)
+                    open_to_account(WorkerFolder(folder), limits.account)
                 self._hand_over_keys(part, WorkerFolder(folder), limits.account)
-            self.adapter.start(folder, worker.devices, part.command)
+            self.adapter.start(folder, worker.devices, command)
         except (IsthmusError, OSError, ValueError) as error:
             _log.error("%s: %s", folder, error)
             self._stop_worker(folder, force=True)

@@ -246,7 +246,8 @@ def agent(
             hint="create one with `isthmus token create --owner NAME` and give it with --token-file",
         )
     require_secure_server(settings.server)
-    own_cluster = _select_cluster(load_pool(pool), cluster)
+    whole_pool = load_pool(pool)
+    own_cluster = _select_cluster(whole_pool, cluster)
     owner_policy = _read_policy(policy, own_cluster)
     configure_logging(env, as_json=log_json)
     secrets = _hide_secrets(settings.token_file)
@@ -254,7 +255,7 @@ def agent(
         site.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
             state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
-            storage=storage, sources=sources, enrols=enrol, secrets=secrets,
+            storage=storage, sources=sources, enrols=enrol, secrets=secrets, pool=whole_pool,
             interactive=sys.stdin is not None and sys.stdin.isatty(),
         )
     )  # fmt: skip
