@@ -70,7 +70,7 @@ def test_digest_that_is_a_path(tmp_path: Path, digest: Any) -> None:
         ('{"manifests": 7}', "not a list"),
         ('{"manifests": [7]}', "not a sha256 digest"),
         ("", "not JSON"),
-        (" " * (MAX_DOCUMENT_BYTES + 1), "longer than"),
+        (" " * (MAX_DOCUMENT_BYTES + 1), "is larger than"),
     ],
 )
 def test_malformed_index(tmp_path: Path, text: str, reason: str) -> None:

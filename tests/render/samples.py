@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from isthmus.core.job import DataConfig, Job, TrainingConfig
-from isthmus.core.wide_area_path import WideAreaPath
 from isthmus.render import Blueprint, Image, ImageFacts
+from isthmus.render.wide_area_path import WideAreaPath
 
 DIGEST = "sha256:" + "a" * 64
 RESERVED = WideAreaPath(kind="reserved", round_trip_s=0.04, bandwidth_gbps=10.0)

@@ -9,7 +9,7 @@ from isthmus.core.job import Job
 from isthmus.core.plan import Plan, PlanPart
 from isthmus.core.pool import Cluster, NodeGroup, Pool
 from isthmus.core.runtime_choice import RuntimeChoice
-from isthmus.core.wide_area_path import WideAreaPath, wide_area_path
+from isthmus.render.wide_area_path import WideAreaPath, wide_area_path
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Passing(FrozenModel):
 
 
 class LibrarySupport(FrozenModel):
-    """One communication library of an image, and how the program is told to use it.
+    """One communication library of an image, and how the program selects it.
 
     `select` is the argument, variable or file key with `value` that selects it; without `select` it is in use already.
     `across_sites`: it is made for links between clusters. `buffer` and `message` pass the size of its buffers and

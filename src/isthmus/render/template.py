@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from isthmus.core.base_model import FrozenModel, Name
-from isthmus.core.wide_area_path import NetworkKind
 from isthmus.render.blueprint import Blueprint
 from isthmus.render.setting import PassedAs, Setting, SettingClass, SettingName, SettingText
 from isthmus.render.training_settings import job_parameters
+from isthmus.render.wide_area_path import NetworkKind
 
 MAX_SETTINGS = 256
 """Most settings of one template."""

@@ -49,7 +49,12 @@ def build_image(
     try:
         if code is not None:
             _run("insert", *_rootless(), "--image", f"{layout}:{tag}", str(code), CODE_MOUNT)
-        values = {TITLE_LABEL: name, VERSION_LABEL: version, IMAGE_LABEL: facts.model_dump_json(exclude_unset=True), **(labels or {})}
+        values = {
+            TITLE_LABEL: name,
+            VERSION_LABEL: version,
+            IMAGE_LABEL: facts.model_dump_json(exclude_unset=True),
+            **(labels or {}),
+        }
         options = [text for key, value in values.items() for text in ("--config.label", f"{key}={value}")]
         _run("config", "--image", f"{layout}:{tag}", *options)
     except BaseException:

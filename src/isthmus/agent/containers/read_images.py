@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import FileError
 from isthmus.render import IMAGE_LABEL, Image, ImageFacts
 
@@ -75,7 +76,7 @@ def _read_image(layout: Path, entry: Any) -> Image | None:
         raise FileError(
             f"image {labels.get(TITLE_LABEL, entry['digest'])}: label {IMAGE_LABEL}: {reason}",
             file=str(layout),
-            hint="build it anew with `isthmus images build`",
+            hint="build it again with `isthmus images build`",
         ) from error
 
 
@@ -90,12 +91,9 @@ def _blob(layout: Path, descriptor: Any) -> dict[str, Any]:
 
 def _document(file: Path, digest: str | None = None) -> dict[str, Any]:
     try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_DOCUMENT_BYTES + 1)
+        data = read_within(file, MAX_DOCUMENT_BYTES)
     except OSError as error:
         raise FileError(f"cannot be read: {error.strerror}", file=str(file), hint="is it an OCI layout?") from error
-    if len(data) > MAX_DOCUMENT_BYTES:
-        raise FileError(f"longer than {MAX_DOCUMENT_BYTES:,} bytes", file=str(file))
     if digest is not None and f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
         raise FileError("its content differs from its digest", file=str(file), hint="copy the image again")
     try:

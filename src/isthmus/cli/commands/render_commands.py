@@ -14,6 +14,7 @@ from isthmus.cli.commands.process_commands import import_extra
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.tables import table
 from isthmus.client.api_client import ApiClient
+from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import ConflictError, FileError, InputError
 from isthmus.core.files.user_files import load_model_file, load_policy, load_pool
 from isthmus.core.messages.worker_folder import write_atomically
@@ -38,9 +39,6 @@ commands.add_typer(image_commands, name="images", rich_help_panel="Site")
 
 PANEL = "Site"
 RENDER_FILE, JOB_FILE = "render.json", "config.json"
-MAX_RENDER_BYTES = 16 << 20
-"""Longest `render.json` that `--diff` reads."""
-
 _FOLDER = "{worker_folder}"
 """Stands in a rendered job file for the folder that the agent gives each worker."""
 
@@ -210,16 +208,10 @@ def _read_settings(folder: Path) -> list[Setting]:
         raise InputError(f"{folder} has no {RENDER_FILE}", hint="name a folder that `isthmus render` wrote")
     found: list[Setting] = []
     for file in files:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_RENDER_BYTES + 1)
         try:
-            if len(data) > MAX_RENDER_BYTES:
-                raise ValueError(f"longer than {MAX_RENDER_BYTES:,} bytes")
-            found += TypeAdapter(list[Setting]).validate_json(data)
+            found += TypeAdapter(list[Setting]).validate_json(read_within(file))
         except ValidationError as error:
             raise FileError(error.errors()[0]["msg"], file=str(file), hint="render it again") from error
-        except ValueError as error:
-            raise FileError(str(error), file=str(file), hint="render it again") from error
     return found
 
 
