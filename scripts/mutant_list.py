@@ -5,16 +5,17 @@ import __future__
 
 import ast
 import difflib
-import hashlib
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from types import FunctionType, ModuleType
 
-from mutmut.mutation.file_mutation import mutate_file_contents
-from mutmut.utils.format_utils import get_mutant_name, orig_function_and_class_names_from_key
+import libcst as cst
+from mutmut.mutation.file_mutation import Mutation, create_mutations, deep_replace, group_by_top_level_node
+from mutmut.mutation.trampoline_templates import mangle_function_name
+from mutmut.utils.format_utils import get_mutant_name
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +25,13 @@ class Mutant:
     name: str  # as mutmut names it, such as `isthmus.site.evictions.x_evict__mutmut_3`
     path: Path
     class_name: str | None
-    function_name: str
-    original: ast.FunctionDef | ast.AsyncFunctionDef
-    changed: ast.FunctionDef | ast.AsyncFunctionDef
+    function: cst.FunctionDef
+    mutation: Mutation
+
+    @property
+    def function_name(self) -> str:
+        """Return the name of the function or method."""
+        return self.function.name.value
 
     @property
     def qualified_name(self) -> str:
@@ -36,7 +41,7 @@ class Mutant:
     @property
     def difference(self) -> str:
         """Return the lines that the mutant removes and adds."""
-        changes = difflib.unified_diff(_lines(self.original), _lines(self.changed), n=0, lineterm="")
+        changes = difflib.unified_diff(_lines(_parse(self.function)), _lines(self._changed()), n=0, lineterm="")
         return "\n".join(line for line in changes if not line.startswith(("---", "+++", "@@")))
 
     def apply(self, module: ModuleType) -> None:
@@ -50,8 +55,12 @@ class Mutant:
         target.__code__ = changed.__code__
         target.__defaults__, target.__kwdefaults__ = changed.__defaults__, changed.__kwdefaults__
 
+    def _changed(self) -> Function:
+        return _parse(deep_replace(self.function, self.mutation.original_node, self.mutation.mutated_node))
+
     def _define(self, module: ModuleType) -> FunctionType:
-        node = type(self.changed)(**{**vars(self.changed), "name": self.function_name, "decorator_list": []})
+        node = self._changed()
+        node.decorator_list = []
         body: ast.stmt = node
         if self.class_name:  # in a class of the same name, for private names and `super()`
             body = ast.ClassDef(name=self.class_name, bases=[], keywords=[], body=[node], decorator_list=[])
@@ -69,46 +78,31 @@ def module_name(path: Path, root: Path) -> str:
 
 
 def list_mutants(path: Path, root: Path) -> list[Mutant]:
-    """Return the mutants of the file `path` below `src` of the folder `root`, in mutmut's order."""
-    code, mangled_names = _mutate(path, root / "mutants")
-    functions = dict(_functions(ast.parse(code).body))
+    """Return the mutants of the file `path` below the folder `root`, in mutmut's order and under its names."""
+    module, mutations, *_ = create_mutations(str(path), path.read_text())
+    by_function = group_by_top_level_node(mutations)
     mutants = []
-    for mangled_name in mangled_names:
-        name = get_mutant_name(path.relative_to(root / "src"), mangled_name)
-        function_name, class_name = orig_function_and_class_names_from_key(name)
-        original = functions[mangled_name.partition("__mutmut_")[0] + "__mutmut_orig"]
-        changed = functions[mangled_name]
-        mutants.append(
-            Mutant(
-                name=name,
-                path=path,
-                class_name=class_name,
-                function_name=function_name,
-                original=original,
-                changed=changed,
-            )
-        )
+    for class_name, function in _functions(module.body, None):
+        mangled_name = mangle_function_name(name=function.name.value, class_name=class_name)
+        for number, mutation in enumerate(by_function.get(function, ()), start=1):
+            name = get_mutant_name(path.relative_to(root), f"{mangled_name}__mutmut_{number}")
+            mutants.append(Mutant(name=name, path=path, class_name=class_name, function=function, mutation=mutation))
     return mutants
 
 
-def _mutate(path: Path, cache_folder: Path) -> tuple[str, list[str]]:
-    """Return the source with all mutants and their names; mutmut needs seconds for a file, hence the cache."""
-    text = path.read_text()
-    cached = cache_folder / f"{hashlib.sha256((version('mutmut') + text).encode()).hexdigest()}.json"
-    if not cached.exists():
-        mutated = mutate_file_contents(str(path), text)
-        cache_folder.mkdir(exist_ok=True)
-        cached.write_text(json.dumps([mutated.code, list(mutated.mutant_names)]))
-    code, names = json.loads(cached.read_text())
-    return code, names
-
-
-def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def _functions(body: Sequence[cst.CSTNode], class_name: str | None) -> Iterator[tuple[str | None, cst.FunctionDef]]:
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, node
-        elif isinstance(node, ast.ClassDef):
-            yield from _functions(node.body)
+        if isinstance(node, cst.FunctionDef):
+            yield class_name, node
+        elif isinstance(node, cst.ClassDef) and class_name is None:
+            yield from _functions(node.body.body, node.name.value)
+
+
+def _parse(node: cst.CSTNode) -> Function:
+    (parsed,) = ast.parse(cst.Module(body=[cst.ensure_type(node, cst.FunctionDef)]).code).body
+    if not isinstance(parsed, Function):
+        raise TypeError(f"{ast.unparse(parsed)} is no function")
+    return parsed
 
 
 def _function(held: object) -> FunctionType:
@@ -118,6 +112,6 @@ def _function(held: object) -> FunctionType:
     return function
 
 
-def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+def _lines(function: Function) -> list[str]:
     body = ast.unparse(ast.Module(body=function.body, type_ignores=[]))
     return [ast.unparse(function.args), *body.splitlines()]

@@ -46,7 +46,7 @@ class MutatedPackage:
         source_root = self.root / "src"
         paths = sorted({path for source in self.sources for path in self.root.glob(source)})
         named = [path for path in paths if any(may_match(module_name(path, source_root), p) for p in patterns)]
-        mutants = [mutant for path in named for mutant in list_mutants(path, self.root)]
+        mutants = [mutant for path in named for mutant in list_mutants(path, source_root)]
         return [mutant for mutant in mutants if any(fnmatch.fnmatchcase(mutant.name, p) for p in patterns)]
 
 
