@@ -332,17 +332,18 @@ def serve_with_log(state: Path) -> None:
     serve(state, 0, ("", 0))
 
 
-def lowest_unused_file(pid: int) -> int:
-    """Return the number that the next file that a process opens would get."""
+def unused_files(pid: int) -> tuple[int, int]:
+    """Return the lowest file number that a process does not use, and the one after the highest that it uses."""
     used = {int(one.name) for one in Path(f"/proc/{pid}/fd").iterdir()}
-    return next(number for number in count() if number not in used)
+    return next(number for number in count() if number not in used), max(used) + 1
 
 
 @pytest.mark.slow
 def test_a_server_without_free_files_pauses_and_goes_on(tmp_path: Path) -> None:
     """The script: 1. accept fails for lack of files; 2. the oldest silent ones are closed; 3. users are answered.
 
-    The server has a process of its own, so that its limit is no limit of the test's process.
+    The server has a process of its own, so that its limit is no limit of the test's process. The silent connections
+    leave no number below theirs unused: under a limit at such a number, closing them all would free none.
     """
     state = tmp_path / "s"
     process = FORKS.Process(target=serve_with_log, args=(state,))
@@ -357,7 +358,18 @@ def test_a_server_without_free_files_pauses_and_goes_on(tmp_path: Path) -> None:
             for _ in range(40):
                 stack.enter_context(socket.create_connection((url.host, url.port), 10))
             until(lambda: psutil.Process(pid).num_fds() > open_before + 30, "the connections are accepted")
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_unused_file(pid),) * 2)
+
+            def are_numbered_densely() -> bool:
+                """Open one more connection where a number is unused."""
+                lowest, end = unused_files(pid)
+                if lowest < end:
+                    stack.enter_context(socket.create_connection((url.host, url.port), 10))
+                return lowest == end
+
+            until(are_numbered_densely, "no number is unused")
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (unused_files(pid)[1],) * 2)
+            for _ in range(5):  # more than what the server itself may close meanwhile
+                stack.enter_context(socket.create_connection((url.host, url.port), 10))
             for _ in range(3):
                 assert httpx.get(url.join("/v1/jobs"), headers=authorization, timeout=10).status_code == 200
             until(lambda: "since no file was free" in (state / "log").read_text(), "the log says why they were closed")

@@ -20,6 +20,7 @@ from isthmus.train.checkpoint.checkpoint_folder import newest_valid, read_manife
 from isthmus.train.checkpoint.layout.shard_files import rank_file_name
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.sites.fetch_shards import FetchedBytes, fetch_shards
+from isthmus.train.checkpoint.sites.kept_pieces import KeptPieces, remove_kept_pieces
 from isthmus.train.checkpoint.sites.site_recovery import complete_unfinished, find_checkpoint
 from isthmus.train.checkpoint.sites.site_stores import SiteStores, choose_copy_holders, group_by_sight
 from tests.train.site_ranks import Rank, Sites
@@ -27,6 +28,8 @@ from tests.train.worker_jobs import make_job, make_plan, run_job, started
 
 SITES = ("north", "south", "west")
 ROWS = 6
+ROW_BYTES = 16
+"""A row of the tensor, which is a piece here."""
 Meet = Callable[..., Sites]
 
 
@@ -73,9 +76,11 @@ def restore(sites: Sites) -> list[tuple[int, FetchedBytes]]:
         step = found.manifest.step
         shard = part_of(one.rank, size, 0)
         place = one.folder / f"step-{step:08d}"
-        fetched = fetch_shards(
-            place, found.layout, found.holders, [shard], rank=one.rank, stores=one.stores, channel=one.channel
-        )
+        with KeptPieces(one.folder, found.manifest, found.layout, one.rank) as kept:
+            fetched = fetch_shards(
+                place, found.layout, found.holders, [shard],
+                rank=one.rank, stores=one.stores, channel=one.channel, kept=kept, piece_bytes=ROW_BYTES,
+            )  # fmt: skip
         assert torch.equal(shard.tensor, part_of(one.rank, size, step).tensor)
         return step, fetched
 
@@ -199,13 +204,13 @@ class KilledError(Exception):
 
 
 class Dying:
-    """A transport that stops with its rank at its n-th message."""
+    """A transport that stops with its rank at its n-th message, or at its n-th of tag `only`."""
 
-    def __init__(self, inner: object, before: int) -> None:
-        self.inner, self.left = inner, before
+    def __init__(self, inner: object, before: int, only: int | None = None) -> None:
+        self.inner, self.left, self.only = inner, before, only
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
-        self.left -= 1
+        self.left -= self.only in (None, tag)
         if self.left < 0:
             self.inner.kill()  # type: ignore[attr-defined]
             self.inner.close()  # type: ignore[attr-defined]
@@ -275,6 +280,64 @@ def test_a_shared_folder_needs_no_messages(meet: Meet, tmp_path: Path) -> None:
     assert newest_valid(shared) is None
 
 
+def cut_fetch(meet: Meet, num_pieces: int) -> int:
+    """Let a new site fetch while the sending site stops after `num_pieces`; return the bytes that the new one keeps."""
+    sites = meet("east", "north")
+    sender = sites.ranks[1]
+
+    def load(one: Rank) -> None:
+        found = find_checkpoint(one.folder, one.rank, one.stores, one.communicator)
+        assert found is not None
+        if one is sender:
+            one.channel._transport = Dying(one.transport, 2 * num_pieces, only=(1 << 41) + 17)  # type: ignore
+        place, shards = one.folder / "step-00000005", [part_of(0, 1, 0)] if one.rank == 0 else []
+        with (
+            pytest.raises((KilledError, IsthmusError)),
+            KeptPieces(one.folder, found.manifest, found.layout, one.rank) as kept,
+        ):
+            fetch_shards(
+                place, found.layout, found.holders, shards,
+                rank=one.rank, stores=one.stores, channel=one.channel, kept=kept, piece_bytes=ROW_BYTES,
+            )  # fmt: skip
+
+    sites.each(load)
+    return sum(file.stat().st_size for file in (sites.ranks[0].folder / "fetched").rglob("*.pieces"))
+
+
+def test_a_cut_fetch_goes_on_where_it_was(meet: Meet) -> None:
+    """The sending site is lost after two of six pieces: the next attempt, of another plan, fetches no byte twice."""
+    save(meet("north", "north"), 5)
+    assert cut_fetch(meet, num_pieces=2) > 0
+    sites = meet("east", "north")
+    (_, new), (_, old) = restore(sites)
+    assert (new.needed, new.kept, new.moved) == (48, 32, 16)
+    assert old.moved == 0
+    remove_kept_pieces(sites.ranks[0].folder)
+    assert not (sites.ranks[0].folder / "fetched").exists()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("damage", ["flip", "cut", "endless", "other", "noise"])
+def test_a_damaged_or_forged_piece_is_fetched_again(meet: Meet, damage: str) -> None:
+    """Kept pieces are damaged, cut, or announce gigabytes or boxes outside their shard: none of that is used."""
+    save(meet("north", "north"), 5)
+    cut_fetch(meet, num_pieces=2)
+    folder = meet("east", "north").ranks[0].folder
+    (file,) = folder.rglob("*.pieces")
+    data = file.read_bytes()
+    forged = {
+        "flip": bytes(one ^ 0x01 if number % 40 == 39 else one for number, one in enumerate(data)),
+        "cut": data[:30],
+        "endless": b"IFP1" + (1 << 31).to_bytes(4, "little") + (1 << 62).to_bytes(8, "little") + data[16:],
+        "other": data.replace(b'"starts":[0', b'"starts":[9'),
+        "noise": bytes(range(256)) * 4,
+    }[damage]
+    file.write_bytes(forged)
+    (_, new), _ = restore(meet("east", "north"))
+    assert new.kept + new.moved == new.needed == 48
+    assert new.moved > 0
+
+
 @pytest.mark.attack
 def test_a_rank_that_asks_for_other_boxes_gets_nothing(meet: Meet, tmp_path: Path) -> None:
     """A request for bytes outside a shard, for a shard that does not exist, or of any size is refused."""
@@ -294,12 +357,12 @@ def test_a_rank_that_asks_for_other_boxes_gets_nothing(meet: Meet, tmp_path: Pat
             if one.rank == 1:
                 one.channel.send_text(0, 16, json.dumps({"pieces": pieces}).encode())  # noqa: B023
                 one.channel.receive_text(0, 16, 1 << 20)
-                one.channel.send_text(0, 18, b"00000000")
                 return
+            kept = KeptPieces(one.folder, found.manifest, found.layout, 0)
             with pytest.raises(UnavailableError, match="the request of rank 1 is refused"):
                 fetch_shards(
                     one.folder / "step-00000005", found.layout, found.holders, [],
-                    rank=0, stores=one.stores, channel=one.channel,
+                    rank=0, stores=one.stores, channel=one.channel, kept=kept, piece_bytes=ROW_BYTES,
                 )  # fmt: skip
 
         sites.each(attack)

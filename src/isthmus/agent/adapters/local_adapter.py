@@ -17,7 +17,15 @@ from pathlib import Path
 import psutil
 
 from isthmus.agent.adapters.local_queue_file import LocalQueueFile
-from isthmus.agent.adapters.scheduler_adapter import QueueMove, WorkerStatus
+from isthmus.agent.adapters.scheduler_adapter import (
+    Capabilities,
+    CardNode,
+    QueueMove,
+    RankStart,
+    SchedulerAdapter,
+    SchedulerLook,
+    WorkerStatus,
+)
 from isthmus.agent.adapters.worker_limits import TEMPORARY_FOLDER, allowed_variables
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import QueueEntry
@@ -51,39 +59,43 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SIGKILL_STATUS = 128 + signal.SIGKILL
 
 
-class LocalAdapter:
+class LocalAdapter(SchedulerAdapter):
     """Run the workers of `cluster` as processes of this machine (see `SchedulerAdapter`).
 
-    The site's queue is the file `read_queue`, which local users may edit.
+    The site's queue is the file `queue`, which local users may edit. Only the agent hands out the cards.
     """
+
+    capabilities = Capabilities(holds="agent", blocks=False, orders=True)
 
     def __init__(self, cluster: Cluster, queue: Path, command: Sequence[str] = WORKER_COMMAND) -> None:
         self._queue = LocalQueueFile(queue)
-        self._device_ids = {
-            group.name: tuple(
-                f"{group.name}/{node}/{device}" for node in range(group.nodes) for device in range(group.chips_per_node)
+        self._nodes = tuple(
+            CardNode(
+                name=f"{group.name}/{node}",
+                node_group=group.name,
+                cards=tuple(f"{group.name}/{node}/{card}" for card in range(group.chips_per_node)),
             )
             for group in cluster.node_groups
-        }
+            for node in range(group.nodes)
+        )
         real_groups = [group.name for group in cluster.node_groups if group.virtual is None]
-        self._cuda_indices = {
-            device: i for i, device in enumerate(one for name in real_groups for one in self._device_ids[name])
-        }
+        real_cards = [card for node in self._nodes if node.node_group in real_groups for card in node.cards]
+        self._cuda_indices = {card: i for i, card in enumerate(real_cards)}
         self._command = tuple(command)
         self._children: dict[Path, int] = {}
 
-    def inventory(self) -> Mapping[str, Sequence[str]]:
-        """Return device ids `group/node/device` by node group."""
-        return self._device_ids
+    def observe(self) -> SchedulerLook:
+        """Return the nodes of `cluster` and the entries of the queue file."""
+        return SchedulerLook(nodes=self._nodes, queue=self._queue.entries())
 
-    def start(self, folder: Path, device_ids: Sequence[str], command: Sequence[str] = ()) -> None:
-        """Start the worker of `folder` once, in a new session (see `SchedulerAdapter.start`)."""
-        folder = folder.absolute()
+    def start(self, rank: RankStart) -> None:
+        """Start a worker once, in a new session (see `SchedulerAdapter.start`)."""
+        folder = rank.folder.absolute()
         if folder in self._children or (folder / "pid").exists():
             return
-        program = tuple(command) or (*self._command, str(folder))
+        program = rank.command or (*self._command, str(folder))
         limits = WorkerFolder(folder).read_limits()
-        environment = worker_environment(os.environ, device_ids, self._cuda_indices, limits)
+        environment = worker_environment(os.environ, rank.cards, self._cuda_indices, limits)
         if limits is not None:
             program = (*CONFINED_START, str(WorkerFolder(folder).limits_path), *program)
             environment["TMPDIR"] = str(folder / TEMPORARY_FOLDER)
@@ -140,11 +152,7 @@ class LocalAdapter:
             except ProcessLookupError:
                 return
 
-    def read_queue(self) -> Sequence[QueueEntry]:
-        """Return the entries of the queue file."""
-        return self._queue.entries()
-
-    def reorder_queue(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
+    def order(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
         """Rewrite the queue file (see `SchedulerAdapter.order`)."""
         self._queue.reorder(moves, removed)
 

@@ -14,7 +14,8 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, LocalAdapter
+from isthmus.agent.adapters.adapter_kinds import SiteContext, make_adapter
+from isthmus.agent.adapters.local_adapter import WORKER_COMMAND
 from isthmus.agent.adapters.worker_limits import check_rights, describe_isolation
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.file_transfer import read_sources
@@ -28,6 +29,7 @@ from isthmus.core.pool import Cluster
 from isthmus.core.process.boot_clock import boot_time_s
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
+from isthmus.core.site_file import SiteFile
 from isthmus.wan import PortRange
 
 FAST_POLL_S = 0.05
@@ -74,6 +76,8 @@ class AgentConfig:
     secrets: tuple[Path, ...] = ()
     # The owner agrees that this agent takes the place of the enrolled one.
     enrols: bool = False
+    # The site's scheduler; the default runs workers as processes of this machine.
+    site: SiteFile = field(default_factory=SiteFile)
     # What the owner lets pool jobs do.
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
 
@@ -173,7 +177,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         _log.info("%s", describe_isolation(rights, has_roots=bool(config.policy.storage.roots)))
         shell = AgentService(
             cluster=config.cluster,
-            adapter=LocalAdapter(config.cluster, config.state / "queue", config.worker_command),
+            adapter=make_adapter(_site_context(config)),
             state=config.state,
             clock=boot_time_s,
             host=host,
@@ -195,6 +199,13 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             raise
         stop_workers(loop, saves_first=config.interactive and not at_once.is_set(), at_once=at_once)
         loop.send_final_report()
+
+
+def _site_context(config: AgentConfig) -> SiteContext:
+    config.site.check_cluster(config.cluster)
+    return SiteContext(
+        site=config.site, cluster=config.cluster, state=config.state.absolute(), worker_command=config.worker_command
+    )
 
 
 def _own_address(server: str, stop: threading.Event) -> str | None:

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from isthmus.agent.adapters.scheduler_adapter import QueueMove, SchedulerAdapter
+from isthmus.agent.adapters.scheduler_adapter import QueueMove, RankStart, SchedulerAdapter
 from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, write_limits
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
@@ -118,12 +118,13 @@ class AgentService:
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
         self._table = PartTable(self.state_folder.path)
         known = self._table.load()
+        self._observed = adapter.observe()
         self._identity, self._sent_s = identity, clock()
         self.state_folder.make_lease_folder()
         lease = read_run_lease(self.state_folder.run_lease)
         self.machine = SiteMachine(
             cluster.name,
-            DeviceIdAllocator(adapter.inventory()),
+            DeviceIdAllocator(self._observed.cards()),
             known.parts,
             fence=known.fence,
             run_lease_s=lease.lease_s if lease else 0.0,
@@ -173,7 +174,8 @@ class AgentService:
         self._observe_fetches()
         jobs, unread = read_local_jobs(self.state_folder, self.cluster)
         self._handle(LocalJobsObserved(now_s=self._clock(), jobs=jobs, unreadable=unread))
-        entries = tuple((entry.job, entry.attempt) for entry in self.adapter.read_queue())
+        self._observed = self.adapter.observe()
+        entries = tuple((entry.job, entry.attempt) for entry in self._observed.queue)
         self._handle(QueueObserved(now_s=self._clock(), entries=entries))
         # Step 4: remove folders of finished attempts.
         self._remove_finished_attempts()
@@ -221,7 +223,7 @@ class AgentService:
             run_lease_s=self.machine.run_lease_s(),
             free_chips=self.machine.free_chips(),
             parts=self.observed_parts(),
-            queue=tuple(self.adapter.read_queue()),
+            queue=self.adapter.observe().queue,
             local_jobs=self.machine.local_jobs(),
             free_storage_bytes=self._fetcher.free_bytes() if self._fetcher else None,
             peer_address=self._prober.address() if self._prober else None,
@@ -321,7 +323,7 @@ class AgentService:
                         QueueMove(entry=_queue_entry(key), after=after and _queue_entry(after))
                         for key, after in instruction.moves
                     ]
-                    self.adapter.reorder_queue(moves, [_queue_entry(key) for key in instruction.removed])
+                    self.adapter.order(moves, [_queue_entry(key) for key in instruction.removed])
         except OSError as error:
             self._log_once(f"{type(instruction).__name__}: cannot write, will retry: {error}")
             if isinstance(instruction, WriteRankMap | RequestCheckpoint | RenewRunLease):
@@ -347,7 +349,7 @@ class AgentService:
                 WorkerFolder(folder).write_spec(spec)
                 write_limits(WorkerFolder(folder), limits)
                 self._hand_over_keys(part, WorkerFolder(folder), limits.account)
-            self.adapter.start(folder, worker.devices, part.command)
+            self.adapter.start(RankStart(folder=folder, cards=worker.devices, command=part.command))
         except (IsthmusError, OSError, ValueError) as error:
             _log.error("%s: %s", folder, error)
             self._stop_worker(folder, force=True)

@@ -23,10 +23,11 @@ from isthmus.control.algorithms.global_order import Objective
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
-from isthmus.core.files.user_files import load_policy, load_pool
+from isthmus.core.files.user_files import load_policy, load_pool, load_site, name_error
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Pool, UnknownNameError
 from isthmus.core.process.confined_start import forbid_inspection
+from isthmus.core.site_file import SiteFile
 
 commands = typer.Typer()
 PANEL = "Processes"
@@ -183,6 +184,7 @@ def _certificate_text(found: dict[str, Any]) -> list[str]:
         "isthmus agent --cluster hangzhou --pool pool.yaml --state st --routes links/routes.json",
         "isthmus agent --pool site.yaml --state st --host 10.0.0.2 --ports 41000-41100",
         "isthmus agent --pool site.yaml --state st --policy policy.yaml",
+        "isthmus agent --pool pool.yaml --cluster hangzhou --state /shared/agent --site slurm.yaml",
         "isthmus agent --pool site.yaml --state st --storage /data --sources sources.json",
     ],
 )
@@ -213,6 +215,10 @@ def agent(
         Path | None,
         typer.Option(metavar="POLICY.yaml", help="Limits for pool jobs: see `isthmus schema policy`."),
     ] = None,
+    site: Annotated[
+        Path | None,
+        typer.Option(metavar="SITE.yaml", help="The site's scheduler: see `isthmus schema site` (default: processes)."),
+    ] = None,
     storage: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The site's own storage folder; jobs' paths are below it."),
@@ -238,7 +244,7 @@ def agent(
     A cluster is bound to the first agent that reports for it, and the agent to its state folder and machine. Another
     one takes its place with --enrol, once nothing that the first one started can run any more (isthmus site show).
     """
-    site = import_extra("isthmus.agent", "agent")
+    agents = import_extra("isthmus.agent", "agent")
     settings = resolve_settings(env.variables, server=server, token_file=token_file, ca=ca)
     if settings.token is None:
         raise AuthError(
@@ -247,13 +253,14 @@ def agent(
         )
     require_secure_server(settings.server)
     own_cluster = _select_cluster(load_pool(pool), cluster)
-    owner_policy = _read_policy(policy, own_cluster)
+    owner_policy, site_file = _read_policy(policy, own_cluster), read_site(site, own_cluster)
     configure_logging(env, as_json=log_json)
     secrets = _hide_secrets(settings.token_file)
-    site.run_agent(
-        site.AgentConfig(
+    agents.run_agent(
+        agents.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
             state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
+            site=site_file,
             storage=storage, sources=sources, enrols=enrol, secrets=secrets,
             interactive=sys.stdin is not None and sys.stdin.isatty(),
         )
@@ -349,6 +356,18 @@ def _read_policy(file: Path | None, cluster: Cluster) -> OwnerPolicy:
         known = ", ".join(error.known)
         raise FileError(str(error), file=str(file), value=error.value, hint=f"{cluster.name} has {known}") from error
     return policy
+
+
+def read_site(file: Path | None, cluster: Cluster) -> SiteFile:
+    """Return the site file for `cluster`; raise `FileError` if it refers to unknown names."""
+    if file is None:
+        return SiteFile()
+    site = load_site(file)
+    try:
+        site.check_cluster(cluster)
+    except UnknownNameError as error:
+        raise name_error(file, ("node_groups", error.value), error.value, str(error), error.known) from error
+    return site
 
 
 def configure_logging(env: CliEnvironment, *, as_json: bool = False) -> None:

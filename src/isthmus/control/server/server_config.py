@@ -12,11 +12,14 @@ from isthmus.control.service.planner_process import SEARCH_CPU_S
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import Store
+from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import InputError
 from isthmus.core.pool import Pool
 
 DATABASE_FILE = "isthmus.db"
 """Name of the SQLite file in the state folder."""
+MAX_ADDRESS_BYTES = 4096
+"""Largest file with the address of a database."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,7 @@ def open_store(config: ServerConfig) -> Store:
 def read_database_address(file: Path) -> str:
     """Return the database address in `file`, which is one line; raise `InputError` otherwise."""
     try:
-        address = file.read_text(encoding="utf-8").strip()
+        address = read_within(file, MAX_ADDRESS_BYTES).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the database address cannot be read from {file}: {error}") from error
     if not address or "\n" in address:

@@ -112,7 +112,7 @@ class ControlService:
         num_planners: int = 1,
         quotas: Quotas | None = None,
     ) -> None:
-        self.store, self.pool_file, self.clock = store, pool_file, clock
+        self.store, self.pool_file, self.clock, self.quotas = store, pool_file, clock, quotas
         self._constructed = False
         self.audit = AuditLog(store, clock)
         self.gate = TokenGate(TokenRegistry(store, clock))

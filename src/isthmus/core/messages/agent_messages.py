@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.job import Job
@@ -264,17 +264,17 @@ class AgentReport(FrozenModel):
     identity: AgentIdentity | None = None
     run_lease_s: NonNegativeFloat = 0.0
     free_chips: Annotated[dict[Name, NonNegativeInt], Field(max_length=MAX_ENTRIES)]
-    parts: Annotated[tuple[ObservedPart, ...], Field(max_length=MAX_ENTRIES)] = ()
-    queue: Annotated[tuple[QueueEntry, ...], Field(max_length=MAX_ENTRIES)] = ()
-    local_jobs: Annotated[tuple[ObservedLocalJob, ...], Field(max_length=MAX_ENTRIES)] = ()
+    parts: Annotated[tuple[ObservedPart, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    queue: Annotated[tuple[QueueEntry, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    local_jobs: Annotated[tuple[ObservedLocalJob, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     free_storage_bytes: NonNegativeInt | None = None
     peer_address: PeerAddress | None = None
-    peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ENTRIES)] = ()
+    peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     checks: bool = False
-    preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ENTRIES)] = ()
+    preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     fence: Fence = 0
-    metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_ENTRIES)] = ()
-    logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_ENTRIES)] = ()
+    metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
 
     @model_validator(mode="after")
     def _check_workers(self) -> AgentReport:

@@ -23,6 +23,7 @@ from isthmus.train.checkpoint.find_valid_checkpoint import find_valid_checkpoint
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.memory_slot import Snapshot
 from isthmus.train.checkpoint.sites.fetch_shards import fetch_shards
+from isthmus.train.checkpoint.sites.kept_pieces import KeptPieces, remove_kept_pieces
 from isthmus.train.checkpoint.sites.peer_channel import PeerChannel
 from isthmus.train.checkpoint.sites.site_publisher import SitePublisher
 from isthmus.train.checkpoint.sites.site_recovery import FoundCheckpoint, complete_unfinished, find_checkpoint
@@ -119,22 +120,30 @@ class CheckpointManager:
         if found is None or self._channel is None:
             load_shards(folder, manifest.step, pieces)
         else:
-            self._fetch(folder / checkpoint_name(manifest.step), found, pieces)
+            self._fetch(folder, found, pieces)
         torch.set_rng_state(random_state.tensor)
         print(f"rank {rank}: resumed from {folder} after step {manifest.step}", flush=True)
         return Snapshot(manifest.step, manifest.samples, tensors)
 
-    def _fetch(self, place: Path, found: FoundCheckpoint, shards: Sequence[TensorShard]) -> None:
-        """Fill `shards` from the checkpoint `place` of all sites."""
+    def _fetch(self, folder: Path, found: FoundCheckpoint, shards: Sequence[TensorShard]) -> None:
+        """Fill `shards` from the checkpoint of all sites in `folder`; what is received is kept in the job's own."""
         if self._channel is None:
             raise RuntimeError("a checkpoint of all sites was found without a channel to them")
-        fetched = fetch_shards(
-            place, found.layout, found.holders, shards,
-            rank=self._spec.rank, stores=self._stores, channel=self._channel,
-        )  # fmt: skip
-        if fetched.moved:
+        rank, leads = self._spec.rank, self._spec.rank in self._stores.leaders
+        if leads:
+            remove_kept_pieces(self._folder, found.manifest)
+        with KeptPieces(self._folder, found.manifest, found.layout, rank) as kept:
+            fetched = fetch_shards(
+                folder / checkpoint_name(found.manifest.step), found.layout, found.holders, shards,
+                rank=rank, stores=self._stores, channel=self._channel, kept=kept,
+            )  # fmt: skip
+        self._communicator.barrier()
+        if leads:
+            remove_kept_pieces(self._folder)
+        if fetched.moved or fetched.kept:
             moved, needed = format_bytes(fetched.moved), format_bytes(fetched.needed)
-            print(f"rank {self._spec.rank}: received {moved} of {needed} from other sites", flush=True)
+            before = f", {format_bytes(fetched.kept)} by an earlier attempt" if fetched.kept else ""
+            print(f"rank {rank}: received {moved} of {needed} from other sites{before}", flush=True)
 
     def newest_step(self) -> int:
         """Return the step of the newest checkpoint that a rank sees, without verifying it; 0 without one."""
