@@ -24,6 +24,7 @@ from isthmus.control.queries.dry_run import (
 )
 from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue
 from isthmus.control.queries.history_page import history_page
+from isthmus.control.queries.job_ranks import job_ranks
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.token_admin import TokenAdmin
@@ -77,6 +78,7 @@ from isthmus.core.messages.api_views import (
 )
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.rank_views import RankView
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 
@@ -229,6 +231,10 @@ class ControlService:
             return query_job(coordinator.state, require_job(coordinator.state, job_id), now_s, paces, user)
 
         return answer_query(self._query(ask))[0]
+
+    def ranks(self, job_id: str) -> tuple[RankView, ...]:
+        """Return the ranks of a job with their addresses and peers; raises `ConflictError` without a plan."""
+        return self._query(lambda coordinator: job_ranks(coordinator.state, require_job(coordinator.state, job_id)))
 
     def dry_run(self, user: str, submission: Submission, *, exempt: bool = False) -> DryRun:
         """Return the plans, queue status, preemption victims and checks of a job without submitting it.

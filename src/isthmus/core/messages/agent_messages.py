@@ -51,12 +51,13 @@ def is_closer_to_root_cause(one: FailureCause | None, other: FailureCause | None
 
 
 class WorkerAddress(FrozenModel):
-    """The address where a rank listens inside its cluster."""
+    """The address where a rank listens inside its cluster; the agent adds its first device, `group/node/device`."""
 
     rank: NonNegativeInt
     cluster: Name
     host: str
     port: PositiveInt
+    device: Annotated[str, Field(max_length=200)] = ""
 
 
 class RankMap(FrozenModel):
