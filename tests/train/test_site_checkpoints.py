@@ -15,21 +15,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from isthmus.core.errors import IsthmusError, ProtocolError, UnavailableError
-from isthmus.core.job import Job
 from isthmus.train.checkpoint.checkpoint_folder import newest_valid, read_manifests, verify_rank_file
 from isthmus.train.checkpoint.layout.shard_files import rank_file_name
-from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
-from isthmus.train.checkpoint.sites.fetch_shards import FetchedBytes, fetch_shards
+from isthmus.train.checkpoint.sites.fetch_shards import fetch_shards
 from isthmus.train.checkpoint.sites.kept_pieces import KeptPieces, remove_kept_pieces
-from isthmus.train.checkpoint.sites.site_recovery import complete_unfinished, find_checkpoint
+from isthmus.train.checkpoint.sites.site_recovery import find_checkpoint
 from isthmus.train.checkpoint.sites.site_stores import SiteStores, choose_copy_holders, group_by_sight
-from tests.train.site_ranks import Rank, Sites
-from tests.train.worker_jobs import make_job, make_plan, run_job, started
+from tests.train.site_ranks import ROW_BYTES, ROWS, Rank, Sites, part_of, restore, save
+from tests.train.worker_jobs import at_site, make_job, make_plan, run_job, started
 
 SITES = ("north", "south", "west")
-ROWS = 6
-ROW_BYTES = 16
-"""A row of the tensor, which is a piece here."""
 Meet = Callable[..., Sites]
 
 
@@ -45,46 +40,6 @@ def meet(tmp_path: Path) -> Iterator[Meet]:
     yield start
     for one in attempts:
         one.close()
-
-
-def state(step: int) -> torch.Tensor:
-    """The whole tensor after `step` steps."""
-    return torch.arange(ROWS * 4.0).view(ROWS, 4) + 100 * step
-
-
-def part_of(rank: int, size: int, step: int) -> TensorShard:
-    """The rows of a rank."""
-    begin, end = ROWS * rank // size, ROWS * (rank + 1) // size
-    return TensorShard("weight/a", (ROWS, 4), (begin, 0), state(step)[begin:end].clone())
-
-
-def save(sites: Sites, step: int, **options: object) -> None:
-    """Let all ranks save their rows."""
-    size = len(sites.ranks)
-    sites.each(lambda one: one.save(step, [part_of(one.rank, size, step)], **options))
-
-
-def restore(sites: Sites) -> list[tuple[int, FetchedBytes]]:
-    """Let all ranks restore their rows; check them; return step and bytes of each."""
-    size = len(sites.ranks)
-
-    def load(one: Rank) -> tuple[int, FetchedBytes]:
-        complete_unfinished(one.folder, one.rank, one.stores, one.communicator)
-        found = find_checkpoint(one.folder, one.rank, one.stores, one.communicator)
-        if found is None:
-            return 0, FetchedBytes(0, 0)
-        step = found.manifest.step
-        shard = part_of(one.rank, size, 0)
-        place = one.folder / f"step-{step:08d}"
-        with KeptPieces(one.folder, found.manifest, found.layout, one.rank) as kept:
-            fetched = fetch_shards(
-                place, found.layout, found.holders, [shard],
-                rank=one.rank, stores=one.stores, channel=one.channel, kept=kept, piece_bytes=ROW_BYTES,
-            )  # fmt: skip
-        assert torch.equal(shard.tensor, part_of(one.rank, size, step).tensor)
-        return step, fetched
-
-    return sites.each(load)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=7), st.integers(0, 3))
@@ -395,12 +350,6 @@ def test_an_announced_length_is_bounded(meet: Meet) -> None:
         sites.transports[1].send(0, 1 << 41, "length", memoryview(length.to_bytes(8, "little", signed=True)))
         with pytest.raises(ProtocolError, match="announces"):
             sites.ranks[0].channel.receive_text(1, 0, 1 << 20)
-
-
-def at_site(job: Job, root: Path) -> Job:
-    """Return the job with the folders of a site that shares none."""
-    checkpoints = job.checkpoints.model_copy(update={"folder": str(root / "checkpoints")})
-    return job.model_copy(update={"checkpoints": checkpoints, "output": str(root / "output")})
 
 
 @pytest.mark.slow
