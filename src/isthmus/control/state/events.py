@@ -253,6 +253,18 @@ class LogRestored(_EventBase):
     gone: tuple[Name, ...] = ()
 
 
+class LogCompacted(_EventBase):
+    """The events up to `number` were replaced by the state after them; nothing else changes.
+
+    `digest` is the hash of the chain at that event, `state` the SHA-256 of the stored state.
+    """
+
+    kind: Literal["log-compacted"] = "log-compacted"
+    number: PositiveInt
+    digest: Digest
+    state: Digest
+
+
 class UnknownJobEnded(_EventBase):
     """An operator ended a job that runs at sites and that this log does not have."""
 
@@ -303,6 +315,7 @@ Event = Annotated[
     | SiteEnrolling
     | DeadlinePassed
     | EpochBegan
+    | LogCompacted
     | LogRestored
     | UnknownJobEnded
     | PoolSet
