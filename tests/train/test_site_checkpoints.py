@@ -21,6 +21,7 @@ from isthmus.train.checkpoint.sites.fetch_shards import fetch_shards
 from isthmus.train.checkpoint.sites.kept_pieces import KeptPieces, remove_kept_pieces
 from isthmus.train.checkpoint.sites.site_recovery import find_checkpoint
 from isthmus.train.checkpoint.sites.site_stores import SiteStores, choose_copy_holders, group_by_sight
+from isthmus.train.process.collect_export import choose_target, collect_export
 from tests.train.site_ranks import ROW_BYTES, ROWS, Rank, Sites, part_of, restore, save
 from tests.train.worker_jobs import at_site, make_job, make_plan, run_job, started
 
@@ -377,3 +378,67 @@ def test_a_run_over_sites_with_their_own_storage_survives_the_loss_of_a_site(tmp
     found = {name: one for file in output.glob("*.safetensors") for name, one in load_file(file).items()}
     assert found.keys() == reference.keys()
     assert all(torch.allclose(found[name], one, atol=1e-6) for name, one in reference.items())
+
+
+@pytest.mark.parametrize(
+    ("site", "clusters", "target"),
+    [
+        (None, "aab", 0),
+        ("a", "aab", 0),
+        ("b", "aab", 2),
+        ("b", "abcb", 1),
+        ("c", "ababc", 4),
+        ("d", "aab", 0),
+    ],
+)
+def test_the_model_goes_to_a_writer_at_the_chosen_site(site: str | None, clusters: str, target: int) -> None:
+    """Of its ranks one that exports, if there is one; without a choice, or apart from the job, the first writer."""
+    stores = SiteStores(tuple(map(clusters.index, clusters)), tuple(clusters))
+    assert choose_target(site, [0, 1], stores) == target
+
+
+def test_a_shared_output_folder_moves_nothing() -> None:
+    """If the chosen site sees the folder of the first writer, the model is there already."""
+    assert choose_target("b", [0, 1], SiteStores((0, 0, 2), ("a", "b", "c"))) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", ["b", "c"])
+def test_the_model_is_assembled_where_the_user_wants_it(tmp_path: Path, site: str) -> None:
+    """Three sites that share nothing: shards and tokenizer stream to a middle or the last site; no other has a part."""
+    job = make_job(tmp_path, steps=2, output_site=site)
+    jobs = [at_site(job, tmp_path / one) for one in "abc"]
+    run_job(tmp_path, jobs, make_plan(job, [1, 3, 4]))
+    for one in jobs:
+        names = {file.name for file in Path(one.output).iterdir()}
+        if Path(one.output).parent.name == site:
+            assert {"config.json", "model.safetensors.index.json", "tokenizer.json"} <= names
+            assert ".export" not in names
+        else:
+            assert names == {".isthmus-run"}
+    alone = run_job(tmp_path / "reference", job, make_plan(job, [1, 3, 4]))
+    assert alone.losses()
+    reference = {name: one for file in Path(job.output).glob("*.safetensors") for name, one in load_file(file).items()}
+    output = tmp_path / site / "output"
+    found = {name: one for file in output.glob("*.safetensors") for name, one in load_file(file).items()}
+    assert found.keys() == reference.keys()
+    assert all(torch.allclose(found[name], one, atol=1e-6) for name, one in reference.items())
+    assert (output / "tokenizer.json").read_bytes() == (Path(job.output) / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["../run.json", "config.json", "rank-00000-00000.safetensors", "tokenizer.json"])
+def test_an_exporting_rank_names_its_own_files_only(meet: Meet, tmp_path: Path, name: str) -> None:
+    """The second writer offers a path, a file of the first writer, or a tokenizer: nothing of it is written."""
+    sites = meet("north", "south")
+
+    def attack(one: Rank) -> None:
+        if one.rank == 1:
+            forged = {"name": name, "num_bytes": 1, "sha256": "0" * 64}
+            one.channel.send_text(0, 32, json.dumps({"files": [forged]}).encode())
+            return
+        with pytest.raises(UnavailableError, match="is refused"):
+            collect_export(tmp_path / "out", 0, [0, 1], 0, one.stores, one.channel)
+
+    sites.each(attack)
+    assert not [file for file in (tmp_path / "out").rglob("*") if file.is_file()]

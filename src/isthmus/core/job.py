@@ -217,7 +217,9 @@ class Job(FrozenModel):
     `ORG/NAME@REVISION`. `submit` replaces a name by the folder in this machine's cache, and notes the commit in
     `model_source`.
 
-    `output` receives the trained Hugging Face model; a folder with other content is refused. In `output` and
+    `output` receives the trained Hugging Face model; a folder with other content is refused. Where the sites share no
+    folder, that is the one at `output_site`, which takes part in every plan, else at the site of the first stage. In
+    `output` and
     `checkpoints.folder`, `{job}` stands for the job's id. `resume` continues from the newest checkpoint of
     another job (its id) or of a folder (a path with `/`), which stays unchanged. Another user's job needs a grant: it
     names the user in its `readers`, or the owner of the site grants it.
@@ -245,6 +247,7 @@ class Job(FrozenModel):
     training: TrainingConfig
     checkpoints: CheckpointConfig = CheckpointConfig()
     output: PathName
+    output_site: Name | None = None
     resume: PathName | ResumeSource | None = None
     readers: Annotated[tuple[Name, ...], Field(max_length=MAX_READERS)] = ()
     placement: PlacementConstraints = PlacementConstraints()
