@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.agent.adapters.local_adapter import LocalAdapter
+from isthmus.agent.adapters.scheduler_adapter import RankStart
 from isthmus.agent.containers.image_tool import build_image, unpack_image
 from isthmus.agent.containers.read_images import read_images
 from isthmus.agent.containers.worker_containers import BUNDLE, RENDER_FILE, WorkerContainers
@@ -79,7 +80,7 @@ class Site:
         _, started = containers.prepare(
             folder, spec, ["cpu-core/0/0"], None, protected=[self.folder / "secret"], also_read=[]
         )
-        self.adapter.start(folder, ["cpu-core/0/0"], started)
+        self.adapter.start(RankStart(folder=folder, cards=("cpu-core/0/0",), command=started))
         return folder
 
     def wait(self, folder: Path) -> int:

@@ -24,6 +24,9 @@ PLAN = Plan.model_validate(
 )
 
 
+NICS = [{"name": "eth0", "addresses": ["10.0.0.1", "10.0.0.2"]}]
+
+
 def make_pool(classes: tuple[str, str] = ("reserved", "reserved")) -> Pool:
     group = {"nodes": 2, "chips_per_node": 4, "cpus_per_node": 32, "memory_bytes_per_node": "64 GiB"}
     links = [
@@ -33,7 +36,7 @@ def make_pool(classes: tuple[str, str] = ("reserved", "reserved")) -> Pool:
     return Pool.model_validate(
         {
             "clusters": [
-                {"name": "a", "owner": "x", "node_groups": [{"chip": "H20", "driver": "550", **group}]},
+                {"name": "a", "owner": "x", "node_groups": [{"chip": "H20", "driver": "550", "nics": NICS, **group}]},
                 {"name": "b", "owner": "y", "node_groups": [{"chip": "A800", **group}]},
             ],
             "links": links,
@@ -44,6 +47,7 @@ def make_pool(classes: tuple[str, str] = ("reserved", "reserved")) -> Pool:
 def test_part_at_a_cluster() -> None:
     (made,) = make_blueprints(make_job(), "0123", PLAN, make_pool(), "a")
     assert (made.chip, made.driver, made.num_chips, made.world_size) == ("H20", "550", 1, 4)
+    assert made.nics == ("eth0",)
     assert (made.cpus, made.memory_bytes) == (8.0, 16 << 30)
     assert len(made.ranks) == 2
 

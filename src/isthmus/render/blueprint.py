@@ -17,7 +17,7 @@ class Blueprint:
     """A part as the scheduler hands it to rendering (`cross-domain-pooling.txt` 4.1.2, figure 9).
 
     `num_chips`, `cpus` and `memory_bytes` are what one worker has (None: not known, so not limited). `ranks` are those
-    of the part in this node group.
+    of the part in this node group, and `nics` the names of a node's network cards.
     """
 
     job: Job
@@ -33,6 +33,7 @@ class Blueprint:
     driver: str = ""
     cpus: float | None = None
     memory_bytes: int | None = None
+    nics: tuple[str, ...] = ()
     path: WideAreaPath = field(default_factory=WideAreaPath)
 
     @property
@@ -79,5 +80,6 @@ def _blueprint(
         driver=group.driver,
         cpus=None if group.cpus_per_node is None else group.cpus_per_node * share,
         memory_bytes=None if group.memory_bytes_per_node is None else int(group.memory_bytes_per_node * share),
+        nics=tuple(nic.name for nic in group.nics),
         path=path,
     )

@@ -137,11 +137,12 @@ def _code_mount(blueprint: Blueprint) -> Iterator[Setting]:
 
 
 def _resource_settings(blueprint: Blueprint) -> Iterator[Setting]:
-    """Yield the part's share of a node: chips, cores and memory, as far as the pool states them."""
+    """Yield what a worker has of its node: chips, network cards, cores and memory, as far as the pool states them."""
     origin = f"node group {blueprint.node_group}"
     values = {
         "chips.kind": blueprint.chip,
         "chips.count": blueprint.num_chips,
+        "nics": ",".join(blueprint.nics) or None,
         CPU_LIMIT: blueprint.cpus,
         MEMORY_LIMIT: blueprint.memory_bytes,
     }

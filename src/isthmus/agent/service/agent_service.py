@@ -192,7 +192,9 @@ class AgentService:
         if self._prober is not None:
             self._prober.apply_orders(orders)
         if orders.fence >= self.machine.fence:
-            self._run_keys |= {(one.job, one.attempt): WorkerKeys(keys=one.keys) for one in orders.run_keys}
+            self._run_keys |= {
+                (one.job, one.attempt): WorkerKeys(keys=one.keys, copies=one.copies) for one in orders.run_keys
+            }
         self._handle(OrdersReceived(now_s=self._clock(), orders=orders, sent_s=self._sent_s))
         self._run_keys = {key: one for key, one in self._run_keys.items() if key in self.machine.parts}
         if orders.fence >= self.machine.fence:

@@ -19,6 +19,7 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.json_log import JsonLineFormatter, PlainLineFormatter
 from isthmus.client.client_settings import DEFAULT_PORT, resolve_settings
 from isthmus.client.server_address import require_secure_server
+from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.algorithms.global_order import Objective
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.state.coordinator_config import CoordinatorConfig
@@ -81,6 +82,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --self-signed",
         "isthmus serve --state st --pool pool.yaml --objective throughput",
         "isthmus serve --state st --pool pool.yaml --high-priority-user ann --max-jobs-per-user 200",
+        "isthmus serve --state st --pool pool.yaml --keep-log-days 90 --archive-log /backup/events",
         "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
 )
@@ -114,6 +116,15 @@ def serve(
     search_cpu_s: Annotated[
         float, typer.Option("--search-cpu", metavar="SECONDS", min=1, help="CPU time of one search for plans.")
     ] = 20.0,
+    keep_log_days: Annotated[
+        float, typer.Option(metavar="DAYS", min=0, help="Age up to which events stay in the log.")
+    ] = 30.0,
+    keep_log_mib: Annotated[
+        int, typer.Option(metavar="MIB", min=1, help="Size from which the log is compacted earlier.")
+    ] = 512,
+    archive_log: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for a copy of the events that leave the log.")
+    ] = None,
     log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane, to which agents and users connect.
@@ -134,6 +145,8 @@ def serve(
             clusters_per_owner=max_clusters_per_owner, high_priority_users=frozenset(high_priority_user or ()),
         ),
         search_cpu_s=search_cpu_s,
+        compaction=CompactionPolicy(keep_s=keep_log_days * 86400.0, keep_bytes=keep_log_mib << 20),
+        archive=archive_log,
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
