@@ -243,13 +243,13 @@ class ControlService:
 
         return answer_query(self._query(ask))[0]
 
-    def dry_run(self, user: str, submission: Submission, *, exempt: bool = False) -> DryRun:
+    def dry_run(self, user: str, submission: Submission, *, exempt: bool = False, high: bool = False) -> DryRun:
         """Return the plans, queue status, preemption victims and checks of a job without submitting it.
 
         Raises the errors of a submission, `PlanError` if the job cannot be planned and `ConflictError` if the
         planner is busy.
         """
-        self.submissions.check(user, submission, exempt=exempt)
+        self.submissions.check(user, submission, exempt=exempt, high=high)
 
         def ask(coordinator: Coordinator) -> tuple[MakePlans, MakePlans]:
             self.submissions.settle(coordinator, user, submission, DRY_RUN_JOB_ID)
@@ -369,6 +369,7 @@ class ControlService:
         if live and folded.appended_here and isinstance(folded.event, PoolSet):
             rules = folded.event
             text = f"objective {rules.objective}, patience {rules.patience_s:g} s, {len(rules.links)} links"
+            text += f", half-life of usage {rules.half_life_s:g} s, {len(rules.share_weights)} weights"
             self.audit.record("policy-changed", None, detail=text)
         self.server_metrics.record_event(folded)
         if isinstance(folded.event, JobSubmitted):
