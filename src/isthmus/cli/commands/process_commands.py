@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, get_args
@@ -70,6 +72,10 @@ HighPriorityOption = Annotated[
     list[str] | None,
     typer.Option("--high-priority-user", metavar="NAME", help="User who may submit jobs of priority high; repeatable."),
 ]
+ShareOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="USER=WEIGHT", help="Share of a user among those of a priority; 1 by default; repeatable."),
+]
 KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
 
 
@@ -82,6 +88,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --self-signed",
         "isthmus serve --state st --pool pool.yaml --objective throughput",
         "isthmus serve --state st --pool pool.yaml --high-priority-user ann --max-jobs-per-user 200",
+        "isthmus serve --state st --pool pool.yaml --fair-share 168 --share ann=2",
         "isthmus serve --state st --pool pool.yaml --keep-log-days 90 --archive-log /backup/events",
         "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
@@ -103,6 +110,16 @@ def serve(
     objective: ObjectiveOption = "arrival",
     patience_s: PatienceOption = 3600.0,
     run_lease_s: RunLeaseOption = 900.0,
+    half_life_h: Annotated[
+        float,
+        typer.Option(
+            "--fair-share",
+            metavar="HOURS",
+            min=0,
+            help="Half-life of the chip-hours by which users of a priority are ordered; 0 orders by arrival.",
+        ),
+    ] = 24.0,
+    share: ShareOption = None,
     max_jobs_per_user: Annotated[
         int, typer.Option(metavar="N", min=1, help="Jobs of one user that have not ended.")
     ] = QUOTAS.live_jobs_per_user,
@@ -139,7 +156,10 @@ def serve(
     config = server.ServerConfig(
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
         database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
-        rules=CoordinatorConfig(objective=objective, patience_s=patience_s, run_lease_s=run_lease_s),
+        rules=CoordinatorConfig(
+            objective=objective, patience_s=patience_s, run_lease_s=run_lease_s,
+            half_life_s=half_life_h * 3600.0, share_weights=_parse_weights(share or ()),
+        ),
         quotas=Quotas(
             live_jobs_per_user=max_jobs_per_user, job_bytes=max_job_kib * 1024,
             clusters_per_owner=max_clusters_per_owner, high_priority_users=frozenset(high_priority_user or ()),
@@ -160,6 +180,20 @@ def serve(
         env.answer(found, lambda: _usage_text(found))
 
     server.run_server(config, announce)
+
+
+def _parse_weights(given: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """Return the weights of `USER=WEIGHT`; raise `InputError` for one that is no positive number."""
+    found: dict[str, float] = {}
+    for text in given:
+        user, _, weight = text.partition("=")
+        try:
+            found[user] = float(weight)
+        except ValueError:
+            found[user] = math.nan
+        if not user or not 0 < found[user] < math.inf:
+            raise InputError(f"--share {text}: it is no USER=WEIGHT with a positive weight", hint="--share ann=2")
+    return tuple(sorted(found.items()))
 
 
 def _usage_text(found: dict[str, Any]) -> str:

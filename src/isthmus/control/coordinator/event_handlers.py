@@ -187,6 +187,7 @@ def set_pool(state: PoolState, event: PoolSet) -> None:
     state.links = {PoolResource.link(link.source, link.target): link for link in event.links}
     state.objective, state.patience_s = event.objective, event.patience_s
     state.planner_turns = event.planner_turns
+    state.shares.configure(event.half_life_s, dict(event.share_weights), event.now_s)
     state.indexes.capacity_freed = state.indexes.capacity_added = True
     state.indexes.inventory_version += 1
 

@@ -249,13 +249,13 @@ class ControlService:
         """Return the ranks of a job with their addresses and peers; raises `ConflictError` without a plan."""
         return self._query(lambda coordinator: job_ranks(coordinator.state, require_job(coordinator.state, job_id)))
 
-    def dry_run(self, user: str, submission: Submission, *, exempt: bool = False) -> DryRun:
+    def dry_run(self, user: str, submission: Submission, *, exempt: bool = False, high: bool = False) -> DryRun:
         """Return the plans, queue status, preemption victims and checks of a job without submitting it.
 
         Raises the errors of a submission, `PlanError` if the job cannot be planned and `ConflictError` if the
         planner is busy.
         """
-        self.submissions.check(user, submission, exempt=exempt)
+        self.submissions.check(user, submission, exempt=exempt, high=high)
 
         def ask(coordinator: Coordinator) -> tuple[MakePlans, MakePlans]:
             self.submissions.settle(coordinator, user, submission, DRY_RUN_JOB_ID)
@@ -375,6 +375,7 @@ class ControlService:
         if live and folded.appended_here and isinstance(folded.event, PoolSet):
             rules = folded.event
             text = f"objective {rules.objective}, patience {rules.patience_s:g} s, {len(rules.links)} links"
+            text += f", half-life of usage {rules.half_life_s:g} s, {len(rules.share_weights)} weights"
             self.audit.record("policy-changed", None, detail=text)
         self.server_metrics.record_event(folded)
         if isinstance(folded.event, JobSubmitted):

@@ -107,8 +107,9 @@ class Leader:
         """Return the event with the operator's present links and queue settings."""
         rules, links = coordinator.state.config, self._pool_file.links if self._pool_file else ()
         return PoolSet(
-            now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s, planner_turns=True
-        )
+            now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s, planner_turns=True,
+            half_life_s=rules.half_life_s, share_weights=rules.share_weights,
+        )  # fmt: skip
 
 
 def log_failure(description: str, action: Callable[[], None]) -> None:

@@ -15,11 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pydantic_core
+from sortedcontainers import SortedList
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.state.coordinator_config import CoordinatorConfig
+from isthmus.control.state.indexes import Indexes, QueueKey
 from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
 from isthmus.control.state.site_records import ClusterRecord
+from isthmus.control.state.update_indexes import job_at_key
 from isthmus.control.store.column_codec import ColumnCodec, column_codec
 from isthmus.control.store.log_base import LogBase
 from isthmus.control.store.log_chain import LogDamagedError
@@ -27,8 +30,8 @@ from isthmus.core.errors import IsthmusError
 
 MAX_STATE_BYTES = 4 << 30
 """Largest state that a base is read into."""
-_DERIVED = frozenset({(PoolState, "live_jobs"), (ClusterRecord, "parts")})
-"""Fields whose records other fields hold: the jobs that have not ended, and the parts of jobs by cluster."""
+_DERIVED = frozenset({(PoolState, "live_jobs"), (ClusterRecord, "parts"), (Indexes, "queued_by_user")})
+"""Fields that follow from others: the jobs that have not ended, the parts of jobs by cluster, the queues of users."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +56,10 @@ def restore_state(body: bytes) -> PoolState:
     (stored,) = _codec().decode(pydantic_core.from_json(body), 1)
     state: PoolState = stored.state
     state.live_jobs = {job_id: job for job_id, job in state.jobs.items() if job.state not in TERMINAL_STATES}
+    queues = dict[str, list[QueueKey]]()
+    for key in state.indexes.order:
+        queues.setdefault(job_at_key(state, key).user, []).append(key)
+    state.indexes.queued_by_user = {user: SortedList(keys) for user, keys in queues.items()}
     for name, keys in stored.parts_by_cluster.items():
         record = state.clusters[name]
         record.parts = {(job, attempt): state.jobs[job].parts[attempt, name] for job, attempt in keys}

@@ -72,6 +72,7 @@ MIGRATIONS = (
         body BLOB NOT NULL
     );
     """,
+    "ALTER TABLE tokens ADD COLUMN high INTEGER NOT NULL DEFAULT 0",
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 

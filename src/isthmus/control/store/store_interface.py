@@ -34,6 +34,8 @@ class StoredToken(FrozenModel):
     expires_s: float | None = None
     revoked_s: float | None = None
     created_by: str = ""
+    # Grants priority `high` to the jobs that are submitted with it.
+    high: bool = False
 
     @property
     def id(self) -> str:
@@ -270,6 +272,7 @@ def token_version(tokens: Sequence[StoredToken]) -> tuple[float, ...]:
         sum(token.revoked_s is not None for token in tokens),
         sum(token.created_s for token in tokens),
         sum(token.expires_s or 0.0 for token in tokens),
+        sum(token.high for token in tokens),
     )
 
 
