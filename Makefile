@@ -47,7 +47,7 @@ house: $(READY)  ## print the figures that keep the code base in order, each wit
 
 audit:  ## compare the versions that CI installs with the published advisories; needs their server
 	test -x $(VENV)/audit/bin/pip-audit || { python3 -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install -q pip-audit; }
-	$(VENV)/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
+	sh scripts/audit.sh $(VENV)/audit/bin/pip-audit
 
 mutants: $(READY)  ## mutation testing; MUTANTS='isthmus.site.*' SAMPLE=200 SEED=1 CHILDREN=2 for a part of it
 	$(BIN)/python -m scripts.mutants --children $(CHILDREN) $(SAMPLE:%=--sample %) $(SEED:%=--seed %) $(MUTANTS)
