@@ -117,6 +117,38 @@ def test_a_higher_priority_goes_before_the_objective() -> None:
     assert global_order(jobs[:2], {Q: 3}, "throughput", 5.0).jobs == ("middle", "low")
 
 
+@pytest.mark.parametrize(("num", "exact"), [(64, True), (65, False)])
+def test_a_choice_is_exact_while_all_jobs_are_packed_together(num: int, exact: bool) -> None:
+    """64 of a priority; by arrival there is nothing to pack."""
+    jobs = [WaitingJob(job=f"j{n}", needs={Q: 1}, submitted_s=float(n)) for n in range(num)]
+    assert global_order(jobs, {Q: 3}, "throughput", 100.0).exact is exact
+    assert global_order(jobs, {Q: 3}, "arrival", 100.0).exact
+    others = [WaitingJob(job="low", needs={Q: 1}, submitted_s=0.0, priority="low")]
+    assert global_order([*jobs, *others], {Q: 3}, "throughput", 100.0).exact is exact
+
+
+def test_reserved_chips_are_lent_until_the_first_of_the_reservations_begins() -> None:
+    """Two jobs reserve at one queue: the one may start at 50, the other at 90; a queue without chips lends none."""
+    jobs = [
+        WaitingJob(job="first", needs={Q: 3}, submitted_s=0.0),
+        WaitingJob(job="second", needs={Q: 4}, submitted_s=1.0),
+        WaitingJob(job="short", needs={Q: 2}, submitted_s=60.0, run_s=45.0),
+        WaitingJob(job="long", needs={Q: 2}, submitted_s=61.0, run_s=55.0),
+        WaitingJob(job="away", needs={QUEUE1: 1}, submitted_s=62.0, run_s=1.0),
+    ]
+    releases = [Release(at_s=150.0, chips={Q: 1}), Release(at_s=190.0, chips={Q: 4})]
+
+    def order(*chosen: int) -> tuple[str, ...]:
+        found = global_order(
+            [jobs[n] for n in chosen], {Q: 2}, "utilisation", 100.0, releases=releases, patience_s=50.0
+        )
+        assert found.reserve == ("first", "second")
+        return found.start
+
+    assert order(0, 1, 2, 4) == ("short",)
+    assert order(0, 1, 3, 4) == ()
+
+
 def test_a_packing_cut_short_tries_each_job_that_was_left_out_first() -> None:
     """The best by value and by value per chip blocks two that are worth more together."""
     packing = pack_jobs([6.1, 5.0, 5.0], [{Q: 6}, {Q: 5}, {Q: 5}], {Q: 10}, node_limit=1)

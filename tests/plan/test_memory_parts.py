@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from isthmus.core.errors import PlanError
-from isthmus.plan.memory.backward_peak import LayerMemory, MicroBatchLoad, working_bytes
+from isthmus.core.plan import Plan
+from isthmus.plan.memory.backward_peak import LayerMemory, MicroBatchLoad, layer_memory, working_bytes
 from isthmus.plan.memory.plan_stage_memory import (
     max_in_flight,
     num_reducing_replicas,
@@ -280,3 +281,43 @@ def test_replicas_that_average_every_step_are_all_or_the_group():
     assert [num_reducing_replicas(plan, replica) for replica in range(3)] == [2, 2, 1]
     one = SimpleNamespace(replica=2, tp=1, cp=2, ep=1, sp=False)
     assert stage_degrees(plan, one) == StageDegrees(cp=2, dp=1)
+
+
+def test_local_steps_add_an_outer_optimizer_to_every_stage():
+    """From two steps on."""
+    plan = plan_of(layers=4, clusters="a", dp=2)
+    apart = plan.stages[1].model_copy(update={"cluster": "b"})
+    plan = Plan.model_validate(plan.model_dump() | {"stages": (plan.stages[0], apart)})
+    local = Plan.model_validate(plan.model_dump() | {"local_steps": 2})
+    every, some = (plan_stage_memory(one, DENSE, one.stages[:1], 0) for one in (plan, local))
+    assert some.optimizer_bytes - every.optimizer_bytes == 8 * DENSE.num_parameters
+
+
+def test_a_layer_is_cut_by_all_degrees():
+    """Each expert by tensor parallelism only where experts are not dealt out; a degree below 1 is refused."""
+    layer = SPARSE.layers[0]
+    assert StageDegrees(tp=4, sp=True).sharding(layer) == Sharding(tp=4, sp=True, etp=4, routed_per_token=2)
+    assert StageDegrees(tp=4, ep=2).sharding(layer) == Sharding(tp=4, ep=2, routed_per_token=2)
+    for name in ("tp", "cp", "ep", "dp"):
+        with pytest.raises(PlanError) as raised:
+            StageDegrees(**{name: 0})
+        assert str(raised.value) == f"{name} is 0 (a degree must be at least 1)"
+
+
+def test_the_largest_gradient_of_a_layer_is_that_of_all_its_experts_together():
+    """Of their gate and up projections, which are one tensor; of a dense layer it is the largest weight."""
+    load = MicroBatchLoad(tokens=8.0, sequence_length=8, precision_bytes=2)
+    sparse = layer_memory(SPARSE.layers[0], "none", Sharding(), load)
+    assert sparse.largest_gradient_elements == 8 * 2 * 4096 * 14336
+    dense = layer_memory(DENSE.layers[0], "none", Sharding(), load)
+    assert dense.largest_gradient_elements == 4 * 256 * 256
+    assert (dense.expert_parameters, sparse.expert_parameters) == (0, 8 * 3 * 4096 * 14336)
+
+
+def test_a_recomputed_layer_is_rebuilt_in_its_backward_pass():
+    """What it did not keep is live then."""
+    load = MicroBatchLoad(tokens=4096.0, sequence_length=4096, precision_bytes=2)
+    none, full = (layer_memory(DENSE.layers[0], mode, Sharding(), load) for mode in ("none", "full"))
+    assert full.activation_bytes < none.activation_bytes
+    rebuilt = none.activation_bytes - full.activation_bytes
+    assert full.working_bytes - none.working_bytes == pytest.approx(rebuilt)

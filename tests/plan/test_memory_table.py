@@ -7,6 +7,7 @@ import pytest
 from isthmus.core.errors import InputError
 from isthmus.core.units import GIB, MIB
 from isthmus.plan.memory.memory_table import MeshDegrees, memory_table
+from isthmus.plan.memory.stage_memory import StageDegrees
 from isthmus.plan.profile.component import Sharding
 from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.hand import model_of
@@ -184,3 +185,16 @@ def test_degrees_that_the_model_does_not_admit_are_refused_with_the_nearest(para
     assert str(raised.value) == f"{words} ({hint})"
     table("pp=4"), table("tp=16")
     memory_table(published("mixtral-8x7b"), MeshDegrees(ep=8), sequence_length=8)
+
+
+def test_the_worst_routing_sends_all_tokens_of_the_group_here():
+    """Attention and norms are the same; only the experts' activations grow."""
+    sparse = published("mixtral-8x7b")
+    moe = memory_table(sparse, MeshDegrees(ep=4), sequence_length=1024)["per_layer_activations"]["moe"]
+    layer, degrees = profile_model(sparse).layers[0], StageDegrees(ep=4)
+    kept = [
+        layer.feed_forward.activation_bytes(1024, 1024, 2, shard=degrees.sharding(layer, imbalance))
+        for imbalance in (0.0, 1.0)
+    ]
+    assert moe["worst"] - moe["balanced"] == pytest.approx(kept[1] - kept[0])
+    assert moe["worst"] > 2 * moe["balanced"]
