@@ -2,7 +2,7 @@
 
 It runs `benchmarks.SUBJECT` of this checkout and of another one by turns, each in its own checkout with its own
 sources, and prints every figure of both with the ratio of each round's pair. Options beside `--rounds` are the
-benchmark's. Both need the same packages: the environment of this command.
+benchmark's. Both need the same packages: the environment of this command. Ctrl-C ends it with the rounds so far.
 
   git worktree add ../old e72504a
   python -m scripts.compare_builds ../old wan_pipeline distance --quick
@@ -92,8 +92,15 @@ def compare(
     """Run both builds by turns, each first in every other round; return the pairs, and what only one build measures."""
     runs: dict[Path, list[Figures]] = {old: [], new: []}
     for turn in range(rounds):
-        for checkout in (old, new) if turn % 2 == 0 else (new, old):
-            runs[checkout].append(run(checkout, words))
+        try:
+            for checkout in (old, new) if turn % 2 == 0 else (new, old):
+                runs[checkout].append(run(checkout, words))
+        except KeyboardInterrupt:
+            if turn == 0:
+                raise
+            runs = {checkout: found[:turn] for checkout, found in runs.items()}
+            break
+        print(f"round {turn + 1} of {rounds} done", file=sys.stderr, flush=True)
     names = {name: unit for found in runs[new] for name, (_, unit) in found.items()}
     both = [name for name in names if all(name in found for side in runs.values() for found in side)]
     pairs = [

@@ -40,6 +40,19 @@ def test_each_build_is_first_in_every_other_round_and_ratios_are_of_one_round() 
     assert unpaired == ["of new", "of old"]
 
 
+def test_an_interrupted_comparison_has_its_whole_rounds() -> None:
+    """Ctrl-C in the second round: the figures are those of the first, of both builds."""
+    values = iter([1.0, 2.0, 4.0])
+
+    def run(_checkout: Path, _words: Sequence[str]) -> Figures:
+        try:
+            return {"step": (next(values), "s")}
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    assert compare(OLD, NEW, ["x"], 3, run) == ([Pair("step", "s", (1.0,), (2.0,))], [])
+
+
 def test_a_build_runs_its_own_sources(tmp_path: Path) -> None:
     """Each checkout's benchmark imports that checkout's package, and gets the options."""
     (tmp_path / "src").mkdir()
