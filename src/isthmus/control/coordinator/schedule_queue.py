@@ -86,7 +86,7 @@ def _may_start(state: PoolState, job: JobRecord, now_s: float) -> bool:
     """Return whether nothing but chips keeps the job from starting; otherwise its reason says what."""
     if state.restored is not None and not may_start_now(state, job):
         return False
-    return len(job.plan_parts) < 2 or may_start(state, job, now_s)
+    return may_start(state, job, now_s)
 
 
 def _may_reserve(state: PoolState, job: JobRecord, key: QueueKey, now_s: float) -> bool:
