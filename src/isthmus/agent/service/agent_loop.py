@@ -18,6 +18,11 @@ from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, LocalAdapter
 from isthmus.agent.adapters.worker_limits import check_rights, describe_isolation
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.file_transfer import read_sources
+from isthmus.agent.files.http_source import HttpReader
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.files.version_cache import VersionCache
+from isthmus.agent.files.version_fetcher import VersionFetcher
+from isthmus.agent.files.version_source import VersionSource
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.agent.service.own_address import own_address, resolve_host
 from isthmus.agent.service.state_identity import open_identity
@@ -38,6 +43,9 @@ POLL_S = 0.2
 
 STOP_MARGIN_S = 120.0
 """Wait for the end of killed workers when the agent stops, beyond their grace; a blocked disk can exceed it."""
+
+CACHE_FOLDER = "cache"
+"""Folder of copies of the catalogue in the state folder."""
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.2, 5.0
 
@@ -64,6 +72,8 @@ class AgentConfig:
     worker_command: tuple[str, ...] = WORKER_COMMAND
     # CA certificate to trust instead of the system's.
     ca: Path | None = None
+    # Folder for copies of the catalogue's versions; None: in the state folder.
+    cache: Path | None = None
     # The site's own storage folder for job files (None: all sites share one file system).
     storage: Path | None = None
     # JSON file with access to other sites' storage, see `read_sources`.
@@ -169,7 +179,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             return
         identity = open_identity(config.state, enrols=config.enrols)
         _log.info("workers of %s listen at %s, %s", config.cluster.name, host, _ports_text(config.ports))
-        rights = config.policy.workers
+        rights, fetcher = config.policy.workers, _file_fetcher(config)
         _log.info("%s", describe_isolation(rights, has_roots=bool(config.policy.storage.roots)))
         shell = AgentService(
             cluster=config.cluster,
@@ -182,7 +192,8 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             needs_keys=True,
             routes=config.routes,
             policy=config.policy,
-            fetcher=_file_fetcher(config),
+            fetcher=fetcher,
+            versions=_version_fetcher(config, fetcher, exchange),
             identity=identity,
             secrets=config.secrets,
         )
@@ -223,6 +234,13 @@ def _file_fetcher(config: AgentConfig) -> FileFetcher | None:
             f"the storage folder {config.storage} does not exist", hint="create it, or mount the site's storage there"
         )
     return FileFetcher(config.storage.absolute(), read_sources(config.sources) if config.sources else {})
+
+
+def _version_fetcher(config: AgentConfig, fetcher: FileFetcher | None, server: SyncClient) -> VersionFetcher:
+    cache = VersionCache(config.cache or config.state / CACHE_FOLDER, config.policy.fetch.cache_bytes)
+    storage = SiteStorage(config.policy.storage, fetcher.root if fetcher else None, cache)
+    http = HttpReader(policy=config.policy.fetch)
+    return VersionFetcher(cache, VersionSource(policy=config.policy.fetch, storage=storage, http=http), server.manifest)
 
 
 def stop_workers(loop: AgentLoop, *, saves_first: bool, at_once: threading.Event) -> None:
