@@ -83,7 +83,8 @@ class Prediction(FrozenModel):
     `gradient_gbps` maps `FROM>TO` to the mean gradient rate between clusters that hold the same layers.
     `storage_bytes` is what each stage adds at its cluster; data shared by its stages counts once.
     `mfu_fraction` is the model FLOPs utilisation without recomputation (0: not predicted), `currency` the unit of
-    `cost_per_iteration` as the pool file names it.
+    `cost_per_iteration` as the pool file names it. `bring_bytes` are those of the job's model, data and checkpoint that
+    clusters must bring before the start, which takes `bring_s`.
     """
 
     iteration_s: NonNegativeFloat
@@ -97,6 +98,8 @@ class Prediction(FrozenModel):
     currency: Currency = ""
     mfu_fraction: NonNegativeFloat = 0.0
     stage_times: tuple[StageTime, ...] = ()
+    bring_bytes: dict[Name, NonNegativeInt] = Field(default_factory=dict)
+    bring_s: NonNegativeFloat = 0.0
     assumptions: tuple[str, ...] = ()
 
 
@@ -331,6 +334,16 @@ class Plan(FrozenModel):
     def parts(self) -> tuple[PlanPart, ...]:
         """Split the plan into parts, one per cluster."""
         return tuple(PlanPart.from_plan(self, cluster) for cluster in self.clusters)
+
+    def reads_data(self, cluster: str) -> bool:
+        """Return whether a first or last stage, which read tokens and labels, is at `cluster`."""
+        return any(
+            first == 0 or end == self.num_layers
+            for replica in range(self.dp)
+            for stage, chunks in zip(self.pipeline(replica), self.chunk_layers(replica), strict=True)
+            if stage.cluster == cluster
+            for first, end in chunks
+        )
 
 
 def with_stored_rank_order(plan: Plan) -> Plan:

@@ -21,6 +21,11 @@ from isthmus.agent.containers.site_runtime import check_containers
 from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.file_transfer import read_sources
+from isthmus.agent.files.http_source import HttpReader
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.files.version_cache import VersionCache
+from isthmus.agent.files.version_fetcher import VersionFetcher
+from isthmus.agent.files.version_source import VersionSource
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.agent.service.own_address import own_address, resolve_host
 from isthmus.agent.service.state_identity import open_identity
@@ -45,6 +50,8 @@ STOP_MARGIN_S = 120.0
 
 _LOCAL_KIND = "local"
 """The kind of site whose workers the agent itself starts, in containers if the policy says so."""
+CACHE_FOLDER = "cache"
+"""Folder of copies of the catalogue in the state folder."""
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.2, 5.0
 
@@ -71,6 +78,8 @@ class AgentConfig:
     worker_command: tuple[str, ...] = WORKER_COMMAND
     # CA certificate to trust instead of the system's.
     ca: Path | None = None
+    # Folder for copies of the catalogue's versions; None: in the state folder.
+    cache: Path | None = None
     # The site's own storage folder for job files (None: all sites share one file system).
     storage: Path | None = None
     # JSON file with access to other sites' storage, see `read_sources`.
@@ -181,7 +190,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             return
         identity = open_identity(config.state, enrols=config.enrols)
         _log.info("workers of %s listen at %s, %s", config.cluster.name, host, _ports_text(config.ports))
-        rights = config.policy.workers
+        rights, fetcher = config.policy.workers, _file_fetcher(config)
         _log.info("%s", describe_isolation(rights, has_roots=bool(config.policy.storage.roots)))
         shell = AgentService(
             cluster=config.cluster,
@@ -194,7 +203,8 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             needs_keys=True,
             routes=config.routes,
             policy=config.policy,
-            fetcher=_file_fetcher(config),
+            fetcher=fetcher,
+            versions=_version_fetcher(config, fetcher, exchange),
             identity=identity,
             containers=containers,
             secrets=config.secrets,
@@ -257,6 +267,13 @@ def _file_fetcher(config: AgentConfig) -> FileFetcher | None:
             f"the storage folder {config.storage} does not exist", hint="create it, or mount the site's storage there"
         )
     return FileFetcher(config.storage.absolute(), read_sources(config.sources) if config.sources else {})
+
+
+def _version_fetcher(config: AgentConfig, fetcher: FileFetcher | None, server: SyncClient) -> VersionFetcher:
+    cache = VersionCache(config.cache or config.state / CACHE_FOLDER, config.policy.fetch.cache_bytes)
+    storage = SiteStorage(config.policy.storage, fetcher.root if fetcher else None, cache)
+    http = HttpReader(policy=config.policy.fetch)
+    return VersionFetcher(cache, VersionSource(policy=config.policy.fetch, storage=storage, http=http), server.manifest)
 
 
 def stop_workers(loop: AgentLoop, *, saves_first: bool, at_once: threading.Event) -> None:

@@ -19,6 +19,7 @@ from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, open_t
 from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.files.version_fetcher import VersionFetcher
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
 from isthmus.agent.service.agent_state_folder import (
     AgentStateFolder,
@@ -86,7 +87,8 @@ class AgentService:
     """The agent of one site: its state machine, adapter and state folder; `identity` binds it to the folder.
 
     `clock` is `boot_time_s`, by which workers judge their lease, `wall_clock` counts from the epoch; both in seconds.
-    `fetcher` copies job files to the site's own storage folder (None: all sites share a file system). Workers listen at
+    `fetcher` copies job files to the site's own storage folder (None: all sites share a file system), `versions` those
+    of the catalogue to its cache (None: the site brings none). Workers listen at
     `host`, within `ports` if given. With `checks_peers` the agent takes part in the checks that sites reach each other.
     No worker may read the files `secrets`. Workers start with the keys that the server sent for their links; without
     them, with `needs_keys` or beyond loopback, they do not start.
@@ -106,6 +108,7 @@ class AgentService:
         routes: Path | None = None,
         policy: OwnerPolicy | None = None,
         fetcher: FileFetcher | None = None,
+        versions: VersionFetcher | None = None,
         identity: AgentIdentity | None = None,
         containers: WorkerContainers | None = None,
         secrets: Sequence[Path] = (),
@@ -137,7 +140,10 @@ class AgentService:
             has_own_storage=fetcher is not None,
             now_s=clock(),
         )
-        self._storage = SiteStorage(self.policy.storage, fetcher.root if fetcher else None)
+        self._versions = versions
+        self._storage = SiteStorage(
+            self.policy.storage, fetcher.root if fetcher else None, versions.cache if versions else None
+        )
         act_as = partial(act_as_user, self.policy.workers)
         self._preflights = PreflightRunner(cluster.name, self._storage, clock, act_as=act_as)
         self.outbox = TelemetryOutbox(self.state_folder.runs)
@@ -199,6 +205,9 @@ class AgentService:
         self._run_keys = {key: one for key, one in self._run_keys.items() if key in self.machine.parts}
         if orders.fence >= self.machine.fence:
             self._preflights.update(orders.preflights)
+            if self._versions is not None:
+                parts = [one for one in orders.parts if one.desired != "released"]
+                self._versions.update((one for part in parts for one in part.versions), orders.drop_copies)
 
     @property
     def num_running(self) -> int:
@@ -211,6 +220,8 @@ class AgentService:
             self._prober.close()
             self._prober = None
         self._preflights.close()
+        if self._versions is not None:
+            self._versions.close()
         self._handle(ShutdownRequested(now_s=self._clock(), saves_first=saves_first))
 
     def report(self, incarnation: str) -> tuple[AgentReport, TelemetryBatch]:
@@ -235,6 +246,8 @@ class AgentService:
             peer_checks=self._prober.checks() if self._prober else (),
             checks=True,
             preflights=self._preflights.answers(),
+            copies=self._versions.copies() if self._versions else None,
+            fetch_gbps=self._versions.fetch_gbps if self._versions else None,
             fence=self.machine.fence,
             metrics=tuple(batch.metrics),
             logs=tuple(batch.logs),

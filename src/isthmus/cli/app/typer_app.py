@@ -25,6 +25,7 @@ from isthmus.cli.commands import (
     simulate_pool_commands,
     site_commands,
 )
+from isthmus.cli.commands.catalogue import catalogue_commands
 from isthmus.cli.demo import demo_command
 from isthmus.cli.setup import doctor_command, init_command
 
@@ -63,6 +64,7 @@ _COMMAND_MODULES = (
     report_commands,
     pool_commands,
     site_commands,
+    catalogue_commands,
     search_commands,
     simulate_pool_commands,
     plan_commands,

@@ -129,6 +129,9 @@ def serve(
     max_clusters_per_owner: Annotated[
         int, typer.Option(metavar="N", min=1, help="Clusters of one owner beside those of the pool file.")
     ] = QUOTAS.clusters_per_owner,
+    max_versions_per_user: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Versions of one user in the catalogue of models and data.")
+    ] = QUOTAS.versions_per_user,
     high_priority_user: HighPriorityOption = None,
     search_cpu_s: Annotated[
         float, typer.Option("--search-cpu", metavar="SECONDS", min=1, help="CPU time of one search for plans.")
@@ -162,7 +165,8 @@ def serve(
         ),
         quotas=Quotas(
             live_jobs_per_user=max_jobs_per_user, job_bytes=max_job_kib * 1024,
-            clusters_per_owner=max_clusters_per_owner, high_priority_users=frozenset(high_priority_user or ()),
+            clusters_per_owner=max_clusters_per_owner, versions_per_user=max_versions_per_user,
+            high_priority_users=frozenset(high_priority_user or ()),
         ),
         search_cpu_s=search_cpu_s,
         compaction=CompactionPolicy(keep_s=keep_log_days * 86400.0, keep_bytes=keep_log_mib << 20),
@@ -274,6 +278,10 @@ def agent(
         Path | None,
         typer.Option(metavar="FILE", help="Access to other sites' storage: JSON, by cluster."),
     ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Copies of the catalogue's models and data (default: in the state folder)."),
+    ] = None,
     enrol: Annotated[
         bool, typer.Option("--enrol", help="Take the place of the cluster's enrolled agent, whose state is lost.")
     ] = False,
@@ -309,7 +317,7 @@ def agent(
             server=settings.server, token=settings.token, cluster=own_cluster,
             state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
             site=site_file, pool=whole_pool,
-            storage=storage, sources=sources, enrols=enrol, secrets=secrets,
+            storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,
             interactive=sys.stdin is not None and sys.stdin.isatty(),
         )
     )  # fmt: skip

@@ -6,6 +6,7 @@ Each returns whether the event changes the state, and raises `ConflictError` or 
 from __future__ import annotations
 
 from isthmus.control.coordinator.agent_reports import report_differs
+from isthmus.control.queries.catalogue_versions import missing_versions
 from isthmus.control.queries.enrolled_agent import admit_agent
 from isthmus.control.queries.peer_checks import describe_unreached, unreached_pairs
 from isthmus.control.queries.preemption_victims import victims_suffice
@@ -116,6 +117,8 @@ def admit_preemption(state: PoolState, event: PreemptionAgreed) -> bool:
         raise ConflictError(f"job {job.id} cannot start: {hold_reason(state, job)}")
     if unreached_pairs(state, job.plan_parts):
         raise ConflictError(f"job {job.id} cannot start: {describe_unreached(state, job.plan_parts)}")
+    if missing := missing_versions(state, job):
+        raise ConflictError(f"job {job.id} cannot start: {', '.join(missing)} must bring its model and data first")
     if needs_preflight(state, job) and not has_passed_once(job):
         raise ConflictError(
             f"the sites of plan {job.plan.id} have not passed the checks of job {job.id} yet, so it cannot take chips",

@@ -21,6 +21,7 @@ from isthmus.control.coordinator.plan_requests import (
 )
 from isthmus.control.coordinator.reachability import may_start
 from isthmus.control.coordinator.wound_wait import wound
+from isthmus.control.queries.catalogue_versions import missing_versions
 from isthmus.control.queries.preflight_status import executes_checks, needs_preflight
 from isthmus.control.state import ledger
 from isthmus.control.state.indexes import QueueKey
@@ -88,6 +89,8 @@ def _start_newly_queued(state: PoolState, now_s: float) -> bool:
 def _may_start(state: PoolState, job: JobRecord, now_s: float) -> bool:
     """Return whether nothing but chips keeps the job from starting; otherwise its reason says what."""
     if state.restored is not None and not may_start_now(state, job):
+        return False
+    if job.versions and missing_versions(state, job):
         return False
     return may_start(state, job, now_s)
 

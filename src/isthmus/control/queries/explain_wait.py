@@ -13,6 +13,7 @@ from itertools import islice
 
 from isthmus.control.algorithms.global_order import Objective, Release, WaitingJob
 from isthmus.control.algorithms.start_forecast import RUNTIME_SPREAD, StartForecast, forecast_starts
+from isthmus.control.queries.bring_forecast import bring_times, describe_bringing
 from isthmus.control.queries.forecast_inputs import (
     ProgressByJob,
     awaits_choice,
@@ -55,6 +56,8 @@ class WaitQuery:
     releases: tuple[Release, ...]
     # The jobs of the queue by id, as the viewer may see them.
     jobs_ahead: Mapping[str, JobAhead]
+    # The seconds until the sites of a job have brought its model and data, by job id.
+    bring_times_s: Mapping[str, float]
     now_s: float
     objective: Objective
     patience_s: float
@@ -128,9 +131,10 @@ def _build_query(
     progress: ProgressByJob,
     viewer: str | None,
 ) -> WaitQuery:
+    asked = list(jobs)
     plans = [(job, plan) for job in waiting if (plan := wanted_plan(job)) is not None]
     return WaitQuery(
-        statuses=tuple(_queue_status(state, job) for job in jobs),
+        statuses=tuple(_queue_status(state, job) for job in asked),
         waiting=tuple(
             waiting_job_of(job, plan, progress, turn if is_fair(state) else 0) for turn, (job, plan) in enumerate(plans)
         ),
@@ -141,6 +145,7 @@ def _build_query(
         },
         releases=tuple(expected_releases(state, now_s, progress)),
         jobs_ahead={job.id: _job_ahead(job, viewer) for job in waiting},
+        bring_times_s=bring_times(state, asked),
         now_s=now_s,
         objective=state.objective,
         patience_s=state.patience_s,
@@ -152,9 +157,11 @@ def _queue_status(state: PoolState, job: JobRecord) -> QueueStatus:
     refused = job.plans.refused if job.plans and plan is None else ()
     if plan is not None and is_pending(job):
         refused = (*refusals(state, wanted_needs(job)), *refused)
-    notes = (f"as if plan {plan.id} were chosen now",) if plan is not None and awaits_choice(job) else ()
+    notes = [f"as if plan {plan.id} were chosen now"] if plan is not None and awaits_choice(job) else []
     if is_fair(state) and is_pending(job):
-        notes = (*notes, share_note(state, job))
+        notes.append(share_note(state, job))
+    if is_pending(job) and (bringing := describe_bringing(state, job)):
+        notes.append(f"{bringing} before it starts")
     return QueueStatus(
         id=job.id,
         name=job.submission.job.name,
@@ -166,7 +173,7 @@ def _queue_status(state: PoolState, job: JobRecord) -> QueueStatus:
         place=_queue_place(state, job),
         refused=refused,
         needs={cut.cluster: dict(cut.chips) for cut in wanted_parts(job)} if is_pending(job) else {},
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -186,7 +193,8 @@ def _with_forecast(status: QueueStatus, forecast: StartForecast | None, query: W
         ("earliest_s", forecast.earliest_s),
         ("latest_s", forecast.latest_s),
     )
-    known = {name: max(at_s, query.now_s) for name, at_s in times if not math.isinf(at_s)}
+    ready_s = query.now_s + query.bring_times_s.get(status.id, 0.0)
+    known = {name: max(at_s, ready_s) for name, at_s in times if not math.isinf(at_s)}
     ahead = tuple(query.jobs_ahead[job] for job in forecast.ahead)
     notes = (*(FORECAST_NOTES if "start_s" in known else NO_FORECAST_NOTES), *status.notes)
     return status.model_copy(update={"ahead": ahead, "notes": notes, **known})
@@ -215,6 +223,8 @@ def _reason(state: PoolState, job: JobRecord, plan: Plan | None) -> str:
     )
     if where:
         return f"{plan.id} waits for resources at {', '.join(where)}"
+    if bringing := describe_bringing(state, job):
+        return f"waits for its model and data: {bringing}"
     if is_checking(job) and job.preflight is not None:
         return f"{', '.join(job.preflight.waits_for)} must check the job's files and storage before it starts"
     if not ledger.fits(state, job.needs or {}, state.indexes.reserved):

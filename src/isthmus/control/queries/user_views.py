@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from isthmus.control.queries.agent_orders import count_misplaced, held_parts, site_queue
+from isthmus.control.queries.bring_forecast import describe_bringing
+from isthmus.control.queries.catalogue_versions import missing_versions
 from isthmus.control.queries.preemption_victims import find_victims
 from isthmus.control.queries.preflight_status import has_passed_once, needs_preflight
 from isthmus.control.queries.shortages import describe_shortages
@@ -198,6 +200,8 @@ def _wait_reason(state: PoolState, job: JobRecord) -> str:
     lacks = describe_shortages(state, job.needs or {})
     if lacks:
         why = f"plan {job.plan.id} does not fit now: {lacks}"
+    elif bringing := describe_bringing(state, job):
+        why = f"waits for its model and data: {bringing}"
     elif is_checking(job) and job.preflight is not None:
         why = f"{', '.join(job.preflight.waits_for)} must check the job's files and storage before it starts"
     elif not ledger.fits(state, job.needs or {}, state.indexes.reserved):
@@ -223,6 +227,8 @@ def _part_view(state: PoolState, part: PartRecord) -> PartView:
 def _offered_victims(state: PoolState, job: JobRecord) -> Iterator[VictimView]:
     """Yield the jobs that it could preempt, once its sites have passed its checks."""
     if job.id in state.jobs and needs_preflight(state, job) and not has_passed_once(job):
+        return
+    if missing_versions(state, job):
         return
     for source in find_victims(state, job):
         for one in source.victims:

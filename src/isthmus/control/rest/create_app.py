@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 import isthmus
 from isthmus.control.rest.access_endpoints import access_router
 from isthmus.control.rest.body_limit import BodyLimits, BodySizeMiddleware, BodyTooLargeError
+from isthmus.control.rest.catalogue_endpoints import catalogue_router
 from isthmus.control.rest.endpoints import check_protocol, metrics_router, router
 from isthmus.control.rest.event_stream import OpenStreams
 from isthmus.control.rest.interface_page import interface_page
@@ -38,6 +39,7 @@ def create_app(service: ControlService) -> FastAPI:
     app.include_router(router)
     app.include_router(metrics_router)
     app.include_router(access_router)
+    app.include_router(catalogue_router)
     _describe(app)
     quotas = service.quotas
     app.add_middleware(BodySizeMiddleware, limits=BodyLimits(quotas.job_bytes if quotas else None))

@@ -16,6 +16,7 @@ from isthmus.control.coordinator.admission import require_job, require_plan
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.placement import check_owner_name
 from isthmus.control.queries.accepted_output import name_clusters
+from isthmus.control.queries.catalogue_versions import pin_versions
 from isthmus.control.queries.dry_run import (
     DRY_RUN_JOB_ID,
     checking_sites,
@@ -28,6 +29,7 @@ from isthmus.control.queries.history_page import history_page
 from isthmus.control.queries.job_ranks import job_ranks
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.service.access.audit_log import AuditLog
+from isthmus.control.service.access.catalogue_access import CatalogueAccess
 from isthmus.control.service.access.token_admin import TokenAdmin
 from isthmus.control.service.access.token_gate import TokenGate
 from isthmus.control.service.access.token_registry import TokenRegistry
@@ -161,6 +163,7 @@ class ControlService:
             before_compaction,
         )
         self.submissions = Submissions(self._actor, pool_file, clock, quotas=quotas)
+        self.catalogue = CatalogueAccess(self._actor, self.audit, clock, quotas)
         self._dry_run_checks = DryRunChecks(clock)
         self.agents = AgentSessions(
             self._actor,
@@ -249,19 +252,21 @@ class ControlService:
         """Return the ranks of a job with their addresses and peers; raises `ConflictError` without a plan."""
         return self._query(lambda coordinator: job_ranks(coordinator.state, require_job(coordinator.state, job_id)))
 
-    def dry_run(self, user: str, submission: Submission, *, exempt: bool = False, high: bool = False) -> DryRun:
+    def dry_run(self, user: str, given: Submission, *, exempt: bool = False, high: bool = False) -> DryRun:
         """Return the plans, queue status, preemption victims and checks of a job without submitting it.
 
         Raises the errors of a submission, `PlanError` if the job cannot be planned and `ConflictError` if the
         planner is busy.
         """
-        self.submissions.check(user, submission, exempt=exempt, high=high)
+        self.submissions.check(user, given, exempt=exempt, high=high)
 
-        def ask(coordinator: Coordinator) -> tuple[MakePlans, MakePlans]:
-            self.submissions.settle(coordinator, user, submission, DRY_RUN_JOB_ID)
-            return dry_run_requests(coordinator.state, user, submission)
+        def ask(coordinator: Coordinator) -> tuple[Submission, tuple[MakePlans, MakePlans]]:
+            self.submissions.settle(coordinator, user, given, DRY_RUN_JOB_ID)
+            pinned = given.model_copy(update={"job": pin_versions(coordinator.state, user, given.job)})
+            return pinned, dry_run_requests(coordinator.state, user, pinned)
 
-        plans = find_plans(self._query(ask), self._planner_queue.plan_now)
+        submission, asks = self._query(ask)
+        plans = find_plans(asks, self._planner_queue.plan_now)
         now_s, paces = self.clock(), self._progress.job_progress()
         asked = self._query(lambda c: query_dry_run(c.state, user, submission, plans, now_s, paces))
         sites = self._query(lambda coordinator: checking_sites(coordinator.state))

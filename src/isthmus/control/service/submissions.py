@@ -156,8 +156,9 @@ def check_content(submission: Submission) -> None:
 
 def _has_content(coordinator: Coordinator, job_id: str, submission: Submission) -> bool:
     """Return whether a job has the content of `submission`: its fields and its model."""
-    stored = coordinator.state.jobs[job_id].submission
-    return stored.model == submission.model and is_settled_as(stored.job, submission.job, job_id)
+    known = coordinator.state.jobs[job_id]
+    stored = known.submission
+    return stored.model == submission.model and is_settled_as(stored.job, submission.job, job_id, known.user)
 
 
 def _error_of(check: Callable[[], None]) -> IsthmusError | None:

@@ -15,7 +15,8 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, TypeAdapter, ValidationError
 
 from isthmus.control.algorithms.global_order import Objective
-from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from isthmus.core.catalogue import ContentDigest, EntryKind, FileManifest, HeldCopy, SourceUrl
 from isthmus.core.errors import ProtocolError
 from isthmus.core.messages.agent_messages import (
     MAX_DETAIL_CHARS,
@@ -31,6 +32,8 @@ from isthmus.core.messages.agent_messages import (
 )
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.messages.preflight import PreflightAnswer
+from isthmus.core.messages.site_fetch import SiteFetch
+from isthmus.core.model import Model
 from isthmus.core.plan import PlanSet, with_stored_rank_order
 from isthmus.core.pool import Cluster, Link
 
@@ -141,6 +144,8 @@ class AgentReported(_EventBase):
     peer_address: PeerAddress | None = None
     peer_checks: tuple[PeerCheck, ...] = ()
     checks: bool = False
+    copies: Annotated[tuple[HeldCopy, ...] | None, Field(exclude_if=lambda copies: copies is None)] = None
+    fetch_gbps: Annotated[PositiveFloat | None, Field(exclude_if=operator.not_)] = None
 
     @classmethod
     def from_report(cls, report: AgentReport, now_s: float) -> AgentReported:
@@ -159,6 +164,8 @@ class AgentReported(_EventBase):
             peer_address=report.peer_address,
             peer_checks=report.peer_checks,
             checks=report.checks,
+            copies=report.copies,
+            fetch_gbps=report.fetch_gbps,
         )
 
 
@@ -272,6 +279,39 @@ class UnknownJobEnded(_EventBase):
     job_id: Name
 
 
+class VersionAdded(_EventBase):
+    """A user added a version to an entry of its own, which may be new; `model` are the dimensions of a model."""
+
+    kind: Literal["version-added"] = "version-added"
+    entry_kind: EntryKind
+    owner: Name
+    name: Name
+    source: SourceUrl
+    manifest: FileManifest
+    model: Model | None = None
+
+
+class EntryGranted(_EventBase):
+    """The owner of an entry granted it to `user`, or took the grant back."""
+
+    kind: Literal["entry-granted"] = "entry-granted"
+    entry_kind: EntryKind
+    owner: Name
+    name: Name
+    user: Name
+    granted: bool
+
+
+class VersionRemoved(_EventBase):
+    """The owner of an entry removed a version, or with None the entry."""
+
+    kind: Literal["version-removed"] = "version-removed"
+    entry_kind: EntryKind
+    owner: Name
+    name: Name
+    version: ContentDigest | None = None
+
+
 class PoolSet(_EventBase):
     """The operator's links and the objective of the queue (`isthmus.control.algorithms.global_order`).
 
@@ -321,6 +361,9 @@ Event = Annotated[
     | LogCompacted
     | LogRestored
     | UnknownJobEnded
+    | VersionAdded
+    | EntryGranted
+    | VersionRemoved
     | PoolSet
     | Restarted,
     Field(discriminator="kind"),
@@ -349,6 +392,8 @@ class MakePlans(FrozenModel):
     free_chips: dict[Name, dict[Name, NonNegativeInt]]
     free_storage_bytes: dict[Name, NonNegativeInt] = Field(default_factory=dict)
     free_gbps: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    # What clusters would have to bring first; those without an entry nothing.
+    fetches: dict[Name, SiteFetch] = Field(default_factory=dict)
 
 
 class JobChanged(FrozenModel):

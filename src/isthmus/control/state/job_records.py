@@ -12,6 +12,7 @@ from typing import Literal
 from isthmus.control.algorithms.fair_share import FairShare
 from isthmus.control.algorithms.global_order import Objective, WaitingJob
 from isthmus.control.preflight.preflight_record import PreflightRecord
+from isthmus.control.state.catalogue_records import EntryKey, EntryRecord, JobVersion, job_versions
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.indexes import Indexes
 from isthmus.control.state.job_history import JobHistory
@@ -62,6 +63,8 @@ class JobRecord:
     # Link bandwidth is allocated to the job (`placement.network`).
     reserves_network: bool
     max_restarts: int
+    # The versions of the catalogue that it uses.
+    versions: tuple[JobVersion, ...]
     # The user's deadline.
     user_deadline_s: float | None
     state: JobState = "planning"
@@ -159,6 +162,7 @@ class JobRecord:
             auto_plan=job.policy == "auto",
             reserves_network=job.placement.network,
             max_restarts=job.max_restarts,
+            versions=job_versions(job),
             user_deadline_s=now_s + job.deadline_s if job.deadline_s else None,
         )
 
@@ -228,6 +232,10 @@ class PoolState:
     # Number of checks ever ordered of the way from one site to another.
     num_peer_checks: int = 0
     clusters: dict[str, ClusterRecord] = field(default_factory=dict)
+    # Models and data sets by kind, owner and name.
+    catalogue: dict[EntryKey, EntryRecord] = field(default_factory=dict)
+    # By owner and version: the number of entries that have it.
+    num_entries: dict[tuple[str, str], int] = field(default_factory=dict)
     # The operator's links.
     links: dict[PoolResource, Link] = field(default_factory=dict)
     # Allocated bandwidth of each link, in kbit/s.

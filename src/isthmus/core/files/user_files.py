@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import FileError
 from isthmus.core.files.validation_errors import suggest_name, to_file_error
@@ -94,7 +95,7 @@ def _resolve_paths(job: Job, file: Path) -> Job:
     base = file.resolve().parent
 
     def absolute(text: str) -> str:
-        return text if "://" in text else str(base / _expand_home(text))
+        return text if "://" in text or is_catalogue_name(text) else str(base / _expand_home(text))
 
     data = job.data.model_copy(
         update={
