@@ -15,8 +15,8 @@ from isthmus.control.state import ledger
 from isthmus.control.state.job_records import TERMINAL_STATES
 from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.messages.queue_status import QueueStatus
-from isthmus.core.plan import Plan, Prediction
-from tests.control.driver import Driver
+from isthmus.core.plan import SEARCH_ENDED_EARLY, Plan, Prediction
+from tests.control.driver import Driver, checked_pool
 from tests.control.samples import plan
 
 
@@ -130,6 +130,39 @@ def test_other_users_jobs_stand_in_the_queue_without_their_names(busy: Driver) -
     assert answer_query(query_queue(state, busy.now_s, {}, "somebody")) == ()
     assert [one.id for one in answer_query(query_queue(state, busy.now_s, {}, None))] == ["next", "last"]
     assert [one.id for one in answer_query(query_queue(state, busy.now_s, {}, "u", limit=1))] == ["next"]
+
+
+def test_chips_that_are_free_may_be_reserved_for_a_job_ahead() -> None:
+    """Both places say so: the queue's status and the job's own view."""
+    pool = Driver("a")
+    pool.submit("long", timed(*"aaa", seconds=100.0))
+    pool.obey()
+    pool.obey()
+    pool.submit("next", timed("a", "a", seconds=10.0))
+    pool.submit("last", timed("a", seconds=500.0))
+    assert pool.state("last") == "waiting"
+    assert stand(pool, "last").reason == "the resources are free, but reserved for jobs ahead of it"
+    assert pool.reason("last") == "the chips of plan p are reserved for jobs ahead of it in the queue"
+    assert stand(pool, "last").refused == ()
+
+
+def test_a_job_whose_sites_have_not_checked_it_waits_for_them() -> None:
+    """Those that have not answered are named, in both places."""
+    pool = checked_pool("a", "b")
+    pool.submit("j", timed("a", "b", seconds=1.0), root="/there/")
+    words = "a, b must check the job's files and storage before it starts"
+    assert (stand(pool, "j").reason, pool.reason("j")) == (words, words)
+    pool.check("a", phases=1)
+    assert stand(pool, "j").reason == "b must check the job's files and storage before it starts"
+
+
+def test_a_job_without_a_plan_for_the_free_chips_is_told_so() -> None:
+    """A search that ended early says nothing of the whole pool."""
+    pool = Driver("a")
+    pool.submit("j")
+    pool.answer("j", why=f"{SEARCH_ENDED_EARLY}: 20 s")
+    assert stand(pool, "j").reason == "no plan fits the free resources"
+    assert pool.reason("j") == f"no plan fits the free resources: {SEARCH_ENDED_EARLY}: 20 s"
 
 
 def test_a_running_job_has_no_place(busy: Driver) -> None:

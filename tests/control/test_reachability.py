@@ -7,6 +7,7 @@ import pytest
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.coordinator.reachability import RETRY_S
 from isthmus.control.queries.explain_wait import answer_query, query_job
+from isthmus.control.queries.peer_checks import format_peer_address
 from isthmus.control.state.events import AgentLost, PeerCheckTimedOut
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages.agent_messages import PeerAddress, PeerCheck
@@ -320,3 +321,17 @@ def test_the_log_with_a_silent_site_replays_to_the_same_state() -> None:
         assert again.state.clusters[name].peer_results == record.peer_results
         assert again.state.clusters[name].check_waits == record.check_waits
     assert again.state.jobs == pool.coordinator.state.jobs
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"host": "10.0.0.1"}, "10.0.0.1"),
+        ({"host": "10.0.0.1", "first_port": 1, "last_port": 9}, "10.0.0.1:1-9"),
+        ({"host": "fe80::1", "first_port": 1, "last_port": 9}, "[fe80::1]:1-9"),
+        ({"host": "fe80::1"}, "[fe80::1]"),
+    ],
+)
+def test_an_address_is_written_with_its_ports(fields: dict[str, object], words: str) -> None:
+    """Brackets keep the colons of IPv6 from the port; without ports any may be used."""
+    assert format_peer_address(PeerAddress.model_validate(fields)) == words

@@ -279,8 +279,8 @@ def test_replicas_that_average_every_step_are_all_or_the_group():
     assert [num_reducing_replicas(plan, replica) for replica in range(3)] == [3, 3, 3]
     plan.local_steps = 4
     assert [num_reducing_replicas(plan, replica) for replica in range(3)] == [2, 2, 1]
-    one = SimpleNamespace(replica=2, tp=1, cp=2, ep=1, sp=False)
-    assert stage_degrees(plan, one) == StageDegrees(cp=2, dp=1)
+    one = SimpleNamespace(replica=2, tp=1, cp=2, ep=4, sp=False)
+    assert stage_degrees(plan, one) == StageDegrees(cp=2, ep=4, dp=1)
 
 
 def test_local_steps_add_an_outer_optimizer_to_every_stage():
@@ -321,3 +321,10 @@ def test_a_recomputed_layer_is_rebuilt_in_its_backward_pass():
     assert full.activation_bytes < none.activation_bytes
     rebuilt = none.activation_bytes - full.activation_bytes
     assert full.working_bytes - none.working_bytes == pytest.approx(rebuilt)
+
+
+@pytest.mark.parametrize(("precision", "each"), [("fp32", 4), ("bf16", 2)])
+def test_a_plans_precision_is_that_of_its_memory(precision, each):
+    """Of the weights that compute uses."""
+    plan = plan_of(layers=4, clusters="a", precision=precision)
+    assert plan_stage_memory(plan, DENSE, plan.stages, 0).weights_bytes == each * DENSE.num_parameters

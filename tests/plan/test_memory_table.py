@@ -198,3 +198,22 @@ def test_the_worst_routing_sends_all_tokens_of_the_group_here():
     ]
     assert moe["worst"] - moe["balanced"] == pytest.approx(kept[1] - kept[0])
     assert moe["worst"] > 2 * moe["balanced"]
+
+
+def test_the_report_counts_norms_of_query_and_key_only_where_the_model_has_them():
+    """A Llama has none: what is left is the norm before attention, once."""
+    attention = table(accounting="report")["per_layer_activations"]["attention"]
+    assert (attention["norm"], attention["add"]) == (1024 * 256 * 2, 1024 * 256 * 2)
+    assert attention["qkvo"] == 1024 * 2 * (256 + 2 * 128 + 256)
+
+
+def test_norms_inside_attention_count_as_norms():
+    """The parts are the whole layer in a model that has them, too; the accounting is named in the table."""
+    made = memory_table(MODEL, MeshDegrees(), sequence_length=1024)
+    layer = made["per_layer_activations"]
+    profile = profile_model(MODEL).layers[0]
+    shard = StageDegrees().sharding(profile)
+    whole = profile.activation_bytes(1024, 1024, 2, "none", shard)
+    assert layer["attention"]["total"] + layer["moe"]["balanced"] == pytest.approx(whole)
+    assert layer["attention"]["norm"] > profile.norms.activation_bytes(1024, 1024, 2, shard=shard) / 2
+    assert made["accounting"] == "default"

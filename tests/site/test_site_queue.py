@@ -87,10 +87,11 @@ def test_a_job_of_the_pool_holds_cards_back_only_as_long_as_the_owner_lets_it() 
 
 
 def test_what_the_owner_never_lets_the_pool_have_does_not_queue() -> None:
-    """It would wait without end."""
+    """It would wait without end; the refusal names the limit."""
     site = Site(OwnerPolicy(pool_chips={"h20": 2}))
     site.obey(waits("p"))
     assert site.states == {"p/1": "refused"}
+    assert site.detail("p") == "east: node group 'h20': 3 devices wanted, the owner lets the pool have 2"
 
 
 @settings(max_examples=200, deadline=None)
