@@ -227,6 +227,8 @@ class Pipeline:
             ]
             _introduce(self._workers, self._processes)
             self._wait_for_steps(WARM_UP_STEPS)
+            if any(worker.keys_path.exists() for worker in self._workers):
+                raise RuntimeError("a worker trains without the keys that it was given")
         except BaseException:
             self._end()
             raise
