@@ -92,7 +92,7 @@ def restarts_text(view: JobView) -> str:
 
 def result_place(view: JobView) -> str | None:
     """Return where the trained model lies, None unless the job has succeeded."""
-    if view.state != "succeeded" or view.job.compute == "virtual":
+    if view.state != "succeeded" or not view.job.trains:
         return None
     sites = f", at {view.plan.clusters[0]} and the sites that share its storage" if view.plan else ""
     return f"{view.job.output} (Hugging Face format{sites})"
