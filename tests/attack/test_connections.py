@@ -98,6 +98,17 @@ def test_a_dribbled_head_or_body_does_not_move_its_deadline() -> None:
     assert limits.overdue(100 + BODY_GRACE_S + 1) == [made]
 
 
+def test_overdue_connections_are_named_a_few_at_a_time() -> None:
+    """Thousands of connections that run out together are closed in small shares."""
+    limits = ConnectionLimits(CAPS)
+    made = [limits.open(f"10.0.0.{i}", 0)[0] for i in range(3)]
+    first = limits.overdue(HEAD_LIMIT_S, 2)
+    assert len(first) == 2
+    for one in first:
+        limits.close(one)
+    assert set(limits.overdue(HEAD_LIMIT_S, 2)) == set(made) - set(first)
+
+
 def test_addresses_of_one_network_count_as_one() -> None:
     """A host has 2^64 IPv6 addresses; an IPv4 address in IPv6 form is the same address."""
     assert address_key("2001:db8::1") == address_key("2001:db8::ffff:1") != address_key("2001:db8:0:1::1")
@@ -239,6 +250,22 @@ def test_a_flood_of_bad_tokens_is_refused_and_a_good_one_from_there_works(server
     assert split.startswith(b"HTTP/1.1 429")
     assert server.call("GET", "/v1/jobs").status_code == 200
     assert httpx.get(server.url + "/v1/health").status_code == 200
+
+
+def test_a_good_token_among_bad_ones_that_arrive_together_is_served(server: Streaming) -> None:
+    """Each new connection of a limited address is judged by what it has sent, also where many are accepted at once."""
+    bad = b"GET /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer nothing\r\nConnection: close\r\n\r\n"
+    good = head(server, more="Connection: close\r\n")
+    for _ in range(20):
+        answer_to(server, bad)
+    sent = [good if i % 10 == 5 else bad if i % 3 else b"" for i in range(60)]
+    with ExitStack() as stack:
+        made = [stack.enter_context(connect(server)) for _ in sent]
+        for one, request in zip(made, sent, strict=True):
+            one.sendall(request)
+        answers = [one.recv(65536) for one, request in zip(made, sent, strict=True) if request]
+    expected = [b"HTTP/1.1 200" if request is good else b"HTTP/1.1 429" for request in sent if request]
+    assert [answer[:12] for answer in answers] == expected
 
 
 def test_failed_logins_are_in_the_audit_log_by_address(server: Streaming) -> None:

@@ -271,6 +271,53 @@ def test_high_priority_is_refused_without_a_grant() -> None:
         assert server.submit("root", priority="high").user == "root"
 
 
+def test_priority_high_is_granted_to_a_token_and_withdrawn_at_once() -> None:
+    """1. The admin grants it to a token of ann. 2. Its jobs may be high, those of bob not. 3. It is taken back."""
+    urgent = submission(priority="high")
+    with serving(Quotas()) as server:
+        token = next(one["id"] for one in server.call("GET", "/v1/tokens", token="root").json() if one["name"] == "ann")
+        path = f"/v1/tokens/{token}/grant"
+        assert server.call("POST", "/v1/jobs", urgent).status_code == 403
+        for stranger in ("ann", "bob", "owner-east"):
+            assert server.call("POST", path, {"high": True}, token=stranger).status_code == 403
+        granted = server.call("POST", path, {"high": True}, token="root")
+        assert (granted.status_code, granted.json()["high"]) == (200, True)
+        assert server.submit("ann", priority="high").user == "ann"
+        assert server.call("POST", "/v1/jobs", urgent, token="bob").status_code == 403
+        bulk = {"submissions": [urgent.model_dump(mode="json", by_alias=True)]}
+        assert server.call("POST", "/v1/jobs:bulk", bulk).json()[0]["id"]
+        rotated = server.call("POST", f"/v1/tokens/{token}/rotate", {"grace_s": 60}, token="root").json()
+        assert server.submit(rotated["token"], priority="high").user == "ann"
+        for one in (token, rotated["id"]):
+            assert server.call("POST", f"/v1/tokens/{one}/grant", {"high": False}, token="root").json()["high"] is False
+        for holder in ("ann", rotated["token"]):
+            refused = server.call("POST", "/v1/jobs", urgent, token=holder)
+            assert (refused.status_code, refused.json()["error"]) == (403, "AuthError")
+        acts = [one["action"] for one in server.call("GET", "/v1/audit", token="root").json()["records"]]
+        assert (acts.count("high-priority-granted"), acts.count("high-priority-withdrawn")) == (1, 2)
+
+
+def test_a_grant_is_for_tokens_that_submit_jobs() -> None:
+    """An owner's or admin's token, and an unknown one, are refused with the reason."""
+    with serving(Quotas()) as server:
+        for one in server.call("GET", "/v1/tokens", token="root").json():
+            status = server.call("POST", f"/v1/tokens/{one['id']}/grant", {"high": True}, token="root").status_code
+            assert status == (200 if one["role"] == "user" else 409)
+        assert server.call("POST", "/v1/tokens/t-0/grant", {"high": True}, token="root").status_code == 404
+
+
+def test_a_grant_that_another_server_withdraws_counts_no_more_after_the_next_tick() -> None:
+    """Tokens are followed by a version that every change of a grant moves."""
+    with serving(Quotas()) as server:
+        (token,) = (one for one in server.store.tokens() if one.name == "ann")
+        server.store.put_token(token.model_copy(update={"high": True}))
+        server.shell.gate.registry.refresh()
+        server.submit("ann", priority="high")
+        server.store.put_token(token)
+        server.shell.gate.registry.refresh()
+        assert server.call("POST", "/v1/jobs", submission(priority="high")).status_code == 403
+
+
 def test_a_user_has_no_more_live_jobs_than_the_quota() -> None:
     """The one too many is refused with 429, alone or in bulk; another user's and an ended job's place are free."""
     with serving(Quotas(live_jobs_per_user=2)) as server:

@@ -296,6 +296,8 @@ def test_after_a_restart_what_never_started_is_started_and_what_runs_is_kept(sit
     assert site.see("running") == []
     assert starts(site.see("absent", rank=1)) == [1]
     assert site.states == {"a/1": "running"}
+    assert starts(site.see("absent", rank=1)) == [], "not a second time"
+    assert site.states == {"a/1": "failed"}
 
 
 def test_a_worker_that_cannot_be_started_fails_the_part_and_is_barred(site: Site) -> None:

@@ -18,7 +18,7 @@ from isthmus.client.server_address import parse_server_url, require_secure_serve
 from isthmus.client.server_errors import error_from_response, unreachable_error
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.core.loopback import is_loopback
-from isthmus.core.messages.access_views import AuditFilter, AuditPage, TokenInfo, TokenRotation
+from isthmus.core.messages.access_views import AuditFilter, AuditPage, TokenGrant, TokenInfo, TokenRotation
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION
 from isthmus.core.messages.api_views import (
     NEXT_JOB_HEADER,
@@ -230,6 +230,10 @@ class ApiClient:
         """Revoke a token by its id."""
         return self._call(TokenInfo, "POST", f"/v1/tokens/{_quote_segment(token_id)}/revoke")
 
+    def grant_token(self, token_id: str, grant: TokenGrant) -> TokenInfo:
+        """Grant priority `high` to a token, or take it back (admin only)."""
+        return self._call(TokenInfo, "POST", f"/v1/tokens/{_quote_segment(token_id)}/grant", json=_json_body(grant))
+
     def rotate_token(self, token_id: str, rotation: TokenRotation) -> TokenView:
         """Replace a token by a new one; the old one counts for a while."""
         path = f"/v1/tokens/{_quote_segment(token_id)}/rotate"
@@ -304,5 +308,5 @@ def _quote_segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _json_body(model: Submission | TokenRequest | TokenRotation) -> Any:
+def _json_body(model: Submission | TokenGrant | TokenRequest | TokenRotation) -> Any:
     return model.model_dump(mode="json", by_alias=True)

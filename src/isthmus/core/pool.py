@@ -53,6 +53,9 @@ class NetworkCard(FrozenModel):
 class NodeGroup(FrozenModel):
     """Identical nodes with one chip type; the unit of placement inside a cluster.
 
+    A part that runs in containers gets the share of `cpus_per_node` and `memory_bytes_per_node` that its chips have;
+    without them it is not limited. `driver` is the version of the chips' driver, by which images are matched.
+
     `nics` are the network cards for traffic between ranks; without them a rank has the address at which it listens.
     """
 
@@ -63,6 +66,9 @@ class NodeGroup(FrozenModel):
     network_gbps: PositiveFloat = 400.0
     virtual: VirtualChip | None = None
     price_per_chip_hour: NonNegativeFloat = 0.0
+    cpus_per_node: PositiveFloat | None = None
+    memory_bytes_per_node: Bytes | None = None
+    driver: Annotated[str, Field(max_length=64)] = ""
     nics: Annotated[tuple[NetworkCard, ...], Field(max_length=MAX_NICS)] = ()
 
     @model_validator(mode="after")

@@ -18,6 +18,18 @@ OTHER_USERS: Literal["*"] = "*"
 """Stands in `run_as` for all users that it does not name."""
 
 
+class ContainerRules(FrozenModel):
+    """Containers for the workers of pool jobs, run by `runc`; the agent must run as root.
+
+    `images` is a folder with an OCI image layout, `templates` one with settings in `*.yaml` for all parts that match,
+    and `libraries` maps communication libraries to the site's own `.so` files.
+    """
+
+    images: AbsolutePath
+    templates: AbsolutePath | None = None
+    libraries: dict[Name, AbsolutePath] = Field(default_factory=dict)
+
+
 class WorkerRights(FrozenModel):
     """Accounts, files and environment of the workers of pool jobs.
 
@@ -26,6 +38,7 @@ class WorkerRights(FrozenModel):
     Files that workers create get the `umask`. `environment` names variables of the agent's environment that workers get
     beside the usual ones, and `readable` folders that they may read beside their storage roots and the system's.
     `commands` admits jobs with `engine: command`, which run programs of their users.
+    With `containers` each worker runs in a container of an image that fits its chip.
     """
 
     run_as: dict[Name | Literal["*"], AccountName] = Field(default_factory=dict)
@@ -34,6 +47,7 @@ class WorkerRights(FrozenModel):
     environment: tuple[VariableName, ...] = ()
     readable: tuple[AbsolutePath, ...] = ()
     commands: bool = False
+    containers: ContainerRules | None = None
 
     @model_validator(mode="after")
     def _check_root(self) -> WorkerRights:

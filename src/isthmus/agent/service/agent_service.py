@@ -16,7 +16,14 @@ from functools import partial
 from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, RankStart, SchedulerAdapter
-from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, require_confined, write_limits
+from isthmus.agent.adapters.worker_limits import (
+    act_as_user,
+    limits_for,
+    open_to_account,
+    require_confined,
+    write_limits,
+)
+from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
@@ -111,12 +118,14 @@ class AgentService:
         policy: OwnerPolicy | None = None,
         fetcher: FileFetcher | None = None,
         identity: AgentIdentity | None = None,
+        containers: WorkerContainers | None = None,
         secrets: Sequence[Path] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
         self.policy, self._fetcher = policy or OwnerPolicy(), fetcher
+        self._containers = containers
         self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
@@ -194,7 +203,9 @@ class AgentService:
         if self._prober is not None:
             self._prober.apply_orders(orders)
         if orders.fence >= self.machine.fence:
-            self._run_keys |= {(one.job, one.attempt): WorkerKeys(keys=one.keys) for one in orders.run_keys}
+            self._run_keys |= {
+                (one.job, one.attempt): WorkerKeys(keys=one.keys, copies=one.copies) for one in orders.run_keys
+            }
         self._handle(OrdersReceived(now_s=self._clock(), orders=orders, sent_s=self._sent_s))
         self._run_keys = {key: one for key, one in self._run_keys.items() if key in self.machine.parts}
         if orders.fence >= self.machine.fence:
@@ -336,6 +347,7 @@ class AgentService:
 
     def _start_worker(self, part: SitePart, rank: int) -> None:
         folder, worker = self.state_folder.worker_folder(part, rank), part.workers.get(rank)
+        command = tuple(part.command)
         if worker is None or part.state != "running":
             return
         try:
@@ -351,12 +363,26 @@ class AgentService:
                     folder, self.policy.workers, part.user, spec.storage,
                     protected=self._protected, also_read=(self.state_folder.run_lease.parent,),
                 )  # fmt: skip
-                require_confined(spec, limits)
-                WorkerFolder(folder).write_spec(spec)
-                write_limits(WorkerFolder(folder), limits)
+                is_command = part.spec is not None and part.spec.engine == "command"
+                if is_command:
+                    require_confined(spec, limits)
+                    command = (*COMMAND_WORKER, str(folder))
+                if self._containers is None:
+                    WorkerFolder(folder).write_spec(spec)
+                    write_limits(WorkerFolder(folder), limits)
+                elif is_command:
+                    raise InputError(
+                        "this site runs workers in containers, which jobs with engine: command do not use yet",
+                        hint="name clusters without containers in command.ranks",
+                    )
+                else:
+                    lease = self.state_folder.run_lease.parent
+                    spec, command = self._containers.prepare(
+                        folder, spec, worker.devices, limits.account, protected=self._protected, also_read=(lease,)
+                    )
+                    WorkerFolder(folder).write_spec(spec)
+                    open_to_account(WorkerFolder(folder), limits.account)
                 self._hand_over_keys(part, WorkerFolder(folder), limits.account)
-            is_command = part.spec is not None and part.spec.engine == "command"
-            command = (*COMMAND_WORKER, str(folder)) if is_command else part.command
             self.adapter.start(RankStart(folder=folder, cards=devices_for(part, rank), command=command))
         except (IsthmusError, OSError, ValueError) as error:
             _log.error("%s: %s", folder, error)

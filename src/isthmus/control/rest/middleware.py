@@ -113,7 +113,7 @@ class TokenMiddleware:
             raise self._gate.refuse(address)
         if known is None:
             known = await run_in_threadpool(self._gate.look_up, header, address)
-        return Caller(role=known.role, name=known.name, token_id=known.token_id, address=address)
+        return Caller(role=known.role, name=known.name, token_id=known.token_id, address=address, high=known.high)
 
 
 def _address(scope: Scope) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.server.connection_limits import ConnectionCaps
 from isthmus.control.server.log_end_file import LogEndFile
@@ -45,6 +46,10 @@ class ServerConfig:
     connections: ConnectionCaps | None = None
     # What one user or owner may ask for.
     quotas: Quotas = field(default_factory=Quotas)
+    # How much of the event log is kept.
+    compaction: CompactionPolicy = field(default_factory=CompactionPolicy)
+    # Folder for a copy of the events that compaction drops. None: no copy.
+    archive: Path | None = None
     # CPU time of a search for plans, in seconds; then the best plans so far are the answer.
     search_cpu_s: float = SEARCH_CPU_S
 

@@ -253,6 +253,18 @@ class LogRestored(_EventBase):
     gone: tuple[Name, ...] = ()
 
 
+class LogCompacted(_EventBase):
+    """The events up to `number` were replaced by the state after them; nothing else changes.
+
+    `digest` is the hash of the chain at that event, `state` the SHA-256 of the stored state.
+    """
+
+    kind: Literal["log-compacted"] = "log-compacted"
+    number: PositiveInt
+    digest: Digest
+    state: Digest
+
+
 class UnknownJobEnded(_EventBase):
     """An operator ended a job that runs at sites and that this log does not have."""
 
@@ -272,6 +284,9 @@ class PoolSet(_EventBase):
     patience_s: NonNegativeFloat = 3600.0
     # Users take turns at the planner; logs of earlier versions were written without.
     planner_turns: bool = False
+    # Fair share of users (`FairShare`): half-life of usage, 0 for a queue by arrival, and weights that differ from 1.
+    half_life_s: NonNegativeFloat = 0.0
+    share_weights: tuple[tuple[Name, Annotated[float, Field(gt=0)]], ...] = ()
 
 
 class Restarted(_EventBase):
@@ -303,6 +318,7 @@ Event = Annotated[
     | SiteEnrolling
     | DeadlinePassed
     | EpochBegan
+    | LogCompacted
     | LogRestored
     | UnknownJobEnded
     | PoolSet

@@ -196,12 +196,14 @@ LinkKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class RunKeys(FrozenModel):
     """The keys of an attempt that a site holds: one shared with each site of the plan, and one for its own ranks.
 
-    No other site has a key of a pair without it. Agents hand them to workers; they go into no log and no event.
+    No other site has a key of a pair without it. `copies` is the key of the job's copies in an object store, the same
+    in all attempts. Agents hand them to workers; they go into no log and no event.
     """
 
     job: Name
     attempt: PositiveInt
     keys: Annotated[dict[Name, LinkKey], Field(repr=False)]
+    copies: Annotated[LinkKey | None, Field(repr=False)] = None
 
 
 class PartOrder(FrozenModel):

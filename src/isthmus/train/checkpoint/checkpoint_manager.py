@@ -22,6 +22,8 @@ from isthmus.train.checkpoint.checkpoint_folder import checkpoint_name, load_sha
 from isthmus.train.checkpoint.find_valid_checkpoint import find_valid_checkpoint
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.memory_slot import Snapshot
+from isthmus.train.checkpoint.objects.object_copies import ObjectCopies
+from isthmus.train.checkpoint.objects.object_store import ObjectStore
 from isthmus.train.checkpoint.sites.fetch_shards import fetch_shards
 from isthmus.train.checkpoint.sites.kept_pieces import KeptPieces, remove_kept_pieces
 from isthmus.train.checkpoint.sites.peer_channel import PeerChannel
@@ -42,7 +44,12 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, spec: WorkerSpec, folder: WorkerFolder, ownership: Ownership, communicator: Communicator
+        self,
+        spec: WorkerSpec,
+        folder: WorkerFolder,
+        ownership: Ownership,
+        communicator: Communicator,
+        copy_key: bytes | None = None,
     ) -> None:
         self._spec, self._worker_folder, self._ownership, self._communicator = (
             spec,
@@ -53,6 +60,7 @@ class CheckpointManager:
         self._folder, self._num_ranks = Path(spec.job.checkpoints.folder), len(spec.plan.ranks)
         self._stores = SiteStores((0,) * self._num_ranks, spec.plan.rank_clusters)
         self._channel: PeerChannel | None = None
+        self._objects = _open_objects(spec, copy_key)
         self._async_writer = self._make_writer("")
 
     def reset(self) -> None:
@@ -64,9 +72,10 @@ class CheckpointManager:
         rank = self._spec.rank
         self._async_writer.close()
         self._stores = find_stores(self._folder, rank, self._spec.plan.rank_clusters, self._communicator)
-        self._channel = None if self._stores.is_shared else self._open_channel()
+        needs_channel = not self._stores.is_shared or self._objects is not None
+        self._channel = self._open_channel() if needs_channel else None
         if self._channel is not None:
-            complete_unfinished(self._folder, rank, self._stores, self._communicator)
+            complete_unfinished(self._folder, rank, self._stores, self._communicator, self._objects)
         elif rank == 0:
             clear_unfinished(self._folder)
         (writing,) = self._communicator.broadcast_from_first([secrets.randbits(62)])
@@ -107,7 +116,8 @@ class CheckpointManager:
             manifest = find_valid_checkpoint(folder, rank, self._num_ranks, broadcast, all_gather)
             found = None
         else:
-            found = find_checkpoint(folder, rank, self._stores, self._communicator)
+            objects = self._objects if folder == self._folder else None
+            found = find_checkpoint(folder, rank, self._stores, self._communicator, objects)
             manifest = None if found is None else found.manifest
         if manifest is None:
             return None
@@ -136,6 +146,7 @@ class CheckpointManager:
             fetched = fetch_shards(
                 folder / checkpoint_name(found.manifest.step), found.layout, found.holders, shards,
                 rank=rank, stores=self._stores, channel=self._channel, kept=kept,
+                objects=self._objects.reader(found.manifest) if self._objects else None,
             )  # fmt: skip
         self._communicator.barrier()
         if leads:
@@ -143,7 +154,8 @@ class CheckpointManager:
         if fetched.moved or fetched.kept:
             moved, needed = format_bytes(fetched.moved), format_bytes(fetched.needed)
             before = f", {format_bytes(fetched.kept)} by an earlier attempt" if fetched.kept else ""
-            print(f"rank {rank}: received {moved} of {needed} from other sites{before}", flush=True)
+            source = "the object store and other sites" if self._objects else "other sites"
+            print(f"rank {rank}: received {moved} of {needed} from {source}{before}", flush=True)
 
     def newest_step(self) -> int:
         """Return the step of the newest checkpoint that a rank sees, without verifying it; 0 without one."""
@@ -203,6 +215,7 @@ class CheckpointManager:
             write_id=write_id,
             copies=self._spec.job.checkpoints.copies,
             keep=self._spec.job.checkpoints.keep,
+            objects=self._objects,
             report_wait=self._report_wait,
         )
 
@@ -234,6 +247,16 @@ class CheckpointManager:
             EventLog(self._worker_folder, 0).record("saved", detail, seconds=seconds, step=step)
         with suppress(OSError):  # then the agent assumes an older checkpoint, which is safe
             write_atomically(self._worker_folder.saved_path, f"{step}\n")
+
+
+def _open_objects(spec: WorkerSpec, copy_key: bytes | None) -> ObjectCopies | None:
+    """Return the job's copies in its object store; None without one."""
+    url = spec.job.checkpoints.copy_store
+    if url is None:
+        return None
+    if copy_key is None:
+        raise InputError("no key for the copies in checkpoints.copy_store", hint="its agent hands it to the worker")
+    return ObjectCopies(ObjectStore.at(url), copy_key, spec.run)
 
 
 def _find_loss() -> PeerError | None:

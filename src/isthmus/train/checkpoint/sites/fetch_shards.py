@@ -32,6 +32,7 @@ from isthmus.train.checkpoint.layout.checkpoint_layout import (
 )
 from isthmus.train.checkpoint.layout.shard_files import OpenFiles, plan_reads, read_box
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
+from isthmus.train.checkpoint.objects.object_copies import ObjectReader
 from isthmus.train.checkpoint.sites.kept_pieces import KeptPieces
 from isthmus.train.checkpoint.sites.peer_channel import PeerChannel
 from isthmus.train.checkpoint.sites.pieces import MAX_PIECE_BYTES, Piece, check_piece, cut_pieces, piece_buffer
@@ -43,6 +44,9 @@ _REQUEST, _DATA = 16, 17
 _CHECKSUM_BYTES = 4
 _NUM_POSTED = 4
 """Pieces whose receives are posted at once."""
+
+OBJECT_STORE = -1
+"""Stands for the object store where ranks serve pieces."""
 
 Wanted = tuple[Piece, torch.Tensor]
 """A piece, and where its elements go."""
@@ -63,8 +67,13 @@ class FetchedBytes:
     kept: int = 0
 
 
-def choose_source(holders: Sequence[int], store: int, stores: SiteStores) -> int:
-    """Return the store from which a rank of `store` reads a file: its own, else one of its cluster, else the first."""
+def choose_source(holders: Sequence[int], store: int, stores: SiteStores) -> int | None:
+    """Return the store from which a rank of `store` reads a file: its own, else one of its cluster, else the first.
+
+    None: only the object store has it.
+    """
+    if not holders:
+        return None
     near = stores.site(store)
     return min(holders, key=lambda one: (one != store, stores.site(one) != near, one))
 
@@ -85,29 +94,30 @@ def fetch_shards(
     stores: SiteStores,
     channel: PeerChannel,
     kept: KeptPieces,
+    objects: ObjectReader | None = None,
     piece_bytes: int = MAX_PIECE_BYTES,
 ) -> FetchedBytes:
     """Fill the tensors of `shards` from the checkpoint in `place` at each site; all ranks call this.
 
     `layout` has been checked, `holders` are the stores of each file. Pieces from other sites are taken from `kept`, or
-    added to it; they have at most `piece_bytes`, or one row. Raises `UnavailableError` if a tensor is
-    missing or of another shape, or if data arrive damaged.
+    added to it, and so are those that only the object store has, read by `objects`; they have at most `piece_bytes`, or
+    one row. Raises `UnavailableError` if a tensor is missing or of another shape, or if data arrive damaged.
     """
     store = stores.of_rank[rank]
     numbers = {id(one): number for number, one in enumerate(layout.shards)}
     remote: dict[int, list[Wanted]] = {}
     needed = num_kept = 0
     peers = [one for one in range(len(stores.of_rank)) if stores.of_rank[one] != store]
-    with OpenFiles(place) as files, ThreadPoolExecutor(max(2 * len(peers), 1)) as pool:
+    with OpenFiles(place) as files, ThreadPoolExecutor(2 * len(peers) + 1) as pool:
         serving = [pool.submit(_serve, place, layout, peer, channel) for peer in peers]
         try:
             for stored, box, target in plan_reads(layout, shards, place):
                 needed += target.numel() * DTYPE_BYTES[stored.dtype]
-                source = choose_source(holders[stored.file], store, stores)
+                source = choose_source(holders.get(stored.file, ()), store, stores)
                 if source == store:
                     read_box(files.read_at(stored), stored, box, target)
                     continue
-                server = choose_server(source, rank, stores)
+                server = OBJECT_STORE if source is None else choose_server(source, rank, stores)
                 for piece, part in cut_pieces(numbers[id(stored)], stored, box, target, piece_bytes):
                     if kept.fill(piece, part):
                         num_kept += part.numel() * DTYPE_BYTES[stored.dtype]
@@ -119,6 +129,8 @@ def fetch_shards(
                 channel.send_text(peer, _REQUEST, _Request().model_dump_json().encode())
             raise
         asking = [pool.submit(_ask, layout, peer, remote.get(peer, ()), channel, kept) for peer in peers]
+        if objects is not None:
+            asking.append(pool.submit(_read_objects, layout, remote.get(OBJECT_STORE, ()), objects, kept))
         moved = sum(future.result() for future in asking)
         for future in serving:
             future.result()
@@ -154,6 +166,16 @@ def _ask(layout: CheckpointLayout, peer: int, wanted: Sequence[Wanted], channel:
         if number + _NUM_POSTED < len(wanted):
             post(wanted[number + _NUM_POSTED][0])
     return moved
+
+
+def _read_objects(layout: CheckpointLayout, wanted: Sequence[Wanted], objects: ObjectReader, kept: KeptPieces) -> int:
+    """Read pieces from the object store, copy them to their targets and keep them; return the bytes read."""
+    for piece, target in wanted:
+        packed, stored = piece_buffer(piece, layout), layout.shards[piece.shard]
+        read_box(objects.read_at(stored), stored, (piece.starts, piece.lengths), packed)
+        kept.keep(piece, tensor_bytes(packed))
+        target.copy_(packed)
+    return objects.num_bytes
 
 
 def _serve(place: Path, layout: CheckpointLayout, peer: int, channel: PeerChannel) -> None:
