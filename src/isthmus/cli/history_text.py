@@ -93,7 +93,7 @@ def restarts_text(view: JobView) -> str:
 
 def result_place(view: JobView) -> str | None:
     """Return where the trained model lies, None unless the job has succeeded."""
-    if view.state != "succeeded" or view.job.compute == "virtual":
+    if view.state != "succeeded" or not view.job.trains:
         return None
     site = view.plan and (view.job.output_site or view.plan.clusters[0])
     sites = f", at {site} and the sites that share its storage" if site else ""

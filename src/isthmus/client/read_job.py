@@ -12,8 +12,11 @@ from isthmus.core.errors import ModelError
 from isthmus.core.files.model_tokenizer import check_chat_template, check_vocabulary, describe_tokenizer, pin_tokenizer
 from isthmus.core.files.user_files import load_job
 from isthmus.core.job import BYTES_TOKENIZER, MODEL_TOKENIZER, Job
-from isthmus.core.model import HUB_SCHEME, HubName, Model, load_model
+from isthmus.core.model import COMMAND_MODEL, HUB_SCHEME, HubName, Model, load_model
 from isthmus.core.runs.check_job import check_job
+
+MAX_SHOWN_CHARS = 200
+"""Characters of a command that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,9 @@ def complete_job(given: Job, folder: Path, list_entries: ListEntries | None = No
     Raises `ModelError`, `InputError` for fields that contradict each other or the model, or `DataError` if the
     tokenizer has more ids than the model's vocabulary or conversations have no chat template.
     """
+    if given.command is not None:
+        words = " ".join(given.command.arguments)[:MAX_SHOWN_CHARS]
+        return ReadJob(job=given, model=COMMAND_MODEL, notes=(f"command: {given.command.num_ranks} ranks of {words}",))
     if is_catalogue_name(given.model):
         return _complete_from_catalogue(given, list_entries)
     asked, hub_notes = pin_model(given, folder)
@@ -47,7 +53,7 @@ def complete_job(given: Job, folder: Path, list_entries: ListEntries | None = No
     job = pin_tokenizer(asked)
     check_vocabulary(job, model)
     check_chat_template(job)
-    notes = hub_notes if job.compute == "virtual" else (*hub_notes, describe_tokenizer(asked, job))
+    notes = hub_notes if not job.trains else (*hub_notes, describe_tokenizer(asked, job))
     return ReadJob(job=job, model=model, notes=notes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,6 +20,7 @@ from isthmus.core.base_model import (
     PositiveInt,
     TransportKind,
 )
+from isthmus.core.command_job import NO_FILE, CommandConfig
 from isthmus.core.priority import Priority
 from isthmus.core.runtime_choice import RuntimeChoice
 from isthmus.core.storage_rules import Access
@@ -211,8 +212,20 @@ class ParallelDegrees(FrozenModel):
     ep: PositiveInt | None = None
 
 
+_UNUSED_BY_COMMANDS: dict[str, Any] = {
+    "model": NO_FILE,
+    "data": {"paths": (NO_FILE,), "tokenizer": BYTES_TOKENIZER},
+    "training": {"sequence_length": 1, "global_batch_size": 1},
+    "output": f"runs/{JOB_PLACEHOLDER}",
+    "preemptible": False,
+}
+"""Required fields of a job, as one with `engine: command` has them unless it names an output."""
+_NO_STEPS = 10**9
+"""Steps of a program that does not say how many it reports."""
+
+
 class Job(FrozenModel):
-    """A training job: one model, one data set, one result.
+    """A training job: one model, one data set, one result; or, with `engine: command`, any program.
 
     `model` is a folder, a `config.json`, or the name of a model of the Hugging Face Hub: `ORG/NAME`, or
     `ORG/NAME@REVISION`. `submit` replaces a name by the folder in this machine's cache, and notes the commit in
@@ -238,11 +251,17 @@ class Job(FrozenModel):
     computing and sends tensors of real size. The job reads no data and writes no loss, checkpoint or model.
     If stopped, it restarts at the first step.
 
+    `engine: command` runs the program of `command` instead, with `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
+    `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in its environment. It names no model, data and training;
+    `output` is the folder in which the program runs, by default `runs/{job}`. Other pool jobs do not preempt it, since
+    it has no checkpoint that Isthmus could verify.
     `runtime` says which image, code and communication library the parts run with at sites that have images.
     """
 
     version: Literal[1] = 1
     name: Name
+    engine: Literal["isthmus", "command"] = "isthmus"
+    command: CommandConfig | None = None
     model: PathName
     model_source: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+@[\w./-]+$", max_length=400)] | None = None
     task: TrainingTask = "pretrain"
@@ -264,6 +283,44 @@ class Job(FrozenModel):
     deadline_s: PositiveFloat | None = None
     policy: Literal["auto", "manual"] = "manual"
     max_restarts: NonNegativeInt = 3
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_unused_fields(cls, data: Any) -> Any:
+        """Fill the required fields that a command does not use."""
+        if not isinstance(data, dict) or data.get("engine") != "command":
+            return data
+        command = data.get("command")
+        steps = command.get("steps") if isinstance(command, dict) else getattr(command, "steps", None)
+        training = {**_UNUSED_BY_COMMANDS["training"], "steps": steps if isinstance(steps, int) else _NO_STEPS}
+        return {**_UNUSED_BY_COMMANDS, "training": training, **data}
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Job:
+        if (self.engine == "command") != (self.command is not None):
+            raise ValueError("engine: command and the field `command` belong together; give both or neither")
+        if self.command is None:
+            return self
+        used = {
+            "model": self.model != NO_FILE,
+            "data": self.data.paths != (NO_FILE,),
+            "training": self.training.sequence_length != 1 or self.training.global_batch_size != 1,
+            "resume": self.resume is not None,
+            "parallel": self.parallel != ParallelDegrees(),
+            "placement": self.placement != PlacementConstraints(),
+            "compute": self.compute != "real",
+            "preemptible": self.preemptible,
+            "runtime": self.runtime != RuntimeChoice(),
+            "checkpoints.copy_store": self.checkpoints.copy_store is not None,
+        }
+        if wrong := [name for name, given in used.items() if given]:
+            raise ValueError(f"engine: command does not use {', '.join(wrong)}; leave them out (see `command`)")
+        return self
+
+    @property
+    def trains(self) -> bool:
+        """Whether Isthmus trains a model for the job: it reads data and writes checkpoints and a result."""
+        return self.engine == "isthmus" and self.compute == "real"
 
     @property
     def resume_folder(self) -> str | None:
@@ -289,6 +346,9 @@ def with_own_folders(job: Job, job_id: str) -> Job:
 
 def job_accesses(job: Job) -> Iterator[tuple[str, str, Access]]:
     """Yield field, path and access (`read` or `write`) of everything that a job names, URLs included."""
+    if job.engine == "command":
+        yield "output", job.output, "write"
+        return
     yield "checkpoints.folder", job.checkpoints.folder, "write"
     yield "output", job.output, "write"
     if job.checkpoints.copy_store is not None:
@@ -305,6 +365,8 @@ def job_accesses(job: Job) -> Iterator[tuple[str, str, Access]]:
 
 def with_paths(job: Job, change: Callable[[str, str], str]) -> Job:
     """Return `job` with each path that `job_accesses` yields replaced by `change(field, path)`."""
+    if job.engine == "command":
+        return job.model_copy(update={"output": change("output", job.output)})
     data: dict[str, object] = {"paths": tuple(change("data.paths", path) for path in job.data.paths)}
     if job.data.tokenizer_path is not None:
         data["tokenizer"] = change("data.tokenizer", job.data.tokenizer_path)

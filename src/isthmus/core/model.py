@@ -85,6 +85,12 @@ class Model(FrozenModel):
         return bool(self.config.get("tie_word_embeddings", False))
 
 
+COMMAND_MODEL = Model(
+    path="command://none", architecture="command", num_layers=1, hidden_size=1, vocab_size=1, config={}
+)
+"""Stands for the model of a job with `engine: command`, which has none that Isthmus knows."""
+
+
 def config_path(path: str | Path) -> Path:
     """Return the `config.json` of a folder or file path; raise `ModelError` if it is missing."""
     given = Path(path)
@@ -143,7 +149,12 @@ def load_model(path: str | Path) -> Model:
 
 
 def require_trainable(model: Model) -> None:
-    """Raise `ModelError` unless the runtime can split and train `model`: its architecture, and its heads."""
+    """Raise `ModelError` unless the runtime can split and train `model`: its architecture, and its heads.
+
+    `COMMAND_MODEL` passes.
+    """
+    if model == COMMAND_MODEL:
+        return
     if model.architecture not in TRAINABLE_ARCHITECTURES:
         raise ModelError(
             f"{model.path}: the runtime does not support '{model.architecture}'",

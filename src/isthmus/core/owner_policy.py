@@ -115,6 +115,8 @@ class OwnerPolicy(FrozenModel):
             return f"the owner admits jobs of {', '.join(self.users)}, not of '{user}'"
         if self.workers.run_as and self.workers.account_of(user) is None:
             return f"the owner has no account for jobs of user '{user}': workers.run_as names none"
+        if job.engine == "command" and not self.workers.commands:
+            return "the owner admits no programs of users (engine: command): `commands: true` in workers does"
         strange = next((path for path in _job_paths(job) if not _is_below(path, self.folders)), None)
         if self.folders and strange is not None:
             return f"'{strange}' is outside the folders that the owner allows: {', '.join(self.folders)}"
@@ -143,6 +145,9 @@ class OwnerPolicy(FrozenModel):
 
 def _job_paths(job: Job) -> Iterator[str]:
     """Yield every path that a job reads or writes; entries of the catalogue lie in the site's own cache."""
+    if job.engine == "command":
+        yield job.output
+        return
     named = [*job.data.paths, job.model]
     if job.data.tokenizer_path is not None:
         named.append(job.data.tokenizer_path)

@@ -117,7 +117,8 @@ class Plan(FrozenModel):
 
     With `local_steps` above 1 gradients are reduced only within a replica group (replicas that share a
     cluster); after `local_steps` steps an outer optimizer averages all parameters.
-    `compute: virtual` belongs to jobs of that kind: each stage is one process, whatever its degrees.
+    `compute: virtual` belongs to jobs of that kind, and to those with `engine: command`: each stage is one process,
+    whatever its degrees.
 
     `rank_order: cluster` gives each cluster a contiguous segment of ranks; `stage` numbers the ranks in the order of
     the stages, as in plans that earlier releases stored.

@@ -37,6 +37,7 @@ class WorkerRights(FrozenModel):
     account is refused. Without it workers run as the agent's account. The account may be root only with `allow_root`.
     Files that workers create get the `umask`. `environment` names variables of the agent's environment that workers get
     beside the usual ones, and `readable` folders that they may read beside their storage roots and the system's.
+    `commands` admits jobs with `engine: command`, which run programs of their users.
     With `containers` each worker runs in a container of an image that fits its chip.
     """
 
@@ -45,6 +46,7 @@ class WorkerRights(FrozenModel):
     umask: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "077"
     environment: tuple[VariableName, ...] = ()
     readable: tuple[AbsolutePath, ...] = ()
+    commands: bool = False
     containers: ContainerRules | None = None
 
     @model_validator(mode="after")

@@ -105,6 +105,12 @@ class SiteState:
             return part.state in ("succeeded", "failed") or (part.state == "released" and part.withdrawn)
         return part.evicted or next(self.due_times_s(part), None) is not None
 
+    def silence_limit_s(self, part: SitePart) -> float:
+        """Return how long a worker of the part may write nothing; a command has no limit unless its job sets one."""
+        if part.spec is None or part.spec.command is None:
+            return self.silence_timeout_s
+        return part.spec.command.silence_s or math.inf
+
     def due_times_s(self, part: SitePart) -> Iterator[float]:
         """Yield the times in seconds at which timers of `part` expire."""
         if self.is_leased(part):
@@ -121,5 +127,5 @@ class SiteState:
             live = [worker for worker in part.workers.values() if worker.live]
             if any(worker.address is None for worker in live):
                 yield part.since_s + self.checkin_timeout_s
-            if part.rank_map is not None and self.silence_timeout_s < math.inf and live:
-                yield min(worker.last_write_s for worker in live) + self.silence_timeout_s
+            if part.rank_map is not None and (silence_s := self.silence_limit_s(part)) < math.inf and live:
+                yield min(worker.last_write_s for worker in live) + silence_s

@@ -80,9 +80,10 @@ def check_timeouts(site: SiteState, part: SitePart, now_s: float) -> None:
     """Fail the part if a worker does not check in or writes nothing within its timeout."""
     for rank, worker in part.workers.items():
         late = worker.address is None and now_s - part.since_s >= site.checkin_timeout_s
-        silent = part.rank_map is not None and now_s - worker.last_write_s >= site.silence_timeout_s
+        silence_s = site.silence_limit_s(part)
+        silent = part.rank_map is not None and now_s - worker.last_write_s >= silence_s
         if worker.live and (late or silent):
-            limit_s = site.checkin_timeout_s if late else site.silence_timeout_s
+            limit_s = site.checkin_timeout_s if late else silence_s
             what = "did not check in within" if late else "has written nothing for"
             fail_part(site, part, "own", now_s, f"rank {rank} {what} {limit_s:g} s")
             return

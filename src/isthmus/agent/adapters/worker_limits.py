@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from isthmus.core.errors import InputError
-from isthmus.core.messages.worker_folder import WorkerAccount, WorkerFolder, WorkerLimits, WorkerPaths
+from isthmus.core.messages.worker_folder import WorkerAccount, WorkerFolder, WorkerLimits, WorkerPaths, WorkerSpec
 from isthmus.core.process.confined_start import MIN_LANDLOCK_ABI, landlock_abi
 from isthmus.core.storage_rules import AllowedStorage
 from isthmus.core.worker_rights import WorkerRights
@@ -97,6 +97,15 @@ def limits_for(
             writes=(*_without(writes, hidden), os.path.realpath(folder)),
         )
     return WorkerLimits(umask=rights.umask, account=account, paths=paths, environment=rights.environment)
+
+
+def require_confined(spec: WorkerSpec, limits: WorkerLimits) -> None:
+    """Raise `InputError` for a job with `engine: command` whose program could use all files of the agent."""
+    if spec.job.engine == "command" and limits.paths is None and limits.account is None:
+        raise InputError(
+            "programs of users (engine: command) would run as the agent's account with all its files",
+            hint="the owner of the site names accounts (workers.run_as), or storage roots on a kernel with Landlock",
+        )
 
 
 def host_folders(rights: WorkerRights, protected: Iterable[Path]) -> Iterator[str]:

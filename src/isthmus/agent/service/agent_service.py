@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -15,7 +16,13 @@ from functools import partial
 from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, RankStart, SchedulerAdapter
-from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, open_to_account, write_limits
+from isthmus.agent.adapters.worker_limits import (
+    act_as_user,
+    limits_for,
+    open_to_account,
+    require_confined,
+    write_limits,
+)
 from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
@@ -23,6 +30,7 @@ from isthmus.agent.files.version_fetcher import VersionFetcher
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
 from isthmus.agent.service.agent_state_folder import (
     AgentStateFolder,
+    devices_for,
     read_local_jobs,
     read_routes,
     worker_spec,
@@ -73,6 +81,9 @@ from isthmus.site import (
     awaits_checkpoint,
 )
 from isthmus.wan import PortRange
+
+COMMAND_WORKER = (sys.executable, "-m", "isthmus.train.process.command_worker")
+"""The worker of a job with `engine: command`; the worker folder is appended as last argument."""
 
 _NOT_STARTED_STATUS = 126
 """Exit status reported for a worker that could not be started."""
@@ -365,9 +376,18 @@ class AgentService:
                     folder, self.policy.workers, part.user, spec.storage,
                     protected=self._protected, also_read=(self.state_folder.run_lease.parent,),
                 )  # fmt: skip
+                is_command = part.spec is not None and part.spec.engine == "command"
+                if is_command:
+                    require_confined(spec, limits)
+                    command = (*COMMAND_WORKER, str(folder))
                 if self._containers is None:
                     WorkerFolder(folder).write_spec(spec)
                     write_limits(WorkerFolder(folder), limits)
+                elif is_command:
+                    raise InputError(
+                        "this site runs workers in containers, which jobs with engine: command do not use yet",
+                        hint="name clusters without containers in command.ranks",
+                    )
                 else:
                     lease = self.state_folder.run_lease.parent
                     spec, command = self._containers.prepare(
@@ -376,7 +396,7 @@ class AgentService:
                     WorkerFolder(folder).write_spec(spec)
                     open_to_account(WorkerFolder(folder), limits.account)
                 self._hand_over_keys(part, WorkerFolder(folder), limits.account)
-            self.adapter.start(RankStart(folder=folder, cards=worker.devices, command=command))
+            self.adapter.start(RankStart(folder=folder, cards=devices_for(part, rank), command=command))
         except (IsthmusError, OSError, ValueError) as error:
             _log.error("%s: %s", folder, error)
             self._stop_worker(folder, force=True)

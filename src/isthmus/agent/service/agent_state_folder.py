@@ -69,6 +69,7 @@ def worker_spec(
         stage_time = predicted.stage_times[place] if virtual else None
     steps = part.spec.training.steps
     job, allowed = storage.resolve_job(part.job, part.spec, part.user)
+    neighbours = ranks_of_node(part, rank)
     return WorkerSpec(
         run=part.job,
         attempt=part.attempt,
@@ -84,7 +85,31 @@ def worker_spec(
         trace_steps=tuple(sorted({min(2, steps - 1), steps // 2, steps - 1})),
         has_trained=part.has_trained,
         run_lease=str(run_lease) if part.has_run_lease else None,
+        local_rank=neighbours.index(rank),
+        local_world_size=len(neighbours),
     )
+
+
+def ranks_of_node(part: SitePart, rank: int) -> list[int]:
+    """Return the ranks of a part on the node of `rank`, ascending."""
+    node = _node_of(part, rank)
+    return sorted(one for one in part.workers if _node_of(part, one) == node)
+
+
+def devices_for(part: SitePart, rank: int) -> tuple[str, ...]:
+    """Return the devices that a rank sees: its own, or for a command those of all ranks of its node, in their order.
+
+    Programs choose the device with the number `LOCAL_RANK`, as under torchrun.
+    """
+    if part.spec is None or part.spec.engine != "command":
+        return part.workers[rank].devices
+    return tuple(device for one in ranks_of_node(part, rank) for device in part.workers[one].devices)
+
+
+def _node_of(part: SitePart, rank: int) -> str:
+    """Return `group/node` of a rank's first device, or its node group at a site that only counts devices."""
+    worker = part.workers[rank]
+    return worker.devices[0].rpartition("/")[0] if worker.devices else worker.node_group
 
 
 def read_routes(path: Path | None, cluster: str) -> dict[str, str]:

@@ -101,8 +101,8 @@ def ranks(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
     found = client.ranks(find_job_id(client, job))
 
     def show() -> object:
-        from isthmus.cli.terminal.rank_table import rank_table
+        from isthmus.cli.terminal.ranks_table import ranks_table
 
-        return rank_table(found)
+        return ranks_table(found)
 
     env.answer(found, show)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pydantic import Field
 
 from isthmus.control.placement.bring_files import clusters_to_prefer, ready_to_end_s, with_bringing
+from isthmus.control.placement.command_plans import command_plans
 from isthmus.control.placement.place_plan import place_plan
 from isthmus.control.placement.planned_placement_refusals import planned_placement_refusals
 from isthmus.control.placement.relocate_plan import relocate_plan
@@ -63,6 +64,8 @@ def propose_plans(request: PlanRequest, keep: int = 5, should_continue: Callable
     `should_continue` is called during the search; False ends it with the best plans so far, which say so.
     Raises `ModelError` for a model that cannot be profiled, `PlanError` for degrees that no pool allows.
     """
+    if request.job.engine == "command":
+        return command_plans(request.job, request.pool, request.free_chips)
     with collection_paused():
         return _propose_plans(request, keep, _Patience(should_continue))
 

@@ -27,7 +27,7 @@ def own_checks(job: Job, plan: Plan, cluster: str, marker: str, *, has_files: bo
     Without `has_files` the files that the job reads are copied there before it starts. A job with `compute: virtual`
     uses no files. URLs and relative paths are left to the workers.
     """
-    if job.compute == "virtual":
+    if not job.trains:
         return ()
     left = marker if len(plan.clusters) > 1 else ""
     return (
@@ -48,7 +48,7 @@ def peer_checks(
     `markers` are the files' names and `facts` what the sites found in the first phase, both by cluster; the fact of a
     folder's name is its path at that site.
     """
-    if job.compute == "virtual":
+    if not job.trains:
         return ()
     folders = {"checkpoints": job.checkpoints.folder, "output": job.output}
     return tuple(

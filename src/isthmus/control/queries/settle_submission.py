@@ -42,8 +42,9 @@ def _ended_job(state: PoolState, user: str, name: str) -> JobRecord:
     source = state.jobs.get(name)
     if source is None or (source.user != user and user not in source.spec.readers):
         raise NotFoundError(f"no job '{name}'", hint="`isthmus jobs` lists them")
-    if source.spec.compute == "virtual":
-        raise InputError(f"resume: job {name} is virtual and has no checkpoints", hint="name a job that has trained")
+    if not source.spec.trains:
+        kind = "virtual" if source.spec.compute == "virtual" else "a command"
+        raise InputError(f"resume: job {name} is {kind} and has no checkpoints", hint="name a job that has trained")
     if source.state not in TERMINAL_STATES:
         raise ConflictError(
             f"resume: job {name} is {source.state}: its checkpoints still change",

@@ -49,7 +49,7 @@ class FoldersInUse:
 
 def _folders(job: Job) -> Iterator[tuple[str, str]]:
     """Yield field and normal name of the folders that a job writes, except those named after the job itself."""
-    if job.compute == "real":
+    if job.trains:
         for field, folder in (("checkpoints.folder", job.checkpoints.folder), ("output", job.output)):
             if JOB_PLACEHOLDER not in folder:
                 yield field, posixpath.normpath(folder)

@@ -89,7 +89,7 @@ def check_vocabulary(job: Job, model: Model) -> None:
     A tokenizer that this machine cannot see is left to the workers, which check the same.
     """
     name = job.data.tokenizer
-    if job.compute == "virtual" or name == MODEL_TOKENIZER:
+    if not job.trains or name == MODEL_TOKENIZER:
         return
     size = BYTES_VOCABULARY if name == BYTES_TOKENIZER else _vocabulary_size(tokenizer_file(name))
     if size is not None:
@@ -110,7 +110,7 @@ def check_chat_template(job: Job) -> None:
 
     A tokenizer that is not on this machine is left to the workers, which check the same.
     """
-    if job.task != "finetune" or job.compute == "virtual" or job.data.chat_template is not None:
+    if job.task != "finetune" or not job.trains or job.data.chat_template is not None:
         return
     name = job.data.tokenizer
     if name == BYTES_TOKENIZER:

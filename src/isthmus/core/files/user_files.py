@@ -97,6 +97,8 @@ def _resolve_paths(job: Job, file: Path) -> Job:
     def absolute(text: str) -> str:
         return text if "://" in text or is_catalogue_name(text) else str(base / _expand_home(text))
 
+    if job.engine == "command":
+        return job.model_copy(update={"output": absolute(job.output)})
     data = job.data.model_copy(
         update={
             "paths": tuple(absolute(x) for x in job.data.paths),

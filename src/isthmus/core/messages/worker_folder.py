@@ -52,7 +52,8 @@ class WorkerSpec(FrozenModel):
     `checkpoint_timeout_s` without progress. `has_trained`: an earlier attempt of the job has trained, so files in
     its folders without a claim are its own. `user` submitted the job (empty: the server did not say); `storage` is what
     the user's jobs may read and write at this site (None: any path). `run_lease` is the file of the site's
-    `RunLease`, on which the worker ends itself (None: it runs without limit).
+    `RunLease`, on which the worker ends itself (None: it runs without limit). The rank is number `local_rank` of the
+    `local_world_size` ranks of its node.
     """
 
     version: Literal[1] = WORKER_VERSION
@@ -79,6 +80,8 @@ class WorkerSpec(FrozenModel):
     checkpoint_timeout_s: PositiveFloat = 600.0
     has_trained: bool = False
     run_lease: str | None = None
+    local_rank: NonNegativeInt = 0
+    local_world_size: PositiveInt = 1
 
     @model_validator(mode="after")
     def _check_rank(self) -> WorkerSpec:
@@ -243,6 +246,11 @@ class WorkerFolder:
     def verified_checkpoint_path(self) -> Path:
         """`VerifiedCheckpoint`, written by the worker once it has verified its part of the requested checkpoint."""
         return self.path / "protected.json"
+
+    @property
+    def progress_path(self) -> Path:
+        """Steps that the program of a job with `engine: command` reports, as lines of JSON."""
+        return self.path / "progress.jsonl"
 
     @property
     def saved_path(self) -> Path:

@@ -26,6 +26,8 @@ def check_job(job: Job, model: Model | None = None) -> None:
 
 def job_problems(job: Job) -> Iterator[FieldProblem]:
     """Yield the problems that need no model: training fields, evaluation, data format, resuming, paths."""
+    if job.engine == "command":
+        return
     yield from _training_problems(job)
     if job.task != "finetune" and job.data.format == "chat":
         yield FieldProblem(

@@ -24,7 +24,7 @@ def check_visible_folders(job: Job, model: Model, is_same_job: Callable[[str], b
     output or checkpoint folder belongs to another job or holds files of unknown origin, or if the job cannot
     resume from the folder. Paths that this machine does not see are left to the workers.
     """
-    if job.compute == "virtual":
+    if not job.trains:
         return job
     here = run_identity(_NEW_JOB, job, model, content_digests(job))
     _check_folder(job.output, "output", here, is_same_job)

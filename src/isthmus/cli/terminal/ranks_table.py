@@ -10,7 +10,7 @@ from isthmus.cli.terminal.tables import table
 from isthmus.core.messages.rank_views import RankPeer, RankView
 
 
-def rank_table(ranks: Sequence[RankView]) -> RenderableType:
+def ranks_table(ranks: Sequence[RankView]) -> RenderableType:
     """Return the table of a job's ranks; a peer in another cluster is shown with its predicted rate."""
     rows = [
         (
