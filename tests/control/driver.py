@@ -21,6 +21,7 @@ from isthmus.control.state.events import (
     VictimNamed,
 )
 from isthmus.control.state.invariants import violations
+from isthmus.core.catalogue import HeldCopy
 from isthmus.core.messages.agent_messages import (
     AgentIdentity,
     AgentReport,
@@ -57,6 +58,9 @@ class Driver:
         self.addresses: dict[str, PeerAddress] = {}
         self.checks: dict[str, tuple[PeerCheck, ...]] = {}
         self.checking: set[str] = set()
+        # The copies of sites that bring versions of the catalogue, and their rate.
+        self.copies: dict[str, tuple[HeldCopy, ...]] = {}
+        self.fetch_gbps: dict[str, float] = {}
         self.identities: dict[str, AgentIdentity] = {}
         self.run_lease_s = 0.0
         for name in names:
@@ -144,6 +148,8 @@ class Driver:
             peer_address=self.addresses.get(site),
             peer_checks=self.checks.get(site, ()),
             checks=site in self.checking,
+            copies=self.copies.get(site),
+            fetch_gbps=self.fetch_gbps.get(site),
         )
         told = self.tell(AgentReported.from_report(report, self.now_s))
         self.coordinator.record_report(site, self.now_s, report)

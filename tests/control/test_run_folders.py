@@ -142,9 +142,9 @@ def test_only_the_same_job_is_settled_as_the_stored_one():
     state = state_with(("old-1", "ann", "succeeded", wish()))
     new = submission(**OWN, resume="old-1")
     stored = settle_submission(state, "ann", new, "new-2").job
-    assert is_settled_as(stored, new.job, "new-2")
-    assert not is_settled_as(stored, new.job.model_copy(update={"resume": "old-9"}), "new-2")
-    assert not is_settled_as(stored, new.job.model_copy(update={"name": "x"}), "new-2")
+    assert is_settled_as(stored, new.job, "new-2", "ann")
+    assert not is_settled_as(stored, new.job.model_copy(update={"resume": "old-9"}), "new-2", "ann")
+    assert not is_settled_as(stored, new.job.model_copy(update={"name": "x"}), "new-2", "ann")
 
 
 @pytest.fixture

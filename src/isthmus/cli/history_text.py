@@ -17,6 +17,7 @@ _WORDS: dict[HistoryKind, str] = {
     "submitted": "submitted",
     "planned": "planned",
     "waiting": "waits",
+    "brought": "model and data brought",
     "preempting": "preempts",
     "reserving": "reserves chips",
     "held": "chips held at all sites, workers start",

@@ -16,9 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from isthmus.client.server_address import parse_server_url, require_secure_server, tls_context
 from isthmus.client.server_errors import error_from_response, unreachable_error
+from isthmus.core.catalogue import EntryKind, FileManifest
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.core.loopback import is_loopback
-from isthmus.core.messages.access_views import AuditFilter, AuditPage, TokenInfo, TokenRotation
+from isthmus.core.messages.access_views import AuditFilter, AuditPage, TokenGrant, TokenInfo, TokenRotation
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION
 from isthmus.core.messages.api_views import (
     NEXT_JOB_HEADER,
@@ -35,8 +36,10 @@ from isthmus.core.messages.api_views import (
     TokenView,
     VictimView,
 )
+from isthmus.core.messages.catalogue_views import EntryView, GrantChange, VersionAddition
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.rank_views import RankView
 from isthmus.core.plan import PlanSet
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
@@ -139,6 +142,10 @@ class ApiClient:
         """Return the candidate plans and rejected cluster combinations of a job."""
         return self._call(PlanSet, "GET", f"/v1/jobs/{_quote_segment(job)}/plans")
 
+    def ranks(self, job: str) -> list[RankView]:
+        """Return the ranks of a job with their addresses and peers."""
+        return self._call(list[RankView], "GET", f"/v1/jobs/{_quote_segment(job)}/ranks")
+
     def queue_status(self, job: str) -> QueueStatus:
         """Return the queue status of a job: why it waits, jobs ahead, expected start."""
         return self._call(QueueStatus, "GET", f"/v1/jobs/{_quote_segment(job)}/queue")
@@ -225,6 +232,10 @@ class ApiClient:
         """Revoke a token by its id."""
         return self._call(TokenInfo, "POST", f"/v1/tokens/{_quote_segment(token_id)}/revoke")
 
+    def grant_token(self, token_id: str, grant: TokenGrant) -> TokenInfo:
+        """Grant priority `high` to a token, or take it back (admin only)."""
+        return self._call(TokenInfo, "POST", f"/v1/tokens/{_quote_segment(token_id)}/grant", json=_json_body(grant))
+
     def rotate_token(self, token_id: str, rotation: TokenRotation) -> TokenView:
         """Replace a token by a new one; the old one counts for a while."""
         path = f"/v1/tokens/{_quote_segment(token_id)}/rotate"
@@ -234,6 +245,32 @@ class ApiClient:
         """Return records of the audit log (admin only): the newest ones, or the first after the cursor `after`."""
         query = wanted.model_dump(exclude_none=True) | {"after": after, "limit": limit}
         return self._call(AuditPage, "GET", "/v1/audit", params=query)
+
+    def entries(self, kind: EntryKind) -> list[EntryView]:
+        """Return the entries of the catalogue that the caller owns or was granted (an admin: all)."""
+        return self._call(list[EntryView], "GET", f"/v1/catalogue/{kind}")
+
+    def entry(self, kind: EntryKind, owner: str, name: str) -> EntryView:
+        """Return an entry of the catalogue."""
+        return self._call(EntryView, "GET", _entry_path(kind, owner, name))
+
+    def manifest(self, kind: EntryKind, owner: str, name: str, version: str | None = None) -> FileManifest:
+        """Return the files of a version (None: the newest) of an entry."""
+        query = {} if version is None else {"version": version}
+        return self._call(FileManifest, "GET", f"{_entry_path(kind, owner, name)}/manifest", params=query)
+
+    def add_version(self, addition: VersionAddition) -> EntryView:
+        """Add a version to an entry of the caller; return the entry."""
+        return self._call(EntryView, "POST", "/v1/catalogue", json=_json_body(addition))
+
+    def change_grant(self, kind: EntryKind, owner: str, name: str, change: GrantChange) -> EntryView:
+        """Grant an entry of the caller to a user, or take the grant back; return the entry."""
+        return self._call(EntryView, "POST", f"{_entry_path(kind, owner, name)}/grants", json=_json_body(change))
+
+    def remove_version(self, kind: EntryKind, owner: str, name: str, version: str | None = None) -> None:
+        """Remove a version of an entry of the caller, or with None the entry."""
+        query = {} if version is None else {"version": version}
+        self._call(type(None), "DELETE", _entry_path(kind, owner, name), params=query)
 
     def _call(
         self, kind: type[_Answer], method: str, path: str, *, check_version: bool = True, **arguments: Any
@@ -299,5 +336,11 @@ def _quote_segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _json_body(model: Submission | TokenRequest | TokenRotation) -> Any:
+def _entry_path(kind: EntryKind, owner: str, name: str) -> str:
+    return f"/v1/catalogue/{kind}/{_quote_segment(owner)}/{_quote_segment(name)}"
+
+
+def _json_body(
+    model: Submission | TokenGrant | TokenRequest | TokenRotation | VersionAddition | GrantChange,
+) -> Any:
     return model.model_dump(mode="json", by_alias=True)

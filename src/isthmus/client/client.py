@@ -230,7 +230,8 @@ class Client:
 
     def _make_submission(self, job: str | os.PathLike[str] | Job, *, auto: bool = False, key: str = "") -> Submission:
         """Return the submission of a job file or job, complete and checked as the command line does it."""
-        read = complete_job(job, Path.cwd()) if isinstance(job, Job) else read_job(Path(job))
+        entries = self._api.entries
+        read = complete_job(job, Path.cwd(), entries) if isinstance(job, Job) else read_job(Path(job), entries)
         require_trainable(read.model)
         given = check_run_folders(self._api, read.job, read.model, key or None)
         if auto:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from isthmus.client.find_entry import ListEntries, find_model
 from isthmus.client.hub_model import fetch_hub_model
+from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.errors import ModelError
 from isthmus.core.files.model_tokenizer import check_chat_template, check_vocabulary, describe_tokenizer, pin_tokenizer
 from isthmus.core.files.user_files import load_job
-from isthmus.core.job import Job
+from isthmus.core.job import BYTES_TOKENIZER, MODEL_TOKENIZER, Job
 from isthmus.core.model import HUB_SCHEME, HubName, Model, load_model
 from isthmus.core.runs.check_job import check_job
 
@@ -24,17 +26,21 @@ class ReadJob:
     """What was chosen for the user: lines to show."""
 
 
-def read_job(file: Path) -> ReadJob:
+def read_job(file: Path, list_entries: ListEntries | None = None) -> ReadJob:
     """Read `file` and complete it, see `complete_job`; raises `FileError` too."""
-    return complete_job(load_job(file), file.resolve().parent)
+    return complete_job(load_job(file), file.resolve().parent, list_entries)
 
 
-def complete_job(given: Job, folder: Path) -> ReadJob:
+def complete_job(given: Job, folder: Path, list_entries: ListEntries | None = None) -> ReadJob:
     """Read the model of a job whose file is in `folder`; pin the commit of a model of the Hub, and the tokenizer.
+
+    `list_entries` asks a server for its catalogue, which a job's model may be in; its version is pinned.
 
     Raises `ModelError`, `InputError` for fields that contradict each other or the model, or `DataError` if the
     tokenizer has more ids than the model's vocabulary or conversations have no chat template.
     """
+    if is_catalogue_name(given.model):
+        return _complete_from_catalogue(given, list_entries)
     asked, hub_notes = pin_model(given, folder)
     model = load_model(asked.model)
     check_job(asked, model)
@@ -43,6 +49,20 @@ def complete_job(given: Job, folder: Path) -> ReadJob:
     check_chat_template(job)
     notes = hub_notes if job.compute == "virtual" else (*hub_notes, describe_tokenizer(asked, job))
     return ReadJob(job=job, model=model, notes=notes)
+
+
+def _complete_from_catalogue(given: Job, list_entries: ListEntries | None) -> ReadJob:
+    """Return a job whose model is in the catalogue, with version and tokenizer pinned."""
+    found = find_model(list_entries, given.model)
+    tokenizer = given.data.tokenizer
+    if tokenizer == MODEL_TOKENIZER:
+        tokenizer = found.name if found.has_tokenizer else BYTES_TOKENIZER
+    data = given.data.model_copy(update={"tokenizer": tokenizer})
+    job = given.model_copy(update={"model": found.name, "data": data})
+    check_job(job, found.model)
+    check_vocabulary(job, found.model)
+    check_chat_template(job)
+    return ReadJob(job=job, model=found.model, notes=(f"model: {found.name}", f"tokenizer: {tokenizer}"))
 
 
 def pin_model(job: Job, folder: Path) -> tuple[Job, tuple[str, ...]]:

@@ -21,6 +21,7 @@ from isthmus.core.base_model import (
     TransportKind,
 )
 from isthmus.core.priority import Priority
+from isthmus.core.runtime_choice import RuntimeChoice
 from isthmus.core.storage_rules import Access
 
 TrainingTask = Literal["pretrain", "continue", "finetune"]
@@ -236,6 +237,8 @@ class Job(FrozenModel):
     `compute: virtual` runs the job without training: a stage waits for the predicted time instead of
     computing and sends tensors of real size. The job reads no data and writes no loss, checkpoint or model.
     If stopped, it restarts at the first step.
+
+    `runtime` says which image, code and communication library the parts run with at sites that have images.
     """
 
     version: Literal[1] = 1
@@ -255,6 +258,7 @@ class Job(FrozenModel):
     overlap: bool = True
     compute: ComputeMode = "real"
     transport: TransportKind = "thread"
+    runtime: RuntimeChoice = RuntimeChoice()
     priority: Priority = "middle"
     preemptible: bool = True
     deadline_s: PositiveFloat | None = None
@@ -295,6 +299,8 @@ def job_accesses(job: Job) -> Iterator[tuple[str, str, Access]]:
         yield "data.tokenizer", job.data.tokenizer_path, "read"
     if job.resume_folder is not None:
         yield "resume", job.resume_folder, "read"
+    if job.runtime.code is not None:
+        yield "runtime.code", job.runtime.code, "read"
 
 
 def with_paths(job: Job, change: Callable[[str, str], str]) -> Job:
@@ -307,11 +313,14 @@ def with_paths(job: Job, change: Callable[[str, str], str]) -> Job:
         resume = resume.model_copy(update={"folder": change("resume", resume.folder)})
     elif resume is not None and is_folder(resume):
         resume = change("resume", resume)
-    places = {"folder": change("checkpoints.folder", job.checkpoints.folder)}
+    places, runtime = {"folder": change("checkpoints.folder", job.checkpoints.folder)}, job.runtime
     if job.checkpoints.copy_store is not None:
         places["copy_store"] = change("checkpoints.copy_store", job.checkpoints.copy_store)
+    if runtime.code is not None:
+        runtime = runtime.model_copy(update={"code": change("runtime.code", runtime.code)})
     return job.model_copy(
         update={
+            "runtime": runtime,
             "checkpoints": job.checkpoints.model_copy(update=places),
             "output": change("output", job.output),
             "model": change("model", job.model),

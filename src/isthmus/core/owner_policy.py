@@ -5,21 +5,33 @@ The file stays at the site. The site's agent enforces it and rejects every order
 
 from __future__ import annotations
 
+import ipaddress
 import posixpath
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from isthmus.core.base_model import Fraction, FrozenModel, Name, NonNegativeFloat, NonNegativeInt
+from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.job import Job, job_accesses
 from isthmus.core.pool import Cluster, UnknownNameError
 from isthmus.core.storage_rules import StorageRules
+from isthmus.core.units import GB, Bytes
 from isthmus.core.worker_rights import WorkerRights
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
+
+
+def _check_network(text: str) -> str:
+    """Return a network as it is usually written; raise `ValueError` if it is none."""
+    return str(ipaddress.ip_network(text))
+
+
+NetworkName = Annotated[str, Field(max_length=64), AfterValidator(_check_network)]
+"""A network of addresses, such as `10.0.0.0/8` or `fd00::/8`."""
 
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
@@ -43,13 +55,26 @@ class OpeningHours(FrozenModel):
         return (today and time >= self.begin) or (yesterday and time < self.end)
 
 
+class FetchPolicy(FrozenModel):
+    """What a site fetches of the models and data sets of the catalogue that jobs name.
+
+    `cache_bytes` bounds the copies that it keeps; unused ones make room for others. `schemes` are those of the URLs
+    that it reads; `file` needs no mention where the storage roots of the entry's owner admit the folder. Addresses that
+    are not public (loopback, link-local, private) are refused, except those in `networks`.
+    """
+
+    cache_bytes: Bytes = 500 * GB
+    schemes: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9+.-]{0,31}$")], ...] = ("https", "http")
+    networks: tuple[NetworkName, ...] = ()
+
+
 class OwnerPolicy(FrozenModel):
     """Limits that a site's owner sets for pool jobs.
 
     Pool jobs may hold at most `pool_chips` of a node group, or `pool_share` of one not listed there. They may
     run only within `hours`, only for `users`, and only with paths or URLs below `folders`; an empty list
-    means no limit. `storage` gives each user and project roots of their own, and `workers` says
-    what their processes may do. When the hours end, running jobs have
+    means no limit. `storage` gives each user and project roots of their own, `fetch` says
+    what the site fetches for jobs, and `workers` what their processes may do. When the hours end, running jobs have
     `protect_s` to checkpoint before they are stopped. Devices that a pool job reserves without running are released
     after `hold_s`.
 
@@ -67,6 +92,7 @@ class OwnerPolicy(FrozenModel):
     users: tuple[Name, ...] = ()
     folders: tuple[str, ...] = ()
     storage: StorageRules = StorageRules()
+    fetch: FetchPolicy = FetchPolicy()
     workers: WorkerRights = WorkerRights()
     hold_s: NonNegativeFloat = 900.0
     preemptible_from: Name | None = None
@@ -98,8 +124,8 @@ class OwnerPolicy(FrozenModel):
         """Return which path of the job the storage roots of `user` do not admit, by its name alone, or ""."""
         allowed = self.storage.of_user(user)
         for field, path, access in job_accesses(job) if allowed else ():
-            if field == "resume" and access == "read":
-                continue  # the job that it belongs to may grant it: the agent looks into its folder
+            if (field == "resume" and access == "read") or (is_catalogue_name(path) and access == "read"):
+                continue  # the job that it belongs to may grant it, and a user the entry
             if allowed and (problem := allowed.problem(allowed.resolve(path), access)):
                 return str(allowed.error(field, path, problem))
         return ""
@@ -116,10 +142,12 @@ class OwnerPolicy(FrozenModel):
 
 
 def _job_paths(job: Job) -> Iterator[str]:
-    """Yield every path that a job reads or writes."""
-    yield from (*job.data.paths, job.model, job.checkpoints.folder, job.output)
+    """Yield every path that a job reads or writes; entries of the catalogue lie in the site's own cache."""
+    named = [*job.data.paths, job.model]
     if job.data.tokenizer_path is not None:
-        yield job.data.tokenizer_path
+        named.append(job.data.tokenizer_path)
+    yield from (path for path in named if not is_catalogue_name(path))
+    yield from (job.checkpoints.folder, job.output)
     if job.checkpoints.copy_store is not None:
         yield job.checkpoints.copy_store
 

@@ -1,1 +1,1 @@
-"""The files of jobs at a site: where their paths lead, and copies from other sites."""
+"""The files of jobs at a site: where their paths lead, copies from other sites, and versions of the catalogue."""

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
+from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.files.model_tokenizer import tokenizer_paths
 from isthmus.core.job import Job, with_paths
@@ -115,7 +116,7 @@ def storage_path(root: Path, path: str) -> Path:
 def localise_paths(job: Job, root: Path) -> Job:
     """Return `job` with its paths moved below the storage folder `root`; URLs are unchanged."""
 
-    return with_paths(job, lambda _, path: path if "://" in path else str(storage_path(root, path)))
+    return with_paths(job, lambda _, path: path if _is_elsewhere(path) else str(storage_path(root, path)))
 
 
 def job_paths(job: Job, *, with_checkpoints: bool = True) -> tuple[str, ...]:
@@ -123,7 +124,12 @@ def job_paths(job: Job, *, with_checkpoints: bool = True) -> tuple[str, ...]:
     named = [job.checkpoints.folder] if with_checkpoints else []
     named += [job.model, *job.data.paths, *tokenizer_paths(job.data.tokenizer_path)]
     named += [job.resume_folder] if with_checkpoints and job.resume_folder is not None else []
-    return tuple(path for path in dict.fromkeys(named) if "://" not in path)
+    return tuple(path for path in dict.fromkeys(named) if not _is_elsewhere(path))
+
+
+def _is_elsewhere(path: str) -> bool:
+    """Return whether a path is a URL or an entry of the catalogue, which lies in the site's cache."""
+    return "://" in path or is_catalogue_name(path)
 
 
 def fetch_job_files(

@@ -5,18 +5,31 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from isthmus.agent.files.file_transfer import localise_paths, storage_path
+from isthmus.agent.files.file_transfer import storage_path
+from isthmus.agent.files.version_cache import VersionCache
+from isthmus.core.catalogue import CatalogueName, CopyKey, is_catalogue_name
 from isthmus.core.errors import InputError
-from isthmus.core.job import Job, with_own_folders, with_paths
-from isthmus.core.runs.storage_access import check_links_below, is_granted_by_claim, resolve_job, resolve_path
+from isthmus.core.job import Job, job_accesses, with_own_folders, with_paths
+from isthmus.core.runs.storage_access import (
+    check_links_below,
+    is_granted_by_claim,
+    resolve_job,
+    resolve_path,
+    static_root,
+)
 from isthmus.core.storage_rules import Access, AllowedStorage, StorageRules
 
 
 class SiteStorage:
-    """The storage of a site: the owner's `rules`, and the site's own storage folder `root` if it has one."""
+    """The storage of a site: the owner's `rules`, and the site's own storage folder `root` if it has one.
 
-    def __init__(self, rules: StorageRules | None = None, root: Path | None = None) -> None:
-        self._pool_rules, self.root = rules or StorageRules(), root
+    Entries of the catalogue lie in `cache`; a job reaches the versions that it names, and nothing else in there.
+    """
+
+    def __init__(
+        self, rules: StorageRules | None = None, root: Path | None = None, cache: VersionCache | None = None
+    ) -> None:
+        self._pool_rules, self.root, self._cache = rules or StorageRules(), root, cache
         self._rules = self._pool_rules if root is None else self._pool_rules.below(str(root))
 
     def allowed(self, user: str) -> AllowedStorage | None:
@@ -36,6 +49,7 @@ class SiteStorage:
         real = resolve_path(field, place, access, user, allowed)
         if allowed is not None:
             check_links_below(field, real, allowed)
+        self._refuse_cache(field, path, real)
         return real
 
     def resolve_job(self, job_id: str, job: Job, user: str) -> tuple[Job, AllowedStorage | None]:
@@ -45,10 +59,38 @@ class SiteStorage:
         """
         own = with_own_folders(job, job_id)
         allowed = self._pool_rules.of_user(user)
-        here = own if allowed is None else with_paths(own, lambda _, path: allowed.resolve(path))
-        here = here if self.root is None else localise_paths(here, self.root)
+        copies = {path: self._copy(path) for _, path, _ in job_accesses(own) if is_catalogue_name(path)}
+
+        def placed(_: str, path: str) -> str:
+            if path in copies:
+                return copies[path]
+            named = path if allowed is None else allowed.resolve(path)
+            return named if self.root is None or "://" in named else str(storage_path(self.root, named))
+
+        here = with_paths(own, placed)
         limits = self._with_claim_grant("resume", here.resume_folder or "", user)
-        return resolve_job(here, user, limits), limits
+        for folder in copies.values():
+            limits = limits.with_grant(folder) if limits is not None else None
+        real = resolve_job(here, user, limits)
+        for (field, path, _), (_, place, _) in zip(job_accesses(own), job_accesses(real), strict=True):
+            if path not in copies:
+                self._refuse_cache(field, path, place)
+        return real, limits
+
+    def _copy(self, name: str) -> str:
+        """Return the folder of a version at this site, by its full name; raise `InputError` for any other name."""
+        given = CatalogueName.parse(name)
+        if self._cache is None or given.owner is None or not given.is_pinned:
+            raise InputError(f"{name} is not brought by this site", hint="use the same release of agent and server")
+        return str(self._cache.place(CopyKey(owner=given.owner, version=given.version or "")))
+
+    def _refuse_cache(self, field: str, path: str, place: str) -> None:
+        """Raise `InputError` if a path of a job leads into the site's copies of the catalogue, or contains them."""
+        if self._cache is not None and "://" not in place and self._cache.holds(static_root(place)):
+            raise InputError(
+                f"{field} {path} is, or contains, where this site keeps its copies of the catalogue",
+                hint="name the entry: catalogue:NAME; or a folder beside it",
+            )
 
     def _with_claim_grant(self, field: str, place: str, user: str) -> AllowedStorage | None:
         """Return what `user` may use, with a folder to resume from whose job names the user among its readers.

@@ -14,10 +14,12 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from isthmus.agent.adapters.scheduler_adapter import QueueMove, SchedulerAdapter
-from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, write_limits
+from isthmus.agent.adapters.scheduler_adapter import QueueMove, RankStart, SchedulerAdapter
+from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, open_to_account, write_limits
+from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.files.version_fetcher import VersionFetcher
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
 from isthmus.agent.service.agent_state_folder import (
     AgentStateFolder,
@@ -85,7 +87,8 @@ class AgentService:
     """The agent of one site: its state machine, adapter and state folder; `identity` binds it to the folder.
 
     `clock` is `boot_time_s`, by which workers judge their lease, `wall_clock` counts from the epoch; both in seconds.
-    `fetcher` copies job files to the site's own storage folder (None: all sites share a file system). Workers listen at
+    `fetcher` copies job files to the site's own storage folder (None: all sites share a file system), `versions` those
+    of the catalogue to its cache (None: the site brings none). Workers listen at
     `host`, within `ports` if given. With `checks_peers` the agent takes part in the checks that sites reach each other.
     No worker may read the files `secrets`. Workers start with the keys that the server sent for their links; without
     them, with `needs_keys` or beyond loopback, they do not start.
@@ -105,25 +108,29 @@ class AgentService:
         routes: Path | None = None,
         policy: OwnerPolicy | None = None,
         fetcher: FileFetcher | None = None,
+        versions: VersionFetcher | None = None,
         identity: AgentIdentity | None = None,
+        containers: WorkerContainers | None = None,
         secrets: Sequence[Path] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
         self.policy, self._fetcher = policy or OwnerPolicy(), fetcher
+        self._containers = containers
         self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
         self._table = PartTable(self.state_folder.path)
         known = self._table.load()
+        self._observed = adapter.observe()
         self._identity, self._sent_s = identity, clock()
         self.state_folder.make_lease_folder()
         lease = read_run_lease(self.state_folder.run_lease)
         self.machine = SiteMachine(
             cluster.name,
-            DeviceIdAllocator(adapter.inventory()),
+            DeviceIdAllocator(self._observed.cards()),
             known.parts,
             fence=known.fence,
             run_lease_s=lease.lease_s if lease else 0.0,
@@ -133,7 +140,10 @@ class AgentService:
             has_own_storage=fetcher is not None,
             now_s=clock(),
         )
-        self._storage = SiteStorage(self.policy.storage, fetcher.root if fetcher else None)
+        self._versions = versions
+        self._storage = SiteStorage(
+            self.policy.storage, fetcher.root if fetcher else None, versions.cache if versions else None
+        )
         act_as = partial(act_as_user, self.policy.workers)
         self._preflights = PreflightRunner(cluster.name, self._storage, clock, act_as=act_as)
         self.outbox = TelemetryOutbox(self.state_folder.runs)
@@ -173,7 +183,8 @@ class AgentService:
         self._observe_fetches()
         jobs, unread = read_local_jobs(self.state_folder, self.cluster)
         self._handle(LocalJobsObserved(now_s=self._clock(), jobs=jobs, unreadable=unread))
-        entries = tuple((entry.job, entry.attempt) for entry in self.adapter.read_queue())
+        self._observed = self.adapter.observe()
+        entries = tuple((entry.job, entry.attempt) for entry in self._observed.queue)
         self._handle(QueueObserved(now_s=self._clock(), entries=entries))
         # Step 4: remove folders of finished attempts.
         self._remove_finished_attempts()
@@ -194,6 +205,9 @@ class AgentService:
         self._run_keys = {key: one for key, one in self._run_keys.items() if key in self.machine.parts}
         if orders.fence >= self.machine.fence:
             self._preflights.update(orders.preflights)
+            if self._versions is not None:
+                parts = [one for one in orders.parts if one.desired != "released"]
+                self._versions.update((one for part in parts for one in part.versions), orders.drop_copies)
 
     @property
     def num_running(self) -> int:
@@ -206,6 +220,8 @@ class AgentService:
             self._prober.close()
             self._prober = None
         self._preflights.close()
+        if self._versions is not None:
+            self._versions.close()
         self._handle(ShutdownRequested(now_s=self._clock(), saves_first=saves_first))
 
     def report(self, incarnation: str) -> tuple[AgentReport, TelemetryBatch]:
@@ -223,13 +239,15 @@ class AgentService:
             run_lease_s=self.machine.run_lease_s(),
             free_chips=self.machine.free_chips(),
             parts=self.observed_parts(),
-            queue=tuple(self.adapter.read_queue()),
+            queue=self.adapter.observe().queue,
             local_jobs=self.machine.local_jobs(),
             free_storage_bytes=self._fetcher.free_bytes() if self._fetcher else None,
             peer_address=self._prober.address() if self._prober else None,
             peer_checks=self._prober.checks() if self._prober else (),
             checks=True,
             preflights=self._preflights.answers(),
+            copies=self._versions.copies() if self._versions else None,
+            fetch_gbps=self._versions.fetch_gbps if self._versions else None,
             fence=self.machine.fence,
             metrics=tuple(batch.metrics),
             logs=tuple(batch.logs),
@@ -323,7 +341,7 @@ class AgentService:
                         QueueMove(entry=_queue_entry(key), after=after and _queue_entry(after))
                         for key, after in instruction.moves
                     ]
-                    self.adapter.reorder_queue(moves, [_queue_entry(key) for key in instruction.removed])
+                    self.adapter.order(moves, [_queue_entry(key) for key in instruction.removed])
         except OSError as error:
             self._log_once(f"{type(instruction).__name__}: cannot write, will retry: {error}")
             if isinstance(instruction, WriteRankMap | RequestCheckpoint | RenewRunLease):
@@ -331,6 +349,7 @@ class AgentService:
 
     def _start_worker(self, part: SitePart, rank: int) -> None:
         folder, worker = self.state_folder.worker_folder(part, rank), part.workers.get(rank)
+        command = tuple(part.command)
         if worker is None or part.state != "running":
             return
         try:
@@ -346,10 +365,18 @@ class AgentService:
                     folder, self.policy.workers, part.user, spec.storage,
                     protected=self._protected, also_read=(self.state_folder.run_lease.parent,),
                 )  # fmt: skip
-                WorkerFolder(folder).write_spec(spec)
-                write_limits(WorkerFolder(folder), limits)
+                if self._containers is None:
+                    WorkerFolder(folder).write_spec(spec)
+                    write_limits(WorkerFolder(folder), limits)
+                else:
+                    lease = self.state_folder.run_lease.parent
+                    spec, command = self._containers.prepare(
+                        folder, spec, worker.devices, limits.account, protected=self._protected, also_read=(lease,)
+                    )
+                    WorkerFolder(folder).write_spec(spec)
+                    open_to_account(WorkerFolder(folder), limits.account)
                 self._hand_over_keys(part, WorkerFolder(folder), limits.account)
-            self.adapter.start(folder, worker.devices, part.command)
+            self.adapter.start(RankStart(folder=folder, cards=worker.devices, command=command))
         except (IsthmusError, OSError, ValueError) as error:
             _log.error("%s: %s", folder, error)
             self._stop_worker(folder, force=True)

@@ -18,12 +18,14 @@ from isthmus.cli.commands import (
     pool_commands,
     process_commands,
     queue_commands,
+    render_commands,
     report_commands,
     search_commands,
     server_commands,
     simulate_pool_commands,
     site_commands,
 )
+from isthmus.cli.commands.catalogue import catalogue_commands
 from isthmus.cli.demo import demo_command
 from isthmus.cli.setup import doctor_command, init_command
 
@@ -62,6 +64,7 @@ _COMMAND_MODULES = (
     report_commands,
     pool_commands,
     site_commands,
+    catalogue_commands,
     search_commands,
     simulate_pool_commands,
     plan_commands,
@@ -69,6 +72,7 @@ _COMMAND_MODULES = (
     calibrate_commands,
     export_commands,
     process_commands,
+    render_commands,
     server_commands,
     file_commands,
 )

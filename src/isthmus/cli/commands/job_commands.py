@@ -85,7 +85,7 @@ def submit(
     """
     if dry_run and (watch or key):
         raise InputError("--dry-run excludes --watch and --key", hint="remove them")
-    read = read_job(file)
+    read = read_job(file, client.entries)
     job, model = with_resume(read.job, resume), read.model
     if auto:
         job = job.model_copy(update={"policy": "auto"})

@@ -6,6 +6,7 @@ Each returns whether the event changes the state, and raises `ConflictError` or 
 from __future__ import annotations
 
 from isthmus.control.coordinator.agent_reports import report_differs
+from isthmus.control.queries.catalogue_versions import missing_versions
 from isthmus.control.queries.enrolled_agent import admit_agent
 from isthmus.control.queries.peer_checks import describe_unreached, unreached_pairs
 from isthmus.control.queries.preemption_victims import victims_suffice
@@ -18,6 +19,7 @@ from isthmus.control.state.events import (
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    LogCompacted,
     PeerCheckTimedOut,
     PlanChosen,
     PlanningFailed,
@@ -115,6 +117,8 @@ def admit_preemption(state: PoolState, event: PreemptionAgreed) -> bool:
         raise ConflictError(f"job {job.id} cannot start: {hold_reason(state, job)}")
     if unreached_pairs(state, job.plan_parts):
         raise ConflictError(f"job {job.id} cannot start: {describe_unreached(state, job.plan_parts)}")
+    if missing := missing_versions(state, job):
+        raise ConflictError(f"job {job.id} cannot start: {', '.join(missing)} must bring its model and data first")
     if needs_preflight(state, job) and not has_passed_once(job):
         raise ConflictError(
             f"the sites of plan {job.plan.id} have not passed the checks of job {job.id} yet, so it cannot take chips",
@@ -206,10 +210,17 @@ def admit_epoch(state: PoolState, event: EpochBegan) -> bool:
     return event.epoch > state.epoch
 
 
+def admit_compaction(_state: PoolState, _event: LogCompacted) -> bool:
+    """Return True: the log records its base, which the store checks."""
+    return True
+
+
 def admit_pool(state: PoolState, event: PoolSet) -> bool:
     """Return whether the links or the rules of the queue differ."""
     now = tuple(state.links.values()), state.objective, state.patience_s, state.planner_turns
-    return now != (event.links, event.objective, event.patience_s, event.planner_turns)
+    shares = state.shares.half_life_s, state.shares.weights
+    wanted = event.links, event.objective, event.patience_s, event.planner_turns
+    return (*now, *shares) != (*wanted, event.half_life_s, dict(event.share_weights))
 
 
 def admit_restart(_state: PoolState, _event: Restarted) -> bool:

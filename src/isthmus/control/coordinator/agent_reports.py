@@ -15,6 +15,7 @@ from isthmus.control.state.events import AgentReported
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.reconcile_log import note_report
 from isthmus.control.state.site_records import ClusterRecord, EnrolledAgent, PartRecord
+from isthmus.core.catalogue import HeldCopy
 from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart
 
 _STORAGE_CHANGE_SHARE = 0.01
@@ -33,6 +34,7 @@ def apply_report(state: PoolState, event: AgentReported) -> list[JobRecord]:
     record.reported_queue, record.free_storage_bytes = event.queue, event.free_storage_bytes
     local, record.local_jobs = record.local_jobs, {one.name: one for one in event.local_jobs}
     record.checks, record.run_lease_s = event.checks, event.run_lease_s
+    record.copies, record.fetch_gbps = _copies_by_key(event.copies), event.fetch_gbps
     _bind_agent(record, event)
     record.incarnation, record.connected, record.last_report_s = event.incarnation, True, event.now_s
     record.incarnations.add(event.incarnation)
@@ -65,6 +67,8 @@ def report_differs(record: ClusterRecord, event: AgentReported) -> bool:
         or record.peer_address != event.peer_address
         or any(record.to_check.get(check.cluster) == check.number for check in event.peer_checks)
         or record.checks != event.checks
+        or record.copies != _copies_by_key(event.copies)
+        or record.fetch_gbps != event.fetch_gbps
         or record.run_lease_s != event.run_lease_s
         or is_new_session(record, event)
         or len(record.reported_parts) != len(event.parts)
@@ -79,6 +83,10 @@ def report_differs(record: ClusterRecord, event: AgentReported) -> bool:
     if before is None or now is None:
         return before is not now
     return abs(before - now) > _STORAGE_CHANGE_SHARE * record.cluster.storage_bytes
+
+
+def _copies_by_key(copies: tuple[HeldCopy, ...] | None) -> dict[tuple[str, str], HeldCopy] | None:
+    return None if copies is None else {(one.owner, one.version): one for one in copies}
 
 
 def record_unsaved_work(

@@ -24,7 +24,8 @@ from isthmus.control.coordinator.admission import require_job
 from isthmus.control.coordinator.agent_reports import record_unsaved_work
 from isthmus.control.coordinator.event_rules import EVENT_RULES
 from isthmus.control.coordinator.schedule_queue import schedule_queue
-from isthmus.control.queries import agent_orders, peer_checks, user_views
+from isthmus.control.queries import agent_orders, catalogue_versions, peer_checks, user_views
+from isthmus.control.queries.bring_forecast import site_fetches
 from isthmus.control.queries.enrolled_agent import admit_agent
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import (
@@ -38,6 +39,7 @@ from isthmus.control.state.events import (
     Restarted,
 )
 from isthmus.control.state.job_records import JobRecord, PoolState
+from isthmus.core.catalogue import CopyKey
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.agent_messages import AgentReport, PartOrder, PeerToCheck
 from isthmus.core.messages.api_views import JobFilter, JobView, PoolView
@@ -155,6 +157,10 @@ class Coordinator:
         """Return the checks that the cluster should execute (`AgentOrders.preflights`)."""
         return agent_orders.preflight_orders(self.state, cluster)
 
+    def orphaned_copies(self, cluster: str) -> tuple[CopyKey, ...]:
+        """Return the site's copies of versions that the catalogue no longer has (`AgentOrders.drop_copies`)."""
+        return catalogue_versions.orphaned_copies(self.state, cluster)
+
     def site_queue(self, cluster: str) -> tuple[str, ...]:
         """Return the required order of the pool's jobs in the site's queue (`AgentOrders.queue`)."""
         return agent_orders.site_queue(self.state, cluster)
@@ -238,4 +244,5 @@ class Coordinator:
             free_chips=asked.free_chips,
             free_storage_bytes=asked.free_storage_bytes,
             free_gbps=asked.free_gbps,
+            fetches=site_fetches(self.state, job.versions, asked.free_chips, job),
         )

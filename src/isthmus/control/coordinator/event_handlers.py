@@ -5,6 +5,7 @@ from __future__ import annotations
 from isthmus.control.coordinator.advance_job import advance_job, notify_preemptor
 from isthmus.control.coordinator.agent_reports import apply_report
 from isthmus.control.coordinator.attempts import fail_attempt, refuse_attempt, stop_attempt
+from isthmus.control.coordinator.catalogue.site_copies import follow_copies
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.coordinator.joint_preemption import abort_preemption, begin_preemption, timeout_reason
 from isthmus.control.coordinator.plan_requests import apply_plans, request_plans, withdraw_plan_request
@@ -17,6 +18,7 @@ from isthmus.control.state.events import (
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    LogCompacted,
     PlanChosen,
     PlanningFailed,
     PlansMade,
@@ -39,7 +41,8 @@ def add_job(state: PoolState, event: JobSubmitted) -> None:
     live[job.user] = live.get(job.user, 0) + 1
     if event.submission.key:
         state.ids_by_key[event.user, event.submission.key] = job.id
-    job.history.add("submitted", event.now_s, 0)
+    uses = "; ".join(f"{one.kind} {one.owner}/{one.name}@{one.version}" for one in job.versions)
+    job.history.add("submitted", event.now_s, 0, uses and f"uses {uses}")
     index_job(state, job)
     request_plans(state, job)
     state.changed_jobs.add(job.id)
@@ -102,10 +105,13 @@ def delete_job(state: PoolState, event: JobDeleted) -> None:
 
 def accept_report(state: PoolState, event: AgentReported) -> None:
     """Apply a site's report and advance the jobs that it concerns."""
+    record = state.clusters.get(event.cluster.name)
+    before = record.copies if record is not None else None
     for job in apply_report(state, event):
         advance_job(state, job, event.now_s)
         notify_preemptor(state, job, event.now_s)
     _revoke_excess(state, state.clusters[event.cluster.name], event.now_s)
+    follow_copies(state, event.cluster.name, before or {}, event.now_s)
 
 
 def _revoke_excess(state: PoolState, record: ClusterRecord, now_s: float) -> None:
@@ -177,11 +183,16 @@ def begin_epoch(state: PoolState, event: EpochBegan) -> None:
     state.epoch = event.epoch
 
 
+def keep_state(_state: PoolState, _event: LogCompacted) -> None:
+    """Change nothing: the state stays what the events up to now have made it."""
+
+
 def set_pool(state: PoolState, event: PoolSet) -> None:
     """Set the operator's links and the rules of the queue."""
     state.links = {PoolResource.link(link.source, link.target): link for link in event.links}
     state.objective, state.patience_s = event.objective, event.patience_s
     state.planner_turns = event.planner_turns
+    state.shares.configure(event.half_life_s, dict(event.share_weights), event.now_s)
     state.indexes.capacity_freed = state.indexes.capacity_added = True
     state.indexes.inventory_version += 1
 

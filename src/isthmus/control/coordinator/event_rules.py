@@ -7,15 +7,18 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from isthmus.control.coordinator import admission, event_handlers, job_preflight, reachability, site_loss
+from isthmus.control.coordinator.catalogue import catalogue_entries
 from isthmus.control.state import reconcile_log
 from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
     DeadlinePassed,
+    EntryGranted,
     EpochBegan,
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    LogCompacted,
     LogRestored,
     PeerCheckTimedOut,
     PlanChosen,
@@ -30,6 +33,8 @@ from isthmus.control.state.events import (
     SiteEnrolling,
     SiteGone,
     UnknownJobEnded,
+    VersionAdded,
+    VersionRemoved,
 )
 from isthmus.control.state.job_records import PoolState
 
@@ -63,7 +68,11 @@ EVENT_RULES: Mapping[type[Any], EventRule] = MappingProxyType(
         DeadlinePassed: EventRule(admission.admit_deadline, event_handlers.end_overdue_state),
         EpochBegan: EventRule(admission.admit_epoch, event_handlers.begin_epoch),
         LogRestored: EventRule(reconcile_log.admit_restored, reconcile_log.begin_reconciliation),
+        LogCompacted: EventRule(admission.admit_compaction, event_handlers.keep_state),
         UnknownJobEnded: EventRule(reconcile_log.admit_unknown_end, reconcile_log.end_unknown_job),
+        VersionAdded: EventRule(catalogue_entries.admit_version, catalogue_entries.add_version),
+        EntryGranted: EventRule(catalogue_entries.admit_grant, catalogue_entries.change_grant),
+        VersionRemoved: EventRule(catalogue_entries.admit_removal, catalogue_entries.remove_version),
         PoolSet: EventRule(admission.admit_pool, event_handlers.set_pool),
         # Handled without being admitted or logged.
         Restarted: EventRule(admission.admit_restart, event_handlers.reset_agent_timeouts),

@@ -7,6 +7,8 @@ checked again. So does one whose site does not answer, a limited number of times
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from isthmus.control.coordinator.attempts import refuse_in_queue
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.coordinator.plan_requests import request_plans, withdraw_plan_request
@@ -84,6 +86,11 @@ def _conclude(state: PoolState, job: JobRecord, now_s: float) -> None:
     if not conflicts:
         refuse_in_queue(state, job, "; ".join([*conflicts.values(), *unknowns]), now_s)
         return
+    exclude_sites(state, job, conflicts, now_s)
+
+
+def exclude_sites(state: PoolState, job: JobRecord, conflicts: Mapping[frozenset[str], str], now_s: float) -> None:
+    """Give a job another plan without the sites in conflict; one that has trained waits for them instead."""
     job.conflicts = valid_conflicts(job.conflicts, now_s, state.config.conflict_valid_s)
     job.conflicts |= {clusters: (why, now_s) for clusters, why in conflicts.items()}
     others = () if job.has_run and job.plan_fixed else _other_plans(job)

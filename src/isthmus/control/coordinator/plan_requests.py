@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.preflight.conflicts import excluded_clusters, valid_conflicts
+from isthmus.control.queries.bring_forecast import unable_to_fetch
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import NO_PLAN_AT_ALL, FreeChips, JobRecord, PlannerInput, PoolState
 from isthmus.control.state.update_indexes import job_at_key, park, queue_key, reindex_job
@@ -124,11 +125,12 @@ def _send_planner_request(state: PoolState, job: JobRecord, now_s: float) -> Non
 
 
 def _excluded_clusters(state: PoolState, job: JobRecord) -> set[str]:
-    """Return the clusters on which the job is not planned, since its checks have failed there."""
+    """Return the clusters on which the job is not planned: its checks have failed, or they bring no versions."""
+    found = unable_to_fetch(state) if job.versions else set()
     if not job.conflicts:
-        return set()
+        return found
     sizes = {name: sum(groups.values()) for name, groups in ledger.total_chips(state).items()}
-    return excluded_clusters(job.conflicts, sizes)
+    return found | excluded_clusters(job.conflicts, sizes)
 
 
 def _handle_no_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import Field
 
+from isthmus.control.placement.bring_files import clusters_to_prefer, ready_to_end_s, with_bringing
 from isthmus.control.placement.place_plan import place_plan
 from isthmus.control.placement.planned_placement_refusals import planned_placement_refusals
 from isthmus.control.placement.relocate_plan import relocate_plan
@@ -22,6 +23,7 @@ from isthmus.control.placement.resources.storage_requirement import storage_byte
 from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.job import Job
+from isthmus.core.messages.site_fetch import SiteFetch
 from isthmus.core.model import Model
 from isthmus.core.plan import SEARCH_ENDED_EARLY, Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
@@ -49,12 +51,14 @@ class PlanRequest(FrozenModel):
     free_storage_bytes: dict[str, int] = Field(default_factory=dict)
     # By link, `FROM>TO`.
     free_gbps: dict[str, float] = Field(default_factory=dict)
+    # What clusters would have to bring first; those without an entry nothing.
+    fetches: dict[str, SiteFetch] = Field(default_factory=dict)
     # Only plans that the Isthmus runtime supports.
     executable: bool = True
 
 
 def propose_plans(request: PlanRequest, keep: int = 5, should_continue: Callable[[], bool] = lambda: True) -> PlanSet:
-    """Return up to `keep` plans, predicted fastest first, and the refusals of planner and placement.
+    """Return up to `keep` plans, first those that would end first, and the refusals of planner and placement.
 
     `should_continue` is called during the search; False ends it with the best plans so far, which say so.
     Raises `ModelError` for a model that cannot be profiled, `PlanError` for degrees that no pool allows.
@@ -93,7 +97,7 @@ def _propose_plans(request: PlanRequest, keep: int, patience: _Patience) -> Plan
     )
     kept: list[Plan] = []
     refused: list[Refusal] = []
-    for plan in planned.plans:
+    for plan in _with_nearer_plans(planned.plans, request, profile, pool, keep, patience):
         refusals = _refusals(plan, request, profile, resources)
         refused += refusals
         kept += [] if refusals else [_with_gradient_reasons(plan, profile)]
@@ -108,8 +112,38 @@ def _propose_plans(request: PlanRequest, keep: int, patience: _Patience) -> Plan
     if patience.ended and not kept:
         refused.append(Refusal(clusters=(), reason=f"{SEARCH_ENDED_EARLY} without a plan; narrow the job's placement"))
     notes = (f"{SEARCH_ENDED_EARLY}: these are the best plans until then",) if patience.ended else ()
-    plans = tuple(_with_resource_needs(plan, job, profile, notes) for plan in _fastest_diverse(kept, keep))
+    kept = [with_bringing(plan, job, profile, request.fetches) for plan in kept]
+    chosen = _fastest_diverse(kept, keep, job.training.steps)
+    plans = tuple(_with_resource_needs(plan, job, profile, notes) for plan in chosen)
     return PlanSet(plans=plans, refused=tuple(dict.fromkeys(refused))[:MAX_REFUSALS])
+
+
+def _with_nearer_plans(
+    plans: tuple[Plan, ...],
+    request: PlanRequest,
+    profile: ModelProfile,
+    pool: Pool,
+    keep: int,
+    patience: _Patience,
+) -> tuple[Plan, ...]:
+    """Return `plans`, and the best plans on the clusters alone from which the job could start sooner."""
+    nearer = clusters_to_prefer(plans, request.job, profile, request.fetches, tuple(request.free_chips))
+    if not nearer or not patience():
+        return plans
+    found = search_plans(
+        SearchRequest(
+            job=request.job,
+            model=profile,
+            pool=pool,
+            free_chips={name: request.free_chips[name] for name in nearer},
+            num_plans=keep,
+            explain=False,
+            limits=SearchLimits(executable=request.executable),
+            should_continue=patience,
+        )
+    )
+    known = {plan.id for plan in plans}
+    return (*plans, *(plan for plan in found.plans if plan.id not in known))
 
 
 def _with_resource_needs(plan: Plan, job: Job, profile: ModelProfile, notes: tuple[str, ...]) -> Plan:
@@ -230,16 +264,12 @@ def _relocate(
     return found, [one for one in refused if one.stage != "compute" or not (kept or found)]
 
 
-def _fastest_diverse(plans: Sequence[Plan], keep: int) -> tuple[Plan, ...]:
-    """Return `keep` plans, fastest first, preferring the fastest of each set of clusters."""
-    ordered = sorted(plans, key=lambda one: (_iteration_s(one), one.id))
+def _fastest_diverse(plans: Sequence[Plan], keep: int, steps: int) -> tuple[Plan, ...]:
+    """Return `keep` plans, first those that would end first, preferring the best of each set of clusters."""
+    ordered = sorted(plans, key=lambda one: (ready_to_end_s(one, steps), one.id))
     first: dict[frozenset[str], Plan] = {}
     for one in ordered:
         first.setdefault(frozenset(one.clusters), one)
     others = [one for one in ordered if one is not first[frozenset(one.clusters)]]
     wanted = {one.id for one in [*first.values(), *others][:keep]}
     return tuple(one for one in ordered if one.id in wanted)
-
-
-def _iteration_s(plan: Plan) -> float:
-    return plan.predicted.iteration_s if plan.predicted else float("inf")

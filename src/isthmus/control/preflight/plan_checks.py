@@ -32,7 +32,7 @@ def own_checks(job: Job, plan: Plan, cluster: str, marker: str, *, has_files: bo
     left = marker if len(plan.clusters) > 1 else ""
     return (
         *(_local("model", "model", job.model, value="" if job.task == "pretrain" else "weights") if has_files else ()),
-        *(_data_checks(job) if has_files and _reads_data(plan, cluster) else ()),
+        *(_data_checks(job) if has_files and plan.reads_data(cluster) else ()),
         *(_local("resume", "resume", job.resume_folder) if has_files and job.resume_folder else ()),
         *_local("write", "checkpoints", job.checkpoints.folder, value=left),
         *_local("write", "output", job.output, value=left),
@@ -75,17 +75,6 @@ def _local(kind: str, name: str, path: str, **fields: object) -> Iterator[SiteCh
     """Yield the check of an absolute path."""
     if path.startswith("/"):
         yield SiteCheck.model_validate({"kind": kind, "name": name, "path": path} | fields)
-
-
-def _reads_data(plan: Plan, cluster: str) -> bool:
-    """Return whether a first or last stage, which read tokens and labels, is at the cluster."""
-    return any(
-        first == 0 or end == plan.num_layers
-        for replica in range(plan.dp)
-        for stage, chunks in zip(plan.pipeline(replica), plan.chunk_layers(replica), strict=True)
-        if stage.cluster == cluster
-        for first, end in chunks
-    )
 
 
 def _storage_bytes(plan: Plan) -> int:

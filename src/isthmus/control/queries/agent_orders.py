@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from isthmus.control.queries.catalogue_versions import needed_versions
 from isthmus.control.state.events import (
     AgentLost,
     DeadlinePassed,
@@ -94,6 +95,7 @@ def _new_order(state: PoolState, job: JobRecord, part: PartRecord) -> PartOrder:
         lease_s=state.config.lease_s,
         user=job.user,
         files_at=job.file_clusters,
+        versions=needed_versions(state, job, part.cluster),
         priority=job.priority,
         protect=part.checkpoint_requested,
         victims=part.victims,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from isthmus.control.queries.bring_forecast import site_fetches, unable_to_fetch
 from isthmus.control.queries.explain_wait import WaitQuery, query_job
 from isthmus.control.queries.forecast_inputs import ProgressByJob
 from isthmus.control.queries.user_views import job_view
 from isthmus.control.state import ledger
+from isthmus.control.state.catalogue_records import job_versions
 from isthmus.control.state.events import MakePlans
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.messages.api_views import Submission, VictimView
@@ -22,6 +24,10 @@ def dry_run_requests(state: PoolState, user: str, submission: Submission) -> tup
     """Return the planner requests: on the free resources, and on the idle pool."""
     storage, gbps = ledger.free_storage_and_links(state)
     whole, free = ledger.total_chips(state), ledger.unreserved_chips(state)
+    versions = job_versions(submission.job)
+    for name in unable_to_fetch(state) if versions else ():
+        whole.pop(name, None)
+        free.pop(name, None)
     clusters = tuple(state.clusters[name].cluster for name in free)
     now = MakePlans(
         job_id=DRY_RUN_JOB_ID,
@@ -32,6 +38,7 @@ def dry_run_requests(state: PoolState, user: str, submission: Submission) -> tup
         free_chips=free,
         free_storage_bytes=storage,
         free_gbps=gbps,
+        fetches=site_fetches(state, versions, whole),
     )
     everything = {"free_chips": whole, "free_storage_bytes": {}, "free_gbps": {}}
     return now, now.model_copy(update=everything)

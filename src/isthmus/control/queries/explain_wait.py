@@ -13,6 +13,7 @@ from itertools import islice
 
 from isthmus.control.algorithms.global_order import Objective, Release, WaitingJob
 from isthmus.control.algorithms.start_forecast import RUNTIME_SPREAD, StartForecast, forecast_starts
+from isthmus.control.queries.bring_forecast import bring_times, describe_bringing
 from isthmus.control.queries.forecast_inputs import (
     ProgressByJob,
     awaits_choice,
@@ -27,6 +28,7 @@ from isthmus.control.queries.peer_checks import describe_unreached
 from isthmus.control.queries.shortages import refusals, shortages
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import NO_PLAN_AT_ALL, JobRecord, PoolState
+from isthmus.control.state.queue_order import is_fair, queue_head, queue_place, share_note
 from isthmus.control.state.update_indexes import is_checking, job_at_key, queue_key
 from isthmus.core.messages.queue_status import JobAhead, QueueStatus
 from isthmus.core.plan import Plan
@@ -54,6 +56,8 @@ class WaitQuery:
     releases: tuple[Release, ...]
     # The jobs of the queue by id, as the viewer may see them.
     jobs_ahead: Mapping[str, JobAhead]
+    # The seconds until the sites of a job have brought its model and data, by job id.
+    bring_times_s: Mapping[str, float]
     now_s: float
     objective: Objective
     patience_s: float
@@ -66,7 +70,11 @@ def query_job(state: PoolState, job: JobRecord, now_s: float, progress: Progress
     """
     others = [one for one in _queue_head(state) if one.id != job.id]
     counts = is_pending(job) and _pool_can_hold(state, job)
-    waiting = sorted([*others, job], key=queue_key) if counts else others
+    waiting = others
+    if counts:
+        before = set(queue_head(state, queue_place(state, job) - 1))
+        num_before = sum(queue_key(one) in before for one in others)
+        waiting = [*others[:num_before], job, *others[num_before:]]
     return _build_query(state, [job], waiting, now_s, progress, viewer)
 
 
@@ -93,7 +101,7 @@ def answer_query(query: WaitQuery) -> tuple[QueueStatus, ...]:
 
 def _pending_jobs(state: PoolState) -> Iterator[JobRecord]:
     """Yield the pending jobs: in the order of the queue, then those outside of it."""
-    for key in state.indexes.order:
+    for key in queue_head(state):
         yield job_at_key(state, key)
     yield from (job for job in state.live_jobs.values() if is_pending(job) and not job.in_queue)
 
@@ -107,7 +115,7 @@ def _pending_jobs_of(state: PoolState, user: str) -> Iterator[JobRecord]:
 
 def _queue_head(state: PoolState) -> list[JobRecord]:
     """Return the jobs at the head of the queue that the idle pool could hold."""
-    jobs = (job_at_key(state, key) for key in state.indexes.head(FORECAST_HEAD))
+    jobs = (job_at_key(state, key) for key in queue_head(state, FORECAST_HEAD))
     return [job for job in jobs if not awaits_choice(job) and _pool_can_hold(state, job)]
 
 
@@ -123,10 +131,13 @@ def _build_query(
     progress: ProgressByJob,
     viewer: str | None,
 ) -> WaitQuery:
+    asked = list(jobs)
     plans = [(job, plan) for job in waiting if (plan := wanted_plan(job)) is not None]
     return WaitQuery(
-        statuses=tuple(_queue_status(state, job) for job in jobs),
-        waiting=tuple(waiting_job_of(job, plan, progress) for job, plan in plans),
+        statuses=tuple(_queue_status(state, job) for job in asked),
+        waiting=tuple(
+            waiting_job_of(job, plan, progress, turn if is_fair(state) else 0) for turn, (job, plan) in enumerate(plans)
+        ),
         free={
             PoolResource.chips(name, group): number
             for name, groups in state.free_chips().items()
@@ -134,6 +145,7 @@ def _build_query(
         },
         releases=tuple(expected_releases(state, now_s, progress)),
         jobs_ahead={job.id: _job_ahead(job, viewer) for job in waiting},
+        bring_times_s=bring_times(state, asked),
         now_s=now_s,
         objective=state.objective,
         patience_s=state.patience_s,
@@ -145,7 +157,11 @@ def _queue_status(state: PoolState, job: JobRecord) -> QueueStatus:
     refused = job.plans.refused if job.plans and plan is None else ()
     if plan is not None and is_pending(job):
         refused = (*refusals(state, wanted_needs(job)), *refused)
-    notes = (f"as if plan {plan.id} were chosen now",) if plan is not None and awaits_choice(job) else ()
+    notes = [f"as if plan {plan.id} were chosen now"] if plan is not None and awaits_choice(job) else []
+    if is_fair(state) and is_pending(job):
+        notes.append(share_note(state, job))
+    if is_pending(job) and (bringing := describe_bringing(state, job)):
+        notes.append(f"{bringing} before it starts")
     return QueueStatus(
         id=job.id,
         name=job.submission.job.name,
@@ -157,17 +173,15 @@ def _queue_status(state: PoolState, job: JobRecord) -> QueueStatus:
         place=_queue_place(state, job),
         refused=refused,
         needs={cut.cluster: dict(cut.chips) for cut in wanted_parts(job)} if is_pending(job) else {},
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
 def _queue_place(state: PoolState, job: JobRecord) -> int | None:
     """Return the job's place in the queue from 1, or the place it would have if it were submitted now."""
-    if job.in_queue:
-        return int(state.indexes.order.index(queue_key(job))) + 1
-    if job.id in state.jobs or not _pool_can_hold(state, job):
+    if not job.in_queue and (job.id in state.jobs or not _pool_can_hold(state, job)):
         return None
-    return int(state.indexes.order.bisect_left(queue_key(job))) + 1
+    return queue_place(state, job)
 
 
 def _with_forecast(status: QueueStatus, forecast: StartForecast | None, query: WaitQuery) -> QueueStatus:
@@ -179,7 +193,8 @@ def _with_forecast(status: QueueStatus, forecast: StartForecast | None, query: W
         ("earliest_s", forecast.earliest_s),
         ("latest_s", forecast.latest_s),
     )
-    known = {name: max(at_s, query.now_s) for name, at_s in times if not math.isinf(at_s)}
+    ready_s = query.now_s + query.bring_times_s.get(status.id, 0.0)
+    known = {name: max(at_s, ready_s) for name, at_s in times if not math.isinf(at_s)}
     ahead = tuple(query.jobs_ahead[job] for job in forecast.ahead)
     notes = (*(FORECAST_NOTES if "start_s" in known else NO_FORECAST_NOTES), *status.notes)
     return status.model_copy(update={"ahead": ahead, "notes": notes, **known})
@@ -208,6 +223,8 @@ def _reason(state: PoolState, job: JobRecord, plan: Plan | None) -> str:
     )
     if where:
         return f"{plan.id} waits for resources at {', '.join(where)}"
+    if bringing := describe_bringing(state, job):
+        return f"waits for its model and data: {bringing}"
     if is_checking(job) and job.preflight is not None:
         return f"{', '.join(job.preflight.waits_for)} must check the job's files and storage before it starts"
     if not ledger.fits(state, job.needs or {}, state.indexes.reserved):

@@ -21,16 +21,22 @@ class Quotas:
     clusters_per_owner: int = 64
     # Largest stored size of a job with the dimensions of its model.
     job_bytes: int = 1 << 20
+    # Largest number of versions of a user in the catalogue, and of files in all of them.
+    versions_per_user: int = 256
+    version_files_per_user: int = 65_536
     # Users who may submit jobs of priority `high`, which may preempt others.
     high_priority_users: frozenset[str] = frozenset()
 
 
-def check_submission(quotas: Quotas, user: str, submission: Submission) -> None:
-    """Raise `AuthError` for a priority that the user was not granted, and `TooLargeError` for too large a job."""
-    if submission.job.priority == "high" and user not in quotas.high_priority_users:
+def check_submission(quotas: Quotas, user: str, submission: Submission, *, high: bool = False) -> None:
+    """Raise `AuthError` for a priority that was not granted, and `TooLargeError` for too large a job.
+
+    `high` says that the token of the submission grants priority `high`.
+    """
+    if submission.job.priority == "high" and not high and user not in quotas.high_priority_users:
         raise AuthError(
             f"user '{user}' may not submit jobs of priority 'high', which may preempt those of others",
-            hint="use priority 'middle', or ask the pool operator: isthmus serve --high-priority-user",
+            hint="use priority 'middle', or ask the pool operator: isthmus token grant, serve --high-priority-user",
         )
     packed = PackedSubmission.pack(submission)
     num_bytes = len(packed.job_json) + len(packed.model_json.encode())
@@ -49,6 +55,23 @@ def check_live_jobs(quotas: Quotas, state: PoolState, user: str) -> None:
         raise QuotaError(
             f"user '{user}' has {count} jobs that have not ended, at most {quotas.live_jobs_per_user} are accepted",
             hint="wait until some have ended, or cancel some; the operator sets --max-jobs-per-user",
+        )
+
+
+def check_catalogue_quota(quotas: Quotas, state: PoolState, user: str, num_files: int) -> None:
+    """Raise `QuotaError` if another version of `num_files` files is more than the user may have in the catalogue."""
+    mine = [one for entry in state.catalogue.values() if entry.owner == user for one in entry.versions.values()]
+    if len(mine) >= quotas.versions_per_user:
+        raise QuotaError(
+            f"user '{user}' has {len(mine)} versions in the catalogue, at most {quotas.versions_per_user} are accepted",
+            hint="remove versions that no job needs; the operator sets --max-versions-per-user",
+        )
+    total = num_files + sum(one.num_files for one in mine)
+    if total > quotas.version_files_per_user:
+        raise QuotaError(
+            f"the versions of user '{user}' would list {total:,} files, at most {quotas.version_files_per_user:,} are "
+            "accepted",
+            hint="pack small files into larger ones, or remove versions that no job needs",
         )
 
 

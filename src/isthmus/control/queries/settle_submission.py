@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from isthmus.control.queries.catalogue_versions import pin_versions, with_pins_of
 from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
 from isthmus.core.errors import ConflictError, InputError, NotFoundError
 from isthmus.core.job import Job, ResumeSource, is_folder, with_own_folders
@@ -15,17 +16,19 @@ def settle_submission(state: PoolState, user: str, submission: Submission, job_i
     """Return the submission as it is stored for job `job_id`.
 
     Raises `NotFoundError`, `ConflictError` or `InputError` if `resume` names a job of another user, one that
-    still runs, or one without checkpoints or with another model.
+    still runs, or one without checkpoints or with another model, or if the job names an entry of the catalogue that
+    the user may not use.
     """
-    job = with_own_folders(submission.job, job_id)
+    job = pin_versions(state, user, with_own_folders(submission.job, job_id))
     if isinstance(job.resume, str) and not is_folder(job.resume):
         source = _ended_job(state, user, job.resume)
         job = job.model_copy(update={"resume": _resume_source(source, job, submission, job_id)})
     return submission if job is submission.job else submission.model_copy(update={"job": job})
 
 
-def is_settled_as(stored: Job, job: Job, job_id: str) -> bool:
+def is_settled_as(stored: Job, job: Job, job_id: str, user: str) -> bool:
     """Return whether `stored` is what `settle_submission` made of `job`; a repeated key must bring the same job."""
+    job = with_pins_of(stored, job, user)
     resumes_job = isinstance(job.resume, str) and not is_folder(job.resume)
     if resumes_job:
         if not isinstance(stored.resume, ResumeSource) or stored.resume.job != job.resume:

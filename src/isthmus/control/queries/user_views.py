@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from isthmus.control.queries.agent_orders import count_misplaced, held_parts, site_queue
+from isthmus.control.queries.bring_forecast import describe_bringing
+from isthmus.control.queries.catalogue_versions import missing_versions
 from isthmus.control.queries.preemption_victims import find_victims
 from isthmus.control.queries.preflight_status import has_passed_once, needs_preflight
 from isthmus.control.queries.shortages import describe_shortages
@@ -16,9 +19,10 @@ from isthmus.control.state.job_records import (
     JobRecord,
     PoolState,
 )
+from isthmus.control.state.queue_order import queue_head, queue_place
 from isthmus.control.state.reconcile_log import is_awaited
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
-from isthmus.control.state.update_indexes import is_checking, queue_key
+from isthmus.control.state.update_indexes import is_checking
 from isthmus.core.messages.api_views import (
     AgentView,
     ClusterView,
@@ -55,7 +59,7 @@ def job_view(state: PoolState, job: JobRecord, *, details: bool) -> JobView:
         plans=job.plans if details else None,
         preflight=job.preflight.views() if details and job.preflight else (),
         parts=tuple(_part_view(state, part) for part in job.current_parts()),
-        place=state.indexes.order.index(queue_key(job)) + 1 if job.in_queue else None,
+        place=queue_place(state, job) if job.in_queue else None,
         offer=tuple(_offered_victims(state, job)) if details else (),
         victims=tuple(_victim_view(state, one) for one in job.victims),
     )
@@ -152,10 +156,9 @@ def _meets(state: PoolState, job: JobRecord, wanted: JobFilter) -> bool:
 
 def iterate_queue(state: PoolState, after: str | None, limit: int) -> Iterator[JobRecord]:
     """Yield up to `limit` jobs of the queue, first to start first, starting after job `after`."""
-    order = state.indexes.order
-    keys = iter(order)
-    if after is not None:
-        keys = order.irange(queue_key(state.jobs[after]), inclusive=(False, True))
+    keys = queue_head(state)
+    if after is not None and state.jobs[after].in_queue:
+        keys = islice(keys, queue_place(state, state.jobs[after]), None)
     for _ in range(limit):
         key = next(keys, None)
         if key is None:
@@ -197,6 +200,8 @@ def _wait_reason(state: PoolState, job: JobRecord) -> str:
     lacks = describe_shortages(state, job.needs or {})
     if lacks:
         why = f"plan {job.plan.id} does not fit now: {lacks}"
+    elif bringing := describe_bringing(state, job):
+        why = f"waits for its model and data: {bringing}"
     elif is_checking(job) and job.preflight is not None:
         why = f"{', '.join(job.preflight.waits_for)} must check the job's files and storage before it starts"
     elif not ledger.fits(state, job.needs or {}, state.indexes.reserved):
@@ -222,6 +227,8 @@ def _part_view(state: PoolState, part: PartRecord) -> PartView:
 def _offered_victims(state: PoolState, job: JobRecord) -> Iterator[VictimView]:
     """Yield the jobs that it could preempt, once its sites have passed its checks."""
     if job.id in state.jobs and needs_preflight(state, job) and not has_passed_once(job):
+        return
+    if missing_versions(state, job):
         return
     for source in find_victims(state, job):
         for one in source.victims:

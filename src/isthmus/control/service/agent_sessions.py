@@ -106,6 +106,7 @@ class AgentSessions:
                 parts=coordinator.orders(name),
                 queue=coordinator.site_queue(name),
                 preflights=checks,
+                drop_copies=coordinator.orphaned_copies(name),
                 run_lease_s=coordinator.state.config.run_lease_s,
                 opens_listener=coordinator.opens_listener(name),
                 peers_to_check=coordinator.peers_to_check(name),

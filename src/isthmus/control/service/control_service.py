@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.coordinator.admission import require_job, require_plan
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.placement import check_owner_name
 from isthmus.control.queries.accepted_output import name_clusters
+from isthmus.control.queries.catalogue_versions import pin_versions
 from isthmus.control.queries.dry_run import (
     DRY_RUN_JOB_ID,
     checking_sites,
@@ -24,8 +26,10 @@ from isthmus.control.queries.dry_run import (
 )
 from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue
 from isthmus.control.queries.history_page import history_page
+from isthmus.control.queries.job_ranks import job_ranks
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.service.access.audit_log import AuditLog
+from isthmus.control.service.access.catalogue_access import CatalogueAccess
 from isthmus.control.service.access.token_admin import TokenAdmin
 from isthmus.control.service.access.token_gate import TokenGate
 from isthmus.control.service.access.token_registry import TokenRegistry
@@ -60,6 +64,8 @@ from isthmus.control.state.events import (
     VictimNamed,
 )
 from isthmus.control.store.leader_election import LeaderElection, SingleServer
+from isthmus.control.store.log_base import LogBase
+from isthmus.control.store.log_compactor import LogCompactor
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import NotFoundError
@@ -77,6 +83,7 @@ from isthmus.core.messages.api_views import (
 )
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.rank_views import RankView
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 
@@ -93,7 +100,8 @@ class ControlService:
 
     `pool_file` is the operator's pool file: links, owners, chip definitions and the owners of named clusters.
     Clusters join and leave with their agents. Several servers may share one store: the one that holds
-    `leader_election` plans jobs and fires timers; users and agents may connect to any of them.
+    `leader_election` plans jobs, fires timers and compacts the log by `compaction` (`LogCompactor`, which calls
+    `before_compaction`); users and agents may connect to any of them.
     """
 
     def __init__(
@@ -109,8 +117,10 @@ class ControlService:
         snapshot_interval_events: int = SNAPSHOT_INTERVAL_EVENTS,
         num_planners: int = 1,
         quotas: Quotas | None = None,
+        compaction: CompactionPolicy | None = None,
+        before_compaction: Callable[[LogBase], None] = lambda _: None,
     ) -> None:
-        self.store, self.pool_file, self.clock = store, pool_file, clock
+        self.store, self.pool_file, self.clock, self.quotas = store, pool_file, clock, quotas
         self._constructed = False
         self.audit = AuditLog(store, clock)
         self.gate = TokenGate(TokenRegistry(store, clock))
@@ -145,7 +155,15 @@ class ControlService:
             clock,
             functools.partial(self._execute_instructions, own=True),
         )
+        self._compactor = LogCompactor(
+            store,
+            compaction or CompactionPolicy(),
+            self._actor.durable_state,
+            self._leader.append,
+            before_compaction,
+        )
         self.submissions = Submissions(self._actor, pool_file, clock, quotas=quotas)
+        self.catalogue = CatalogueAccess(self._actor, self.audit, clock, quotas)
         self._dry_run_checks = DryRunChecks(clock)
         self.agents = AgentSessions(
             self._actor,
@@ -230,19 +248,25 @@ class ControlService:
 
         return answer_query(self._query(ask))[0]
 
-    def dry_run(self, user: str, submission: Submission, *, exempt: bool = False) -> DryRun:
+    def ranks(self, job_id: str) -> tuple[RankView, ...]:
+        """Return the ranks of a job with their addresses and peers; raises `ConflictError` without a plan."""
+        return self._query(lambda coordinator: job_ranks(coordinator.state, require_job(coordinator.state, job_id)))
+
+    def dry_run(self, user: str, given: Submission, *, exempt: bool = False, high: bool = False) -> DryRun:
         """Return the plans, queue status, preemption victims and checks of a job without submitting it.
 
         Raises the errors of a submission, `PlanError` if the job cannot be planned and `ConflictError` if the
         planner is busy.
         """
-        self.submissions.check(user, submission, exempt=exempt)
+        self.submissions.check(user, given, exempt=exempt, high=high)
 
-        def ask(coordinator: Coordinator) -> tuple[MakePlans, MakePlans]:
-            self.submissions.settle(coordinator, user, submission, DRY_RUN_JOB_ID)
-            return dry_run_requests(coordinator.state, user, submission)
+        def ask(coordinator: Coordinator) -> tuple[Submission, tuple[MakePlans, MakePlans]]:
+            self.submissions.settle(coordinator, user, given, DRY_RUN_JOB_ID)
+            pinned = given.model_copy(update={"job": pin_versions(coordinator.state, user, given.job)})
+            return pinned, dry_run_requests(coordinator.state, user, pinned)
 
-        plans = find_plans(self._query(ask), self._planner_queue.plan_now)
+        submission, asks = self._query(ask)
+        plans = find_plans(asks, self._planner_queue.plan_now)
         now_s, paces = self.clock(), self._progress.job_progress()
         asked = self._query(lambda c: query_dry_run(c.state, user, submission, plans, now_s, paces))
         sites = self._query(lambda coordinator: checking_sites(coordinator.state))
@@ -356,6 +380,7 @@ class ControlService:
         if live and folded.appended_here and isinstance(folded.event, PoolSet):
             rules = folded.event
             text = f"objective {rules.objective}, patience {rules.patience_s:g} s, {len(rules.links)} links"
+            text += f", half-life of usage {rules.half_life_s:g} s, {len(rules.share_weights)} weights"
             self.audit.record("policy-changed", None, detail=text)
         self.server_metrics.record_event(folded)
         if isinstance(folded.event, JobSubmitted):
@@ -391,9 +416,11 @@ class ControlService:
             log_failure("a tick", self.tick)
 
     def tick(self) -> None:
-        """Save a snapshot if due, read the log, and fire expired timers if this server leads."""
+        """Save a snapshot if due, read the log, and fire expired timers and compact the log if this server leads."""
         self._save_snapshot_if_due()
         self._leader.tick()
+        if self._leader.is_leader:
+            self._compactor.step(self.clock(), self._actor.last_event_number)
 
     def _token_loop(self) -> None:
         while not self._closed.wait(TICK_S):

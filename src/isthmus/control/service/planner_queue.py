@@ -224,6 +224,7 @@ class PlannerQueue:
                 free_chips=request.free_chips,
                 free_storage_bytes=request.free_storage_bytes,
                 free_gbps=request.free_gbps,
+                fetches=request.fetches,
             )
         )
 

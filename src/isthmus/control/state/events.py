@@ -15,7 +15,8 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, TypeAdapter, ValidationError
 
 from isthmus.control.algorithms.global_order import Objective
-from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from isthmus.core.catalogue import ContentDigest, EntryKind, FileManifest, HeldCopy, SourceUrl
 from isthmus.core.errors import ProtocolError
 from isthmus.core.messages.agent_messages import (
     MAX_DETAIL_CHARS,
@@ -31,7 +32,9 @@ from isthmus.core.messages.agent_messages import (
 )
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.messages.preflight import PreflightAnswer
-from isthmus.core.plan import PlanSet
+from isthmus.core.messages.site_fetch import SiteFetch
+from isthmus.core.model import Model
+from isthmus.core.plan import PlanSet, with_stored_rank_order
 from isthmus.core.pool import Cluster, Link
 
 EVENT_VERSION = 1
@@ -141,6 +144,8 @@ class AgentReported(_EventBase):
     peer_address: PeerAddress | None = None
     peer_checks: tuple[PeerCheck, ...] = ()
     checks: bool = False
+    copies: Annotated[tuple[HeldCopy, ...] | None, Field(exclude_if=lambda copies: copies is None)] = None
+    fetch_gbps: Annotated[PositiveFloat | None, Field(exclude_if=operator.not_)] = None
 
     @classmethod
     def from_report(cls, report: AgentReport, now_s: float) -> AgentReported:
@@ -159,6 +164,8 @@ class AgentReported(_EventBase):
             peer_address=report.peer_address,
             peer_checks=report.peer_checks,
             checks=report.checks,
+            copies=report.copies,
+            fetch_gbps=report.fetch_gbps,
         )
 
 
@@ -253,11 +260,56 @@ class LogRestored(_EventBase):
     gone: tuple[Name, ...] = ()
 
 
+class LogCompacted(_EventBase):
+    """The events up to `number` were replaced by the state after them; nothing else changes.
+
+    `digest` is the hash of the chain at that event, `state` the SHA-256 of the stored state.
+    """
+
+    kind: Literal["log-compacted"] = "log-compacted"
+    number: PositiveInt
+    digest: Digest
+    state: Digest
+
+
 class UnknownJobEnded(_EventBase):
     """An operator ended a job that runs at sites and that this log does not have."""
 
     kind: Literal["unknown-job-ended"] = "unknown-job-ended"
     job_id: Name
+
+
+class VersionAdded(_EventBase):
+    """A user added a version to an entry of its own, which may be new; `model` are the dimensions of a model."""
+
+    kind: Literal["version-added"] = "version-added"
+    entry_kind: EntryKind
+    owner: Name
+    name: Name
+    source: SourceUrl
+    manifest: FileManifest
+    model: Model | None = None
+
+
+class EntryGranted(_EventBase):
+    """The owner of an entry granted it to `user`, or took the grant back."""
+
+    kind: Literal["entry-granted"] = "entry-granted"
+    entry_kind: EntryKind
+    owner: Name
+    name: Name
+    user: Name
+    granted: bool
+
+
+class VersionRemoved(_EventBase):
+    """The owner of an entry removed a version, or with None the entry."""
+
+    kind: Literal["version-removed"] = "version-removed"
+    entry_kind: EntryKind
+    owner: Name
+    name: Name
+    version: ContentDigest | None = None
 
 
 class PoolSet(_EventBase):
@@ -272,6 +324,9 @@ class PoolSet(_EventBase):
     patience_s: NonNegativeFloat = 3600.0
     # Users take turns at the planner; logs of earlier versions were written without.
     planner_turns: bool = False
+    # Fair share of users (`FairShare`): half-life of usage, 0 for a queue by arrival, and weights that differ from 1.
+    half_life_s: NonNegativeFloat = 0.0
+    share_weights: tuple[tuple[Name, Annotated[float, Field(gt=0)]], ...] = ()
 
 
 class Restarted(_EventBase):
@@ -303,8 +358,12 @@ Event = Annotated[
     | SiteEnrolling
     | DeadlinePassed
     | EpochBegan
+    | LogCompacted
     | LogRestored
     | UnknownJobEnded
+    | VersionAdded
+    | EntryGranted
+    | VersionRemoved
     | PoolSet
     | Restarted,
     Field(discriminator="kind"),
@@ -333,6 +392,8 @@ class MakePlans(FrozenModel):
     free_chips: dict[Name, dict[Name, NonNegativeInt]]
     free_storage_bytes: dict[Name, NonNegativeInt] = Field(default_factory=dict)
     free_gbps: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    # What clusters would have to bring first; those without an entry nothing.
+    fetches: dict[Name, SiteFetch] = Field(default_factory=dict)
 
 
 class JobChanged(FrozenModel):
@@ -364,7 +425,7 @@ def decode_event(text: str) -> Event:
     """Return the decoded event; raise `ProtocolError` if its version, kind or fields are unknown."""
     if text.startswith(_JSON_PREFIX):
         try:
-            return _EVENT_ADAPTER.validate_json("{" + text[len(_JSON_PREFIX) :])
+            return _with_stored_rank_orders(_EVENT_ADAPTER.validate_json("{" + text[len(_JSON_PREFIX) :]))
         except ValidationError:
             pass  # `_decode_or_explain` raises the precise error
     return _decode_or_explain(text)
@@ -386,6 +447,14 @@ def _decode_or_explain(text: str) -> Event:
             hint="start the version of isthmus that wrote the log, or a newer one",
         )
     try:
-        return _EVENT_ADAPTER.validate_python(fields)
+        return _with_stored_rank_orders(_EVENT_ADAPTER.validate_python(fields))
     except ValidationError as error:
         raise ProtocolError(f"the event log contains an invalid '{kind}' event: {error}") from error
+
+
+def _with_stored_rank_orders(event: Event) -> Event:
+    """Return an event of the log; the plans of one that an earlier release wrote number their ranks as it did."""
+    if not isinstance(event, PlansMade):
+        return event
+    plans = tuple(map(with_stored_rank_order, event.plans.plans))
+    return event.model_copy(update={"plans": event.plans.model_copy(update={"plans": plans})})

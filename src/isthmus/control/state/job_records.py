@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from isthmus.control.algorithms.fair_share import FairShare
 from isthmus.control.algorithms.global_order import Objective, WaitingJob
 from isthmus.control.preflight.preflight_record import PreflightRecord
+from isthmus.control.state.catalogue_records import EntryKey, EntryRecord, JobVersion, job_versions
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.indexes import Indexes
 from isthmus.control.state.job_history import JobHistory
@@ -61,6 +63,8 @@ class JobRecord:
     # Link bandwidth is allocated to the job (`placement.network`).
     reserves_network: bool
     max_restarts: int
+    # The versions of the catalogue that it uses.
+    versions: tuple[JobVersion, ...]
     # The user's deadline.
     user_deadline_s: float | None
     state: JobState = "planning"
@@ -133,6 +137,8 @@ class JobRecord:
     predicted_run_s: float = 0.0
     # When the running job should end.
     expected_end_s: float | None = None
+    # Chips that the job holds, as counted in `PoolState.shares`.
+    charged_chips: int = 0
     # The job is in `Indexes.order`.
     in_queue: bool = False
     # Cached input of `global_order` for the current plan.
@@ -156,6 +162,7 @@ class JobRecord:
             auto_plan=job.policy == "auto",
             reserves_network=job.placement.network,
             max_restarts=job.max_restarts,
+            versions=job_versions(job),
             user_deadline_s=now_s + job.deadline_s if job.deadline_s else None,
         )
 
@@ -225,6 +232,10 @@ class PoolState:
     # Number of checks ever ordered of the way from one site to another.
     num_peer_checks: int = 0
     clusters: dict[str, ClusterRecord] = field(default_factory=dict)
+    # Models and data sets by kind, owner and name.
+    catalogue: dict[EntryKey, EntryRecord] = field(default_factory=dict)
+    # By owner and version: the number of entries that have it.
+    num_entries: dict[tuple[str, str], int] = field(default_factory=dict)
     # The operator's links.
     links: dict[PoolResource, Link] = field(default_factory=dict)
     # Allocated bandwidth of each link, in kbit/s.
@@ -235,6 +246,8 @@ class PoolState:
     # What is not known since the log was last restored from a backup; None: it never was.
     restored: RestoredLog | None = None
     planner_turns: bool = False
+    # What users have used; the order of the queue within a priority if it has a half-life.
+    shares: FairShare = field(default_factory=FairShare)
     # Ids of the jobs whose view the current event has changed.
     changed_jobs: set[str] = field(default_factory=set)
     indexes: Indexes = field(default_factory=Indexes, compare=False)

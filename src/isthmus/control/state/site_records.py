@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from isthmus.core.catalogue import HeldCopy
 from isthmus.core.messages.agent_messages import (
     DesiredState,
     FailureCause,
@@ -118,6 +119,10 @@ class ClusterRecord:
     # The site's own jobs by name, as last reported; their unsaved work is not part of the log.
     local_jobs: dict[str, ObservedLocalJob] = field(default_factory=dict)
     free_storage_bytes: int | None = None
+    # Copies of versions of the catalogue by owner and version, as last reported; None: its agent fetches none.
+    copies: dict[tuple[str, str], HeldCopy] | None = None
+    # The rate at which it has fetched versions lately; None: it has fetched none.
+    fetch_gbps: float | None = None
     # Its agent executes the checks of jobs.
     checks: bool = False
     connected: bool = True

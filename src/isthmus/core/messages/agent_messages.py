@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
-from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from isthmus.core.catalogue import CopyKey, HeldCopy, NeededVersion
 from isthmus.core.job import Job
 from isthmus.core.messages.preflight import PreflightAnswer, PreflightOrder
 from isthmus.core.plan import Plan
@@ -51,12 +52,13 @@ def is_closer_to_root_cause(one: FailureCause | None, other: FailureCause | None
 
 
 class WorkerAddress(FrozenModel):
-    """The address where a rank listens inside its cluster."""
+    """The address where a rank listens inside its cluster; the agent adds its first device, `group/node/device`."""
 
     rank: NonNegativeInt
     cluster: Name
     host: str
     port: PositiveInt
+    device: Annotated[str, Field(max_length=200)] = ""
 
 
 class RankMap(FrozenModel):
@@ -106,6 +108,8 @@ PartEventKind = Literal["died", "restarted", "frozen", "stalled", "resumed", "sa
 
 MAX_ENTRIES = 65_536
 """Largest number of entries in a list of a report."""
+MAX_COPIES = 4_096
+"""Largest number of copies of versions in a report."""
 MAX_DETAIL_CHARS = 2_000
 """Longest detail of a part that the server keeps."""
 MAX_PART_EVENTS = 16
@@ -210,7 +214,8 @@ class PartOrder(FrozenModel):
 
     `user` submitted the job. `protect` requests a verified checkpoint of a running part before its release.
     `victims` are evicted for the part from `prepared` on, as far as the owner's policy allows. `files_at`
-    lists the clusters that have the job's files, in case this one has not.
+    lists the clusters that have the job's files, in case this one has not; `versions` are those of the catalogue that
+    the part needs here, which the site brings as soon as the part is queued.
     """
 
     job: Name
@@ -222,6 +227,7 @@ class PartOrder(FrozenModel):
     protect: bool = False
     victims: tuple[Victim, ...] = ()
     files_at: tuple[Name, ...] = ()
+    versions: tuple[NeededVersion, ...] = ()
     spec: Job | None = None
     plan: Plan | None = None
     rank_map: RankMap | None = None
@@ -256,7 +262,8 @@ class AgentReport(FrozenModel):
     without `peer_address` takes no part in the checks of the way between sites. `checks`: the agent
     executes the checks of `AgentOrders.preflights`, whose answers are `preflights`. `run_lease_s`: every worker of the
     site ends itself this long after the last contact with the server; 0: not all workers do. `fence` is the highest
-    one of the orders that the agent has obeyed.
+    one of the orders that the agent has obeyed. `copies` are the site's copies of versions of the catalogue (None: the
+    agent fetches none), and `fetch_gbps` the rate at which it has fetched lately.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -265,17 +272,19 @@ class AgentReport(FrozenModel):
     identity: AgentIdentity | None = None
     run_lease_s: NonNegativeFloat = 0.0
     free_chips: Annotated[dict[Name, NonNegativeInt], Field(max_length=MAX_ENTRIES)]
-    parts: Annotated[tuple[ObservedPart, ...], Field(max_length=MAX_ENTRIES)] = ()
-    queue: Annotated[tuple[QueueEntry, ...], Field(max_length=MAX_ENTRIES)] = ()
-    local_jobs: Annotated[tuple[ObservedLocalJob, ...], Field(max_length=MAX_ENTRIES)] = ()
+    parts: Annotated[tuple[ObservedPart, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    queue: Annotated[tuple[QueueEntry, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    local_jobs: Annotated[tuple[ObservedLocalJob, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     free_storage_bytes: NonNegativeInt | None = None
     peer_address: PeerAddress | None = None
-    peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ENTRIES)] = ()
+    peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     checks: bool = False
-    preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ENTRIES)] = ()
+    preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    copies: Annotated[tuple[HeldCopy, ...], Field(max_length=MAX_COPIES), FailFast()] | None = None
+    fetch_gbps: PositiveFloat | None = None
     fence: Fence = 0
-    metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_ENTRIES)] = ()
-    logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_ENTRIES)] = ()
+    metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
 
     @model_validator(mode="after")
     def _check_workers(self) -> AgentReport:
@@ -291,7 +300,8 @@ class AgentOrders(FrozenModel):
     a fencing token that grows at each leader change: an agent ignores orders with a lower one than it has
     seen. `queue` is the desired order of pool jobs in the site's queue. `opens_listener`: other sites are to check
     that they reach this one; `peers_to_check` are the sites that this one is to dial. `preflights` are listed until
-    the preflight has ended at all sites of the job. `run_keys` belong to parts that are to run and do not yet.
+    the preflight has ended at all sites of the job. `drop_copies` are reported copies of versions that the catalogue
+    no longer has. `run_keys` belong to parts that are to run and do not yet.
     `run_lease_s`: workers may run this long after the report that this answers was sent (0: without limit); the server
     counts them as ended some time after that.
     """
@@ -304,6 +314,7 @@ class AgentOrders(FrozenModel):
     peers_to_check: tuple[PeerToCheck, ...] = ()
     preflights: tuple[PreflightOrder, ...] = ()
     run_keys: tuple[RunKeys, ...] = ()
+    drop_copies: tuple[CopyKey, ...] = ()
     run_lease_s: NonNegativeFloat = 0.0
     poll_after_s: NonNegativeFloat = 0.2
 

@@ -102,6 +102,7 @@ HistoryKind = Literal[
     "submitted",
     "planned",  # candidate plans exist
     "waiting",  # it waits for a plan, a choice or resources
+    "brought",  # every site of the plan has its copies of the catalogue's model and data
     "preempting",  # it takes the chips of other jobs, which save a checkpoint first
     "reserving",  # every site of the plan reserves devices
     "held",  # all sites hold their devices; workers start

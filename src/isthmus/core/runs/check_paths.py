@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
+from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.job import Job
 from isthmus.core.runs.field_problem import FieldProblem
 
@@ -18,6 +19,9 @@ def path_problems(job: Job) -> Iterator[FieldProblem]:
     """Yield the folders of a job that lie in one another where the job or the next one would misread them."""
     output, checkpoints = job.output, job.checkpoints.folder
     yield from _data_problems(job)
+    for field, folder in (("output", output), ("checkpoints.folder", checkpoints)):
+        if is_catalogue_name(folder):
+            yield FieldProblem(field, folder, f"{folder} is an entry of the catalogue", "name a folder of the sites")
     if is_inside(output, checkpoints):
         hint = f"use a folder beside it, such as {_beside(checkpoints, 'output')}"
         yield FieldProblem("output", output, f"{output} lies in checkpoints.folder {checkpoints}", hint)

@@ -77,6 +77,11 @@ def check_links_below(field: str, place: str, allowed: AllowedStorage) -> None:
         _require_inside(field, entry, _real_path(field, entry), "read", allowed)
 
 
+def static_root(path: str) -> str:
+    """Return a path, or the folder before the first wildcard of a glob."""
+    return _split_glob(path)[0]
+
+
 def refuse_foreign(field: str, place: Path, access: Access, user: str) -> None:
     """Raise `InputError` if `place` is or lies in a folder of another user's job; its readers may read it."""
     if not user:

@@ -164,7 +164,8 @@ def run_in_process(folder: WorkerFolder, spec: WorkerSpec, resources: RankResour
 
 def _address(spec: WorkerSpec, listener: socket.socket) -> WorkerAddress:
     host, port = listener.getsockname()[:2]
-    return WorkerAddress(rank=spec.rank, cluster=spec.cluster, host=host, port=port)
+    device = os.environ.get("ISTHMUS_CARDS", "").partition(",")[0]
+    return WorkerAddress(rank=spec.rank, cluster=spec.cluster, host=host, port=port, device=device)
 
 
 def error_line(error: BaseException) -> str:

@@ -1,0 +1,1 @@
+"""The commands on the catalogue of models and data sets."""

@@ -1,0 +1,1 @@
+"""The catalogue's transitions: its entries, and the copies that sites report."""
