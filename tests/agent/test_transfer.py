@@ -215,6 +215,17 @@ def test_without_a_site_that_has_them_the_checkpoints_are_fetched_too() -> None:
     assert step.with_checkpoints
 
 
+def test_with_an_object_store_no_checkpoints_are_fetched() -> None:
+    """The workers read there what they need; sites that have never run the job need no source for checkpoints."""
+    wants = order("prepared", files_at=("south",))
+    assert wants.spec is not None
+    checkpoints = wants.spec.checkpoints.model_copy(update={"copy_store": "s3://pool/copies"})
+    spec = wants.spec.model_copy(update={"checkpoints": checkpoints})
+    (step,) = Fetching().obey(wants.model_copy(update={"spec": spec}))
+    assert isinstance(step, FetchFiles)
+    assert not step.with_checkpoints
+
+
 def test_a_site_of_the_last_attempt_fetches_nothing() -> None:
     """It has its own parts of the checkpoints; workers of the other sites send theirs."""
     site = Fetching()

@@ -129,11 +129,12 @@ def _claim_devices(site: SiteState, part: SitePart, order: PartOrder, now_s: flo
 def _fetch_files(site: SiteState, part: SitePart, order: PartOrder) -> bool:
     """Start copying the files of the part's job if this site neither shares nor has them; return whether.
 
-    Checkpoints are among them only if no site of the plan has any: workers exchange the parts of those.
+    Checkpoints are among them only if neither a site of the plan nor an object store has any: workers fetch those.
     """
     if not site.has_own_storage or not order.files_at or site.cluster in order.files_at:
         return False
-    has_checkpoints = part.plan is not None and bool(set(part.plan.clusters) & set(order.files_at))
+    stored = part.spec is not None and part.spec.checkpoints.copy_store is not None
+    has_checkpoints = stored or (part.plan is not None and bool(set(part.plan.clusters) & set(order.files_at)))
     site.instructions.append(FetchFiles(part=part, clusters=order.files_at, with_checkpoints=not has_checkpoints))
     return True
 
