@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.queries.quotas import Quotas
-from isthmus.control.store.snapshot_file import restore_state, serialize_state
+from isthmus.control.store.snapshot_codec import restore_state, serialize_state
 from tests.control.catalogued import SOURCE, addition, manifest
 from tests.control.serving import report, submission
 from tests.control.test_server_api import Server

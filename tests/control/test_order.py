@@ -74,6 +74,55 @@ def test_no_job_is_overtaken_for_ever(objective: Objective) -> None:
     pytest.fail("the large job never started")
 
 
+@pytest.mark.parametrize(("now_s", "reserves"), [(100.0, False), (100.1, True)])
+def test_a_job_reserves_once_it_has_waited_longer_than_the_patience(now_s: float, reserves: bool) -> None:
+    """Under any objective; a moment before, a later job that fits starts."""
+    jobs = [
+        WaitingJob(job="large", needs={Q: 4}, submitted_s=0.0),
+        WaitingJob(job="small", needs={Q: 1}, submitted_s=50.0),
+    ]
+    order = global_order(jobs, {Q: 3}, "utilisation", now_s, patience_s=100.0)
+    assert (order.start, order.reserve) == (((), ("large",)) if reserves else (("small",), ()))
+
+
+@pytest.mark.parametrize(("deadline_s", "reserves"), [(60.0, True), (59.9, False)])
+def test_a_deadline_reserves_while_the_job_can_still_end_in_time(deadline_s: float, reserves: bool) -> None:
+    """Up to the last moment: 10 s from now and 50 s of training."""
+    jobs = [WaitingJob(job="due", needs={Q: 4}, submitted_s=0.0, deadline_s=deadline_s, run_s=50.0)]
+    order = global_order(jobs, {Q: 3}, "deadline", 10.0)
+    assert order.reserve == (("due",) if reserves else ())
+
+
+def test_jobs_with_a_deadline_go_by_it_and_then_by_their_arrival() -> None:
+    """Those that have waited too long go first; the others follow by chips or count."""
+    jobs = [
+        WaitingJob(job="plain", needs={Q: 1}, submitted_s=40.0),
+        WaitingJob(job="late", needs={Q: 1}, submitted_s=60.0, deadline_s=900.0),
+        WaitingJob(job="soon", needs={Q: 1}, submitted_s=70.0, deadline_s=500.0),
+        WaitingJob(job="early", needs={Q: 1}, submitted_s=50.0, deadline_s=900.0),
+        WaitingJob(job="patient", needs={Q: 1}, submitted_s=0.0, deadline_s=950.0),
+    ]
+    order = global_order(jobs, {Q: 5}, "deadline", 100.0, patience_s=80.0)
+    assert order.start == ("patient", "soon", "early", "late", "plain")
+
+
+def test_a_higher_priority_goes_before_the_objective() -> None:
+    """Although two jobs of lower priority would start in its place."""
+    jobs = [
+        WaitingJob(job="low", needs={Q: 2}, submitted_s=0.0, priority="low"),
+        WaitingJob(job="middle", needs={Q: 2}, submitted_s=1.0),
+        WaitingJob(job="high", needs={Q: 3}, submitted_s=2.0, priority="high"),
+    ]
+    assert global_order(jobs, {Q: 4}, "throughput", 5.0).start == ("high",)
+    assert global_order(jobs[:2], {Q: 3}, "throughput", 5.0).jobs == ("middle", "low")
+
+
+def test_a_packing_cut_short_tries_each_job_that_was_left_out_first() -> None:
+    """The best by value and by value per chip blocks two that are worth more together."""
+    packing = pack_jobs([6.1, 5.0, 5.0], [{Q: 6}, {Q: 5}, {Q: 5}], {Q: 10}, node_limit=1)
+    assert (packing.chosen, packing.value, packing.exact) == ((1, 2), 10.0, False)
+
+
 def test_kept_chips_are_lent_to_a_job_that_gives_them_back_in_time() -> None:
     """A short job starts on chips kept for another, a long one and one of unknown length do not."""
     waiting = [

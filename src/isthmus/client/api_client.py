@@ -39,6 +39,7 @@ from isthmus.core.messages.api_views import (
 from isthmus.core.messages.catalogue_views import EntryView, GrantChange, VersionAddition
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.rank_views import RankView
 from isthmus.core.plan import PlanSet
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
@@ -140,6 +141,10 @@ class ApiClient:
     def plans(self, job: str) -> PlanSet:
         """Return the candidate plans and rejected cluster combinations of a job."""
         return self._call(PlanSet, "GET", f"/v1/jobs/{_quote_segment(job)}/plans")
+
+    def ranks(self, job: str) -> list[RankView]:
+        """Return the ranks of a job with their addresses and peers."""
+        return self._call(list[RankView], "GET", f"/v1/jobs/{_quote_segment(job)}/ranks")
 
     def queue_status(self, job: str) -> QueueStatus:
         """Return the queue status of a job: why it waits, jobs ahead, expected start."""

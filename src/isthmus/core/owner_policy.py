@@ -148,6 +148,8 @@ def _job_paths(job: Job) -> Iterator[str]:
         named.append(job.data.tokenizer_path)
     yield from (path for path in named if not is_catalogue_name(path))
     yield from (job.checkpoints.folder, job.output)
+    if job.checkpoints.copy_store is not None:
+        yield job.checkpoints.copy_store
 
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:

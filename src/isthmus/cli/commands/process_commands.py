@@ -19,14 +19,16 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.json_log import JsonLineFormatter, PlainLineFormatter
 from isthmus.client.client_settings import DEFAULT_PORT, resolve_settings
 from isthmus.client.server_address import require_secure_server
+from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.algorithms.global_order import Objective
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
-from isthmus.core.files.user_files import load_policy, load_pool
+from isthmus.core.files.user_files import load_policy, load_pool, load_site, name_error
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Pool, UnknownNameError
 from isthmus.core.process.confined_start import forbid_inspection
+from isthmus.core.site_file import SiteFile
 
 commands = typer.Typer()
 PANEL = "Processes"
@@ -80,6 +82,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --self-signed",
         "isthmus serve --state st --pool pool.yaml --objective throughput",
         "isthmus serve --state st --pool pool.yaml --high-priority-user ann --max-jobs-per-user 200",
+        "isthmus serve --state st --pool pool.yaml --keep-log-days 90 --archive-log /backup/events",
         "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
 )
@@ -116,6 +119,15 @@ def serve(
     search_cpu_s: Annotated[
         float, typer.Option("--search-cpu", metavar="SECONDS", min=1, help="CPU time of one search for plans.")
     ] = 20.0,
+    keep_log_days: Annotated[
+        float, typer.Option(metavar="DAYS", min=0, help="Age up to which events stay in the log.")
+    ] = 30.0,
+    keep_log_mib: Annotated[
+        int, typer.Option(metavar="MIB", min=1, help="Size from which the log is compacted earlier.")
+    ] = 512,
+    archive_log: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for a copy of the events that leave the log.")
+    ] = None,
     log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane, to which agents and users connect.
@@ -137,6 +149,8 @@ def serve(
             high_priority_users=frozenset(high_priority_user or ()),
         ),
         search_cpu_s=search_cpu_s,
+        compaction=CompactionPolicy(keep_s=keep_log_days * 86400.0, keep_bytes=keep_log_mib << 20),
+        archive=archive_log,
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
@@ -187,6 +201,7 @@ def _certificate_text(found: dict[str, Any]) -> list[str]:
         "isthmus agent --cluster hangzhou --pool pool.yaml --state st --routes links/routes.json",
         "isthmus agent --pool site.yaml --state st --host 10.0.0.2 --ports 41000-41100",
         "isthmus agent --pool site.yaml --state st --policy policy.yaml",
+        "isthmus agent --pool pool.yaml --cluster hangzhou --state /shared/agent --site slurm.yaml",
         "isthmus agent --pool site.yaml --state st --storage /data --sources sources.json",
     ],
 )
@@ -217,6 +232,10 @@ def agent(
         Path | None,
         typer.Option(metavar="POLICY.yaml", help="Limits for pool jobs: see `isthmus schema policy`."),
     ] = None,
+    site: Annotated[
+        Path | None,
+        typer.Option(metavar="SITE.yaml", help="The site's scheduler: see `isthmus schema site` (default: processes)."),
+    ] = None,
     storage: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The site's own storage folder; jobs' paths are below it."),
@@ -246,7 +265,7 @@ def agent(
     A cluster is bound to the first agent that reports for it, and the agent to its state folder and machine. Another
     one takes its place with --enrol, once nothing that the first one started can run any more (isthmus site show).
     """
-    site = import_extra("isthmus.agent", "agent")
+    agents = import_extra("isthmus.agent", "agent")
     settings = resolve_settings(env.variables, server=server, token_file=token_file, ca=ca)
     if settings.token is None:
         raise AuthError(
@@ -254,14 +273,16 @@ def agent(
             hint="create one with `isthmus token create --owner NAME` and give it with --token-file",
         )
     require_secure_server(settings.server)
-    own_cluster = _select_cluster(load_pool(pool), cluster)
-    owner_policy = _read_policy(policy, own_cluster)
+    whole_pool = load_pool(pool)
+    own_cluster = _select_cluster(whole_pool, cluster)
+    owner_policy, site_file = _read_policy(policy, own_cluster), read_site(site, own_cluster)
     configure_logging(env, as_json=log_json)
     secrets = _hide_secrets(settings.token_file)
-    site.run_agent(
-        site.AgentConfig(
+    agents.run_agent(
+        agents.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
             state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
+            site=site_file, pool=whole_pool,
             storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,
             interactive=sys.stdin is not None and sys.stdin.isatty(),
         )
@@ -357,6 +378,18 @@ def _read_policy(file: Path | None, cluster: Cluster) -> OwnerPolicy:
         known = ", ".join(error.known)
         raise FileError(str(error), file=str(file), value=error.value, hint=f"{cluster.name} has {known}") from error
     return policy
+
+
+def read_site(file: Path | None, cluster: Cluster) -> SiteFile:
+    """Return the site file for `cluster`; raise `FileError` if it refers to unknown names."""
+    if file is None:
+        return SiteFile()
+    site = load_site(file)
+    try:
+        site.check_cluster(cluster)
+    except UnknownNameError as error:
+        raise name_error(file, ("node_groups", error.value), error.value, str(error), error.known) from error
+    return site
 
 
 def configure_logging(env: CliEnvironment, *, as_json: bool = False) -> None:

@@ -19,6 +19,7 @@ from isthmus.control.state.events import (
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    LogCompacted,
     PeerCheckTimedOut,
     PlanChosen,
     PlanningFailed,
@@ -207,6 +208,11 @@ def admit_deadline(state: PoolState, event: DeadlinePassed) -> bool:
 def admit_epoch(state: PoolState, event: EpochBegan) -> bool:
     """Return whether the epoch is later than the current one."""
     return event.epoch > state.epoch
+
+
+def admit_compaction(_state: PoolState, _event: LogCompacted) -> bool:
+    """Return True: the log records its base, which the store checks."""
+    return True
 
 
 def admit_pool(state: PoolState, event: PoolSet) -> bool:

@@ -18,6 +18,7 @@ from isthmus.control.state.events import (
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    LogCompacted,
     PlanChosen,
     PlanningFailed,
     PlansMade,
@@ -180,6 +181,10 @@ def end_overdue_state(state: PoolState, event: DeadlinePassed) -> None:
 def begin_epoch(state: PoolState, event: EpochBegan) -> None:
     """Record that another server is the leader."""
     state.epoch = event.epoch
+
+
+def keep_state(_state: PoolState, _event: LogCompacted) -> None:
+    """Change nothing: the state stays what the events up to now have made it."""
 
 
 def set_pool(state: PoolState, event: PoolSet) -> None:

@@ -89,7 +89,7 @@ def _may_start(state: PoolState, job: JobRecord, now_s: float) -> bool:
         return False
     if job.versions and missing_versions(state, job):
         return False
-    return len(job.plan_parts) < 2 or may_start(state, job, now_s)
+    return may_start(state, job, now_s)
 
 
 def _may_reserve(state: PoolState, job: JobRecord, key: QueueKey, now_s: float) -> bool:

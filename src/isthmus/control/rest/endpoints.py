@@ -56,6 +56,7 @@ from isthmus.core.messages.api_views import (
 )
 from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.rank_views import RankView
 from isthmus.core.plan import PlanSet
 
 
@@ -219,6 +220,13 @@ def get_queue_status(job_id: str, caller: CurrentCaller, service: Service) -> Qu
     """Return why a job waits: missing resources, jobs ahead of it, expected start."""
     _own_job(service, caller, job_id)
     return service.queue_status(job_id, None if caller.role == "admin" else caller.name)
+
+
+@router.get("/jobs/{job_id}/ranks", responses=error_responses(NotFoundError, ConflictError))
+def get_ranks(job_id: str, caller: CurrentCaller, service: Service) -> list[RankView]:
+    """Return the ranks of a job's plan: cluster, node, addresses, and the peers with the demands between addresses."""
+    _own_job(service, caller, job_id)
+    return list(service.ranks(job_id))
 
 
 @router.get("/queue", responses=error_responses())

@@ -138,6 +138,7 @@ def _as_postgres(table: CopiedTable, row: Sequence[Any]) -> list[Any]:
 
 _POSTGRES_INSERTS = {
     "events": "INSERT INTO events (number, body, hash) VALUES (%s, %s, %s)",
+    "bases": "INSERT INTO bases (number, hash, made_s, active, body) VALUES (%s, %s, %s, %s, %s)",
     "metrics": "INSERT INTO metrics (number, job, attempt, rank, step, body) "
     "OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s, %s, %s)",
     "logs": "INSERT INTO logs (number, job, attempt, rank, start, stop, body) "

@@ -52,6 +52,19 @@ class Leader:
         epoch = self._epoch
         return ActorRequest(lambda _: None, lambda coordinator: event if coordinator.epoch == epoch else None)
 
+    def append(self, event: Event) -> bool:
+        """Append an event if this server's epoch is the current one; return whether it is."""
+        epoch = self._epoch
+        is_current = False
+
+        def propose(coordinator: Coordinator) -> Event | None:
+            nonlocal is_current
+            is_current = self.is_leader and coordinator.epoch == epoch
+            return event if is_current else None
+
+        self._actor.propose(propose, lambda _: None)
+        return is_current
+
     def update_leadership(self) -> None:
         """Start an epoch if leadership was won, or if the epoch rose without a new leader; follow if it was lost."""
         if not self._leader_election.try_acquire():

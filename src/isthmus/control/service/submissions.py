@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.placement import check_clusters, check_degrees, check_placement_names
+from isthmus.control.placement import check_clusters, check_degrees, check_output_site, check_placement_names
 from isthmus.control.queries.quotas import Quotas, check_live_jobs, check_submission
 from isthmus.control.queries.settle_submission import is_settled_as, settle_submission
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
@@ -129,11 +129,13 @@ class Submissions:
     def settle(self, coordinator: Coordinator, user: str, submission: Submission, job_id: str) -> Submission:
         """Return the submission as it is stored for job `job_id`.
 
-        Raises `InputError` if a placement names something the pool lacks, or excludes every cluster, if `resume`
-        cannot work, or if a live job uses a folder of the job.
+        Raises `InputError` if a placement or `output_site` names something the pool lacks, or excludes every cluster,
+        if `resume` cannot work, or if a live job uses a folder of the job.
         """
+        joined = tuple(record.cluster for record in coordinator.state.clusters.values())
+        if submission.job.output_site is not None:
+            check_output_site(submission.job.output_site, joined, self._pool_file)
         if submission.job.placement != ANYWHERE:
-            joined = tuple(record.cluster for record in coordinator.state.clusters.values())
             check_placement_names(submission.job.placement, joined, self._pool_file)
             check_clusters(submission.job.placement, joined, self._pool_file)
         settled = settle_submission(coordinator.state, user, submission, job_id)
