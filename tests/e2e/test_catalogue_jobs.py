@@ -128,7 +128,8 @@ def test_sites_bring_each_version_once_and_the_next_job_brings_nothing(tmp_path:
                 assert set(counts) == set(source.files)
                 assert set(counts.values()) == {len(SITES)}, "once for each site, and nothing for the second job"
             assert found["first"] == found["second"]
-            kinds = [one.kind for one in pool.client.history(client.jobs(name="first")[0].id).events]
+            first = client.jobs(name="first")[0].id
+            kinds = [one.kind for one in pool.client.history(first).events]
             assert kinds.count("brought") == 1
             after = dry_run(client, catalogue_job(tmp_path, "dry-again"))
             assert after.plans.plans[0].predicted is not None
@@ -137,7 +138,7 @@ def test_sites_bring_each_version_once_and_the_next_job_brings_nothing(tmp_path:
             copies = pool.client.entries(kind)[0].versions[0].copies  # type: ignore[arg-type]
             assert {one.cluster: one.complete for one in copies} == dict.fromkeys(SITES, True)
         job = client_metrics_job(tmp_path)
-        as_one_process(job, all_metrics(pool.client, client.jobs(name="first")[0].id), tmp_path / "alone")
+        as_one_process(job, all_metrics(pool.client, first), tmp_path / "alone")
 
 
 def client_metrics_job(folder: Path) -> Job:
