@@ -48,10 +48,11 @@ POLL_S = 0.2
 STOP_MARGIN_S = 120.0
 """Wait for the end of killed workers when the agent stops, beyond their grace; a blocked disk can exceed it."""
 
-_LOCAL_KIND = "local"
-"""The kind of site whose workers the agent itself starts, in containers if the policy says so."""
 CACHE_FOLDER = "cache"
 """Folder of copies of the catalogue in the state folder."""
+
+_LOCAL_KIND = "local"
+"""The kind of site whose workers the agent itself starts, in containers if the policy says so."""
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.2, 5.0
 

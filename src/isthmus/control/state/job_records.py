@@ -64,7 +64,7 @@ class JobRecord:
     reserves_network: bool
     max_restarts: int
     # The versions of the catalogue that it uses.
-    versions: tuple[JobVersion, ...]
+    versions: tuple[JobVersion, ...] = ()
     # The user's deadline.
     user_deadline_s: float | None
     state: JobState = "planning"

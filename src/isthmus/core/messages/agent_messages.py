@@ -280,7 +280,7 @@ class AgentReport(FrozenModel):
     peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     checks: bool = False
     preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
-    copies: Annotated[tuple[HeldCopy, ...] | None, Field(max_length=MAX_COPIES)] = None
+    copies: Annotated[tuple[HeldCopy, ...], Field(max_length=MAX_COPIES)] | None = None
     fetch_gbps: PositiveFloat | None = None
     fence: Fence = 0
     metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
