@@ -208,8 +208,9 @@ def admit_epoch(state: PoolState, event: EpochBegan) -> bool:
 
 def admit_pool(state: PoolState, event: PoolSet) -> bool:
     """Return whether the links or the rules of the queue differ."""
-    now = tuple(state.links.values()), state.objective, state.patience_s, state.planner_turns
-    return now != (event.links, event.objective, event.patience_s, event.planner_turns)
+    now = state.objective, state.patience_s, state.planner_turns, state.needs_free_chips
+    given = event.objective, event.patience_s, event.planner_turns, event.needs_free_chips
+    return now != given or tuple(state.links.values()) != event.links
 
 
 def admit_restart(_state: PoolState, _event: Restarted) -> bool:

@@ -94,7 +94,12 @@ class Leader:
         """Return the event with the operator's present links and queue settings."""
         rules, links = coordinator.state.config, self._pool_file.links if self._pool_file else ()
         return PoolSet(
-            now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s, planner_turns=True
+            now_s=now_s,
+            links=links,
+            objective=rules.objective,
+            patience_s=rules.patience_s,
+            planner_turns=True,
+            needs_free_chips=True,
         )
 
 

@@ -268,6 +268,7 @@ class SimulatedServer:
                     objective=queue.objective,
                     patience_s=queue.patience_s,
                     planner_turns=True,
+                    needs_free_chips=True,
                 )
             )
             self._execute(self.coordinator.handle(Restarted(now_s=now_s, steady_s=self._kernel.now_s)))

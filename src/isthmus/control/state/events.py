@@ -272,6 +272,8 @@ class PoolSet(_EventBase):
     patience_s: NonNegativeFloat = 3600.0
     # Users take turns at the planner; logs of earlier versions were written without.
     planner_turns: bool = False
+    # A job is planned on the free chips only if it may use some of them; likewise.
+    needs_free_chips: bool = False
 
 
 class Restarted(_EventBase):

@@ -235,6 +235,7 @@ class PoolState:
     # What is not known since the log was last restored from a backup; None: it never was.
     restored: RestoredLog | None = None
     planner_turns: bool = False
+    needs_free_chips: bool = False
     # Ids of the jobs whose view the current event has changed.
     changed_jobs: set[str] = field(default_factory=set)
     indexes: Indexes = field(default_factory=Indexes, compare=False)
