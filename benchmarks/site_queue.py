@@ -46,10 +46,10 @@ class Counting(LocalAdapter):
 
     num_moves = 0
 
-    def reorder_queue(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
+    def order(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
         """Carry them out as ever."""
         self.num_moves += len(moves)
-        super().reorder_queue(moves, removed)
+        super().order(moves, removed)
 
 
 def inversions(present: Sequence[QueueEntry], wanted: Sequence[QueueEntry]) -> float:
@@ -89,7 +89,7 @@ def measure(num: int, shuffled: float, seed: int) -> list[Row]:
         shell.tick()
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
         wanted = [QueueEntry(job=part.job, attempt=part.attempt) for part in queue_order(shell.machine.site)]
-        left = 100 * inversions(adapter.read_queue(), wanted)
+        left = 100 * inversions(adapter.observe().queue, wanted)
         shell.shut_down()
         while not shell.stopped:
             time.sleep(0.05)

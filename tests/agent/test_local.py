@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from isthmus.agent.adapters.check_adapter import ContractError, check_adapter, is_running
 from isthmus.agent.adapters.local_adapter import LocalAdapter, worker_environment
+from isthmus.agent.adapters.scheduler_adapter import RankStart
 from isthmus.core.pool import Cluster, NodeGroup, VirtualChip
 
 SITE = Cluster(
@@ -37,9 +38,9 @@ def test_the_local_adapter_keeps_the_contract(tmp_path: Path) -> None:
 class StartsTwice(LocalAdapter):
     """An adapter with the fault the contract is most about: it forgets the claim on a folder."""
 
-    def start(self, folder: Path, device_ids: Sequence[str], command: Sequence[str] = ()) -> None:
-        (folder / "pid").unlink(missing_ok=True)
-        super().start(folder, device_ids, command)
+    def start(self, rank: RankStart) -> None:
+        (rank.folder / "pid").unlink(missing_ok=True)
+        super().start(rank)
 
 
 @pytest.mark.slow
@@ -52,9 +53,9 @@ def test_the_kit_finds_an_adapter_that_starts_twice(tmp_path: Path) -> None:
 class LetsAll(LocalAdapter):
     """An adapter that ignores the limits of a worker."""
 
-    def start(self, folder: Path, device_ids: Sequence[str], command: Sequence[str] = ()) -> None:
-        (folder / "limits.json").unlink(missing_ok=True)
-        super().start(folder, device_ids, command)
+    def start(self, rank: RankStart) -> None:
+        (rank.folder / "limits.json").unlink(missing_ok=True)
+        super().start(rank)
 
 
 @pytest.mark.slow
@@ -70,7 +71,7 @@ def running(tmp_path: Path) -> Iterator[tuple[LocalAdapter, Path]]:
     adapter = LocalAdapter(
         SITE, tmp_path / "queue", ("sh", "-c", 'echo $$ > "$1/worker"; while :; do sleep 0.02; done', "w")
     )
-    adapter.start(tmp_path, ["h20/0/0"])
+    adapter.start(RankStart(folder=tmp_path, cards=("h20/0/0",)))
     until(lambda: (tmp_path / "worker").exists() and (tmp_path / "worker").read_text())
     yield adapter, tmp_path
     adapter.stop(tmp_path, force=True)
@@ -108,7 +109,7 @@ def test_another_process_with_the_old_id_is_not_the_worker(tmp_path: Path) -> No
 def test_a_program_that_is_not_there_ends_with_its_reason(tmp_path: Path) -> None:
     """A worker program that does not exist is an exit status and a line of the log, not a crash."""
     adapter = LocalAdapter(SITE, tmp_path / "queue", ("/nowhere/program",))
-    adapter.start(tmp_path, [])
+    adapter.start(RankStart(folder=tmp_path, cards=()))
     until(lambda: adapter.poll(tmp_path).state == "exited")
     assert adapter.poll(tmp_path).exit_status == 127
     assert "/nowhere/program" in (tmp_path / "log").read_text()
@@ -116,7 +117,7 @@ def test_a_program_that_is_not_there_ends_with_its_reason(tmp_path: Path) -> Non
 
 def test_cards_are_named_by_group_node_and_place() -> None:
     """Neighbours of one node are next to each other, so that a part is given whole nodes first."""
-    assert LocalAdapter(SITE, Path("queue")).inventory() == {"h20": ("h20/0/0", "h20/0/1", "h20/1/0", "h20/1/1")}
+    assert LocalAdapter(SITE, Path("queue")).observe().cards() == {"h20": ("h20/0/0", "h20/0/1", "h20/1/0", "h20/1/1")}
 
 
 def test_a_worker_gets_one_thread_unless_the_user_chose() -> None:

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from isthmus.agent.adapters.scheduler_adapter import QueueMove, WorkerStatus
+from isthmus.agent.adapters.scheduler_adapter import (
+    Capabilities,
+    CardNode,
+    QueueMove,
+    RankStart,
+    SchedulerAdapter,
+    SchedulerLook,
+    WorkerStatus,
+)
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.agent.service.agent_state_folder import LocalJobFile, log_tail, read_routes, submit_local_job, worker_spec
@@ -25,8 +33,10 @@ from tests.full_disk import full_disk
 from tests.site.samples import EAST, INVENTORY, JOB, address, order, orders, plan, states
 
 
-class FakeAdapter:
+class FakeAdapter(SchedulerAdapter):
     """Workers that are entries of a dictionary; it keeps the contract of `SchedulerAdapter` but has no processes."""
+
+    capabilities = Capabilities(holds="agent", blocks=False)
 
     def __init__(self) -> None:
         self.workers: dict[Path, WorkerStatus] = {}
@@ -35,15 +45,16 @@ class FakeAdapter:
         self.waiting: list[QueueEntry] = []
         self.num_moves: list[int] = []
 
-    def inventory(self) -> Mapping[str, Sequence[str]]:
-        return INVENTORY
+    def observe(self) -> SchedulerLook:
+        nodes = [CardNode(name=group, node_group=group, cards=tuple(cards)) for group, cards in INVENTORY.items()]
+        return SchedulerLook(nodes=tuple(nodes), queue=tuple(self.waiting))
 
-    def start(self, folder: Path, device_ids: Sequence[str], command: Sequence[str] = ()) -> None:
+    def start(self, rank: RankStart) -> None:
         if self.broken:
             raise UnavailableError("no process can be made")
-        if folder not in self.workers:
-            self.workers[folder] = WorkerStatus(state="running")
-            self.started.append((folder, tuple(device_ids)))
+        if rank.folder not in self.workers:
+            self.workers[rank.folder] = WorkerStatus(state="running")
+            self.started.append((rank.folder, rank.cards))
 
     def poll(self, folder: Path) -> WorkerStatus:
         return self.workers.get(folder, WorkerStatus(state="absent"))
@@ -52,10 +63,7 @@ class FakeAdapter:
         if self.poll(folder).state != "exited" and not self.deaf:
             self.end(folder, 143)
 
-    def read_queue(self) -> Sequence[QueueEntry]:
-        return tuple(self.waiting)
-
-    def reorder_queue(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
+    def order(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
         self.num_moves.append(len(moves))
         self.waiting = [entry for entry in self.waiting if entry not in removed]
         for move in moves:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from isthmus.agent.adapters.local_adapter import LocalAdapter, worker_environment
+from isthmus.agent.adapters.scheduler_adapter import RankStart
 from isthmus.agent.adapters.worker_limits import (
     account_for,
     act_as_user,
@@ -83,7 +84,8 @@ def part_folder(state: Path) -> Path:
 def probe(folder: Path, attempts: dict[str, str], python: str = sys.executable, status: int = 0) -> dict[str, Any]:
     """Run the probe as the worker of `folder` through the local adapter."""
     adapter = LocalAdapter(EAST, folder.parent / "queue")
-    adapter.start(folder, ["h20/0/0"], (python, "-S", "-c", PROBE, json.dumps(attempts), str(folder)))
+    command = (python, "-S", "-c", PROBE, json.dumps(attempts), str(folder))
+    adapter.start(RankStart(folder=folder, cards=("h20/0/0",), command=command))
     until(lambda: adapter.poll(folder).state == "exited", 30)
     seen = adapter.poll(folder)
     log = (folder / "log").read_text()
@@ -196,7 +198,7 @@ def test_a_job_trains_within_its_limits(tmp_path: Path) -> None:
     write_limits(worker, limits)
     adapter = LocalAdapter(EAST, state / "queue")
     write_run_lease(site.run_lease, RunLease(boot=boot_id(), lease_s=60, until_s=NO_LIMIT_S))
-    adapter.start(folder, ["h20/0/0"])
+    adapter.start(RankStart(folder=folder, cards=("h20/0/0",)))
 
     def has_ended() -> bool:
         """Renew the lease as an agent does, and hand the worker its rank map once it has checked in."""
@@ -206,7 +208,7 @@ def test_a_job_trains_within_its_limits(tmp_path: Path) -> None:
             worker.write_rank_map(RankMap(workers=(address,)))
         return adapter.poll(folder).state == "exited"
 
-    until(has_ended, 60)
+    until(has_ended, 240)
     assert adapter.poll(folder).exit_status == 0, (folder / "log").read_text()
     assert (Path(job.output) / "config.json").is_file()
     assert (Path(job.checkpoints.folder) / "step-00000002").is_dir()
@@ -327,8 +329,9 @@ def test_limits_that_cannot_be_kept_start_nothing(tmp_path: Path) -> None:
     folder = part_folder(tmp_path / "state")
     write_limits(WorkerFolder(folder), WorkerLimits())
     (folder / "limits.json").write_text('{"umask": "077", "environment": [], "paths": {"reads": 3, "writes": []}}')
+    rank = RankStart(folder=folder, cards=("h20/0/0",), command=("touch", str(tmp_path / "ran")))
     with pytest.raises(InputError, match=r"limits\.json: paths\.reads"):
-        LocalAdapter(EAST, tmp_path / "queue").start(folder, ["h20/0/0"], ("touch", str(tmp_path / "ran")))
+        LocalAdapter(EAST, tmp_path / "queue").start(rank)
     assert not (tmp_path / "ran").exists()
 
 

@@ -1,4 +1,4 @@
-"""`Job`, `Plan`, `OwnerPolicy` and `Pool` are versioned formats: files of every earlier version load.
+"""`Job`, `Plan`, `OwnerPolicy`, `Pool` and `SiteFile` are versioned formats: files of every earlier version load.
 
 The files in `formats/` are never edited: a format that grows gets another file beside them.
 """
@@ -24,4 +24,4 @@ def test_a_file_of_an_earlier_version_loads_and_survives_a_round_trip(file):
 
 def test_every_format_has_a_file_of_its_first_version():
     """A format without a kept file could change unnoticed."""
-    assert {file.stem for file in FORMATS.glob("*-v1.yaml")} == {"job-v1", "plan-v1", "policy-v1", "pool-v1"}
+    assert {file.stem for file in FORMATS.glob("*-v1.yaml")} == {"job-v1", "plan-v1", "policy-v1", "pool-v1", "site-v1"}

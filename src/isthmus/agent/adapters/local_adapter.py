@@ -17,7 +17,15 @@ from pathlib import Path
 import psutil
 
 from isthmus.agent.adapters.local_queue_file import LocalQueueFile
-from isthmus.agent.adapters.scheduler_adapter import QueueMove, WorkerStatus
+from isthmus.agent.adapters.scheduler_adapter import (
+    Capabilities,
+    CardNode,
+    QueueMove,
+    RankStart,
+    SchedulerAdapter,
+    SchedulerLook,
+    WorkerStatus,
+)
 from isthmus.agent.adapters.worker_limits import TEMPORARY_FOLDER, allowed_variables
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import QueueEntry
@@ -51,39 +59,43 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SIGKILL_STATUS = 128 + signal.SIGKILL
 
 
-class LocalAdapter:
+class LocalAdapter(SchedulerAdapter):
     """Run the workers of `cluster` as processes of this machine (see `SchedulerAdapter`).
 
-    The site's queue is the file `read_queue`, which local users may edit.
+    The site's queue is the file `queue`, which local users may edit. Only the agent hands out the cards.
     """
+
+    capabilities = Capabilities(holds="agent", blocks=False, orders=True)
 
     def __init__(self, cluster: Cluster, queue: Path, command: Sequence[str] = WORKER_COMMAND) -> None:
         self._queue = LocalQueueFile(queue)
-        self._device_ids = {
-            group.name: tuple(
-                f"{group.name}/{node}/{device}" for node in range(group.nodes) for device in range(group.chips_per_node)
+        self._nodes = tuple(
+            CardNode(
+                name=f"{group.name}/{node}",
+                node_group=group.name,
+                cards=tuple(f"{group.name}/{node}/{card}" for card in range(group.chips_per_node)),
             )
             for group in cluster.node_groups
-        }
+            for node in range(group.nodes)
+        )
         real_groups = [group.name for group in cluster.node_groups if group.virtual is None]
-        self._cuda_indices = {
-            device: i for i, device in enumerate(one for name in real_groups for one in self._device_ids[name])
-        }
+        real_cards = [card for node in self._nodes if node.node_group in real_groups for card in node.cards]
+        self._cuda_indices = {card: i for i, card in enumerate(real_cards)}
         self._command = tuple(command)
         self._children: dict[Path, int] = {}
 
-    def inventory(self) -> Mapping[str, Sequence[str]]:
-        """Return device ids `group/node/device` by node group."""
-        return self._device_ids
+    def observe(self) -> SchedulerLook:
+        """Return the nodes of `cluster` and the entries of the queue file."""
+        return SchedulerLook(nodes=self._nodes, queue=self._queue.entries())
 
-    def start(self, folder: Path, device_ids: Sequence[str], command: Sequence[str] = ()) -> None:
-        """Start the worker of `folder` once, in a new session (see `SchedulerAdapter.start`)."""
-        folder = folder.absolute()
+    def start(self, rank: RankStart) -> None:
+        """Start a worker once, in a new session (see `SchedulerAdapter.start`)."""
+        folder = rank.folder.absolute()
         if folder in self._children or (folder / "pid").exists():
             return
-        program = tuple(command) or (*self._command, str(folder))
+        program = rank.command or (*self._command, str(folder))
         limits = WorkerFolder(folder).read_limits()
-        environment = worker_environment(os.environ, device_ids, self._cuda_indices, limits)
+        environment = worker_environment(os.environ, rank.cards, self._cuda_indices, limits)
         if limits is not None:
             program = (*CONFINED_START, str(WorkerFolder(folder).limits_path), *program)
             environment["TMPDIR"] = str(folder / TEMPORARY_FOLDER)
@@ -116,7 +128,7 @@ class LocalAdapter:
         status = WorkerFolder(folder).read_exit()
         if _is_wrapper(leader, folder):
             return WorkerStatus(state="running")
-        if _has_orphans(leader):
+        if _has_orphans(leader, folder):
             if status is not None:
                 os.killpg(leader, signal.SIGKILL)
             return WorkerStatus(state="running")
@@ -134,17 +146,13 @@ class LocalAdapter:
         leader = _claiming_pid(folder)
         if leader is None:
             leader = _claim_without_start(folder)
-        if leader != _NEVER_STARTED_PID and (_is_wrapper(leader, folder) or _has_orphans(leader)):
+        if leader != _NEVER_STARTED_PID and (_is_wrapper(leader, folder) or _has_orphans(leader, folder)):
             try:
                 os.killpg(leader, signal.SIGKILL if force else signal.SIGTERM)
             except ProcessLookupError:
                 return
 
-    def read_queue(self) -> Sequence[QueueEntry]:
-        """Return the entries of the queue file."""
-        return self._queue.entries()
-
-    def reorder_queue(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
+    def order(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
         """Rewrite the queue file (see `SchedulerAdapter.order`)."""
         self._queue.reorder(moves, removed)
 
@@ -224,8 +232,10 @@ def _is_wrapper(pid: int, folder: Path) -> bool:
         return False
 
 
-def _has_orphans(leader: int) -> bool:
+def _has_orphans(leader: int, folder: Path) -> bool:
     """Return whether session `leader` still has running processes after its wrapper has ended.
+
+    The watcher of a container is in a process group of its own; all others are in the leader's.
 
     The kernel does not reuse a pid while it is a session id. So if `leader` is another process, the session
     is empty.
@@ -235,7 +245,8 @@ def _has_orphans(leader: int) -> bool:
     try:
         os.killpg(leader, 0)
     except (ProcessLookupError, PermissionError):
-        return False
+        if not (folder / "bundle").exists():
+            return False
     return any(_is_in_session(pid, leader) for pid in psutil.pids())
 
 

@@ -1,18 +1,20 @@
-"""`SchedulerAdapter`: the interface between the agent and a site's scheduler (local; later Slurm, Kubernetes, Ray).
+"""`SchedulerAdapter`: the interface between the agent and a site's scheduler, and the values that cross it.
 
-It also gives the agent access to the site's own queue, where the agent orders the pool's jobs.
-
-An adapter identifies workers only by their folders (`WorkerFolder`) and makes no decisions: the site machine
-decides what to start and stop. Every adapter must pass `check_adapter`.
+An adapter makes no decisions: the site machine decides what to hold, start and stop. It identifies workers by their
+folders (`WorkerFolder`) and holds by ids of the agent. Every adapter must pass `check_adapter`;
+`docs/design/adapters.md` gives the contract.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from isthmus.core.base_model import FrozenModel
+from isthmus.core.errors import InputError
 from isthmus.core.messages.agent_messages import QueueEntry
 
 
@@ -34,48 +36,193 @@ class QueueMove(FrozenModel):
     after: QueueEntry | None = None
 
 
-class SchedulerAdapter(Protocol):
-    """Start, watch and stop workers; read and reorder the site's queue.
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What an adapter's scheduler can do."""
 
-    All methods are non-blocking and idempotent.
+    # Who makes sure that held cards are given to nobody else; `none`: nobody, a start may find them taken.
+    holds: Literal["agent", "scheduler", "none"]
+    # Calls may take long, so the agent makes them in a thread of their own.
+    blocks: bool = True
+    # `probe` knows start and victims; `commit` can preempt; `order` reaches the scheduler's own queue.
+    probes: bool = False
+    preempts: bool = False
+    orders: bool = False
 
-    `start` runs a folder's worker at most once, also when several agents in succession call it repeatedly.
-    Worker state comes from the folder and the site's scheduler, never from the adapter's memory, so a new
-    agent finds the workers of its predecessor.
+
+@dataclass(frozen=True, kw_only=True)
+class CardNode:
+    """A node and its cards, ids `GROUP/NODE/CARD`; `usable`: its scheduler gives them out."""
+
+    name: str
+    node_group: str
+    cards: tuple[str, ...]
+    usable: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignJob:
+    """A job of the site's other users. Its name is unique at the site as long as it lives."""
+
+    name: str
+    # What the scheduler orders by, higher first.
+    priority: int
+    # Number of cards by node group, and, once it runs, the cards as far as the scheduler tells.
+    wanted: Mapping[str, int]
+    cards: tuple[str, ...] = ()
+    running: bool = False
+    # One of the site's priority levels; empty: the one that the pool's middle maps to.
+    level: str = ""
+    preemptible: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankNeed:
+    """Cards of one rank: `num_cards` on one node of `node_group`."""
+
+    node_group: str
+    num_cards: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldRequest:
+    """Cards for all ranks of a part, or for none. The id, 32 hexadecimal digits, is the agent's own."""
+
+    id: str
+    job: str
+    attempt: int
+    ranks: tuple[RankNeed, ...]
+    lease_s: float
+    # `commit` may preempt jobs of others.
+    preempts: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """A hold as the scheduler has it.
+
+    `waiting`: not yet, and `detail` says for what. `granted`: `cards` are those of each rank, in the order of the
+    request. `ended`: released, expired or unknown; the id is used up.
     """
 
-    def inventory(self) -> Mapping[str, Sequence[str]]:
-        """Return the device ids of each node group; devices of one node are adjacent."""
-        ...
+    id: str
+    state: Literal["waiting", "granted", "ended"]
+    cards: tuple[tuple[str, ...], ...] = ()
+    detail: str = ""
 
-    def start(self, folder: Path, device_ids: Sequence[str], command: Sequence[str] = ()) -> None:
-        """Start the worker of `folder` on `device_ids`; `command` replaces the site's worker program.
 
-        The program gets the comma-separated device ids in `ISTHMUS_CARDS` and no tokens. `WorkerLimits` in the folder
-        are applied before the program starts (`core/process/confined_start.py`). No effect if the folder was started or
-        stopped before. Raises `UnavailableError` if the process cannot be created.
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """When a request could start, in seconds from now (None: unknown), and whom it would preempt."""
+
+    start_in_s: float | None = None
+    victims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerLook:
+    """One look at the scheduler."""
+
+    nodes: tuple[CardNode, ...]
+    # Names the run of the scheduler that answered; a restart changes it.
+    epoch: str = ""
+    foreign: tuple[ForeignJob, ...] = ()
+    # The live holds of this agent, also those of an earlier process of it.
+    holds: tuple[Hold, ...] = ()
+    # The site's queue in start order, without duplicates.
+    queue: tuple[QueueEntry, ...] = ()
+
+    def cards(self) -> dict[str, tuple[str, ...]]:
+        """Return the ids of all usable cards by node group; cards of one node are adjacent."""
+        found: dict[str, tuple[str, ...]] = {}
+        for node in self.nodes:
+            found[node.node_group] = (*found.get(node.node_group, ()), *(node.cards if node.usable else ()))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStart:
+    """Start the worker of `folder` on `cards`, inside `hold` where the scheduler holds.
+
+    `command` replaces the site's worker program.
+    """
+
+    folder: Path
+    cards: tuple[str, ...]
+    command: tuple[str, ...] = ()
+    hold: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerCheck:
+    """One finding of `isthmus site check`; `file_path` is the field of `site.yaml` that is wrong."""
+
+    check: str
+    ok: bool
+    detail: str
+    hint: str = ""
+    file_path: tuple[str, ...] = field(default=(), kw_only=True)
+
+
+class SchedulerAdapter(ABC):
+    """Observe a scheduler, hold its cards, start, watch and stop workers, order its queue.
+
+    Every call is idempotent. `UnavailableError` leaves the outcome open, and the caller repeats the call. Only `poll`
+    must not block; the agent makes the other calls in a thread of their own if `capabilities.blocks`.
+
+    State comes from the folders and the scheduler, never from the adapter's memory alone, so a new agent finds the
+    workers and holds of its predecessor.
+    """
+
+    capabilities: Capabilities
+
+    @abstractmethod
+    def observe(self) -> SchedulerLook:
+        """Look at the scheduler once, cheaply. Raises `UnavailableError` rather than report less than there is."""
+
+    def probe(self, request: HoldRequest) -> Probe:  # noqa: ARG002 - a scheduler without estimates answers so
+        """Return when `request` could start and whom it would preempt; nothing changes."""
+        return Probe()
+
+    def hold(self, request: HoldRequest) -> Hold:
+        """Reserve cards for all ranks without disturbing a job of others, or renew the lease of the hold."""
+        raise InputError(f"this scheduler holds no cards for {request.job}/{request.attempt}")
+
+    def commit(self, request: HoldRequest) -> Hold:
+        """Make the hold certain: with `preempts` at the cost of other jobs. Renews the lease as well."""
+        return self.hold(request)
+
+    def release(self, hold_id: str) -> None:  # noqa: B027 - where nothing is held there is nothing to end
+        """End a hold, with everything that runs in it. An id once released holds nothing again."""
+
+    @abstractmethod
+    def start(self, rank: RankStart) -> None:
+        """Start the worker of a folder at most once, also when several agents in succession call this repeatedly.
+
+        The program gets the comma-separated card ids in `ISTHMUS_CARDS` and no tokens. `WorkerLimits` in the folder are
+        applied before the program starts (`core/process/confined_start.py`). No effect if the folder was started or
+        stopped before. Raises `UnavailableError` if it cannot be started.
         """
-        ...
 
+    @abstractmethod
     def poll(self, folder: Path) -> WorkerStatus:
-        """Return the status of the worker of `folder`."""
-        ...
+        """Return the status of the worker of `folder`, from its files and what was observed last."""
 
+    @abstractmethod
     def stop(self, folder: Path, *, force: bool) -> None:
         """Send SIGTERM, or with `force` SIGKILL, to the worker of `folder`.
 
         A worker that has not started can no longer start.
         """
-        ...
 
-    def read_queue(self) -> Sequence[QueueEntry]:
-        """Return the site's queue in start order, without duplicates."""
-        ...
-
-    def reorder_queue(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
+    @abstractmethod
+    def order(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
         """Remove `removed` from the site's queue, then apply `moves` in order.
 
         Other entries keep their order. If `after` of a move is not in the queue, the entry goes last. A
         thousand moves must take at most one second. Raises `OSError` if the queue cannot be changed.
         """
-        ...
+
+    def check(self) -> Sequence[SchedulerCheck]:
+        """Return what `isthmus site check` finds out about the scheduler, without changing anything."""
+        return ()

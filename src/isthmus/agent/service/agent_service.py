@@ -14,8 +14,9 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from isthmus.agent.adapters.scheduler_adapter import QueueMove, SchedulerAdapter
-from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, write_limits
+from isthmus.agent.adapters.scheduler_adapter import QueueMove, RankStart, SchedulerAdapter
+from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, open_to_account, write_limits
+from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
@@ -106,24 +107,27 @@ class AgentService:
         policy: OwnerPolicy | None = None,
         fetcher: FileFetcher | None = None,
         identity: AgentIdentity | None = None,
+        containers: WorkerContainers | None = None,
         secrets: Sequence[Path] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
         self.policy, self._fetcher = policy or OwnerPolicy(), fetcher
+        self._containers = containers
         self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
         self._table = PartTable(self.state_folder.path)
         known = self._table.load()
+        self._observed = adapter.observe()
         self._identity, self._sent_s = identity, clock()
         self.state_folder.make_lease_folder()
         lease = read_run_lease(self.state_folder.run_lease)
         self.machine = SiteMachine(
             cluster.name,
-            DeviceIdAllocator(adapter.inventory()),
+            DeviceIdAllocator(self._observed.cards()),
             known.parts,
             fence=known.fence,
             run_lease_s=lease.lease_s if lease else 0.0,
@@ -173,7 +177,8 @@ class AgentService:
         self._observe_fetches()
         jobs, unread = read_local_jobs(self.state_folder, self.cluster)
         self._handle(LocalJobsObserved(now_s=self._clock(), jobs=jobs, unreadable=unread))
-        entries = tuple((entry.job, entry.attempt) for entry in self.adapter.read_queue())
+        self._observed = self.adapter.observe()
+        entries = tuple((entry.job, entry.attempt) for entry in self._observed.queue)
         self._handle(QueueObserved(now_s=self._clock(), entries=entries))
         # Step 4: remove folders of finished attempts.
         self._remove_finished_attempts()
@@ -187,7 +192,9 @@ class AgentService:
         if self._prober is not None:
             self._prober.apply_orders(orders)
         if orders.fence >= self.machine.fence:
-            self._run_keys |= {(one.job, one.attempt): WorkerKeys(keys=one.keys) for one in orders.run_keys}
+            self._run_keys |= {
+                (one.job, one.attempt): WorkerKeys(keys=one.keys, copies=one.copies) for one in orders.run_keys
+            }
         self._handle(OrdersReceived(now_s=self._clock(), orders=orders, sent_s=self._sent_s))
         self._run_keys = {key: one for key, one in self._run_keys.items() if key in self.machine.parts}
         if orders.fence >= self.machine.fence:
@@ -221,7 +228,7 @@ class AgentService:
             run_lease_s=self.machine.run_lease_s(),
             free_chips=self.machine.free_chips(),
             parts=self.observed_parts(),
-            queue=tuple(self.adapter.read_queue()),
+            queue=self.adapter.observe().queue,
             local_jobs=self.machine.local_jobs(),
             free_storage_bytes=self._fetcher.free_bytes() if self._fetcher else None,
             peer_address=self._prober.address() if self._prober else None,
@@ -321,7 +328,7 @@ class AgentService:
                         QueueMove(entry=_queue_entry(key), after=after and _queue_entry(after))
                         for key, after in instruction.moves
                     ]
-                    self.adapter.reorder_queue(moves, [_queue_entry(key) for key in instruction.removed])
+                    self.adapter.order(moves, [_queue_entry(key) for key in instruction.removed])
         except OSError as error:
             self._log_once(f"{type(instruction).__name__}: cannot write, will retry: {error}")
             if isinstance(instruction, WriteRankMap | RequestCheckpoint | RenewRunLease):
@@ -329,6 +336,7 @@ class AgentService:
 
     def _start_worker(self, part: SitePart, rank: int) -> None:
         folder, worker = self.state_folder.worker_folder(part, rank), part.workers.get(rank)
+        command = tuple(part.command)
         if worker is None or part.state != "running":
             return
         try:
@@ -344,10 +352,18 @@ class AgentService:
                     folder, self.policy.workers, part.user, spec.storage,
                     protected=self._protected, also_read=(self.state_folder.run_lease.parent,),
                 )  # fmt: skip
-                WorkerFolder(folder).write_spec(spec)
-                write_limits(WorkerFolder(folder), limits)
+                if self._containers is None:
+                    WorkerFolder(folder).write_spec(spec)
+                    write_limits(WorkerFolder(folder), limits)
+                else:
+                    lease = self.state_folder.run_lease.parent
+                    spec, command = self._containers.prepare(
+                        folder, spec, worker.devices, limits.account, protected=self._protected, also_read=(lease,)
+                    )
+                    WorkerFolder(folder).write_spec(spec)
+                    open_to_account(WorkerFolder(folder), limits.account)
                 self._hand_over_keys(part, WorkerFolder(folder), limits.account)
-            self.adapter.start(folder, worker.devices, part.command)
+            self.adapter.start(RankStart(folder=folder, cards=worker.devices, command=command))
         except (IsthmusError, OSError, ValueError) as error:
             _log.error("%s: %s", folder, error)
             self._stop_worker(folder, force=True)

@@ -21,6 +21,7 @@ from isthmus.core.files.user_files import (
     load_plan,
     load_policy,
     load_pool,
+    load_site,
 )
 from isthmus.core.files.yaml_lines import read_yaml
 from isthmus.core.model import require_trainable
@@ -52,7 +53,7 @@ def schema(
 )
 def check(
     env: CliEnvironment,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pool, a job, a plan or a policy.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pool, a job, a plan, a policy or a site.")],
     kind: Annotated[
         FileKind | None,
         typer.Option(metavar=KINDS, help="The kind of file (default: detected)."),
@@ -79,14 +80,15 @@ def _detect_kind(file: Path) -> FileKind:
         ("pool", "clusters"),
         ("job", "training"),
         ("plan", "stages"),
+        ("site", "kind"),
         *(("policy", key) for key in sorted(OwnerPolicy.model_fields) if key != "version"),
     )
     for kind, key in characteristic:
         if key in keys:
             return kind
     raise InputError(
-        f"{file} is neither a pool (clusters), a job (training), a plan (stages) nor a policy (pool_share)",
-        hint="set --kind to pool, job, plan or policy",
+        f"{file} is none of pool (clusters), job (training), plan (stages), policy (pool_share) and site (kind)",
+        hint="set --kind to pool, job, plan, policy or site",
     )
 
 
@@ -113,7 +115,14 @@ def _check_policy(file: Path) -> dict[str, Any]:
     return {"pool_share": policy.pool_share, "preemptible_from": policy.preemptible_from or "no level"}
 
 
-_CHECKS = {"pool": _check_pool, "job": _check_job, "plan": _check_plan, "policy": _check_policy}
+def _check_site(file: Path) -> dict[str, Any]:
+    site = load_site(file)
+    return {"kind": site.kind, "node_groups": len(site.node_groups)}
+
+
+_CHECKS = {
+    "pool": _check_pool, "job": _check_job, "plan": _check_plan, "policy": _check_policy, "site": _check_site,
+}  # fmt: skip
 
 
 @command(commands, panel=PANEL, examples=["isthmus chips", "isthmus chips --json | jq '.H20.source'"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, get_args
@@ -19,14 +21,16 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.json_log import JsonLineFormatter, PlainLineFormatter
 from isthmus.client.client_settings import DEFAULT_PORT, resolve_settings
 from isthmus.client.server_address import require_secure_server
+from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.algorithms.global_order import Objective
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
-from isthmus.core.files.user_files import load_policy, load_pool
+from isthmus.core.files.user_files import load_policy, load_pool, load_site, name_error
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Pool, UnknownNameError
 from isthmus.core.process.confined_start import forbid_inspection
+from isthmus.core.site_file import SiteFile
 
 commands = typer.Typer()
 PANEL = "Processes"
@@ -68,6 +72,10 @@ HighPriorityOption = Annotated[
     list[str] | None,
     typer.Option("--high-priority-user", metavar="NAME", help="User who may submit jobs of priority high; repeatable."),
 ]
+ShareOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="USER=WEIGHT", help="Share of a user among those of a priority; 1 by default; repeatable."),
+]
 KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
 
 
@@ -80,6 +88,8 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --self-signed",
         "isthmus serve --state st --pool pool.yaml --objective throughput",
         "isthmus serve --state st --pool pool.yaml --high-priority-user ann --max-jobs-per-user 200",
+        "isthmus serve --state st --pool pool.yaml --fair-share 168 --share ann=2",
+        "isthmus serve --state st --pool pool.yaml --keep-log-days 90 --archive-log /backup/events",
         "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
 )
@@ -100,6 +110,16 @@ def serve(
     objective: ObjectiveOption = "arrival",
     patience_s: PatienceOption = 3600.0,
     run_lease_s: RunLeaseOption = 900.0,
+    half_life_h: Annotated[
+        float,
+        typer.Option(
+            "--fair-share",
+            metavar="HOURS",
+            min=0,
+            help="Half-life of the chip-hours by which users of a priority are ordered; 0 orders by arrival.",
+        ),
+    ] = 24.0,
+    share: ShareOption = None,
     max_jobs_per_user: Annotated[
         int, typer.Option(metavar="N", min=1, help="Jobs of one user that have not ended.")
     ] = QUOTAS.live_jobs_per_user,
@@ -113,6 +133,15 @@ def serve(
     search_cpu_s: Annotated[
         float, typer.Option("--search-cpu", metavar="SECONDS", min=1, help="CPU time of one search for plans.")
     ] = 20.0,
+    keep_log_days: Annotated[
+        float, typer.Option(metavar="DAYS", min=0, help="Age up to which events stay in the log.")
+    ] = 30.0,
+    keep_log_mib: Annotated[
+        int, typer.Option(metavar="MIB", min=1, help="Size from which the log is compacted earlier.")
+    ] = 512,
+    archive_log: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for a copy of the events that leave the log.")
+    ] = None,
     log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane, to which agents and users connect.
@@ -127,12 +156,17 @@ def serve(
     config = server.ServerConfig(
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
         database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
-        rules=CoordinatorConfig(objective=objective, patience_s=patience_s, run_lease_s=run_lease_s),
+        rules=CoordinatorConfig(
+            objective=objective, patience_s=patience_s, run_lease_s=run_lease_s,
+            half_life_s=half_life_h * 3600.0, share_weights=_parse_weights(share or ()),
+        ),
         quotas=Quotas(
             live_jobs_per_user=max_jobs_per_user, job_bytes=max_job_kib * 1024,
             clusters_per_owner=max_clusters_per_owner, high_priority_users=frozenset(high_priority_user or ()),
         ),
         search_cpu_s=search_cpu_s,
+        compaction=CompactionPolicy(keep_s=keep_log_days * 86400.0, keep_bytes=keep_log_mib << 20),
+        archive=archive_log,
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
@@ -146,6 +180,20 @@ def serve(
         env.answer(found, lambda: _usage_text(found))
 
     server.run_server(config, announce)
+
+
+def _parse_weights(given: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """Return the weights of `USER=WEIGHT`; raise `InputError` for one that is no positive number."""
+    found: dict[str, float] = {}
+    for text in given:
+        user, _, weight = text.partition("=")
+        try:
+            found[user] = float(weight)
+        except ValueError:
+            found[user] = math.nan
+        if not user or not 0 < found[user] < math.inf:
+            raise InputError(f"--share {text}: it is no USER=WEIGHT with a positive weight", hint="--share ann=2")
+    return tuple(sorted(found.items()))
 
 
 def _usage_text(found: dict[str, Any]) -> str:
@@ -183,6 +231,7 @@ def _certificate_text(found: dict[str, Any]) -> list[str]:
         "isthmus agent --cluster hangzhou --pool pool.yaml --state st --routes links/routes.json",
         "isthmus agent --pool site.yaml --state st --host 10.0.0.2 --ports 41000-41100",
         "isthmus agent --pool site.yaml --state st --policy policy.yaml",
+        "isthmus agent --pool pool.yaml --cluster hangzhou --state /shared/agent --site slurm.yaml",
         "isthmus agent --pool site.yaml --state st --storage /data --sources sources.json",
     ],
 )
@@ -213,6 +262,10 @@ def agent(
         Path | None,
         typer.Option(metavar="POLICY.yaml", help="Limits for pool jobs: see `isthmus schema policy`."),
     ] = None,
+    site: Annotated[
+        Path | None,
+        typer.Option(metavar="SITE.yaml", help="The site's scheduler: see `isthmus schema site` (default: processes)."),
+    ] = None,
     storage: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The site's own storage folder; jobs' paths are below it."),
@@ -238,7 +291,7 @@ def agent(
     A cluster is bound to the first agent that reports for it, and the agent to its state folder and machine. Another
     one takes its place with --enrol, once nothing that the first one started can run any more (isthmus site show).
     """
-    site = import_extra("isthmus.agent", "agent")
+    agents = import_extra("isthmus.agent", "agent")
     settings = resolve_settings(env.variables, server=server, token_file=token_file, ca=ca)
     if settings.token is None:
         raise AuthError(
@@ -246,14 +299,16 @@ def agent(
             hint="create one with `isthmus token create --owner NAME` and give it with --token-file",
         )
     require_secure_server(settings.server)
-    own_cluster = _select_cluster(load_pool(pool), cluster)
-    owner_policy = _read_policy(policy, own_cluster)
+    whole_pool = load_pool(pool)
+    own_cluster = _select_cluster(whole_pool, cluster)
+    owner_policy, site_file = _read_policy(policy, own_cluster), read_site(site, own_cluster)
     configure_logging(env, as_json=log_json)
     secrets = _hide_secrets(settings.token_file)
-    site.run_agent(
-        site.AgentConfig(
+    agents.run_agent(
+        agents.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
             state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
+            site=site_file, pool=whole_pool,
             storage=storage, sources=sources, enrols=enrol, secrets=secrets,
             interactive=sys.stdin is not None and sys.stdin.isatty(),
         )
@@ -349,6 +404,18 @@ def _read_policy(file: Path | None, cluster: Cluster) -> OwnerPolicy:
         known = ", ".join(error.known)
         raise FileError(str(error), file=str(file), value=error.value, hint=f"{cluster.name} has {known}") from error
     return policy
+
+
+def read_site(file: Path | None, cluster: Cluster) -> SiteFile:
+    """Return the site file for `cluster`; raise `FileError` if it refers to unknown names."""
+    if file is None:
+        return SiteFile()
+    site = load_site(file)
+    try:
+        site.check_cluster(cluster)
+    except UnknownNameError as error:
+        raise name_error(file, ("node_groups", error.value), error.value, str(error), error.known) from error
+    return site
 
 
 def configure_logging(env: CliEnvironment, *, as_json: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Read user files (pool, job, plan, owner policy) and return their JSON Schema.
+"""Read user files (pool, job, plan, owner policy, site) and return their JSON Schema.
 
 An invalid file raises `FileError` with file, line, field, value and, for a misspelt word, a suggestion.
 """
@@ -6,7 +6,7 @@ An invalid file raises `FileError` with file, line, field, value and, for a miss
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import FileError
-from isthmus.core.files.validation_errors import to_file_error
+from isthmus.core.files.validation_errors import suggest_name, to_file_error
 from isthmus.core.files.yaml_lines import LineNumbers, read_yaml
 from isthmus.core.job import MAX_TEMPLATE_CHARS, PLAIN_TEMPLATE, Job, ResumeSource, is_folder, is_template_text
 from isthmus.core.model import HUB_SCHEME, HubName
@@ -24,9 +24,16 @@ from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_job import job_problems
+from isthmus.core.site_file import SiteFile
 
-FileKind = Literal["pool", "job", "plan", "policy"]
-FILE_KINDS: dict[str, type[BaseModel]] = {"pool": Pool, "job": Job, "plan": Plan, "policy": OwnerPolicy}
+FileKind = Literal["pool", "job", "plan", "policy", "site"]
+FILE_KINDS: dict[str, type[BaseModel]] = {
+    "pool": Pool,
+    "job": Job,
+    "plan": Plan,
+    "policy": OwnerPolicy,
+    "site": SiteFile,
+}
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
@@ -41,6 +48,11 @@ def load_policy(path: str | Path) -> OwnerPolicy:
     return _load(Path(path), OwnerPolicy)
 
 
+def load_site(path: str | Path) -> SiteFile:
+    """Read `site.yaml`."""
+    return _load(Path(path), SiteFile)
+
+
 def load_plan(path: str | Path) -> Plan:
     """Read a plan, hand-written or from `isthmus plans --json`.
 
@@ -50,6 +62,14 @@ def load_plan(path: str | Path) -> Plan:
     if plan.model is None or "://" in plan.model:
         return plan
     return plan.model_copy(update={"model": str(Path(path).resolve().parent / _expand_home(plan.model))})
+
+
+def name_error(path: str | Path, place: tuple[str, ...], value: str, message: str, known: Sequence[str]) -> FileError:
+    """Return the error for an unknown name at `place` of a file, with its line and the nearest known name."""
+    _, lines = read_yaml(Path(path))
+    line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
+    field = ".".join(place)
+    return FileError(message, file=str(path), line=line, field=field, value=value, hint=suggest_name(value, known))
 
 
 def load_job(path: str | Path) -> Job:
@@ -84,6 +104,9 @@ def _resolve_paths(job: Job, file: Path) -> Job:
         }
     )
     folder = job.checkpoints.model_copy(update={"folder": absolute(job.checkpoints.folder)})
+    runtime = job.runtime
+    if runtime.code is not None:
+        runtime = runtime.model_copy(update={"code": absolute(runtime.code)})
     resume: str | ResumeSource | None = job.resume
     if isinstance(resume, ResumeSource):
         resume = resume.model_copy(update={"folder": absolute(resume.folder)})
@@ -96,6 +119,7 @@ def _resolve_paths(job: Job, file: Path) -> Job:
             "output": absolute(job.output),
             "data": data,
             "checkpoints": folder,
+            "runtime": runtime,
         }
     )
 
@@ -140,6 +164,11 @@ def _validate(file: Path, kind: type[AnyModel], document: Any, lines: LineNumber
         return kind.model_validate(document)
     except ValidationError as error:
         raise to_file_error(error, document, lines, file, kind) from error
+
+
+def load_model_file(file: Path, kind: type[AnyModel]) -> AnyModel:
+    """Read a YAML file of another form; raise `FileError` with the line of what is wrong."""
+    return _load(file, kind)
 
 
 def json_schema(kind: FileKind) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The rules of site adapters, one function each; `check_adapter` runs them."""
