@@ -66,6 +66,7 @@ def admitted(driver: Driver) -> tuple[Event, ...]:
         DeadlinePassed(now_s=NOW_S, job_id="run", state="preparing", attempt=1),
         EpochBegan(now_s=NOW_S, epoch=4),
         PoolSet(now_s=NOW_S, objective="throughput"),
+        PoolSet(now_s=NOW_S, needs_free_chips=True),
     )
 
 

@@ -1,6 +1,7 @@
 """Rules of pipelines by worth: none is missed, none comes early, and equal replica groups share them."""
 
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from isthmus.plan.search.costs.search_limits import SearchLimits
 from isthmus.plan.search.costs.slots import cluster_slots, pool_slots
 from isthmus.plan.search.costs.workload import TrainingWorkload
 from isthmus.plan.search.explore.branch_and_bound import BranchAndBound
+from isthmus.plan.search.pipelines.equal_layer_bounds import least_end_s, least_interval_s
 from isthmus.plan.search.pipelines.search_space import SearchSpace
 from isthmus.plan.time.calibration import DATA_SHEET
 
@@ -45,6 +47,40 @@ def test_all_chains_come_once_by_rising_worth(count, limits):
     ends = [value for value, _ in chains.ranked_by_end()]
     assert ends == pytest.approx(sorted(ends))
     assert len(ends) == len(every)
+
+
+def test_a_ranking_that_is_opened_in_steps_gives_the_same_chains():
+    """Its bound on the next chain rises with what is opened, and never exceeds that chain's rank."""
+    space, spots = space_of()
+    for island in (spots[:1], spots[:2], spots):
+        chains = space.enumerate_pipelines(island, 1, MICRO_BATCHES)
+        every = [value for value, _ in chains.ranked_by_end()]
+        ranking, up_to_s = chains.ranked_by_end(), 0.0
+        for value in itertools.islice(every, 40):
+            bound_s, first = ranking.open_until(up_to_s)
+            while first is None:
+                assert up_to_s < bound_s <= value
+                up_to_s = bound_s
+                bound_s, first = ranking.open_until(up_to_s)
+            assert bound_s == value == next(ranking)[0]
+
+
+def test_the_bound_with_empty_stages_holds_for_fewer_stages():
+    """`least_end_s` with stages that may be empty is at most the least end of every smaller number of stages."""
+    chance = random.Random(4)
+    for _ in range(300):
+        kinds = [
+            (chance.randint(1, 5), chance.choice((1.0, chance.uniform(0.5, 3)))) for _ in range(chance.randint(1, 3))
+        ]
+        layers, repeats = chance.randint(sum(count for count, _ in kinds), 40), chance.randint(0, 30)
+        wire_s = chance.choice((0.0, chance.uniform(0, 20)))
+        pace_s = max(least_interval_s(layers, kinds), wire_s)
+        bound_s = least_end_s(layers, kinds, repeats, pace_s, may_be_empty=True)
+        for counts in itertools.product(*(range(1, count + 1) for count, _ in kinds)):
+            some = [(count, layer_s) for count, (_, layer_s) in zip(counts, kinds, strict=True)]
+            own_s = max(least_interval_s(layers, some), wire_s)
+            assert pace_s <= own_s * (1 + 1e-12)
+            assert bound_s <= least_end_s(layers, some, repeats, own_s) * (1 + 1e-12)
 
 
 def test_a_limit_leaves_out_only_chains_that_end_later():

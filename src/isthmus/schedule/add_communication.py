@@ -13,7 +13,9 @@ Source: cross-domain pooling report, section 4.2.1, which starts the sends later
 
 from __future__ import annotations
 
+import itertools
 import math
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -92,10 +94,9 @@ class _DataFlow:
         """Return the operation of `stage` whose input implies that the peer has used the output of `one`."""
         peer, fed = self.consumer[stage][one]
         used_at = self.position[peer][fed]
-        for made_at, proven in zip(self.send_positions[peer, stage], self.messages[peer, stage], strict=True):
-            if made_at >= used_at and self.position[stage][proven] > self.position[stage][one]:
-                return proven
-        return None
+        first, own_at = bisect_left(self.send_positions[peer, stage], used_at), self.position[stage][one]
+        later = itertools.islice(self.messages[peer, stage], first, None)
+        return next((proven for proven in later if self.position[stage][proven] > own_at), None)
 
 
 def _communication(kinds: dict[OperationKind, OperationKind], one: Operation) -> Operation:

@@ -217,10 +217,10 @@ def admit_compaction(_state: PoolState, _event: LogCompacted) -> bool:
 
 def admit_pool(state: PoolState, event: PoolSet) -> bool:
     """Return whether the links or the rules of the queue differ."""
-    now = tuple(state.links.values()), state.objective, state.patience_s, state.planner_turns
-    shares = state.shares.half_life_s, state.shares.weights
-    wanted = event.links, event.objective, event.patience_s, event.planner_turns
-    return (*now, *shares) != (*wanted, event.half_life_s, dict(event.share_weights))
+    now = state.objective, state.patience_s, state.planner_turns, state.needs_free_chips
+    given = event.objective, event.patience_s, event.planner_turns, event.needs_free_chips
+    links, shares = tuple(state.links.values()), (state.shares.half_life_s, state.shares.weights)
+    return (*now, links, *shares) != (*given, event.links, event.half_life_s, dict(event.share_weights))
 
 
 def admit_restart(_state: PoolState, _event: Restarted) -> bool:

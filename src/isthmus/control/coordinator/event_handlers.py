@@ -191,7 +191,7 @@ def set_pool(state: PoolState, event: PoolSet) -> None:
     """Set the operator's links and the rules of the queue."""
     state.links = {PoolResource.link(link.source, link.target): link for link in event.links}
     state.objective, state.patience_s = event.objective, event.patience_s
-    state.planner_turns = event.planner_turns
+    state.planner_turns, state.needs_free_chips = event.planner_turns, event.needs_free_chips
     state.shares.configure(event.half_life_s, dict(event.share_weights), event.now_s)
     state.indexes.capacity_freed = state.indexes.capacity_added = True
     state.indexes.inventory_version += 1

@@ -2,7 +2,8 @@
 
 A job is planned on the free resources. If no plan fits, it is planned on the whole pool, in use or not, so
 that its shortages are known and it can join the queues of its sites. A waiting job with a plan is replanned
-on the free resources, and keeps its plan until another one fits.
+on the free resources, and keeps its plan until another one fits. The request on the free resources is left out
+for an `auto_plan` job that may use none of the free chips, since its answer is known.
 """
 
 from __future__ import annotations
@@ -46,12 +47,53 @@ def take_due_requests(state: PoolState, now_s: float) -> list[JobRecord]:
         indexes.unplanned.forget_turns()
     found = [state.jobs[indexes.ids_by_number[number]] for number in indexes.interactive]
     indexes.interactive.clear()
-    if indexes.unplanned and not indexes.auto_planning and _may_plan_next(state):
-        place = indexes.unplanned.pop()
-        found += [job_at_key(state, place)] if place is not None else []
     for job in found:
         _send_planner_request(state, job, now_s)
+    while indexes.unplanned and not indexes.auto_planning and _may_plan_next(state):
+        place = indexes.unplanned.pop()
+        if place is None:
+            break
+        job = job_at_key(state, place)
+        if _needs_planner(state, job, now_s):
+            _send_planner_request(state, job, now_s)
+            found.append(job)
     return found
+
+
+def _needs_planner(state: PoolState, job: JobRecord, now_s: float) -> bool:
+    """Return whether an `auto_plan` job must be planned; ask for the whole pool if it may use no free chip.
+
+    Without a free chip no plan fits: the job keeps a plan that the pool can hold, as after an answer without plans.
+    """
+    if not state.needs_free_chips or job.for_whole_pool:
+        return True
+    job.conflicts = valid_conflicts(job.conflicts, now_s, state.config.conflict_valid_s)
+    chips = _plannable_chips(state, job)
+    if chips == ledger.total_chips(state) or _may_use_some(state, job, chips):
+        return True
+    job.last_planned_free = chips
+    if job.plan is not None and ledger.pool_can_hold(state, job):
+        return False
+    job.for_whole_pool, job.plans = True, None
+    return True
+
+
+def _may_use_some(state: PoolState, job: JobRecord, chips: FreeChips) -> bool:
+    """Return whether the placement of a job allows any of these chips."""
+    if not any(any(groups.values()) for groups in chips.values()):
+        return False
+    placement = job.spec.placement
+    for name, groups in chips.items():
+        cluster = state.clusters[name].cluster
+        allowed = (
+            (not placement.clusters or name in placement.clusters)
+            and (not placement.owners or cluster.owner in placement.owners)
+            and (not placement.regions or cluster.region in placement.regions)
+        )
+        kinds = {group.name: group.chip for group in cluster.node_groups} if allowed else {}
+        if any(groups.get(group) and (not placement.chips or chip in placement.chips) for group, chip in kinds.items()):
+            return True
+    return False
 
 
 def _may_plan_next(state: PoolState) -> bool:
@@ -107,21 +149,27 @@ def _send_planner_request(state: PoolState, job: JobRecord, now_s: float) -> Non
     Sites at which a check of the job has failed are left out.
     """
     storage, gbps = ({}, {}) if job.for_whole_pool else ledger.free_storage_and_links(state)
-    if job.for_whole_pool:
-        chips = ledger.total_chips(state)
-    elif job.number in state.indexes.reservers:
-        chips = ledger.copy_free_chips(state)
-    else:
-        chips = ledger.unreserved_chips(state)
     job.conflicts = valid_conflicts(job.conflicts, now_s, state.config.conflict_valid_s)
-    for name in _excluded_clusters(state, job):
-        chips.pop(name, None)
+    chips = _plannable_chips(state, job)
     job.round += 1
     job.planner_input = PlannerInput(
         free_chips=chips, free_storage_bytes=storage, free_gbps=gbps, freed_count=state.indexes.freed_count
     )
     if job.auto_plan:
         state.indexes.auto_planning.add(job.id)
+
+
+def _plannable_chips(state: PoolState, job: JobRecord) -> dict[str, dict[str, int]]:
+    """Return the chips on which the job is planned: all, or the free ones, of clusters that are not excluded."""
+    if job.for_whole_pool:
+        chips = ledger.total_chips(state)
+    elif job.number in state.indexes.reservers:
+        chips = ledger.copy_free_chips(state)
+    else:
+        chips = ledger.unreserved_chips(state)
+    for name in _excluded_clusters(state, job):
+        chips.pop(name, None)
+    return chips
 
 
 def _excluded_clusters(state: PoolState, job: JobRecord) -> set[str]:

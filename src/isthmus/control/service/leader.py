@@ -108,7 +108,7 @@ class Leader:
         rules, links = coordinator.state.config, self._pool_file.links if self._pool_file else ()
         return PoolSet(
             now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s, planner_turns=True,
-            half_life_s=rules.half_life_s, share_weights=rules.share_weights,
+            needs_free_chips=True, half_life_s=rules.half_life_s, share_weights=rules.share_weights,
         )  # fmt: skip
 
 

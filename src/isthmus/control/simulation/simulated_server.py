@@ -270,6 +270,7 @@ class SimulatedServer:
                     objective=queue.objective,
                     patience_s=queue.patience_s,
                     planner_turns=True,
+                    needs_free_chips=True,
                     half_life_s=queue.half_life_s,
                 )
             )

@@ -324,6 +324,8 @@ class PoolSet(_EventBase):
     patience_s: NonNegativeFloat = 3600.0
     # Users take turns at the planner; logs of earlier versions were written without.
     planner_turns: bool = False
+    # A job is planned on the free chips only if it may use some of them; likewise.
+    needs_free_chips: bool = False
     # Fair share of users (`FairShare`): half-life of usage, 0 for a queue by arrival, and weights that differ from 1.
     half_life_s: NonNegativeFloat = 0.0
     share_weights: tuple[tuple[Name, Annotated[float, Field(gt=0)]], ...] = ()

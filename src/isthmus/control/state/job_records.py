@@ -246,6 +246,7 @@ class PoolState:
     # What is not known since the log was last restored from a backup; None: it never was.
     restored: RestoredLog | None = None
     planner_turns: bool = False
+    needs_free_chips: bool = False
     # What users have used; the order of the queue within a priority if it has a half-life.
     shares: FairShare = field(default_factory=FairShare)
     # Ids of the jobs whose view the current event has changed.

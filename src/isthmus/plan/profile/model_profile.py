@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from isthmus.core.model import Model
 from isthmus.plan.profile.attention import AttentionKernel, attention_component
@@ -132,7 +133,7 @@ class ModelProfile:
         """Number of decoder layers."""
         return len(self.layers)
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """Parameters of the whole model; a tied embedding counts once."""
         return sum(part.parameters for part in self._parts())

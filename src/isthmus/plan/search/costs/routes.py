@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -51,10 +51,26 @@ class Routes:
             )
             for ends, link in links.items()
         }
+        self._mutual_bytes_per_s: dict[str, dict[str, float]] = defaultdict(dict)
+        for (a, b), there in self._routes.items():
+            if back := self._routes.get((b, a)):
+                self._mutual_bytes_per_s[a][b] = min(there.bytes_per_s, back.bytes_per_s)
+        # Seconds of a message without bytes, and with one, by its ends.
+        self._exchanges: dict[tuple[str, str], tuple[float, float]] = {}
+        # Numbers of equal routes, and of each pair of ends.
+        self._kinds: dict[Route | None, int] = {}
+        self._kind_of: dict[tuple[str, str], int] = {}
 
     def route(self, source: str, target: str) -> Route | None:
         """Return the route from one cluster to another, None without a link."""
         return self._routes.get((source, target))
+
+    def route_kind(self, ends: tuple[str, str]) -> int:
+        """Return a number that is the same for equal routes; `ends`: (from, to)."""
+        found = self._kind_of.get(ends)
+        if found is None:
+            found = self._kind_of[ends] = self._kinds.setdefault(self._routes.get(ends), len(self._kinds))
+        return found
 
     def path_costs(self, clusters: tuple[str, ...]) -> PathCosts:
         """Return the message costs along a path of linked clusters."""
@@ -69,10 +85,13 @@ class Routes:
     def _compute_path_costs(self, clusters: tuple[str, ...]) -> PathCosts:
         pairs = [(a, b) for a, b in itertools.pairwise(clusters) if a != b]
         loads = Counter(ends for a, b in pairs for ends in ((a, b), (b, a)))
-        delay_s = sum(self.exchange_s(*ends, 0.0) for ends in pairs)
+        for ends in pairs:
+            if ends not in self._exchanges:
+                self._exchanges[ends] = self.exchange_s(*ends, 0.0), self.exchange_s(*ends, 1.0)
+        delay_s = sum(self._exchanges[ends][0] for ends in pairs)
         return PathCosts(
             delay_s=delay_s,
-            s_per_byte=sum(self.exchange_s(*ends, 1.0) for ends in pairs) - delay_s,
+            s_per_byte=sum(self._exchanges[ends][1] for ends in pairs) - delay_s,
             slowest_s_per_byte=max(
                 (count / route.bytes_per_s for ends, count in loads.items() if (route := self.route(*ends))),
                 default=0.0,
@@ -92,7 +111,7 @@ class Routes:
 
     def linked_pairs(self) -> Iterator[tuple[str, str]]:
         """Yield each pair of clusters with links in both directions once."""
-        return ((a, b) for a, b in self._routes if a < b and (b, a) in self._routes)
+        return ((a, b) for a, b in self._routes if a < b and b in self._mutual_bytes_per_s[a])
 
     def missing_link(self, a: str, b: str) -> tuple[str, str] | None:
         """Return a direction between two clusters that lacks a link, None if both have one."""
@@ -103,8 +122,11 @@ class Routes:
 
     def bytes_per_s(self, a: str, b: str) -> float:
         """Return the bytes per second of the slower direction between two clusters, 0 without links."""
-        there, back = self.route(a, b), self.route(b, a)
-        return min(there.bytes_per_s, back.bytes_per_s) if there and back else 0.0
+        return self._mutual_bytes_per_s[a].get(b, 0.0)
+
+    def neighbours(self, name: str) -> Mapping[str, float]:
+        """Return the clusters linked in both directions, each with the bytes per second of the slower one."""
+        return self._mutual_bytes_per_s[name]
 
     def exchange_s(self, a: str, b: str, num_bytes: float) -> float:
         """Return the seconds of one message between linked clusters, mean of both directions."""

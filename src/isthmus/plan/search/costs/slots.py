@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from isthmus.core.chip import Chip
 from isthmus.core.job import PlacementConstraints
@@ -43,7 +44,7 @@ class ChipSlot:
         """Return the pool with its members in another order."""
         return replace(self, members=tuple(members))
 
-    @property
+    @cached_property
     def kind(self) -> tuple[object, ...]:
         """A key that is equal for slots whose stages have the same times and memory."""
         group = self.group

@@ -56,6 +56,7 @@ class StageCostTable(StageBytes):
     ) -> None:
         super().__init__(workload, slot, degrees, micro_batch_size)
         self._layer_times: dict[tuple[bool, bool, int, int, int], LayerTimes] = {}
+        self._max_layers: dict[tuple[bool, bool, int, int, int], int] = {}
         self._interned: dict[tuple[float, ...], LayerTimes] = {}
         self._range_times: dict[tuple[bool, bool, int, int, int], RangeTimes] = {}
 
@@ -119,9 +120,14 @@ class StageCostTable(StageBytes):
 
     def max_layers(self, is_first: bool, is_last: bool, in_flight: int, dp: int, zero: ZeroStage) -> int:
         """Return how many equal layers fit if all may be recomputed."""
-        plain, recomputed, layer_bytes = self._layer_room_bytes(is_first, is_last, in_flight, dp, zero)
-        least_bytes = layer_bytes - in_flight * self._memory_sums[3][1]
-        return max(0, math.floor(plain / layer_bytes), math.floor(recomputed / least_bytes))
+        key = (is_first, is_last, in_flight, dp if zero else 1, zero)
+        found = self._max_layers.get(key)
+        if found is None:
+            plain, recomputed, layer_bytes = self._layer_room_bytes(is_first, is_last, in_flight, dp, zero)
+            least_bytes = layer_bytes - in_flight * self._memory_sums[3][1]
+            found = max(0, math.floor(plain / layer_bytes), math.floor(recomputed / least_bytes))
+            self._max_layers[key] = found
+        return found
 
     def _layer_seconds(
         self, is_first: bool, is_last: bool, in_flight: int, dp: int, zero: ZeroStage

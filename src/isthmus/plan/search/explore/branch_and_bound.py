@@ -31,7 +31,7 @@ from isthmus.plan.search.compose.search_branch import BranchKey, SearchBranch
 from isthmus.plan.search.costs.slots import ChipSlot, flatten_pools
 from isthmus.plan.search.pipelines.candidate_slots import MAX_CANDIDATES, candidate_slots
 from isthmus.plan.search.pipelines.enumerate_pipelines import PipelineEnumerator
-from isthmus.plan.search.pipelines.pipeline_ranking import BoundedPipeline
+from isthmus.plan.search.pipelines.pipeline_ranking import BoundedPipeline, PipelineRanking
 from isthmus.plan.search.pipelines.pipeline_shape import PipelineCost, PipelineShape
 from isthmus.plan.search.pipelines.replica_groups import MAX_SLOTS_IN_PIPELINE, ReplicaGroup, replica_group_sets
 from isthmus.plan.search.pipelines.search_space import MAX_CHIPS_UNEQUAL_DEGREES, SearchSpace
@@ -39,6 +39,12 @@ from isthmus.plan.search.pipelines.shape_bound import shape_bound
 
 MAX_EXAMINED_WITHOUT_GAIN = 1500
 """In a thinned space the search stops after examining this many pipelines without a better layout."""
+
+UNRANKED, PARTLY_RANKED, RANKED = range(3)
+"""Progress of a branch: its loose bound, a bound of its groups of pipelines, or that of its first pipeline."""
+
+RANKING_STEP = 1.02
+"""Ratio of a branch's bound to which its pipelines are ranked at once beyond the next branch's."""
 
 
 @dataclass
@@ -74,9 +80,11 @@ class BranchAndBound:
     warm_start: frozenset[BranchKey] | None = None
     _options: dict[tuple[object, ...], PipelineOptions] = field(default_factory=dict)
     _pipelines: dict[tuple[object, ...], PipelineEnumerator] = field(default_factory=dict)
+    # The same by replica group, micro-batch size and whether they are coarse.
+    _pipelines_by_slots: dict[tuple[ReplicaGroup, int, bool], PipelineEnumerator] = field(default_factory=dict)
     _single_options: dict[tuple[BoundedPipeline, str], PipelineOption] = field(default_factory=dict)
-    # Least end of the pipelines of an enumerator, by its id.
-    _least_end_s: dict[int, float] = field(default_factory=dict)
+    # Ranking of the pipelines of an enumerator, by its id, opened as far as bounds of branches need it.
+    _rankings: dict[int, PipelineRanking] = field(default_factory=dict)
     # Estimate of the best layout when the present sets were begun: options are opened by it.
     _phase_best_s: float = math.inf
     # Value of `stats.examined` when the best layout last improved.
@@ -120,26 +128,29 @@ class BranchAndBound:
     def _visit_in_order(self, sets: Sequence[tuple[ReplicaGroup, ...]]) -> None:
         """Visit the branches of sets of replica groups in the order of their lower bounds.
 
-        A branch is ranked when its loose bound comes up; at equal bounds unranked branches come first, so that the
-        order is that of the tight bounds, then of the sets.
+        A branch is ranked when its loose bound comes up, and little further than to the next branch's bound; at equal
+        bounds unranked branches come first, so that the order is that of the tight bounds, then of the sets.
         """
-        heap = [(one.lower_bound_s, False, number, one) for number, one in enumerate(self._branches(sets))]
+        heap = [(one.lower_bound_s, UNRANKED, number, one) for number, one in enumerate(self._branches(sets))]
         heapify(heap)
         while heap and not self._should_stop():
-            bound_s, ranked, number, branch = heappop(heap)
+            bound_s, progress, number, branch = heappop(heap)
             if bound_s >= self.best_layouts.cutoff_s:
                 self.stats.pruned += 1 + len(heap)
                 return
-            if ranked:
+            if progress == RANKED:
                 self._visit(branch)
                 continue
-            tight_s = self._tight_bound_s(branch)
+            up_to_s = max(bound_s, heap[0][0] if heap else math.inf) * RANKING_STEP
+            tight_s, whole = self._tight_bound_s(branch, up_to_s)
             if tight_s < self.best_layouts.cutoff_s:
                 bound_s = max(bound_s, tight_s)
-                heappush(heap, (bound_s, True, number, replace(branch, lower_bound_s=bound_s)))
+                branch = replace(branch, lower_bound_s=bound_s)
+                heappush(heap, (bound_s, RANKED if whole else PARTLY_RANKED, number, branch))
             elif tight_s < math.inf:
                 self.stats.pruned += 1
-            self.stats.stopped = self.stats.stopped or not self.should_continue(self.stats, self.best_layouts.best)
+            if progress == UNRANKED and not self.should_continue(self.stats, self.best_layouts.best):
+                self.stats.stopped = True
 
     def for_space(
         self, space: SearchSpace, best_layouts: BestLayouts, warm_start: frozenset[BranchKey] | None
@@ -152,13 +163,22 @@ class BranchAndBound:
             warm_start=warm_start,
             _options={},
             _pipelines={},
+            _pipelines_by_slots={},
             _single_options={},
-            _least_end_s={},
+            _rankings={},
         )
 
     def clear_caches(self) -> None:
         """Clear the caches of pipelines, which are large; the layouts found stay."""
-        for known in (self._options, self._pipelines, self._single_options, self._least_end_s):
+        for pipelines in self._pipelines.values():
+            pipelines.clear_cache()
+        for known in (
+            self._options,
+            self._pipelines,
+            self._pipelines_by_slots,
+            self._single_options,
+            self._rankings,
+        ):
             known.clear()
 
     def _should_stop(self) -> bool:
@@ -175,9 +195,18 @@ class BranchAndBound:
                     bound_s = max(ring_s + self._no_wait_s(replica_groups, size), self._wire_s(replica_groups))
                     yield SearchBranch(replica_groups, size, schedule, ring_s, bound_s)
 
-    def _tight_bound_s(self, branch: SearchBranch) -> float:
-        """Return the lower bound of a branch's ranked pipelines; infinite if it is empty."""
-        return self._lower_bound_s(branch.replica_groups, branch.micro_batch_size, branch.schedule, branch.ring_s)
+    def _tight_bound_s(self, branch: SearchBranch, up_to_s: float) -> tuple[float, bool]:
+        """Return the lower bound of a branch's pipelines, and whether it is that of the first one; infinite if empty.
+
+        Pipelines are ranked up to `up_to_s`.
+        """
+        if len(branch.replica_groups) == 1:
+            chains = self._pipelines_of(branch.replica_groups[0], branch.micro_batch_size)
+            if id(chains) not in self._rankings:  # the cutoff only falls: what it excludes now stays excluded
+                self._rankings[id(chains)] = chains.ranked_by_end(self.best_layouts.cutoff_s)
+            bound_s, first = self._rankings[id(chains)].open_until(up_to_s)
+            return bound_s, first is not None
+        return self._lower_bound_s(branch.replica_groups, branch.micro_batch_size, branch.schedule, branch.ring_s), True
 
     def _no_wait_s(self, replica_groups: Sequence[ReplicaGroup], size: int) -> float:
         """Return the seconds of a batch without any waiting, on all chips of some replica groups."""
@@ -232,13 +261,7 @@ class BranchAndBound:
         return self.warm_start is not None and (names, size, schedule) not in self.warm_start
 
     def _lower_bound_s(self, replica_groups: Sequence[ReplicaGroup], size: int, schedule: str, ring_s: float) -> float:
-        """Return a lower bound on a branch; infinite if it is empty."""
-        if len(replica_groups) == 1:
-            chains = self._pipelines_of(replica_groups[0], size)
-            if id(chains) not in self._least_end_s:  # the cutoff only falls: what it excludes now stays excluded
-                ranking = chains.ranked_by_end(self.best_layouts.cutoff_s)
-                self._least_end_s[id(chains)] = next(ranking, (math.inf, None))[0]
-            return self._least_end_s[id(chains)]
+        """Return a lower bound on a branch of several replica groups; infinite if it is empty."""
         options, total = self._options_of(replica_groups, size, schedule), self.samples // size
         if not all(options):
             return math.inf
@@ -253,11 +276,14 @@ class BranchAndBound:
 
     def _pipelines_of(self, replica_group: ReplicaGroup, size: int, coarse: bool = False) -> PipelineEnumerator:
         """Return the pipelines of a replica group; equal groups share them."""
-        replica_group = _sort_by_kind(replica_group)
-        key = (size, coarse, *self.space.group_key(replica_group))
-        if key not in self._pipelines:
-            self._pipelines[key] = self.space.enumerate_pipelines(replica_group, size, self.samples // size, coarse)
-        return self._pipelines[key]
+        found = self._pipelines_by_slots.get((replica_group, size, coarse))
+        if found is None:
+            by_kind = _sort_by_kind(replica_group)
+            key = (size, coarse, *self.space.group_key(by_kind))
+            if key not in self._pipelines:
+                self._pipelines[key] = self.space.enumerate_pipelines(by_kind, size, self.samples // size, coarse)
+            found = self._pipelines_by_slots[replica_group, size, coarse] = self._pipelines[key]
+        return found
 
     def _options_of(self, replica_groups: Sequence[ReplicaGroup], size: int, schedule: str) -> list[PipelineOptions]:
         """Return the options of each of several replica groups."""

@@ -60,11 +60,11 @@ class MixedSizeSearch(BranchAndBound):
             bound_s = ring_s + no_wait_s(relaxed, slots, self.samples) * (1 - 1e-9)
             yield SearchBranch(replica_groups, 0, schedule, ring_s, bound_s)
 
-    def _tight_bound_s(self, branch: SearchBranch) -> float:
+    def _tight_bound_s(self, branch: SearchBranch, _up_to_s: float) -> tuple[float, bool]:
         options, ring_s = self._sized_options(branch.replica_groups, branch.schedule), branch.ring_s
         if not all(options):
-            return math.inf
-        return ring_s + earliest_samples_s(options, self.samples, 0.0, self.best_layouts.cutoff_s - ring_s)
+            return math.inf, True
+        return ring_s + earliest_samples_s(options, self.samples, 0.0, self.best_layouts.cutoff_s - ring_s), True
 
     def _sizes(self) -> tuple[int, ...]:
         """Return the sizes that may be mixed: powers of two; none with `equal_micro_batches`."""

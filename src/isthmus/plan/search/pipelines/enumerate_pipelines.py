@@ -87,27 +87,35 @@ class PipelineEnumerator:
         def end_s(dp: int, first_s: float, interval_s: float) -> float:
             return first_s + (-(-total // dp) - 1) * interval_s
 
-        return PipelineRanking(self._groups(limit_s), end_s, limit_s, by_end=True)
+        choices = [one for one in self._choices if one.least_s < limit_s]
+        if not choices or total * min(one.wire_s for one in self.orders) >= limit_s:
+            choices = []
+        groups = [one.group for one in choices]
+        return PipelineRanking(groups, end_s, lambda: sum(one.count for one in choices), limit_s, by_end=True)
 
     def ranked_by(self, rank_key: RankKey) -> PipelineRanking:
         """Return the pipelines by ascending rank."""
-        return PipelineRanking(self._groups(math.inf), rank_key)
+        groups = [one for choice in self._choices for one in choice.groups]
+        return PipelineRanking(groups, rank_key, lambda: sum(one.count for one in self._choices))
 
     def all_pipelines(self) -> Iterator[BoundedPipeline]:
         """Yield all pipelines, order by order."""
         for order in self.orders:
-            for group in replace(self, orders=[order])._groups(math.inf):
-                yield from group.pipelines
+            along = replace(self, orders=[order])
+            try:
+                for choice in along._choices:
+                    yield from choice.group.pipelines
+            finally:
+                along.clear_cache()
 
-    def _groups(self, limit_s: float) -> list[PipelineGroup]:
-        """Return the pipelines by degrees and number of replicas, if these can meet `limit_s`."""
-        if not self.orders or self.micro_batches * min(one.wire_s for one in self.orders) >= limit_s:
-            return []
-        return [one for cut in self._degree_choices if cut.least_s < limit_s for one in cut.groups]
+    def clear_cache(self) -> None:
+        """Forget the pipelines, which refer to this object: a cycle that only the collector would free."""
+        self.__dict__.pop("_choices", None)
 
     @cached_property
-    def _degree_choices(self) -> list[_DegreeChoice]:
-        return [_DegreeChoice(self, cost_tables) for cost_tables in self.cost_tables]
+    def _choices(self) -> list[_DegreeChoice]:
+        """The pipelines by degrees."""
+        return [_DegreeChoice(self, cost_tables) for cost_tables in self.cost_tables] if self.orders else []
 
     def by_stage_counts(
         self,
@@ -120,7 +128,7 @@ class PipelineEnumerator:
         Skips those with more chips than allowed. The bounds count chips and messages.
         """
         most, dp = self.stage_counts.limits.max_chips, count_group.dp
-        task, least_s, count, found = cost_tables[0].workload, min(layer_s), len(self.orders), []
+        task, least_s, found = cost_tables[0].workload, min(layer_s), []
         layers = task.profile.num_layers
         rates, chips = (
             [1 / (layers * each_s) for each_s in layer_s],
@@ -136,7 +144,7 @@ class PipelineEnumerator:
                 first_s += sum(map(mul, stages, layer_s)) - sum(stages) * least_s
             interval_s = max(1 / sum(map(mul, stages, rates)), wire_s)
             parts = partial(self._tighter_bounds, cost_tables, layer_s, dp, stages, first_s, overhead_s, wire_s)
-            found.append(PipelineGroup(dp, first_s, interval_s, count, parts))
+            found.append(PipelineGroup(dp, first_s, interval_s, parts))
         return found
 
     def _tighter_bounds(
@@ -168,7 +176,26 @@ class PipelineEnumerator:
 
         parts = partial(self._by_order, one, first_s - overhead_s + last_s, interval_s)
         weighed = alone if task.equal_layers else None
-        return [PipelineGroup(dp, first_s + last_s, wire_interval_s, len(self.orders), parts, weighed)]
+        return [PipelineGroup(dp, first_s + last_s, wire_interval_s, parts, weighed, weighed is not None)]
+
+    def least_end_s(
+        self, cost_tables: tuple[StageCostTable, ...], layer_s: tuple[float, ...], count_group: StageCountGroup
+    ) -> float:
+        """Return a lower bound on the batch's end with any number of stages of a group, for equal layers."""
+        layers, dp = cost_tables[0].workload.profile.num_layers, count_group.dp
+        kinds = list(zip(count_group.max_stages, layer_s, strict=True))
+        delay_s, message_s, wire_s = self._least_hops_s
+        interval_s = max(least_interval_s(layers, kinds), dp * wire_s)
+        end_s = least_end_s(layers, kinds, -(-self.micro_batches // dp) - 1, interval_s, may_be_empty=True)
+        ends_s = min(one.embedding_s for one in cost_tables) + min(one.head_s for one in cost_tables)
+        return (end_s + 2 * (delay_s + dp * message_s) + ends_s) * (1 - 1e-9)
+
+    @cached_property
+    def _least_hops_s(self) -> tuple[float, float, float]:
+        """Least delay, message time and wire time of any order."""
+        rows = ((one.delay_s, one.message_s, one.wire_s) for one in self.orders)
+        delay_s, message_s, wire_s = map(min, zip(*rows, strict=True))
+        return delay_s, message_s, wire_s
 
     def _by_order(self, config: PipelineConfig, first_s: float, interval_s: float) -> list[BoundedPipeline]:
         found = []
@@ -213,6 +240,20 @@ class _DegreeChoice:
         rate = self._micro_batches_per_s(self._capacities)
         self.least_s = pipelines.micro_batches / rate if rate else math.inf
 
+    @property
+    def group(self) -> PipelineGroup:
+        """All its pipelines, which `least_s` bounds."""
+        return PipelineGroup(1, 0.0, 0.0, lambda: self.groups, lambda: self.least_s * (1 - 1e-9))
+
+    @property
+    def count(self) -> int:
+        """Upper bound on its pipelines."""
+        return sum(len(one.stage_counts) for one in self._count_groups()) * len(self._pipelines.orders)
+
+    def _count_groups(self) -> tuple[StageCountGroup, ...]:
+        chains = self._pipelines
+        return chains.stage_counts.groups_for(self._capacities, chains.micro_batches, chains.coarse)
+
     def _micro_batches_per_s(self, stage_counts: Sequence[int]) -> float:
         each = (count / layer_s for count, layer_s in zip(stage_counts, self._layer_s, strict=True))
         return sum(each) / self._num_layers
@@ -222,7 +263,7 @@ class _DegreeChoice:
         """The pipelines by number of replicas."""
         chains, found = self._pipelines, list[PipelineGroup]()
         rules, degrees = chains.stage_counts.limits.framework, self._cost_tables[0].degrees
-        for count_group in chains.stage_counts.groups_for(self._capacities, chains.micro_batches, chains.coarse):
+        for count_group in self._count_groups():
             if rules is not None:
                 kept = tuple(
                     stages
@@ -236,7 +277,8 @@ class _DegreeChoice:
                 self._num_layers * min(self._layer_s),
                 1 / self._micro_batches_per_s(count_group.max_stages),
             )
-            count = len(count_group.stage_counts) * len(chains.orders)
-            parts = partial(chains.by_stage_counts, self._cost_tables, self._layer_s, count_group)
-            found.append(PipelineGroup(count_group.dp, first_s, interval_s, count, parts))
+            ends = self._cost_tables, self._layer_s, count_group
+            closer = partial(chains.least_end_s, *ends) if self._cost_tables[0].workload.equal_layers else None
+            parts = partial(chains.by_stage_counts, *ends)
+            found.append(PipelineGroup(count_group.dp, first_s, interval_s, parts, closer))
         return found

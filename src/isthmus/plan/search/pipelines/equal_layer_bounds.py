@@ -25,24 +25,28 @@ def least_interval_s(num_layers: int, kinds: StageKinds) -> float:
         interval_s = next_s
 
 
-def least_end_s(num_layers: int, kinds: StageKinds, repeats: int, interval_s: float) -> float:
+def least_end_s(
+    num_layers: int, kinds: StageKinds, repeats: int, interval_s: float, *, may_be_empty: bool = False
+) -> float:
     """Return the least (sum of stage times + `repeats` x pace) over paces of at least `interval_s`.
 
-    The longer the pace, the more layers the fastest stages may take.
+    The longer the pace, the more layers the fastest stages may take. `may_be_empty`: all stages of a slot but one may
+    hold no layer, so that the bound also holds for fewer stages.
     """
-    fastest = sorted(kinds, key=lambda one: one[1])
-    each_s, spare = (
-        sum(count * layer_s for count, layer_s in kinds),
-        num_layers - sum(count for count, _ in kinds),
-    )
-    free_s, best_s = each_s + spare * fastest[0][1], math.inf
+    rows = [(count, layer_s, 1 if may_be_empty else count) for count, layer_s in kinds]
+    each_s, spare = sum(placed * layer_s for _, layer_s, placed in rows), num_layers - sum(row[2] for row in rows)
+    rows.sort(key=lambda row: row[1])
+    free_s, best_s = each_s + spare * rows[0][1], math.inf
     while free_s + repeats * interval_s < best_s:
         left, sum_s, next_s = spare, each_s, math.inf
-        for count, layer_s in fastest:
+        for count, layer_s, placed in rows:
             held = int(interval_s / layer_s + 1e-9)
-            more = min(left, count * (held - 1))
+            more = count * held - placed
+            if more > left:
+                more = left
             left, sum_s = left - more, sum_s + more * layer_s
-            next_s = min(next_s, (held + 1) * layer_s)
+            if (held + 1) * layer_s < next_s:
+                next_s = (held + 1) * layer_s
         if not left:
             best_s = min(best_s, sum_s + repeats * interval_s)
         interval_s = next_s

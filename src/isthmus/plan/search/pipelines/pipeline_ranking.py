@@ -28,16 +28,17 @@ class BoundedPipeline:
 
 @dataclass(slots=True)
 class PipelineGroup:
-    """A group of `count` pipelines of `dp` replicas, with lower bounds on their times."""
+    """A group of pipelines of `dp` replicas, with lower bounds on their times."""
 
     dp: int
     first_s: float
     interval_s: float
-    count: int
     # Split the group into smaller groups or single pipelines.
     expand: Callable[[], Sequence[PipelineGroup | BoundedPipeline]]
     # Tighter bound on the end of the batch with one pipeline alone.
     end_bound_s: Callable[[], float] | None = None
+    # Whether a member ends later than that by as much as its first micro-batch takes longer.
+    is_one_pipeline: bool = False
     _members: Sequence[PipelineGroup | BoundedPipeline] | None = None
     _end_s: float | None = None
 
@@ -68,23 +69,29 @@ class PipelineGroup:
 class PipelineRanking(Iterator[tuple[float, BoundedPipeline]]):
     """An iterator over (rank, pipeline) below a limit, lowest first.
 
-    `num_left` is an upper bound on the pipelines not reached. `by_end`: the rank is the time to finish the batch
-    with one pipeline, so the groups' tighter bounds apply.
+    `count_all` returns an upper bound on the pipelines. `by_end`: the rank is the time to finish the batch with one
+    pipeline, so the groups' tighter bounds apply.
     """
 
     def __init__(
         self,
         groups: Sequence[PipelineGroup],
         rank_key: RankKey,
+        count_all: Callable[[], int],
         limit: float = math.inf,
         *,
         by_end: bool = False,
     ) -> None:
         self._rank_key, self._limit, self._by_end, self._serial_number = rank_key, limit, by_end, 0
+        self._count_all, self._num_reached = count_all, 0
         entries = (self._heap_entry(one, -math.inf) for one in groups)
         self._heap = [one for one in entries if one[0] < limit]
         heapify(self._heap)
-        self.num_left = sum(one.count for one in groups)
+
+    @property
+    def num_left(self) -> int:
+        """Upper bound on the pipelines not reached."""
+        return self._count_all() - self._num_reached
 
     def _heap_entry(
         self, one: PipelineGroup | BoundedPipeline, least: float
@@ -97,18 +104,30 @@ class PipelineRanking(Iterator[tuple[float, BoundedPipeline]]):
 
     def __next__(self) -> tuple[float, BoundedPipeline]:
         """Return the next pipeline."""
-        while self._heap:
-            value, _, _, one = heappop(self._heap)
+        rank, one = self.open_until(math.inf)
+        if one is None:
+            raise StopIteration
+        heappop(self._heap)
+        self._num_reached += 1
+        return rank, one
+
+    def open_until(self, rank: float) -> tuple[float, BoundedPipeline | None]:
+        """Open groups of at most a rank; return the next pipeline, or a lower bound on its rank and None."""
+        heap = self._heap
+        while heap:
+            value, _, _, one = heap[0]
             if isinstance(one, BoundedPipeline):
-                self.num_left -= 1
                 return value, one
+            if value > rank:
+                return value, None
+            heappop(heap)
             if self._by_end and one.end_s > value:
                 self._push(one, one.end_s)
                 continue
-            closer = one.end_s - one.first_s if self._by_end and one.end_s else -math.inf
+            closer = one.end_s - one.first_s if self._by_end and one.is_one_pipeline else -math.inf
             for part in one.members:
-                self._push(part, closer + part.first_s)
-        raise StopIteration
+                self._push(part, max(value, closer + part.first_s))
+        return math.inf, None
 
     def _push(self, one: PipelineGroup | BoundedPipeline, least: float) -> None:
         entry = self._heap_entry(one, least)

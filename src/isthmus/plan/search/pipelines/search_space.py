@@ -144,7 +144,7 @@ class SearchSpace:
         slots = ((slot.kind, slot.chips, slot.reads_data, names.index(slot.cluster)) for slot in replica_group)
         return (
             *slots,
-            *(self.routes.route(*ends) for ends in itertools.permutations(dict.fromkeys(names), 2)),
+            *map(self.routes.route_kind, itertools.permutations(dict.fromkeys(names), 2)),
         )
 
     def make_shape(self, segments: Sequence[PipelineSegment], dp: int, schedule: str) -> PipelineShape:
@@ -159,7 +159,8 @@ class SearchSpace:
 
         Infinite where they are not linked or, with local steps, form one group.
         """
-
+        if len(replica_groups) == 1 and self.workload.local_steps == 1:
+            return 0.0
         replica_groups = [flatten_pools(replica_group) for replica_group in replica_groups]
 
         def reduce_s(some: Sequence[Sequence[ChipSlot]]) -> float:
@@ -188,9 +189,15 @@ class SearchSpace:
         mixed = len({slot.group.chip for slot in replica_group}) > 1
         if (self.limits.mixed_chips or not mixed) and all(self.degree_choices(slot) for slot in replica_group):
             self.thinned = self.thinned or len(replica_group) > MAX_PERMUTED_SLOTS
+            tables: dict[tuple[object, ...], StageCostTable] = {}
             for chosen in self._degree_combinations(replica_group):
-                pairs = zip(replica_group, chosen, strict=True)
-                cuts.append(tuple(self.cost_table(slot, cut, micro_batch_size) for slot, cut in pairs))
+                row = []
+                for slot, cut in zip(replica_group, chosen, strict=True):
+                    key = slot.kind, id(cut)
+                    if key not in tables:
+                        tables[key] = self.cost_table(slot, cut, micro_batch_size)
+                    row.append(tables[key])
+                cuts.append(tuple(row))
             orders = [
                 self._make_order(replica_group, *one, cuts[0][0].message_bytes)
                 for one in self._slot_orders(replica_group, coarse)

@@ -79,6 +79,7 @@ def _fastest_link_path(clusters: Sequence[str], start: str, routes: Routes) -> t
     """Return the path from `start` that always takes the fastest link."""
     chain, left = [start], [name for name in clusters if name != start]
     while left:
-        left.sort(key=lambda name: -routes.bytes_per_s(chain[-1], name))
+        rates = routes.neighbours(chain[-1])
+        left.sort(key=lambda name: -rates.get(name, 0.0))
         chain.append(left.pop(0))
     return tuple(chain)

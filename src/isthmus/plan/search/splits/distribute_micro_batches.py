@@ -43,6 +43,8 @@ def distribute_micro_batches(timings: Sequence[ReplicaTiming], total: int) -> tu
     """
     if not timings or sum(one.num_replicas for one in timings) > total:
         return None
+    if len({(one.first_s, one.interval_s) for one in timings}) == 1:
+        return _equal_shares([one.num_replicas for one in timings], total)
     # Step 1: give each replica what it finishes by the earliest end.
     end_s = _earliest_s(timings, total)
     counts = [[max(1, one.micro_batches_within(end_s))] * one.num_replicas for one in timings]
@@ -60,6 +62,17 @@ def distribute_micro_batches(timings: Sequence[ReplicaTiming], total: int) -> tu
                 row[place] -= 1
                 excess -= 1
     return tuple(tuple(row) for row in counts)
+
+
+def _equal_shares(replicas: Sequence[int], total: int) -> tuple[tuple[int, ...], ...]:
+    """Return the micro-batches of replicas of equal timing; the last ones of the first timings take one less."""
+    each, found = -(-total // sum(replicas)), list[tuple[int, ...]]()
+    excess = each * sum(replicas) - total
+    for count in replicas:
+        fewer = min(excess, count)
+        excess -= fewer
+        found.append((each,) * (count - fewer) + (each - 1,) * fewer)
+    return tuple(found)
 
 
 def _earliest_s(timings: Sequence[ReplicaTiming], total: int) -> float:
