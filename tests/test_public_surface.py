@@ -11,7 +11,7 @@ import pytest
 
 SURFACES = {
     "agent": """
-        AgentConfig LocalAdapter LocalJobFile SchedulerAdapter WorkerStatus run_agent submit_local_job
+        AgentConfig LocalAdapter LocalJobFile SchedulerAdapter WorkerStatus check_scheduler run_agent submit_local_job
     """,
     "cli": "main",
     "control.coordinator.coordinator": "Coordinator CoordinatorConfig",
@@ -42,7 +42,8 @@ SURFACES = {
         simulate_failures simulate_training simulated_link timeline_page
     """,
     "site": """
-        CLAIMING HOLDING UNSAVED_STEP_S DeviceAllocator DeviceCountAllocator DeviceIdAllocator FetchFiles
+        CLAIMING HOLDING UNSAVED_STEP_S DeviceAllocator DeviceCountAllocator DeviceIdAllocator FetchFiles ForeignPart
+        HoldObserved InventoryObserved
         FetchObserved HoursObserved LocalJob LocalJobSubmitted LocalJobWithdrawn LocalJobsObserved LogWarning
         ObservedWorker OrdersReceived PartKey QueueObserved RenewRunLease ReorderQueue ReportLocalExit RequestCheckpoint
         ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker StopWorker

@@ -1,5 +1,6 @@
 """The site agent: executes the server's orders, runs workers through an adapter, reports the site's state."""
 
+from isthmus.agent.adapters.adapter_kinds import check_scheduler
 from isthmus.agent.adapters.local_adapter import LocalAdapter
 from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter, WorkerStatus
 from isthmus.agent.service.agent_loop import AgentConfig, run_agent
@@ -11,6 +12,7 @@ __all__ = [
     "LocalJobFile",
     "SchedulerAdapter",
     "WorkerStatus",
+    "check_scheduler",
     "run_agent",
     "submit_local_job",
 ]
