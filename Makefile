@@ -47,11 +47,10 @@ house: $(READY)  ## print the figures that keep the code base in order, each wit
 
 audit:  ## compare the versions that CI installs with the published advisories; needs their server
 	test -x $(VENV)/audit/bin/pip-audit || { python3 -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install -q pip-audit; }
-	$(VENV)/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
+	sh scripts/audit.sh $(VENV)/audit/bin/pip-audit
 
-mutants: $(READY)  ## mutation testing; MUTANTS='isthmus.schedule.*' CHILDREN=2 for a part, hours for the whole
-	$(BIN)/mutmut run --max-children $(CHILDREN) $(MUTANTS)
-	$(BIN)/mutmut results
+mutants: $(READY)  ## mutation testing; MUTANTS='isthmus.site.*' SAMPLE=200 SEED=1 CHILDREN=2 for a part of it
+	$(BIN)/python -m scripts.mutants --children $(CHILDREN) $(SAMPLE:%=--sample %) $(SEED:%=--seed %) $(MUTANTS)
 
 docs: $(READY)  ## generate the references, run the examples in the docs, and build the site
 	$(BIN)/python -m scripts.docs
@@ -61,4 +60,4 @@ bench: $(READY)  ## run every benchmark and write docs/benchmarks
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove what setup and runs made
-	rm -rf $(VENV) .isthmus site .mypy_cache .ruff_cache .hypothesis .pytest_cache mutants
+	rm -rf $(VENV) .isthmus site .mypy_cache .ruff_cache .hypothesis .pytest_cache

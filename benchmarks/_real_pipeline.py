@@ -1,4 +1,4 @@
-"""Real pipelines for `benchmarks.demo`: two workers, each on a core of its own, joined by an emulated link.
+"""Real pipelines of workers joined by emulated links; those of `benchmarks.demo` have a core for each worker.
 
 No agent and no server: the workers are started as an agent starts them, so that nothing else computes.
 """
@@ -17,14 +17,14 @@ import sys
 import sysconfig
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import RankMap, StepMetrics
-from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerKeys, WorkerSpec
 from isthmus.core.plan import Plan, StageTime
 from isthmus.core.pool import Pool
 from isthmus.wan.emulator import ROUTES_FILE, run_links
@@ -182,13 +182,28 @@ class Step:
     others: float
 
 
-class Pipeline:
-    """Two workers that train, rank r on core r; a context manager. Stopped but for `steps`."""
+@dataclass(frozen=True)
+class Timed:
+    """The median step of a few, and the processor seconds that all workers together took for one."""
 
-    def __init__(self, job: Job, plan: Plan, folder: Path, routes: Routes, pace: StageTime | None = None) -> None:
+    step_s: float
+    processor_s: float
+
+
+class Pipeline:
+    """Workers that train, a stage each, on virtual chips of `paces` where given; a context manager.
+
+    They are stopped but for the calls of its methods. Without `keys` their links are in the clear; where `is_pinned`,
+    rank r stays on core r.
+    """
+
+    def __init__(
+        self, job: Job, plan: Plan, folder: Path, routes: Routes, paces: Sequence[StageTime] | None = None,
+        *, keys: Mapping[str, WorkerKeys] | None = None, is_pinned: bool = True,
+    ) -> None:  # fmt: skip
         self._workers = [WorkerFolder(folder / f"rank-{rank}") for rank in range(len(plan.stages))]
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._seen = 0
+        self._seen, self._is_pinned = 0, is_pinned
         for rank, worker in enumerate(self._workers):
             worker.write_spec(
                 WorkerSpec(
@@ -198,14 +213,18 @@ class Pipeline:
                     job=job,
                     plan=plan,
                     routes=routes[plan.stages[rank].cluster],
-                    stage_time=pace,
+                    stage_time=paces[rank] if paces else None,
                     peer_timeout_s=PATIENCE_S,
                 )
             )
+            if keys is not None:
+                worker.write_keys(keys[plan.stages[rank].cluster])
 
     def __enter__(self) -> Pipeline:
         try:
-            self._processes = [_started(worker, core) for core, worker in enumerate(self._workers)]
+            self._processes = [
+                _started(worker, core if self._is_pinned else None) for core, worker in enumerate(self._workers)
+            ]
             _introduce(self._workers, self._processes)
             self._wait_for_steps(WARM_UP_STEPS)
         except BaseException:
@@ -234,14 +253,19 @@ class Pipeline:
 
         Others make a step longer, but hardly its processor time.
         """
+        return self.timed(count).processor_s
+
+    def timed(self, count: int) -> Timed:
+        """Train for `count` steps after a first one, calm or not."""
         pids = [process.pid for process in self._processes]
         _signal(self._processes, signal.SIGCONT)
         self._wait_for_steps(len(self._lines()) + 1)
         begun_s, first = sum(map(_cpu_s, pids)), len(self._lines())
         self._wait_for_steps(first + count)
-        used_s, done = sum(map(_cpu_s, pids)) - begun_s, len(self._lines()) - first
+        used_s, done = sum(map(_cpu_s, pids)) - begun_s, self._lines()[first:]
         _signal(self._processes, signal.SIGSTOP)
-        return used_s / done
+        steps_s = [StepMetrics.model_validate_json(line).values["step_s"] or math.inf for line in done]
+        return Timed(statistics.median(steps_s), used_s / len(done))
 
     def _wait_for_steps(self, total: int) -> None:
         while len(self._lines()) < total:
@@ -279,9 +303,10 @@ def _signal(processes: list[subprocess.Popen[bytes]], number: signal.Signals) ->
         process.send_signal(number)
 
 
-def _started(worker: WorkerFolder, core: int) -> subprocess.Popen[bytes]:
+def _started(worker: WorkerFolder, core: int | None) -> subprocess.Popen[bytes]:
     def stay() -> None:
-        os.sched_setaffinity(0, {core})
+        if core is not None:
+            os.sched_setaffinity(0, {core})
 
     with worker.log_path.open("wb") as log:
         command = [sys.executable, "-m", "isthmus.train.process.worker", str(worker.path)]

@@ -1,6 +1,7 @@
 """Links between ranks with keys: what they cost beside none and beside `ssl`, and what forged greetings reach.
 
-All sides run in this process in turn, over sockets on loopback, so CPU seconds are those of both ends.
+All sides run in this process in turn, over sockets on loopback, so CPU seconds are those of both ends. Steps of a real
+pipeline are measured by `_trust_steps`.
 """
 
 from __future__ import annotations
@@ -147,8 +148,10 @@ def _steps(count: int) -> list[Row]:
     quarters = statistics.quantiles(ratios, n=4)
     more = 100 * (statistics.median(ratios) - 1)
     spread = f"half of {count} pairs within {quarters[0]:.3f} to {quarters[2]:.3f}"
-    what = f"step of {STEP_MESSAGES} messages of 1 MiB with keys, {spread}: longer by"
-    return [Row(what=what, ours=more, unit="%", target="≤ 1", met=more <= 1)]
+    what = (
+        f"{STEP_MESSAGES} messages of 1 MiB at full speed between threads of one process with keys, {spread}: longer by"
+    )
+    return [Row(what=what, ours=more, unit="%")]
 
 
 def _forged(count: int) -> list[Row]:

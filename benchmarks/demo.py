@@ -131,7 +131,7 @@ def measured_pairs(folder: Path, repetitions: int, limit_s: float) -> Pairs:
         routes = stack.enter_context(emulated(pool(), folder))
         pipelines = {
             (case, far): stack.enter_context(
-                Pipeline(jobs[case], case.plan(far), folder / f"run-{number}", routes, case.pace)
+                Pipeline(jobs[case], case.plan(far), folder / f"run-{number}", routes, case.pace and [case.pace] * 2)
             )
             for number, (case, far) in enumerate(pairs)
         }

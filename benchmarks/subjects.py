@@ -164,6 +164,16 @@ SUBJECTS = (
         ),
     ),
     Subject(
+        "ranks",
+        "Ranks",
+        "What a replaced worker changes for other ranks and for the network between them.",
+        ("ranks",),
+        (
+            Figure("ranks", "1,000 workers replaced: others' numbers or addresses changed", r"1,000 .*: other ranks"),
+            Figure("ranks", "links of 1,000 replaced workers mapped again", r"1,000 .*: links mapped again, all"),
+        ),
+    ),
+    Subject(
         "first-hour",
         "First hour",
         "What a new user meets: time to the first loss, several machines, mistakes, shared folders, and true results.",

@@ -1,6 +1,7 @@
 """Trust boundaries: what protection costs, and what attackers gain.
 
-`ids` submits jobs of equal content. `links` measures what keys of links cost, and forged greetings during a run.
+`ids` submits jobs of equal content. `steps` trains the demo's pipeline with keys on its links and without, by turns.
+`links` measures what keys of links cost, and forged greetings during a run.
 `attacks` lets a stranger, a user, an owner and an agent attack a running job in a real pool, each attack by a seed.
 `lost-sites` cuts sites off for longer than their workers' lease. `sites-apart` saves
 and restores a checkpoint of sites without a shared disk. `connections` floods a server with silent connections and
@@ -26,12 +27,14 @@ from benchmarks import (
     _trust_lost_sites,
     _trust_planning,
     _trust_sites,
+    _trust_steps,
     _trust_storage,
 )
 from benchmarks.table import Row, print_rows
 
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "ids": _trust_ids.measure,
+    "steps": _trust_steps.measure,
     "links": _trust_links.measure,
     "attacks": _trust_attacks.measure,
     "lost-sites": _trust_lost_sites.measure,

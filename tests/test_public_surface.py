@@ -11,7 +11,8 @@ import pytest
 
 SURFACES = {
     "agent": """
-        AgentConfig LocalAdapter LocalJobFile SchedulerAdapter WorkerStatus check_scheduler run_agent submit_local_job
+        AgentConfig LocalAdapter LocalJobFile SchedulerAdapter WorkerStatus build_image read_images read_registration
+        read_site_runtime check_scheduler run_agent submit_local_job
     """,
     "cli": "main",
     "control.coordinator.coordinator": "Coordinator CoordinatorConfig",
@@ -29,6 +30,10 @@ SURFACES = {
         render_chip_scores render_communication render_layer_matrix runtime_incompatibility save_calibration
         score_plan search_plans serving_limits stage_memory suggest_changes summarise_log to_isthmus_runtime
         to_megatron to_torchtitan
+    """,
+    "render": """
+        CODE_MOUNT IMAGE_LABEL SPEC_FILE Blueprint CodeRegistration Container ContainerUser Image ImageFacts
+        RenderedPart Setting SiteRuntime Template find_image host_image make_blueprints mount oci_config render_part
     """,
     "schedule": """
         SCHEDULES Operation OperationKind Schedule add_communication check_schedule dualpipe forward_only

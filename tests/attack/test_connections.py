@@ -98,6 +98,17 @@ def test_a_dribbled_head_or_body_does_not_move_its_deadline() -> None:
     assert limits.overdue(100 + BODY_GRACE_S + 1) == [made]
 
 
+def test_overdue_connections_are_named_a_few_at_a_time() -> None:
+    """Thousands of connections that run out together are closed in small shares."""
+    limits = ConnectionLimits(CAPS)
+    made = [limits.open(f"10.0.0.{i}", 0)[0] for i in range(3)]
+    first = limits.overdue(HEAD_LIMIT_S, 2)
+    assert len(first) == 2
+    for one in first:
+        limits.close(one)
+    assert set(limits.overdue(HEAD_LIMIT_S, 2)) == set(made) - set(first)
+
+
 def test_addresses_of_one_network_count_as_one() -> None:
     """A host has 2^64 IPv6 addresses; an IPv4 address in IPv6 form is the same address."""
     assert address_key("2001:db8::1") == address_key("2001:db8::ffff:1") != address_key("2001:db8:0:1::1")
@@ -241,6 +252,22 @@ def test_a_flood_of_bad_tokens_is_refused_and_a_good_one_from_there_works(server
     assert httpx.get(server.url + "/v1/health").status_code == 200
 
 
+def test_a_good_token_among_bad_ones_that_arrive_together_is_served(server: Streaming) -> None:
+    """Each new connection of a limited address is judged by what it has sent, also where many are accepted at once."""
+    bad = b"GET /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer nothing\r\nConnection: close\r\n\r\n"
+    good = head(server, more="Connection: close\r\n")
+    for _ in range(20):
+        answer_to(server, bad)
+    sent = [good if i % 10 == 5 else bad if i % 3 else b"" for i in range(60)]
+    with ExitStack() as stack:
+        made = [stack.enter_context(connect(server)) for _ in sent]
+        for one, request in zip(made, sent, strict=True):
+            one.sendall(request)
+        answers = [one.recv(65536) for one, request in zip(made, sent, strict=True) if request]
+    expected = [b"HTTP/1.1 200" if request is good else b"HTTP/1.1 429" for request in sent if request]
+    assert [answer[:12] for answer in answers] == expected
+
+
 def test_failed_logins_are_in_the_audit_log_by_address(server: Streaming) -> None:
     """Aggregated: one record for an address, without the tokens that were sent."""
     for _ in range(5):
@@ -332,17 +359,18 @@ def serve_with_log(state: Path) -> None:
     serve(state, 0, ("", 0))
 
 
-def lowest_unused_file(pid: int) -> int:
-    """Return the number that the next file that a process opens would get."""
+def unused_files(pid: int) -> tuple[int, int]:
+    """Return the lowest file number that a process does not use, and the one after the highest that it uses."""
     used = {int(one.name) for one in Path(f"/proc/{pid}/fd").iterdir()}
-    return next(number for number in count() if number not in used)
+    return next(number for number in count() if number not in used), max(used) + 1
 
 
 @pytest.mark.slow
 def test_a_server_without_free_files_pauses_and_goes_on(tmp_path: Path) -> None:
     """The script: 1. accept fails for lack of files; 2. the oldest silent ones are closed; 3. users are answered.
 
-    The server has a process of its own, so that its limit is no limit of the test's process.
+    The server has a process of its own, so that its limit is no limit of the test's process. The silent connections
+    leave no number below theirs unused: under a limit at such a number, closing them all would free none.
     """
     state = tmp_path / "s"
     process = FORKS.Process(target=serve_with_log, args=(state,))
@@ -357,7 +385,18 @@ def test_a_server_without_free_files_pauses_and_goes_on(tmp_path: Path) -> None:
             for _ in range(40):
                 stack.enter_context(socket.create_connection((url.host, url.port), 10))
             until(lambda: psutil.Process(pid).num_fds() > open_before + 30, "the connections are accepted")
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_unused_file(pid),) * 2)
+
+            def are_numbered_densely() -> bool:
+                """Open one more connection where a number is unused."""
+                lowest, end = unused_files(pid)
+                if lowest < end:
+                    stack.enter_context(socket.create_connection((url.host, url.port), 10))
+                return lowest == end
+
+            until(are_numbered_densely, "no number is unused")
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (unused_files(pid)[1],) * 2)
+            for _ in range(5):  # more than what the server itself may close meanwhile
+                stack.enter_context(socket.create_connection((url.host, url.port), 10))
             for _ in range(3):
                 assert httpx.get(url.join("/v1/jobs"), headers=authorization, timeout=10).status_code == 200
             until(lambda: "since no file was free" in (state / "log").read_text(), "the log says why they were closed")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import resource
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from isthmus.control.placement import PlanRequest, propose_plans
 from isthmus.control.queries.quotas import Quotas
+from isthmus.control.rest.body_limit import BodyLimits
 from isthmus.control.service.planner_queue import PlannerQueue
 from isthmus.control.state.events import Event, MakePlans, PlansMade, PoolSet
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
@@ -266,6 +271,53 @@ def test_high_priority_is_refused_without_a_grant() -> None:
         assert server.submit("root", priority="high").user == "root"
 
 
+def test_priority_high_is_granted_to_a_token_and_withdrawn_at_once() -> None:
+    """1. The admin grants it to a token of ann. 2. Its jobs may be high, those of bob not. 3. It is taken back."""
+    urgent = submission(priority="high")
+    with serving(Quotas()) as server:
+        token = next(one["id"] for one in server.call("GET", "/v1/tokens", token="root").json() if one["name"] == "ann")
+        path = f"/v1/tokens/{token}/grant"
+        assert server.call("POST", "/v1/jobs", urgent).status_code == 403
+        for stranger in ("ann", "bob", "owner-east"):
+            assert server.call("POST", path, {"high": True}, token=stranger).status_code == 403
+        granted = server.call("POST", path, {"high": True}, token="root")
+        assert (granted.status_code, granted.json()["high"]) == (200, True)
+        assert server.submit("ann", priority="high").user == "ann"
+        assert server.call("POST", "/v1/jobs", urgent, token="bob").status_code == 403
+        bulk = {"submissions": [urgent.model_dump(mode="json", by_alias=True)]}
+        assert server.call("POST", "/v1/jobs:bulk", bulk).json()[0]["id"]
+        rotated = server.call("POST", f"/v1/tokens/{token}/rotate", {"grace_s": 60}, token="root").json()
+        assert server.submit(rotated["token"], priority="high").user == "ann"
+        for one in (token, rotated["id"]):
+            assert server.call("POST", f"/v1/tokens/{one}/grant", {"high": False}, token="root").json()["high"] is False
+        for holder in ("ann", rotated["token"]):
+            refused = server.call("POST", "/v1/jobs", urgent, token=holder)
+            assert (refused.status_code, refused.json()["error"]) == (403, "AuthError")
+        acts = [one["action"] for one in server.call("GET", "/v1/audit", token="root").json()["records"]]
+        assert (acts.count("high-priority-granted"), acts.count("high-priority-withdrawn")) == (1, 2)
+
+
+def test_a_grant_is_for_tokens_that_submit_jobs() -> None:
+    """An owner's or admin's token, and an unknown one, are refused with the reason."""
+    with serving(Quotas()) as server:
+        for one in server.call("GET", "/v1/tokens", token="root").json():
+            status = server.call("POST", f"/v1/tokens/{one['id']}/grant", {"high": True}, token="root").status_code
+            assert status == (200 if one["role"] == "user" else 409)
+        assert server.call("POST", "/v1/tokens/t-0/grant", {"high": True}, token="root").status_code == 404
+
+
+def test_a_grant_that_another_server_withdraws_counts_no_more_after_the_next_tick() -> None:
+    """Tokens are followed by a version that every change of a grant moves."""
+    with serving(Quotas()) as server:
+        (token,) = (one for one in server.store.tokens() if one.name == "ann")
+        server.store.put_token(token.model_copy(update={"high": True}))
+        server.shell.gate.registry.refresh()
+        server.submit("ann", priority="high")
+        server.store.put_token(token)
+        server.shell.gate.registry.refresh()
+        assert server.call("POST", "/v1/jobs", submission(priority="high")).status_code == 403
+
+
 def test_a_user_has_no_more_live_jobs_than_the_quota() -> None:
     """The one too many is refused with 429, alone or in bulk; another user's and an ended job's place are free."""
     with serving(Quotas(live_jobs_per_user=2)) as server:
@@ -284,13 +336,96 @@ def test_a_user_has_no_more_live_jobs_than_the_quota() -> None:
 
 def test_a_job_of_15_mb_is_refused_and_kept_nowhere() -> None:
     """The answer is 413 with the size and the limit; the log and the state hold nothing of it."""
-    large = submission(data={"paths": [f"/data/{number:0200}" for number in range(70_000)]})
+    large, above = (
+        submission(data={"paths": [f"/data/{number:0200}" for number in range(count)]}) for count in (70_000, 6_000)
+    )
     with serving(Quotas()) as server:
-        refused = server.call("POST", "/v1/jobs", large)
-        assert (refused.status_code, refused.json()["error"]) == (413, "TooLargeError")
-        assert "at most 1,048,576 are accepted" in refused.json()["message"]
+        for job, why in ((large, "a job takes at most 1,048,576"), (above, "at most 1,048,576 are accepted")):
+            refused = server.call("POST", "/v1/jobs", job)
+            assert (refused.status_code, refused.json()["error"]) == (413, "TooLargeError")
+            assert why in refused.json()["message"]
+            assert "--max-job-kib" in refused.json()["hint"]
         assert server.call("GET", "/v1/jobs").json() == []
         assert not any(event.kind == "job-submitted" for _, event in server.store.events(0))
+
+
+CHUNK_BYTES = 64 << 10
+
+
+class Upload:
+    """A body of `num_bytes` in chunks, as a client sends it; it counts the bytes that the server takes."""
+
+    def __init__(self, num_bytes: int, body: bytes = b"") -> None:
+        self.num_bytes, self.body, self.num_taken, self.answer = num_bytes, body, 0, list[dict[str, Any]]()
+
+    async def receive(self) -> dict[str, Any]:
+        chunk = self.body[self.num_taken :][:CHUNK_BYTES] or b"[" * min(CHUNK_BYTES, self.num_bytes - self.num_taken)
+        self.num_taken += len(chunk)
+        return {"type": "http.request", "body": chunk, "more_body": self.num_taken < self.num_bytes}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.answer.append(message)
+
+    def post(self, server: Server, path: str, *, announced: bool, token: str = "ann") -> int:
+        """Send it; return the status of the answer."""
+        headers = [(b"authorization", f"Bearer {token}".encode()), (b"content-type", b"application/json")]
+        headers += [(b"content-length", str(self.num_bytes).encode())] if announced else []
+        scope = {
+            "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+            "headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "scheme": "http",
+            "http_version": "1.1", "root_path": "",
+        }  # fmt: skip
+        asyncio.run(server.http.app(scope, self.receive, self.send))  # type: ignore[arg-type]
+        return int(self.answer[0]["status"])
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs:dry-run", "/v1/tokens/t-1/rotate", "/v1/jobs/x/preempt"])
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_large_body_is_given_up_before_it_is_parsed(path: str, *, announced: bool) -> None:
+    """An announced length costs no byte; without one the server takes the limit and one chunk, and parses nothing."""
+    with serving(Quotas()) as server:
+        upload = Upload(15 << 20)
+        tracemalloc.start()
+        status = upload.post(server, path, announced=announced)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert status == 413
+        limit = BodyLimits(Quotas().job_bytes).of(path, "user")
+        assert upload.num_taken <= (0 if announced else limit + CHUNK_BYTES)
+        assert peak_bytes < 2 * limit + (1 << 20)
+
+
+def test_an_admin_may_submit_what_exceeds_the_quota() -> None:
+    """An admin's submissions are exempt from quotas, up to the largest body of all."""
+    large = submission(data={"paths": [f"/data/{number:0200}" for number in range(20_000)]})
+    with serving(Quotas()) as server:
+        assert server.call("POST", "/v1/jobs", large, token="root").status_code == 201
+
+
+INVALID = {
+    "lists": (b'{"submissions": [' + b"[]," * (5 << 20) + b"[]]}", 413),
+    "fields": (b"{" + b",".join(b'"f%d":1' % number for number in range(1_200_000)) + b"}", 413),
+    "fields within the count": (b"{" + b",".join(b'"f%d":1' % number for number in range(290_000)) + b"}", 422),
+    "jobs": (b'{"submissions": [' + b"{}," * 50_000 + b"{}]}", 422),
+    "one field of text": (b'{"submissions": "' + b"[]," * (4 << 20) + b'"}', 422),
+    "a text without an end": (b'{"submissions": "' + b'\\",' * (4 << 20), 422),
+}
+"""Bodies of a bulk request, and the statuses of their answers."""
+
+
+@pytest.mark.parametrize("kind", INVALID)
+def test_an_invalid_body_costs_no_more_than_its_limit(kind: str) -> None:
+    """5 million empty lists, each an error of half a kilobyte, would take 3 GB; they are counted before."""
+    body, status = INVALID[kind]
+    with serving(Quotas()) as server:
+        upload = Upload(len(body), body)
+        before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        tracemalloc.start()
+        assert upload.post(server, "/v1/jobs:bulk", announced=True) == status
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak_bytes < 5 * len(body) + (16 << 20)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 400 << 10
 
 
 def test_an_owner_registers_no_more_clusters_than_the_quota() -> None:

@@ -32,7 +32,8 @@ from isthmus.control.server.backup_file import verify_file
 from isthmus.control.server.log_end_file import LogEndFile
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import JobSubmitted, decode_event, encode_event
-from isthmus.control.store.snapshot_file import SnapshotFile, restore_state
+from isthmus.control.store.snapshot_codec import restore_state
+from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import FileError, InputError, IsthmusError, ProtocolError, UnavailableError
 from isthmus.core.files.user_files import load_job, load_plan, load_policy, load_pool

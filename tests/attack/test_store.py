@@ -22,7 +22,8 @@ from isthmus.control.server.server_config import ServerConfig, open_store
 from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import AgentReported, JobCancelled, JobSubmitted
 from isthmus.control.store.log_chain import LogDamagedError, chain_start, link_rows
-from isthmus.control.store.snapshot_file import SnapshotFile, serialize_state
+from isthmus.control.store.snapshot_codec import serialize_state
+from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import IsthmusError

@@ -208,7 +208,7 @@ def test_a_job_trains_within_its_limits(tmp_path: Path) -> None:
             worker.write_rank_map(RankMap(workers=(address,)))
         return adapter.poll(folder).state == "exited"
 
-    until(has_ended, 60)
+    until(has_ended, 240)
     assert adapter.poll(folder).exit_status == 0, (folder / "log").read_text()
     assert (Path(job.output) / "config.json").is_file()
     assert (Path(job.checkpoints.folder) / "step-00000002").is_dir()

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.client.client_settings import context_path, read_context, read_token
+from isthmus.core.bounded_file import MAX_FILE_BYTES, read_within
 from isthmus.core.errors import FileError
 from isthmus.core.files.user_files import load_job, load_plan, load_policy, load_pool
-from isthmus.core.files.yaml_lines import MAX_DEPTH, MAX_FILE_BYTES, MAX_VALUES, read_yaml
+from isthmus.core.files.yaml_lines import MAX_DEPTH, MAX_VALUES, read_yaml
+from isthmus.core.model import read_config
 from tests.cli.fake_server import FakeServer, run
 
 pytestmark = pytest.mark.attack
@@ -86,6 +89,47 @@ def test_every_user_file_has_the_same_limits(load: Callable[[Path], object], tmp
         file.write_text(text)
         with pytest.raises(FileError):
             load(file)
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_the_context_file_of_the_client_has_the_same_limits(bomb: str, tmp_path: Path) -> None:
+    """It is read by every command: a bomb in it is an error of that file, within the same bounds."""
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    file = context_path(environ)
+    file.parent.mkdir()
+    file.write_text(BOMBS[bomb]())
+    before_kib, began_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    with pytest.raises(FileError, match=r"context\.yaml"):
+        read_context(environ)
+    assert time.process_time() - began_s < LIMIT_CPU_S
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 400 * 1024
+
+
+def test_an_empty_context_file_has_no_fields(tmp_path: Path) -> None:
+    """A file of comments is one without settings, not an error."""
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    context_path(environ).parent.mkdir()
+    for text in ("", "# no settings yet\n"):
+        context_path(environ).write_text(text)
+        assert read_context(environ) == {}
+
+
+def test_a_file_without_an_end_is_read_to_its_limit_only() -> None:
+    """A device in place of a token, a configuration or a context file takes no memory."""
+    device = Path("/dev/zero")
+    with pytest.raises(FileError, match="larger than 4,096 bytes"):
+        read_token(device)
+    with pytest.raises(FileError, match="larger than 10 bytes"):
+        read_within(device, 10)
+
+
+def test_a_configuration_of_a_model_has_a_limit(tmp_path: Path) -> None:
+    """Its reader stops at 16 MiB; the message names the file."""
+    file = tmp_path / "config.json"
+    with file.open("wb") as stream:
+        stream.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(FileError, match=r"config\.json: is larger than 16 MiB"):
+        read_config(file)
 
 
 def test_the_command_line_says_which_file(tmp_path: Path) -> None:

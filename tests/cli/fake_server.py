@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from isthmus.core.messages.api_views import (
 )
 from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.rank_views import RankView
 from isthmus.core.plan import PlanSet
 from tests.cli.samples import START_S, make_pool, make_view
 
@@ -49,6 +50,7 @@ class FakeServer:
     logs: dict[str, list[LogChunk]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     standings: dict[str, QueueStatus] = field(default_factory=dict)
+    ranks: dict[str, Sequence[RankView]] = field(default_factory=dict)
     # What the sites of an offered plan answer, by its id; a server without the endpoint if empty.
     site_checks: dict[str, tuple[SitePreflight, ...]] = field(default_factory=dict)
     pool: PoolView = field(default_factory=make_pool)
@@ -162,6 +164,8 @@ class FakeServer:
                 return _answer(view)
             case "GET", ["queue"]:
                 return _answer(self.standings.get(view.id) or running(view))
+            case "GET", ["ranks"]:
+                return httpx.Response(200, json=[one.model_dump(mode="json") for one in self.ranks[view.id]])
             case "GET", ["plans"]:
                 return _answer(view.plans or PlanSet(plans=()))
             case "POST", ["choose" | "preempt" as verb]:

@@ -21,7 +21,7 @@ from isthmus.control.state.events import (
 )
 from isthmus.control.state.invariants import violations
 from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
-from isthmus.control.store.snapshot_file import restore_state, serialize_state
+from isthmus.control.store.snapshot_codec import restore_state, serialize_state
 from isthmus.core.errors import ConflictError, NotFoundError
 from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart, WorkerAddress
 from isthmus.core.plan import Plan, Prediction

@@ -93,3 +93,20 @@ def test_turns_are_forgotten_once_nothing_waits() -> None:
     order.pop()
     order.forget_turns()
     assert (order.turns, order.served, order.entries) == ({}, {}, {})
+
+
+def test_an_entry_is_there_from_its_addition_until_it_is_served_or_removed() -> None:
+    """Its number is what names it; a second addition changes nothing."""
+    order, place = FairOrder(), (1, 5.0, 7)
+    assert place not in order
+    order.add("ann", place)
+    order.add("bob", (0, 1.0, 7))
+    assert place in order
+    assert (1, 5.0, 8) not in order
+    assert len(order) == 1
+    assert order.pop() == place
+    assert place not in order
+    order.add("ann", place)
+    order.discard(place)
+    order.discard(place)
+    assert (place in order, order.pop()) == (False, None)

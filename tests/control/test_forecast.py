@@ -52,6 +52,31 @@ def test_jobs_on_other_queues_are_not_ahead() -> None:
     assert (found["b"].start_s, found["b"].ahead) == (5.0, ())
 
 
+def test_those_ahead_are_named_in_their_order_and_only_the_first() -> None:
+    """Not by name; 20 of them."""
+    waiting = [_job(f"j{99 - n}", 1, n, run_s=1.0) for n in range(22)]
+    found = forecast_starts(waiting, {Q: 0}, [], "arrival", 50.0)
+    assert found["j97"].ahead == ("j99", "j98")
+    assert found["j78"].ahead == tuple(f"j{99 - n}" for n in range(20))
+    assert [found[f"j{99 - n}"].place for n in range(22)] == list(range(1, 23))
+
+
+def test_chips_are_released_at_their_own_time() -> None:
+    """A job that needs two waits for the later of two releases; runs that end together release together."""
+    releases = [Release(at_s=200, chips={Q: 1}), Release(at_s=100, chips={Q: 1})]
+    assert forecast_starts([_job("a", 2, 1)], {Q: 0}, releases, "arrival", 0.0)["a"].start_s == 200
+    waiting = [_job("a", 1, 1, run_s=100), _job("b", 1, 2, run_s=100), _job("c", 3, 3, run_s=1)]
+    found = forecast_starts(waiting, {Q: 2}, [Release(at_s=100, chips={Q: 1})], "arrival", 0.0)
+    assert [found[name].start_s for name in "abc"] == [0, 0, 100]
+
+
+def test_a_queue_without_chips_starts_nothing_until_some_are_released() -> None:
+    """It is not even named among the free ones."""
+    waiting = [_job("a", 1, 1, run_s=5), _job("b", 1, 2, run_s=5, queue=P)]
+    found = forecast_starts(waiting, {}, [Release(at_s=30, chips={Q: 1})], "arrival", 0.0)
+    assert (found["a"].start_s, found["b"].start_s) == (30, math.inf)
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.floats(1, 50)), min_size=1, max_size=7),
     st.sampled_from(["arrival", "utilisation", "throughput"]),

@@ -9,6 +9,7 @@ import pytest
 from isthmus.control.service.access.link_keyring import LinkKeyring
 from isthmus.control.state.events import encode_event
 from isthmus.control.store.store_interface import MemoryStore
+from isthmus.core.job import CheckpointConfig, Job
 from isthmus.core.messages.agent_messages import AgentOrders, ObservedPart, PartOrder, RunKeys
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Cluster
@@ -51,6 +52,28 @@ def test_keys_are_those_of_one_attempt_of_one_job_of_one_store() -> None:
     found = [keys_at("a"), keys_at("a", attempt=2), keys_at("a", job="k"), keys_at("a", store=MemoryStore())]
     assert len({key for keys in found for key in keys.values()}) == 4 * 3
     assert keys_at("a") == found[0]
+
+
+def test_copies_of_a_job_have_one_key_in_all_attempts() -> None:
+    """Every site of a job with an object store gets it; another job or pool has another, a job without a store none."""
+
+    def copy_key(job: str, attempt: int, site: str, store: MemoryStore, copy_store: str | None) -> str | None:
+        spec = Job.model_construct(checkpoints=CheckpointConfig(copy_store=copy_store))
+        order = PartOrder.model_construct(job=job, attempt=attempt, desired="running", plan=PLAN, spec=spec)
+        found = LinkKeyring(store).run_keys(order, site)
+        assert found is not None
+        assert found.copies is None or found.copies not in repr(found)
+        return found.copies
+
+    key = copy_key("j", 1, "a", STORE, "s3://pool/copies")
+    assert key is not None
+    assert key == copy_key("j", 2, "b", STORE, "s3://pool/copies")
+    others = {
+        copy_key("k", 1, "a", STORE, "s3://pool/copies"),
+        copy_key("j", 1, "a", MemoryStore(), "s3://pool/copies"),
+    }
+    assert key not in others | set(keys_at("a").values())
+    assert copy_key("j", 1, "a", STORE, None) is None
 
 
 def test_a_site_gets_its_keys_with_the_order_to_run_until_it_runs(server: Server) -> None:

@@ -74,6 +74,87 @@ def test_no_job_is_overtaken_for_ever(objective: Objective) -> None:
     pytest.fail("the large job never started")
 
 
+@pytest.mark.parametrize(("now_s", "reserves"), [(100.0, False), (100.1, True)])
+def test_a_job_reserves_once_it_has_waited_longer_than_the_patience(now_s: float, reserves: bool) -> None:
+    """Under any objective; a moment before, a later job that fits starts."""
+    jobs = [
+        WaitingJob(job="large", needs={Q: 4}, submitted_s=0.0),
+        WaitingJob(job="small", needs={Q: 1}, submitted_s=50.0),
+    ]
+    order = global_order(jobs, {Q: 3}, "utilisation", now_s, patience_s=100.0)
+    assert (order.start, order.reserve) == (((), ("large",)) if reserves else (("small",), ()))
+
+
+@pytest.mark.parametrize(("deadline_s", "reserves"), [(60.0, True), (59.9, False)])
+def test_a_deadline_reserves_while_the_job_can_still_end_in_time(deadline_s: float, reserves: bool) -> None:
+    """Up to the last moment: 10 s from now and 50 s of training."""
+    jobs = [WaitingJob(job="due", needs={Q: 4}, submitted_s=0.0, deadline_s=deadline_s, run_s=50.0)]
+    order = global_order(jobs, {Q: 3}, "deadline", 10.0)
+    assert order.reserve == (("due",) if reserves else ())
+
+
+def test_jobs_with_a_deadline_go_by_it_and_then_by_their_arrival() -> None:
+    """Those that have waited too long go first; the others follow by chips or count."""
+    jobs = [
+        WaitingJob(job="plain", needs={Q: 1}, submitted_s=40.0),
+        WaitingJob(job="late", needs={Q: 1}, submitted_s=60.0, deadline_s=900.0),
+        WaitingJob(job="soon", needs={Q: 1}, submitted_s=70.0, deadline_s=500.0),
+        WaitingJob(job="early", needs={Q: 1}, submitted_s=50.0, deadline_s=900.0),
+        WaitingJob(job="patient", needs={Q: 1}, submitted_s=0.0, deadline_s=950.0),
+    ]
+    order = global_order(jobs, {Q: 5}, "deadline", 100.0, patience_s=80.0)
+    assert order.start == ("patient", "soon", "early", "late", "plain")
+
+
+def test_a_higher_priority_goes_before_the_objective() -> None:
+    """Although two jobs of lower priority would start in its place."""
+    jobs = [
+        WaitingJob(job="low", needs={Q: 2}, submitted_s=0.0, priority="low"),
+        WaitingJob(job="middle", needs={Q: 2}, submitted_s=1.0),
+        WaitingJob(job="high", needs={Q: 3}, submitted_s=2.0, priority="high"),
+    ]
+    assert global_order(jobs, {Q: 4}, "throughput", 5.0).start == ("high",)
+    assert global_order(jobs[:2], {Q: 3}, "throughput", 5.0).jobs == ("middle", "low")
+
+
+@pytest.mark.parametrize(("num", "exact"), [(64, True), (65, False)])
+def test_a_choice_is_exact_while_all_jobs_are_packed_together(num: int, exact: bool) -> None:
+    """64 of a priority; by arrival there is nothing to pack."""
+    jobs = [WaitingJob(job=f"j{n}", needs={Q: 1}, submitted_s=float(n)) for n in range(num)]
+    assert global_order(jobs, {Q: 3}, "throughput", 100.0).exact is exact
+    assert global_order(jobs, {Q: 3}, "arrival", 100.0).exact
+    others = [WaitingJob(job="low", needs={Q: 1}, submitted_s=0.0, priority="low")]
+    assert global_order([*jobs, *others], {Q: 3}, "throughput", 100.0).exact is exact
+
+
+def test_reserved_chips_are_lent_until_the_first_of_the_reservations_begins() -> None:
+    """Two jobs reserve at one queue: the one may start at 50, the other at 90; a queue without chips lends none."""
+    jobs = [
+        WaitingJob(job="first", needs={Q: 3}, submitted_s=0.0),
+        WaitingJob(job="second", needs={Q: 4}, submitted_s=1.0),
+        WaitingJob(job="short", needs={Q: 2}, submitted_s=60.0, run_s=45.0),
+        WaitingJob(job="long", needs={Q: 2}, submitted_s=61.0, run_s=55.0),
+        WaitingJob(job="away", needs={QUEUE1: 1}, submitted_s=62.0, run_s=1.0),
+    ]
+    releases = [Release(at_s=150.0, chips={Q: 1}), Release(at_s=190.0, chips={Q: 4})]
+
+    def order(*chosen: int) -> tuple[str, ...]:
+        found = global_order(
+            [jobs[n] for n in chosen], {Q: 2}, "utilisation", 100.0, releases=releases, patience_s=50.0
+        )
+        assert found.reserve == ("first", "second")
+        return found.start
+
+    assert order(0, 1, 2, 4) == ("short",)
+    assert order(0, 1, 3, 4) == ()
+
+
+def test_a_packing_cut_short_tries_each_job_that_was_left_out_first() -> None:
+    """The best by value and by value per chip blocks two that are worth more together."""
+    packing = pack_jobs([6.1, 5.0, 5.0], [{Q: 6}, {Q: 5}, {Q: 5}], {Q: 10}, node_limit=1)
+    assert (packing.chosen, packing.value, packing.exact) == ((1, 2), 10.0, False)
+
+
 def test_kept_chips_are_lent_to_a_job_that_gives_them_back_in_time() -> None:
     """A short job starts on chips kept for another, a long one and one of unknown length do not."""
     waiting = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.control.placement import check_clusters, check_degrees, check_placement_names
+from isthmus.control.placement import check_clusters, check_degrees, check_output_site, check_placement_names
 from isthmus.core.errors import InputError, IsthmusError, ModelError, PlanError
 from isthmus.core.job import PlacementConstraints
 from tests.control.serving import EAST, MODEL, POOL, WEST, job
@@ -21,6 +21,16 @@ def test_a_name_that_nobody_has_is_refused_with_the_nearest(field: str, word: st
     with pytest.raises(InputError, match=f"placement.{field}: the pool has no '{word}'") as caught:
         check_placement_names(PlacementConstraints.model_validate({field: [word]}), (), POOL)
     assert caught.value.hint == hint
+
+
+def test_a_site_for_the_model_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    """A typo in `output_site` is an error at submission; before the first agent of a server without a file, none."""
+    with pytest.raises(InputError, match="output_site: the pool has no site 'wets'") as caught:
+        check_output_site("wets", (), POOL)
+    assert caught.value.hint == "did you mean 'west'?"
+    check_output_site("west", (), POOL)
+    check_output_site("west", (EAST, WEST), None)
+    check_output_site("anywhere", (), None)
 
 
 def test_what_the_file_or_an_agent_names_is_admitted() -> None:

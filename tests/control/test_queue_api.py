@@ -11,9 +11,10 @@ from isthmus.control.placement import PlanRequest
 from isthmus.control.service.planner_queue import PlannerQueue
 from isthmus.control.state.events import MakePlans
 from isthmus.core.errors import ConflictError
-from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics
+from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics, WorkerAddress
 from isthmus.core.messages.preflight import PreflightOrder
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.rank_views import RankView
 from isthmus.core.plan import PlanSet
 from tests.control.driver import answered
 from tests.control.serving import EAST, WEST, report, submission
@@ -213,3 +214,20 @@ def test_a_site_answers_the_checks_of_a_job_with_its_reports(server: Server) -> 
         ("east", "passed"),
         ("west", "passed"),
     ]
+
+
+def test_ranks_are_shown_to_the_jobs_user_alone(server: Server) -> None:
+    """All ranks of the plan, with the addresses of those that have checked in; no plan is a conflict."""
+    job = server.committed()
+    worker = WorkerAddress(rank=0, cluster="east", host="10.0.0.7", port=7001, device="h20/0/1")
+    server.sync(report(EAST, ObservedPart(job=job.id, attempt=1, state="running", workers=(worker,))))
+    answer = server.call("GET", f"/v1/jobs/{job.id}/ranks")
+    assert answer.status_code == 200
+    found = [RankView.model_validate(one) for one in answer.json()]
+    assert [(one.rank, one.cluster, one.node, one.addresses) for one in found] == [
+        (0, "east", "h20/0", ("10.0.0.7",)),
+        (1, "west", "", ()),
+    ]
+    assert [[peer.rank for peer in one.peers] for one in found] == [[1], [0]]
+    assert server.call("GET", f"/v1/jobs/{job.id}/ranks", token="bob").status_code == 404
+    assert server.call("GET", "/v1/jobs/nothing/ranks").status_code == 404

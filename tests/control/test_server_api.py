@@ -9,7 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from isthmus.control.queries.quotas import Quotas
-from isthmus.control.rest.create_app import MAX_BODY_BYTES, create_app
+from isthmus.control.rest.body_limit import MAX_BODY_BYTES
+from isthmus.control.rest.create_app import create_app
 from isthmus.control.service.auth import token_digest
 from isthmus.control.service.control_service import ControlService
 from isthmus.control.service.planner_queue import Planner

@@ -162,3 +162,11 @@ def test_without_a_folder_checkpoints_go_to_one_of_the_job_beside_its_file(tmp_p
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(FIELDS))
     assert load_job(file).checkpoints.folder == str(tmp_path / "checkpoints/{job}")
+
+
+def test_the_site_of_the_model_takes_part() -> None:
+    """A site that the placement excludes cannot get the model, and a virtual job has none."""
+    asked = {"output_site": "nort", "placement": {"clusters": ["north", "south"]}}
+    assert "nearest valid value: north" in refusal(asked)
+    assert "compute: virtual writes no model" in refusal({"output_site": "north", "compute": "virtual"})
+    check_job(make_job({"output_site": "north", "placement": {"clusters": ["north"]}}), MODEL)

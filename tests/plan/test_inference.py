@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError
-from isthmus.plan.memory.kv_cache_limits import available_cache_bytes, sequence_limits
+from isthmus.plan.memory.kv_cache_limits import (
+    USABLE_SHARE,
+    available_cache_bytes,
+    parse_lengths,
+    sequence_limits,
+    serving_limits,
+)
+from isthmus.plan.memory.memory_table import MeshDegrees, memory_table
+from tests.plan.hand import model_of
 
 lengths = st.lists(st.integers(1, 2000), min_size=1, max_size=40)
 
@@ -67,3 +75,34 @@ def test_a_sample_without_lengths_is_refused(sample):
     """There is nothing to conclude from no length."""
     with pytest.raises(InputError, match="no lengths"):
         sequence_limits(1000, 1, sample)
+
+
+def test_a_chip_serves_what_its_memory_leaves_beside_weights_and_one_layer():
+    """90 % of the memory, less the weights and one layer's activations with balanced routing."""
+    made = memory_table(model_of(layers=4, hidden=256), MeshDegrees(), sequence_length=1024, inference=True)
+    layer = made["per_layer_activations"]
+    used = made["per_chip"]["weights"]["total"] + layer["attention"]["total"] + layer["moe"]["balanced"]
+    cache_bytes = USABLE_SHARE * 1e9 - used
+    limits = serving_limits(made, 1e9, (100, 2000))
+    assert limits == {
+        "cache_bytes": pytest.approx(cache_bytes),
+        **vars(sequence_limits(cache_bytes, made["kv_bytes_per_token"], (100, 2000))),
+    }
+    assert limits["tightest_length"] == 2000
+
+
+def test_the_largest_parts_of_few_sequences():
+    """Ten short ones at once are tighter than one long one; all lengths count for the mean."""
+    limits = sequence_limits(9_000, 2, [100] * 9 + [500])
+    assert vars(limits) == {"by_maximum": 9, "by_mean": 32, "by_distribution": 45, "tightest_length": 100}
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "1024,", "a", "²", "9" * 10])
+def test_lengths_are_whole_numbers_of_at_least_one(text):
+    """Anything else is named, at most 20 characters of it."""
+    with pytest.raises(InputError, match=r"^sequence length '") as raised:
+        parse_lengths(text)
+    assert raised.value.hint == "write measured lengths in tokens: 1024,2048,8192"
+    with pytest.raises(InputError, match=r"^sequence length 'x{20}'"):
+        parse_lengths("x" * 30)
+    assert parse_lengths(" 1024, 8 ,999999999") == (1024, 8, 999999999)

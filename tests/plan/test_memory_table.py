@@ -7,9 +7,16 @@ import pytest
 from isthmus.core.errors import InputError
 from isthmus.core.units import GIB, MIB
 from isthmus.plan.memory.memory_table import MeshDegrees, memory_table
+from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.profile.component import Sharding
+from isthmus.plan.profile.model_profile import profile_model
+from tests.plan.hand import model_of
 from tests.plan.published import NAMES, published
 
 MODEL = published("qwen3-235b-a22b")
+SMALL = model_of(layers=4, hidden=256)
+DENSE = profile_model(SMALL)
+TABLE = 32000 * 256
 
 
 def report(parallel, **options):
@@ -105,3 +112,89 @@ def test_a_mistake_in_the_degrees_is_named(text):
 def test_degrees_are_read_in_any_order():
     """`ep=32, tp=4` and `tp=4,ep=32` are one thing."""
     assert MeshDegrees.parse("ep=32, tp=4") == MeshDegrees.parse("tp=4,ep=32") == MeshDegrees(tp=4, ep=32)
+
+
+def table(parallel="", **options):
+    options = {"sequence_length": 1024} | options
+    return memory_table(SMALL, MeshDegrees.parse(parallel), **options)
+
+
+def test_the_default_table_of_a_small_model_by_hand():
+    """Hidden size 256, 16 heads of 16, 8 of keys and values, a feed-forward block of 1024, 32000 words; bf16."""
+    chip = table()["per_chip"]
+    layer = {"qkv": 256 * (256 + 2 * 128), "o": 256 * 256, "moe": 3 * 256 * 1024, "gate": 0, "norm": 2 * 256}
+    expected = {name: 2 * 4 * size for name, size in layer.items()} | {"embedding_lm_head": 2 * 2 * TABLE}
+    expected["norm"] += 2 * 256
+    total = sum(expected.values())
+    assert chip["weights"] == expected | {"total": total}
+    assert (chip["gradients"], chip["optimizer"], chip["static"]) == (2 * total, 6 * total, 9 * total)
+
+
+def test_a_stage_of_several_has_its_layers_and_the_larger_end():
+    """Layers rounded up; no final norm; embedding or head, not both."""
+    chip = table("pp=3")
+    whole = table()["per_chip"]["weights"]
+    weights = chip["per_chip"]["weights"]
+    assert chip["layers_per_chip"] == 2
+    assert [weights[name] for name in ("qkv", "o", "moe")] == [whole[name] / 2 for name in ("qkv", "o", "moe")]
+    assert weights["norm"] == 2 * 2 * 2 * 256
+    assert weights["embedding_lm_head"] == 2 * TABLE
+    assert chip["kv_bytes_per_token"] == table()["kv_bytes_per_token"] / 2 == 2 * 2 * 2 * 128
+    assert chip["kv_bytes_per_sequence"] == 1024 * chip["kv_bytes_per_token"]
+
+
+def test_inference_has_weights_only():
+    """Whichever accounting."""
+    for accounting in ("default", "report"):
+        chip = table(inference=True, accounting=accounting)["per_chip"]
+        assert (chip["gradients"], chip["optimizer"], chip["static"]) == (0, 0, chip["weights"]["total"])
+    assert table(accounting="report", inference=True)["accounting"] == "report"
+
+
+@pytest.mark.parametrize("parallel", ["", "cp=4", "tp=2", "tp=4,cp=2"])
+def test_the_parts_of_a_layers_activations_are_the_whole_layers(parallel):
+    """Attention and feed-forward block together are what training keeps of the layer, with half of the norms each."""
+    degrees = MeshDegrees.parse(parallel)
+    layer = table(parallel)["per_layer_activations"]
+    attention = layer["attention"]
+    shard = Sharding(tp=degrees.tp, sp=degrees.tp > 1, etp=degrees.tp)
+    whole = DENSE.layers[0].activation_bytes(1024 / degrees.cp, 1024, 2, "none", shard)
+    assert attention["total"] + layer["moe"]["balanced"] == pytest.approx(whole)
+    assert attention["total"] == sum(attention[name] for name in ("qkvo", "fa", "norm", "add"))
+    assert layer["moe"]["worst"] == layer["moe"]["balanced"], "there is nothing to route"
+    norms = DENSE.layers[0].norms.activation_bytes(1024 / degrees.cp, 1024, 2, shard=shard)
+    assert attention["norm"] == pytest.approx(norms / 2)
+    assert attention["fa"] > 0
+    assert attention["add"] == 0
+
+
+@pytest.mark.parametrize(
+    ("parallel", "words", "hint"),
+    [
+        ("pp=5", "pp=5 for 4 layers", "each stage needs at least one layer"),
+        ("ep=2", "ep=2 for 1 experts in a layer", "nearest valid: ep=1"),
+        ("tp=6", "tp=6 does not divide the 16 attention heads", "nearest valid: tp=4"),
+        ("tp=32", "tp=32 does not divide the 16 attention heads", "nearest valid: tp=16"),
+        ("tp=0", "parallel degree 'tp=0'", "write NAME=NUMBER, each name once; names: tp, pp, cp, ep, dp"),
+    ],
+)
+def test_degrees_that_the_model_does_not_admit_are_refused_with_the_nearest(parallel, words, hint):
+    """Each end of the range is still valid."""
+    with pytest.raises(InputError) as raised:
+        table(parallel)
+    assert str(raised.value) == f"{words} ({hint})"
+    table("pp=4"), table("tp=16")
+    memory_table(published("mixtral-8x7b"), MeshDegrees(ep=8), sequence_length=8)
+
+
+def test_the_worst_routing_sends_all_tokens_of_the_group_here():
+    """Attention and norms are the same; only the experts' activations grow."""
+    sparse = published("mixtral-8x7b")
+    moe = memory_table(sparse, MeshDegrees(ep=4), sequence_length=1024)["per_layer_activations"]["moe"]
+    layer, degrees = profile_model(sparse).layers[0], StageDegrees(ep=4)
+    kept = [
+        layer.feed_forward.activation_bytes(1024, 1024, 2, shard=degrees.sharding(layer, imbalance))
+        for imbalance in (0.0, 1.0)
+    ]
+    assert moe["worst"] - moe["balanced"] == pytest.approx(kept[1] - kept[0])
+    assert moe["worst"] > 2 * moe["balanced"]

@@ -132,6 +132,19 @@ def test_clusters_outside_the_placement_are_not_considered(model):
     assert {plan.clusters for plan in owned.plans} == {("b",)}
 
 
+@pytest.mark.parametrize("round_trip_ms", [0, 1000])
+def test_the_site_that_gets_the_model_takes_part_in_every_plan(model, round_trip_ms):
+    """`output_site` is in each plan, near or far; combinations without it say why they are refused."""
+    asked = job().model_copy(update={"output_site": "b"})
+    plans = make_plans(asked, model, pool({"a": 2, "b": 1, "c": 2}, round_trip_ms=round_trip_ms))
+    assert plans.plans
+    assert all("b" in plan.clusters for plan in plans.plans)
+    assert "b, which gets the model (output_site), takes no part" in reasons(plans)[("a",)]
+    taken = make_plans(asked, model, pool({"a": 2, "b": 1}), {"a": {"g": 2}, "b": {"g": 0}})
+    assert not taken.plans
+    assert "b has no free chip" in reasons(taken)[("b",)]
+
+
 def test_only_free_chips_are_planned_on(model):
     """A cluster whose chips are taken is refused; one with a single free chip gets a single stage."""
     plans = make_plans(job(), model, pool({"a": 2, "b": 2}), {"a": {"g": 1}, "b": {"g": 0}})

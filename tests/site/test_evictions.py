@@ -256,3 +256,76 @@ def test_what_has_done_no_work_yet_goes_first_and_at_once() -> None:
     assert started_jobs(done) == ["x"]
     assert site.states == {"a/1": "running", "b/1": "released"}
     assert site.part("b").fault == "evicted"
+
+
+def evicting(*parts: tuple[str, str, float], chips: int = 1) -> tuple[Site, list[str]]:
+    """Have parts `(job, priority, unsaved work in s)` train on one device each; return whom a local job evicts."""
+    site = Site(OwnerPolicy(protect_s=30))
+    running: list[PartOrder] = []
+    for job, priority, unsaved_s in parts:
+        site.obey(*running, wants("prepared", 1, job=job, priority=priority))
+        running.append(wants("running", 1, job=job, priority=priority, ranks=MAP))
+        site.obey(*running)
+        site.see("running", 0, job, address=address(), unsaved_s=unsaved_s)
+    return site, [job for job, _ in asked_to_save(site.local(local("x", chips, "high")))]
+
+
+def test_an_owners_job_evicts_the_lowest_level_first() -> None:
+    """Whatever work that costs."""
+    assert evicting(("a", "middle", 0), ("b", "low", 900), ("c", "middle", 0))[1] == ["b"]
+
+
+def test_of_one_level_the_part_with_the_least_unsaved_work_is_evicted() -> None:
+    """Where that is equal, the one that came last."""
+    assert evicting(("a", "low", 50), ("b", "low", 20), ("c", "low", 90))[1] == ["b"]
+    assert evicting(("a", "low", 20), ("b", "low", 20), ("c", "low", 20))[1] == ["c"]
+
+
+def test_devices_that_are_about_to_be_free_are_taken_before_others_are_evicted() -> None:
+    """Two devices: one of a part that is being stopped, one of the cheaper of the parts that train."""
+    site, _ = evicting(("a", "low", 50), ("b", "low", 20), ("c", "middle", 0), chips=4)
+    assert site.part("x", 0).state == "queued", "four devices are not there"
+    parts = [wants("running", 1, job=job, priority=level, ranks=MAP) for job, level in (("a", "low"), ("b", "low"))]
+    site.obey(*parts, wants("released", 1, job="c"))
+    done = site.local(local("y", 2, "high"))
+    assert asked_to_save(done) == [("b", 0)]
+    assert site.part("y", 0).state == "evicting"
+
+
+def test_an_owners_job_that_waits_for_devices_about_to_be_free_evicts_nobody() -> None:
+    """They suffice."""
+    site, _ = evicting(("a", "low", 0), ("b", "low", 0), ("c", "low", 0), chips=4)
+    parts = [wants("running", 1, job=job, priority="low", ranks=MAP) for job in "ab"]
+    site.obey(*parts, wants("released", 1, job="c"))
+    assert asked_to_save(site.local(local("y", 1, "high"))) == []
+    assert site.part("y", 0).state == "queued"
+
+
+def test_a_part_that_does_not_train_yet_is_evicted_without_a_checkpoint() -> None:
+    """It runs, but has no peers; neither is there one where the owner protects for no time."""
+    site = Site(OwnerPolicy(protect_s=30))
+    site.obey(wants("prepared", 3, priority="low"))
+    site.obey(wants("running", 3, priority="low"))
+    assert [force for _, force in stops(site.local(local("x", 3, "high")))] == [False] * 3
+    assert site.detail() == "evicted by the owner: its devices go to local job 'x' of level 'high'"
+    site = Site(OwnerPolicy(protect_s=0))
+    training(site, 3, priority="low")
+    done = site.local(local("x", 3, "high"))
+    assert (asked_to_save(done), len(stops(done)), site.part().fault) == ([], 3, "evicted")
+
+
+def test_an_eviction_is_told_once() -> None:
+    """The hours end while the part saves for a local job: its first reason and its time stay."""
+    site = urgent()
+    site.wait(20)
+    site.hours(False)
+    assert "local job 'x'" in site.detail()
+    assert len(stops(site.wait(10))) == 3
+
+
+def test_what_a_preempted_job_is_told_names_the_pools_job() -> None:
+    """Its user reads it at the site."""
+    site = Site(WILLING)
+    site.local(local("x", 3, "low"))
+    site.obey(wants("prepared", 3, "x"))
+    assert site.detail("x", 0) == "preempted by job 'a' of the pool"

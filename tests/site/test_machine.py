@@ -42,7 +42,7 @@ def test_prepare_holds_one_card_for_each_stage_here_and_starts_nothing(site: Sit
     assert site.states == {"a/1": "prepared"}
     assert site.machine.free_chips() == {"h20": 1, "l40s": 1}
     held = {rank: worker.devices for rank, worker in site.machine.parts["a", 1].workers.items()}
-    assert held == {0: ("h20/0/0",), 2: ("l40s/0/0",), 3: ("h20/0/1",)}
+    assert held == {0: ("h20/0/0",), 1: ("h20/0/1",), 2: ("l40s/0/0",)}
 
 
 def test_what_does_not_fit_is_refused_by_name_and_holds_nothing(site: Site) -> None:
@@ -128,11 +128,11 @@ def test_an_order_to_run_what_was_never_prepared_fails(site: Site) -> None:
 def test_a_part_reports_what_its_rank_waits_for(site: Site) -> None:
     """Of several waiting ranks the one that waits longest is reported; an ended wait is withdrawn."""
     running(site, "east/h20", "west/h20", "east/h20")
-    site.see("running", 0, wait=WorkerWait(reason="waits for rank 1", since_s=20))
-    site.see("running", 2, wait=WorkerWait(reason="waits for rank 0", since_s=10))
+    site.see("running", 0, wait=WorkerWait(reason="waits for rank 2", since_s=20))
+    site.see("running", 1, wait=WorkerWait(reason="waits for rank 0", since_s=10))
     (seen,) = site.machine.observed_parts()
-    assert (seen.waiting, seen.waiting_since_s) == ("rank 2 waits for rank 0", 10)
-    site.see("running", 2)
+    assert (seen.waiting, seen.waiting_since_s) == ("rank 1 waits for rank 0", 10)
+    site.see("running", 1)
     site.see("running", 0)
     (seen,) = site.machine.observed_parts()
     assert (seen.waiting, seen.waiting_since_s) == ("", None)
@@ -296,6 +296,8 @@ def test_after_a_restart_what_never_started_is_started_and_what_runs_is_kept(sit
     assert site.see("running") == []
     assert starts(site.see("absent", rank=1)) == [1]
     assert site.states == {"a/1": "running"}
+    assert starts(site.see("absent", rank=1)) == [], "not a second time"
+    assert site.states == {"a/1": "failed"}
 
 
 def test_a_worker_that_cannot_be_started_fails_the_part_and_is_barred(site: Site) -> None:

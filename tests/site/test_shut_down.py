@@ -22,7 +22,13 @@ def test_local_jobs_that_wait_stay_queued_and_all_else_is_released() -> None:
 
 
 def test_a_part_that_has_ended_keeps_its_own_reason() -> None:
-    """A part that failed or was refused before the agent stops says why, not that the agent stops."""
+    """A part that failed or was refused before the agent stops says why, and one that succeeded says nothing."""
+    site = Site()
+    site.obey(order("prepared", "done"))
+    site.obey(order("running", "done"))
+    site.see("exited", job="done", exit_status=0)
+    site.shut_down()
+    assert (site.states, site.detail("done")) == ({"done/1": "released"}, "")
     site = Site()
     places = ("east/l40s",)
     site.obey(order("prepared", "works", places=places), order("prepared", "large", places=("east/h20",) * 4))

@@ -13,8 +13,12 @@ import torch.distributed as dist
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.transport.memory_transport import MemoryTransport, memory_transports
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
+from isthmus.train.checkpoint.objects.object_copies import ObjectCopies
+from isthmus.train.checkpoint.sites.fetch_shards import FetchedBytes, fetch_shards
+from isthmus.train.checkpoint.sites.kept_pieces import KeptPieces
 from isthmus.train.checkpoint.sites.peer_channel import PeerChannel
 from isthmus.train.checkpoint.sites.site_publisher import SitePublisher
+from isthmus.train.checkpoint.sites.site_recovery import complete_unfinished, find_checkpoint
 from isthmus.train.checkpoint.sites.site_stores import SiteStores, find_stores
 from isthmus.train.checkpoint.write_checkpoint import write_rank_part
 from isthmus.train.communication.communicator import Communicator
@@ -86,3 +90,49 @@ class Sites:
         for one in self.transports:
             one.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+ROWS = 6
+ROW_BYTES = 16
+"""A row of the tensor, which is a piece here."""
+
+
+def state(step: int) -> torch.Tensor:
+    """The whole tensor after `step` steps."""
+    return torch.arange(ROWS * 4.0).view(ROWS, 4) + 100 * step
+
+
+def part_of(rank: int, size: int, step: int) -> TensorShard:
+    """The rows of a rank."""
+    begin, end = ROWS * rank // size, ROWS * (rank + 1) // size
+    return TensorShard("weight/a", (ROWS, 4), (begin, 0), state(step)[begin:end].clone())
+
+
+def save(sites: Sites, step: int, **options: Any) -> None:
+    """Let all ranks save their rows."""
+    size = len(sites.ranks)
+    sites.each(lambda one: one.save(step, [part_of(one.rank, size, step)], **options))
+
+
+def restore(sites: Sites, objects: ObjectCopies | None = None) -> list[tuple[int, FetchedBytes]]:
+    """Let all ranks restore their rows; check them; return step and bytes of each."""
+    size = len(sites.ranks)
+
+    def load(one: Rank) -> tuple[int, FetchedBytes]:
+        complete_unfinished(one.folder, one.rank, one.stores, one.communicator, objects)
+        found = find_checkpoint(one.folder, one.rank, one.stores, one.communicator, objects)
+        if found is None:
+            return 0, FetchedBytes(0, 0)
+        step = found.manifest.step
+        shard = part_of(one.rank, size, 0)
+        place = one.folder / f"step-{step:08d}"
+        with KeptPieces(one.folder, found.manifest, found.layout, one.rank) as kept:
+            fetched = fetch_shards(
+                place, found.layout, found.holders, [shard],
+                rank=one.rank, stores=one.stores, channel=one.channel, kept=kept, piece_bytes=ROW_BYTES,
+                objects=objects.reader(found.manifest) if objects else None,
+            )  # fmt: skip
+        assert torch.equal(shard.tensor, part_of(one.rank, size, step).tensor)
+        return step, fetched
+
+    return sites.each(load)

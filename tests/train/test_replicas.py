@@ -177,7 +177,7 @@ def test_each_sample_is_one_replicas(each: list[tuple[int, int]], num_samples: i
 
 
 def test_a_rank_knows_its_pipeline() -> None:
-    """Ranks are numbered through the plan's stages; a place names those of its own replica."""
+    """Ranks are numbered by cluster; a place names those of its own replica."""
     plan = make_plan(UNLIKE, LENGTH)
-    assert PipelinePosition.of_rank(plan, 3) == PipelinePosition(replica=1, stage=1, ranks=(2, 3, 4))
+    assert PipelinePosition.of_rank(plan, 3) == PipelinePosition(replica=1, stage=1, ranks=(1, 3, 4))
     assert PipelinePosition.of_rank(plan, 5) == PipelinePosition(replica=2, stage=0, ranks=(5,))

@@ -15,18 +15,17 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from isthmus.core.errors import IsthmusError, ProtocolError, UnavailableError
-from isthmus.core.job import Job
 from isthmus.train.checkpoint.checkpoint_folder import newest_valid, read_manifests, verify_rank_file
 from isthmus.train.checkpoint.layout.shard_files import rank_file_name
-from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
-from isthmus.train.checkpoint.sites.fetch_shards import FetchedBytes, fetch_shards
-from isthmus.train.checkpoint.sites.site_recovery import complete_unfinished, find_checkpoint
+from isthmus.train.checkpoint.sites.fetch_shards import fetch_shards
+from isthmus.train.checkpoint.sites.kept_pieces import KeptPieces, remove_kept_pieces
+from isthmus.train.checkpoint.sites.site_recovery import find_checkpoint
 from isthmus.train.checkpoint.sites.site_stores import SiteStores, choose_copy_holders, group_by_sight
-from tests.train.site_ranks import Rank, Sites
-from tests.train.worker_jobs import make_job, make_plan, run_job, started
+from isthmus.train.process.collect_export import choose_target, collect_export
+from tests.train.site_ranks import ROW_BYTES, ROWS, Rank, Sites, part_of, restore, save
+from tests.train.worker_jobs import at_site, make_job, make_plan, run_job, started
 
 SITES = ("north", "south", "west")
-ROWS = 6
 Meet = Callable[..., Sites]
 
 
@@ -42,44 +41,6 @@ def meet(tmp_path: Path) -> Iterator[Meet]:
     yield start
     for one in attempts:
         one.close()
-
-
-def state(step: int) -> torch.Tensor:
-    """The whole tensor after `step` steps."""
-    return torch.arange(ROWS * 4.0).view(ROWS, 4) + 100 * step
-
-
-def part_of(rank: int, size: int, step: int) -> TensorShard:
-    """The rows of a rank."""
-    begin, end = ROWS * rank // size, ROWS * (rank + 1) // size
-    return TensorShard("weight/a", (ROWS, 4), (begin, 0), state(step)[begin:end].clone())
-
-
-def save(sites: Sites, step: int, **options: object) -> None:
-    """Let all ranks save their rows."""
-    size = len(sites.ranks)
-    sites.each(lambda one: one.save(step, [part_of(one.rank, size, step)], **options))
-
-
-def restore(sites: Sites) -> list[tuple[int, FetchedBytes]]:
-    """Let all ranks restore their rows; check them; return step and bytes of each."""
-    size = len(sites.ranks)
-
-    def load(one: Rank) -> tuple[int, FetchedBytes]:
-        complete_unfinished(one.folder, one.rank, one.stores, one.communicator)
-        found = find_checkpoint(one.folder, one.rank, one.stores, one.communicator)
-        if found is None:
-            return 0, FetchedBytes(0, 0)
-        step = found.manifest.step
-        shard = part_of(one.rank, size, 0)
-        place = one.folder / f"step-{step:08d}"
-        fetched = fetch_shards(
-            place, found.layout, found.holders, [shard], rank=one.rank, stores=one.stores, channel=one.channel
-        )
-        assert torch.equal(shard.tensor, part_of(one.rank, size, step).tensor)
-        return step, fetched
-
-    return sites.each(load)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=7), st.integers(0, 3))
@@ -199,13 +160,13 @@ class KilledError(Exception):
 
 
 class Dying:
-    """A transport that stops with its rank at its n-th message."""
+    """A transport that stops with its rank at its n-th message, or at its n-th of tag `only`."""
 
-    def __init__(self, inner: object, before: int) -> None:
-        self.inner, self.left = inner, before
+    def __init__(self, inner: object, before: int, only: int | None = None) -> None:
+        self.inner, self.left, self.only = inner, before, only
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
-        self.left -= 1
+        self.left -= self.only in (None, tag)
         if self.left < 0:
             self.inner.kill()  # type: ignore[attr-defined]
             self.inner.close()  # type: ignore[attr-defined]
@@ -275,6 +236,64 @@ def test_a_shared_folder_needs_no_messages(meet: Meet, tmp_path: Path) -> None:
     assert newest_valid(shared) is None
 
 
+def cut_fetch(meet: Meet, num_pieces: int) -> int:
+    """Let a new site fetch while the sending site stops after `num_pieces`; return the bytes that the new one keeps."""
+    sites = meet("east", "north")
+    sender = sites.ranks[1]
+
+    def load(one: Rank) -> None:
+        found = find_checkpoint(one.folder, one.rank, one.stores, one.communicator)
+        assert found is not None
+        if one is sender:
+            one.channel._transport = Dying(one.transport, 2 * num_pieces, only=(1 << 41) + 17)  # type: ignore
+        place, shards = one.folder / "step-00000005", [part_of(0, 1, 0)] if one.rank == 0 else []
+        with (
+            pytest.raises((KilledError, IsthmusError)),
+            KeptPieces(one.folder, found.manifest, found.layout, one.rank) as kept,
+        ):
+            fetch_shards(
+                place, found.layout, found.holders, shards,
+                rank=one.rank, stores=one.stores, channel=one.channel, kept=kept, piece_bytes=ROW_BYTES,
+            )  # fmt: skip
+
+    sites.each(load)
+    return sum(file.stat().st_size for file in (sites.ranks[0].folder / "fetched").rglob("*.pieces"))
+
+
+def test_a_cut_fetch_goes_on_where_it_was(meet: Meet) -> None:
+    """The sending site is lost after two of six pieces: the next attempt, of another plan, fetches no byte twice."""
+    save(meet("north", "north"), 5)
+    assert cut_fetch(meet, num_pieces=2) > 0
+    sites = meet("east", "north")
+    (_, new), (_, old) = restore(sites)
+    assert (new.needed, new.kept, new.moved) == (48, 32, 16)
+    assert old.moved == 0
+    remove_kept_pieces(sites.ranks[0].folder)
+    assert not (sites.ranks[0].folder / "fetched").exists()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("damage", ["flip", "cut", "endless", "other", "noise"])
+def test_a_damaged_or_forged_piece_is_fetched_again(meet: Meet, damage: str) -> None:
+    """Kept pieces are damaged, cut, or announce gigabytes or boxes outside their shard: none of that is used."""
+    save(meet("north", "north"), 5)
+    cut_fetch(meet, num_pieces=2)
+    folder = meet("east", "north").ranks[0].folder
+    (file,) = folder.rglob("*.pieces")
+    data = file.read_bytes()
+    forged = {
+        "flip": bytes(one ^ 0x01 if number % 40 == 39 else one for number, one in enumerate(data)),
+        "cut": data[:30],
+        "endless": b"IFP1" + (1 << 31).to_bytes(4, "little") + (1 << 62).to_bytes(8, "little") + data[16:],
+        "other": data.replace(b'"starts":[0', b'"starts":[9'),
+        "noise": bytes(range(256)) * 4,
+    }[damage]
+    file.write_bytes(forged)
+    (_, new), _ = restore(meet("east", "north"))
+    assert new.kept + new.moved == new.needed == 48
+    assert new.moved > 0
+
+
 @pytest.mark.attack
 def test_a_rank_that_asks_for_other_boxes_gets_nothing(meet: Meet, tmp_path: Path) -> None:
     """A request for bytes outside a shard, for a shard that does not exist, or of any size is refused."""
@@ -294,12 +313,12 @@ def test_a_rank_that_asks_for_other_boxes_gets_nothing(meet: Meet, tmp_path: Pat
             if one.rank == 1:
                 one.channel.send_text(0, 16, json.dumps({"pieces": pieces}).encode())  # noqa: B023
                 one.channel.receive_text(0, 16, 1 << 20)
-                one.channel.send_text(0, 18, b"00000000")
                 return
+            kept = KeptPieces(one.folder, found.manifest, found.layout, 0)
             with pytest.raises(UnavailableError, match="the request of rank 1 is refused"):
                 fetch_shards(
                     one.folder / "step-00000005", found.layout, found.holders, [],
-                    rank=0, stores=one.stores, channel=one.channel,
+                    rank=0, stores=one.stores, channel=one.channel, kept=kept, piece_bytes=ROW_BYTES,
                 )  # fmt: skip
 
         sites.each(attack)
@@ -334,12 +353,6 @@ def test_an_announced_length_is_bounded(meet: Meet) -> None:
             sites.ranks[0].channel.receive_text(1, 0, 1 << 20)
 
 
-def at_site(job: Job, root: Path) -> Job:
-    """Return the job with the folders of a site that shares none."""
-    checkpoints = job.checkpoints.model_copy(update={"folder": str(root / "checkpoints")})
-    return job.model_copy(update={"checkpoints": checkpoints, "output": str(root / "output")})
-
-
 @pytest.mark.slow
 def test_a_run_over_sites_with_their_own_storage_survives_the_loss_of_a_site(tmp_path: Path) -> None:
     """A run whose sites share nothing saves, loses a site, goes on at two with another plan, and exports its model.
@@ -365,3 +378,67 @@ def test_a_run_over_sites_with_their_own_storage_survives_the_loss_of_a_site(tmp
     found = {name: one for file in output.glob("*.safetensors") for name, one in load_file(file).items()}
     assert found.keys() == reference.keys()
     assert all(torch.allclose(found[name], one, atol=1e-6) for name, one in reference.items())
+
+
+@pytest.mark.parametrize(
+    ("site", "clusters", "target"),
+    [
+        (None, "aab", 0),
+        ("a", "aab", 0),
+        ("b", "aab", 2),
+        ("b", "abcb", 1),
+        ("c", "ababc", 4),
+        ("d", "aab", 0),
+    ],
+)
+def test_the_model_goes_to_a_writer_at_the_chosen_site(site: str | None, clusters: str, target: int) -> None:
+    """Of its ranks one that exports, if there is one; without a choice, or apart from the job, the first writer."""
+    stores = SiteStores(tuple(map(clusters.index, clusters)), tuple(clusters))
+    assert choose_target(site, [0, 1], stores) == target
+
+
+def test_a_shared_output_folder_moves_nothing() -> None:
+    """If the chosen site sees the folder of the first writer, the model is there already."""
+    assert choose_target("b", [0, 1], SiteStores((0, 0, 2), ("a", "b", "c"))) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", ["b", "c"])
+def test_the_model_is_assembled_where_the_user_wants_it(tmp_path: Path, site: str) -> None:
+    """Three sites that share nothing: shards and tokenizer stream to a middle or the last site; no other has a part."""
+    job = make_job(tmp_path, steps=2, output_site=site)
+    jobs = [at_site(job, tmp_path / one) for one in "abc"]
+    run_job(tmp_path, jobs, make_plan(job, [1, 3, 4]))
+    for one in jobs:
+        names = {file.name for file in Path(one.output).iterdir()}
+        if Path(one.output).parent.name == site:
+            assert {"config.json", "model.safetensors.index.json", "tokenizer.json"} <= names
+            assert ".export" not in names
+        else:
+            assert names == {".isthmus-run"}
+    alone = run_job(tmp_path / "reference", job, make_plan(job, [1, 3, 4]))
+    assert alone.losses()
+    reference = {name: one for file in Path(job.output).glob("*.safetensors") for name, one in load_file(file).items()}
+    output = tmp_path / site / "output"
+    found = {name: one for file in output.glob("*.safetensors") for name, one in load_file(file).items()}
+    assert found.keys() == reference.keys()
+    assert all(torch.allclose(found[name], one, atol=1e-6) for name, one in reference.items())
+    assert (output / "tokenizer.json").read_bytes() == (Path(job.output) / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["../run.json", "config.json", "rank-00000-00000.safetensors", "tokenizer.json"])
+def test_an_exporting_rank_names_its_own_files_only(meet: Meet, tmp_path: Path, name: str) -> None:
+    """The second writer offers a path, a file of the first writer, or a tokenizer: nothing of it is written."""
+    sites = meet("north", "south")
+
+    def attack(one: Rank) -> None:
+        if one.rank == 1:
+            forged = {"name": name, "num_bytes": 1, "sha256": "0" * 64}
+            one.channel.send_text(0, 32, json.dumps({"files": [forged]}).encode())
+            return
+        with pytest.raises(UnavailableError, match="is refused"):
+            collect_export(tmp_path / "out", 0, [0, 1], 0, one.stores, one.channel)
+
+    sites.each(attack)
+    assert not [file for file in (tmp_path / "out").rglob("*") if file.is_file()]

@@ -53,6 +53,12 @@ def make_job(folder: Path, variant: str = "llama", *, steps: int = 6, **changes:
     )
 
 
+def at_site(job: Job, root: Path) -> Job:
+    """Return the job with the folders of a site that shares none."""
+    checkpoints = job.checkpoints.model_copy(update={"folder": str(root / "checkpoints")})
+    return job.model_copy(update={"checkpoints": checkpoints, "output": str(root / "output")})
+
+
 def make_plan(job: Job, ends: Sequence[int], clusters: str = "", **changes: Any) -> Plan:
     """Return a plan whose stages end at the layers `ends`; `clusters[s]` names the cluster of stage `s`."""
     starts = [0, *ends[:-1]]
@@ -158,7 +164,8 @@ def started(
 def keys_of(site: str, plan: Plan) -> WorkerKeys:
     """Return the keys of the links of `site`, as a server of the tests makes them."""
     pairs = {other: "/".join(sorted((site, other))) for other in plan.clusters}
-    return WorkerKeys(keys={other: hashlib.sha256(pair.encode()).hexdigest() for other, pair in pairs.items()})
+    keys = {other: hashlib.sha256(pair.encode()).hexdigest() for other, pair in pairs.items()}
+    return WorkerKeys(keys=keys, copies=hashlib.sha256(b"copies").hexdigest())
 
 
 def run_job(folder: Path, job: Job | Sequence[Job], plan: Plan, attempt: int = 1, **spec: Any) -> Workers:

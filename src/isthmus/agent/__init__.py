@@ -3,6 +3,9 @@
 from isthmus.agent.adapters.adapter_kinds import check_scheduler
 from isthmus.agent.adapters.local_adapter import LocalAdapter
 from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter, WorkerStatus
+from isthmus.agent.containers.image_tool import build_image
+from isthmus.agent.containers.read_images import read_images
+from isthmus.agent.containers.site_runtime import read_registration, read_site_runtime
 from isthmus.agent.service.agent_loop import AgentConfig, run_agent
 from isthmus.agent.service.agent_state_folder import LocalJobFile, submit_local_job
 
@@ -12,7 +15,11 @@ __all__ = [
     "LocalJobFile",
     "SchedulerAdapter",
     "WorkerStatus",
+    "build_image",
     "check_scheduler",
+    "read_images",
+    "read_registration",
+    "read_site_runtime",
     "run_agent",
     "submit_local_job",
 ]

@@ -94,7 +94,8 @@ def result_place(view: JobView) -> str | None:
     """Return where the trained model lies, None unless the job has succeeded."""
     if view.state != "succeeded" or view.job.compute == "virtual":
         return None
-    sites = f", at {view.plan.clusters[0]} and the sites that share its storage" if view.plan else ""
+    site = view.plan and (view.job.output_site or view.plan.clusters[0])
+    sites = f", at {site} and the sites that share its storage" if site else ""
     return f"{view.job.output} (Hugging Face format{sites})"
 
 

@@ -18,7 +18,7 @@ from isthmus.client.server_address import parse_server_url, require_secure_serve
 from isthmus.client.server_errors import error_from_response, unreachable_error
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.core.loopback import is_loopback
-from isthmus.core.messages.access_views import AuditFilter, AuditPage, TokenInfo, TokenRotation
+from isthmus.core.messages.access_views import AuditFilter, AuditPage, TokenGrant, TokenInfo, TokenRotation
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION
 from isthmus.core.messages.api_views import (
     NEXT_JOB_HEADER,
@@ -37,6 +37,7 @@ from isthmus.core.messages.api_views import (
 )
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.rank_views import RankView
 from isthmus.core.plan import PlanSet
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
@@ -139,6 +140,10 @@ class ApiClient:
         """Return the candidate plans and rejected cluster combinations of a job."""
         return self._call(PlanSet, "GET", f"/v1/jobs/{_quote_segment(job)}/plans")
 
+    def ranks(self, job: str) -> list[RankView]:
+        """Return the ranks of a job with their addresses and peers."""
+        return self._call(list[RankView], "GET", f"/v1/jobs/{_quote_segment(job)}/ranks")
+
     def queue_status(self, job: str) -> QueueStatus:
         """Return the queue status of a job: why it waits, jobs ahead, expected start."""
         return self._call(QueueStatus, "GET", f"/v1/jobs/{_quote_segment(job)}/queue")
@@ -225,6 +230,10 @@ class ApiClient:
         """Revoke a token by its id."""
         return self._call(TokenInfo, "POST", f"/v1/tokens/{_quote_segment(token_id)}/revoke")
 
+    def grant_token(self, token_id: str, grant: TokenGrant) -> TokenInfo:
+        """Grant priority `high` to a token, or take it back (admin only)."""
+        return self._call(TokenInfo, "POST", f"/v1/tokens/{_quote_segment(token_id)}/grant", json=_json_body(grant))
+
     def rotate_token(self, token_id: str, rotation: TokenRotation) -> TokenView:
         """Replace a token by a new one; the old one counts for a while."""
         path = f"/v1/tokens/{_quote_segment(token_id)}/rotate"
@@ -299,5 +308,5 @@ def _quote_segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _json_body(model: Submission | TokenRequest | TokenRotation) -> Any:
+def _json_body(model: Submission | TokenGrant | TokenRequest | TokenRotation) -> Any:
     return model.model_dump(mode="json", by_alias=True)

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import FileError, InputError
+from isthmus.core.files.yaml_lines import read_yaml
 
 DEFAULT_PORT = 8470
 DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
+MAX_TOKEN_BYTES = 4096
+"""Largest file with a token."""
 _CONTEXT_FIELDS = ("server", "token_file", "ca")
 
 
@@ -62,16 +64,12 @@ def context_path(environ: Mapping[str, str]) -> Path:
 
 
 def read_context(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields of the context file, empty if missing; raise `FileError` if malformed."""
+    """Return the fields of the context file, empty if missing; raise `FileError` if malformed or beyond a limit."""
     file = context_path(environ)
-    try:
-        content: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (FileNotFoundError, NotADirectoryError):
+    if not file.exists():
         return {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise FileError(f"cannot be read: {error}", file=str(file)) from error
-    if not isinstance(content, dict):
-        raise FileError("is not a mapping", file=str(file), hint="valid fields: " + ", ".join(_CONTEXT_FIELDS))
+    content: dict[str, Any]
+    content, _ = read_yaml(file, may_be_empty=True)
     for key, value in content.items():
         if key not in _CONTEXT_FIELDS or not isinstance(value, str):
             raise FileError(
@@ -84,7 +82,7 @@ def read_context(environ: Mapping[str, str]) -> dict[str, str]:
 def read_token(file: Path) -> str:
     """Return the token in `file`; raise `InputError` if missing or malformed."""
     try:
-        token = file.expanduser().read_text(encoding="utf-8").strip()
+        token = read_within(file.expanduser(), MAX_TOKEN_BYTES).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the token file {file} cannot be read: {error}") from error
     if not token or not token.isascii() or any(ch.isspace() for ch in token):

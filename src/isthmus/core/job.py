@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from isthmus.core.base_model import (
     ComputeMode,
@@ -20,6 +21,7 @@ from isthmus.core.base_model import (
     TransportKind,
 )
 from isthmus.core.priority import Priority
+from isthmus.core.runtime_choice import RuntimeChoice
 from isthmus.core.storage_rules import Access
 
 TrainingTask = Literal["pretrain", "continue", "finetune"]
@@ -125,6 +127,10 @@ class TrainingConfig(FrozenModel):
         return self.global_batch_size // self.micro_batch_size
 
 
+OBJECT_STORES = ("s3", "gs", "gcs", "abfs", "az", "oss", "file")
+"""Kinds of `checkpoints.copy_store`: the schemes of fsspec that write objects. `file` is a mounted store."""
+MAX_URL_CHARS = 1024
+
 MAX_COPIES = 8
 """Most copies of each part of a checkpoint at other sites."""
 
@@ -135,7 +141,9 @@ class CheckpointConfig(FrozenModel):
     A folder belongs to one job: another job is refused there. `{job}` in `folder` stands for the job's id, so
     the default is a folder of the job's own beside the job file.
 
-    Sites that share no folder keep their own parts there, and `copies` of each part at other sites.
+    Sites that share no folder keep their own parts there, and `copies` of each part at other sites. The object store
+    `copy_store`, a URL, also gets a copy of each part, encrypted with a key of the job: its owner can neither read nor
+    change it. The credentials are those of the workers at each site, never a part of the URL.
 
     After every step each worker also keeps its state in memory and a copy on another machine of its cluster.
     A cluster with one machine copies to another cluster if `copies_across_clusters` is set.
@@ -145,7 +153,21 @@ class CheckpointConfig(FrozenModel):
     every_steps: NonNegativeInt = 100
     keep: PositiveInt = 2
     copies: Annotated[int, Field(ge=0, le=MAX_COPIES)] = 1
+    copy_store: Annotated[str, Field(pattern=r"^[a-z0-9]+://[^@:?#%]+$", max_length=MAX_URL_CHARS)] | None = None
     copies_across_clusters: bool = False
+
+    @field_validator("copy_store")
+    @classmethod
+    def _check_copy_store(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        scheme, _, rest = url.partition("://")
+        if scheme not in OBJECT_STORES:
+            near = difflib.get_close_matches(scheme, OBJECT_STORES, 1, 0) or OBJECT_STORES
+            raise ValueError(f"'{scheme}' is no object store; nearest: {near[0]}; one of {', '.join(OBJECT_STORES)}")
+        if any(part in ("", ".", "..") for part in rest.lstrip("/").rstrip("/").split("/")):
+            raise ValueError(f"{url} has an empty, '.' or '..' part; name the bucket and a folder in it")
+        return url
 
 
 class ResumeSource(FrozenModel):
@@ -196,7 +218,9 @@ class Job(FrozenModel):
     `ORG/NAME@REVISION`. `submit` replaces a name by the folder in this machine's cache, and notes the commit in
     `model_source`.
 
-    `output` receives the trained Hugging Face model; a folder with other content is refused. In `output` and
+    `output` receives the trained Hugging Face model; a folder with other content is refused. Where the sites share no
+    folder, that is the one at `output_site`, which takes part in every plan, else at the site of the first stage. In
+    `output` and
     `checkpoints.folder`, `{job}` stands for the job's id. `resume` continues from the newest checkpoint of
     another job (its id) or of a folder (a path with `/`), which stays unchanged. Another user's job needs a grant: it
     names the user in its `readers`, or the owner of the site grants it.
@@ -213,6 +237,8 @@ class Job(FrozenModel):
     `compute: virtual` runs the job without training: a stage waits for the predicted time instead of
     computing and sends tensors of real size. The job reads no data and writes no loss, checkpoint or model.
     If stopped, it restarts at the first step.
+
+    `runtime` says which image, code and communication library the parts run with at sites that have images.
     """
 
     version: Literal[1] = 1
@@ -224,6 +250,7 @@ class Job(FrozenModel):
     training: TrainingConfig
     checkpoints: CheckpointConfig = CheckpointConfig()
     output: PathName
+    output_site: Name | None = None
     resume: PathName | ResumeSource | None = None
     readers: Annotated[tuple[Name, ...], Field(max_length=MAX_READERS)] = ()
     placement: PlacementConstraints = PlacementConstraints()
@@ -231,6 +258,7 @@ class Job(FrozenModel):
     overlap: bool = True
     compute: ComputeMode = "real"
     transport: TransportKind = "thread"
+    runtime: RuntimeChoice = RuntimeChoice()
     priority: Priority = "middle"
     preemptible: bool = True
     deadline_s: PositiveFloat | None = None
@@ -263,12 +291,16 @@ def job_accesses(job: Job) -> Iterator[tuple[str, str, Access]]:
     """Yield field, path and access (`read` or `write`) of everything that a job names, URLs included."""
     yield "checkpoints.folder", job.checkpoints.folder, "write"
     yield "output", job.output, "write"
+    if job.checkpoints.copy_store is not None:
+        yield "checkpoints.copy_store", job.checkpoints.copy_store, "write"
     yield "model", job.model, "read"
     yield from (("data.paths", path, "read") for path in job.data.paths)
     if job.data.tokenizer_path is not None:
         yield "data.tokenizer", job.data.tokenizer_path, "read"
     if job.resume_folder is not None:
         yield "resume", job.resume_folder, "read"
+    if job.runtime.code is not None:
+        yield "runtime.code", job.runtime.code, "read"
 
 
 def with_paths(job: Job, change: Callable[[str, str], str]) -> Job:
@@ -281,10 +313,15 @@ def with_paths(job: Job, change: Callable[[str, str], str]) -> Job:
         resume = resume.model_copy(update={"folder": change("resume", resume.folder)})
     elif resume is not None and is_folder(resume):
         resume = change("resume", resume)
-    folder = change("checkpoints.folder", job.checkpoints.folder)
+    places, runtime = {"folder": change("checkpoints.folder", job.checkpoints.folder)}, job.runtime
+    if job.checkpoints.copy_store is not None:
+        places["copy_store"] = change("checkpoints.copy_store", job.checkpoints.copy_store)
+    if runtime.code is not None:
+        runtime = runtime.model_copy(update={"code": change("runtime.code", runtime.code)})
     return job.model_copy(
         update={
-            "checkpoints": job.checkpoints.model_copy(update={"folder": folder}),
+            "runtime": runtime,
+            "checkpoints": job.checkpoints.model_copy(update=places),
             "output": change("output", job.output),
             "model": change("model", job.model),
             "data": job.data.model_copy(update=data),

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel
+from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import ModelError
 
 TRAINABLE_ARCHITECTURES = (
@@ -100,7 +101,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """Return the parsed `config.json` of a folder or file."""
     file = config_path(path)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(read_within(file).decode("utf-8"))
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}", hint="check the file") from error
     except (ValueError, RecursionError) as error:

@@ -120,6 +120,8 @@ def _job_paths(job: Job) -> Iterator[str]:
     yield from (*job.data.paths, job.model, job.checkpoints.folder, job.output)
     if job.data.tokenizer_path is not None:
         yield job.data.tokenizer_path
+    if job.checkpoints.copy_store is not None:
+        yield job.checkpoints.copy_store
 
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:

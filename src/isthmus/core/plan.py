@@ -20,6 +20,7 @@ from isthmus.core.base_model import (
     PositiveInt,
 )
 from isthmus.core.chip import Precision
+from isthmus.core.rank_numbering import number_stages
 
 LayerRange = Annotated[tuple[NonNegativeInt, NonNegativeInt], Field(description="first layer, last layer exclusive")]
 
@@ -114,6 +115,9 @@ class Plan(FrozenModel):
     With `local_steps` above 1 gradients are reduced only within a replica group (replicas that share a
     cluster); after `local_steps` steps an outer optimizer averages all parameters.
     `compute: virtual` belongs to jobs of that kind: each stage is one process, whatever its degrees.
+
+    `rank_order: cluster` gives each cluster a contiguous segment of ranks; `stage` numbers the ranks in the order of
+    the stages, as in plans that earlier releases stored.
     """
 
     version: Literal[1] = 1
@@ -138,6 +142,7 @@ class Plan(FrozenModel):
     transport: Literal["buffered", "rendezvous"] = "buffered"
     overlap_gradients: bool = False
     compute: ComputeMode = "real"
+    rank_order: Literal["cluster", "stage"] = "cluster"
 
     @model_validator(mode="after")
     def _check_layers(self) -> Plan:
@@ -226,12 +231,12 @@ class Plan(FrozenModel):
 
     @cached_property
     def ranks(self) -> tuple[RankAssignment, ...]:
-        """The assignment of each rank; the tensor-parallel ranks of a stage are consecutive.
+        """The assignment of each rank; the ranks of a cluster and of a stage are consecutive.
 
         With `compute: virtual` a stage is one rank, whatever its degrees.
         """
-        sizes = enumerate(self._ranks_per_stage)
-        return tuple(RankAssignment(place, tp) for place, size in sizes for tp in range(size))
+        stages = sorted(range(len(self.stages)), key=self._first_ranks.__getitem__)
+        return tuple(RankAssignment(stage, tp) for stage in stages for tp in range(self._ranks_per_stage[stage]))
 
     @cached_property
     def rank_clusters(self) -> tuple[str, ...]:
@@ -249,7 +254,9 @@ class Plan(FrozenModel):
 
     @cached_property
     def _first_ranks(self) -> tuple[int, ...]:
-        return tuple(itertools.accumulate(self._ranks_per_stage, initial=0))
+        if self.rank_order == "stage":
+            return tuple(itertools.accumulate(self._ranks_per_stage[:-1], initial=0))
+        return number_stages([(stage.cluster, stage.node_group) for stage in self.stages], self._ranks_per_stage)
 
     @cached_property
     def _ranks_per_stage(self) -> tuple[int, ...]:
@@ -326,6 +333,11 @@ class Plan(FrozenModel):
         return tuple(PlanPart.from_plan(self, cluster) for cluster in self.clusters)
 
 
+def with_stored_rank_order(plan: Plan) -> Plan:
+    """Return a plan read from a log or table; earlier releases stored no `rank_order` and numbered by stage."""
+    return plan if "rank_order" in plan.model_fields_set else plan.model_copy(update={"rank_order": "stage"})
+
+
 def group_replicas_by_cluster(clusters: Sequence[Collection[str]]) -> tuple[int, ...]:
     """Return the group of each replica, given its clusters; replicas with a common cluster share a group.
 
@@ -355,7 +367,7 @@ class PlanPart(FrozenModel):
         chips: dict[str, int] = {}
         for stage in map(plan.stages.__getitem__, here):
             chips[stage.node_group] = chips.get(stage.node_group, 0) + stage.num_chips
-        ranks = tuple(rank for place in here for rank in plan.ranks_of(place))
+        ranks = tuple(sorted(rank for place in here for rank in plan.ranks_of(place)))
         return cls(cluster=cluster, ranks=ranks, chips=chips)
 
 

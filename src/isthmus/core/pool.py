@@ -5,16 +5,31 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from isthmus.core.base_model import Currency, FrozenModel, Name, NonNegativeFloat, PositiveFloat, PositiveInt
 from isthmus.core.chip import Chip, chip_catalogue
 from isthmus.core.errors import InputError
 from isthmus.core.priority import PriorityMap
 from isthmus.core.units import TB, Bytes
+
+MAX_NICS = 64
+"""Most network cards of a node."""
+
+
+def _normal_address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError as error:
+        raise ValueError(f"'{text[:60]}' is not an IP address") from error
+
+
+IpAddress = Annotated[str, AfterValidator(_normal_address)]
+"""An IPv4 or IPv6 address, in its usual notation."""
 
 
 class VirtualChip(FrozenModel):
@@ -28,8 +43,21 @@ class VirtualChip(FrozenModel):
     memory_scale: PositiveFloat = 1.0
 
 
+class NetworkCard(FrozenModel):
+    """A network card that each node of a group has, with its IP address at each node, in node order."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,14}$")]
+    addresses: tuple[IpAddress, ...] = Field(min_length=1)
+
+
 class NodeGroup(FrozenModel):
-    """Identical nodes with one chip type; the unit of placement inside a cluster."""
+    """Identical nodes with one chip type; the unit of placement inside a cluster.
+
+    A part that runs in containers gets the share of `cpus_per_node` and `memory_bytes_per_node` that its chips have;
+    without them it is not limited. `driver` is the version of the chips' driver, by which images are matched.
+
+    `nics` are the network cards for traffic between ranks; without them a rank has the address at which it listens.
+    """
 
     name: Name
     chip: Name
@@ -38,6 +66,19 @@ class NodeGroup(FrozenModel):
     network_gbps: PositiveFloat = 400.0
     virtual: VirtualChip | None = None
     price_per_chip_hour: NonNegativeFloat = 0.0
+    cpus_per_node: PositiveFloat | None = None
+    memory_bytes_per_node: Bytes | None = None
+    driver: Annotated[str, Field(max_length=64)] = ""
+    nics: Annotated[tuple[NetworkCard, ...], Field(max_length=MAX_NICS)] = ()
+
+    @model_validator(mode="after")
+    def _check_nics(self) -> NodeGroup:
+        _require_unique((nic.name for nic in self.nics), f"nics of node group {self.name}")
+        for nic in self.nics:
+            if len(nic.addresses) != self.nodes:
+                raise ValueError(f"nic {nic.name} has {len(nic.addresses)} addresses for {self.nodes} nodes, one each")
+        _require_unique((one for nic in self.nics for one in nic.addresses), f"addresses of node group {self.name}")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -18,6 +18,18 @@ OTHER_USERS: Literal["*"] = "*"
 """Stands in `run_as` for all users that it does not name."""
 
 
+class ContainerRules(FrozenModel):
+    """Containers for the workers of pool jobs, run by `runc`; the agent must run as root.
+
+    `images` is a folder with an OCI image layout, `templates` one with settings in `*.yaml` for all parts that match,
+    and `libraries` maps communication libraries to the site's own `.so` files.
+    """
+
+    images: AbsolutePath
+    templates: AbsolutePath | None = None
+    libraries: dict[Name, AbsolutePath] = Field(default_factory=dict)
+
+
 class WorkerRights(FrozenModel):
     """Accounts, files and environment of the workers of pool jobs.
 
@@ -25,6 +37,7 @@ class WorkerRights(FrozenModel):
     account is refused. Without it workers run as the agent's account. The account may be root only with `allow_root`.
     Files that workers create get the `umask`. `environment` names variables of the agent's environment that workers get
     beside the usual ones, and `readable` folders that they may read beside their storage roots and the system's.
+    With `containers` each worker runs in a container of an image that fits its chip.
     """
 
     run_as: dict[Name | Literal["*"], AccountName] = Field(default_factory=dict)
@@ -32,6 +45,7 @@ class WorkerRights(FrozenModel):
     umask: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "077"
     environment: tuple[VariableName, ...] = ()
     readable: tuple[AbsolutePath, ...] = ()
+    containers: ContainerRules | None = None
 
     @model_validator(mode="after")
     def _check_root(self) -> WorkerRights:

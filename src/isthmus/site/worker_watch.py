@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from isthmus.core.messages.agent_messages import is_closer_to_root_cause
+from isthmus.core.messages.agent_messages import WorkerAddress, is_closer_to_root_cause
 from isthmus.site.checkpoint_protection import record_checkpoint
 from isthmus.site.exit_status import describe_exit, fault_of, was_stopped
 from isthmus.site.machine_events import (
@@ -21,7 +21,7 @@ from isthmus.site.machine_events import (
     StopWorker,
 )
 from isthmus.site.part_lifecycle import fail_part, move_part
-from isthmus.site.parts import SitePart
+from isthmus.site.parts import SitePart, SiteWorker
 from isthmus.site.site_report import round_unsaved_s
 from isthmus.site.site_state import SiteState
 
@@ -36,8 +36,9 @@ def observe_worker(site: SiteState, observed: ObservedWorker, now_s: float) -> N
     worker = part.workers.get(observed.rank) if part else None
     if part is None or worker is None or not worker.live:
         return
-    if observed.address is not None and observed.address != worker.address:
-        worker.address = observed.address
+    address = _with_own_device(observed.address, worker)
+    if address is not None and address != worker.address:
+        worker.address = address
         site.mark_changed(part)
     if round_unsaved_s(observed.unsaved_s) != round_unsaved_s(worker.unsaved_s):
         part.observation = None
@@ -61,6 +62,13 @@ def observe_worker(site: SiteState, observed: ObservedWorker, now_s: float) -> N
         _observe_failure(site, part, observed, now_s)
     elif part.state == "running" and not part.live:
         move_part(site, part, "succeeded", now_s)
+
+
+def _with_own_device(address: WorkerAddress | None, worker: SiteWorker) -> WorkerAddress | None:
+    """Return a worker's address; a device that the site did not give to it is replaced by its first one."""
+    if address is None or address.device in ("", *worker.devices[:1]):
+        return address
+    return address.model_copy(update={"device": worker.devices[0] if worker.devices else ""})
 
 
 def is_peer_failure(observed: ObservedWorker) -> bool:

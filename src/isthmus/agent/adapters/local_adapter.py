@@ -129,7 +129,7 @@ class LocalAdapter(SchedulerAdapter):
         status = WorkerFolder(folder).read_exit()
         if _is_wrapper(leader, folder):
             return WorkerStatus(state="running")
-        if _has_orphans(leader):
+        if _has_orphans(leader, folder):
             if status is not None:
                 os.killpg(leader, signal.SIGKILL)
             return WorkerStatus(state="running")
@@ -147,7 +147,7 @@ class LocalAdapter(SchedulerAdapter):
         leader = _claiming_pid(folder)
         if leader is None:
             leader = _claim_without_start(folder)
-        if leader != _NEVER_STARTED_PID and (_is_wrapper(leader, folder) or _has_orphans(leader)):
+        if leader != _NEVER_STARTED_PID and (_is_wrapper(leader, folder) or _has_orphans(leader, folder)):
             try:
                 os.killpg(leader, signal.SIGKILL if force else signal.SIGTERM)
             except ProcessLookupError:
@@ -239,8 +239,10 @@ def _is_wrapper(pid: int, folder: Path) -> bool:
         return False
 
 
-def _has_orphans(leader: int) -> bool:
+def _has_orphans(leader: int, folder: Path) -> bool:
     """Return whether session `leader` still has running processes after its wrapper has ended.
+
+    The watcher of a container is in a process group of its own; all others are in the leader's.
 
     The kernel does not reuse a pid while it is a session id. So if `leader` is another process, the session
     is empty.
@@ -250,7 +252,8 @@ def _has_orphans(leader: int) -> bool:
     try:
         os.killpg(leader, 0)
     except (ProcessLookupError, PermissionError):
-        return False
+        if not (folder / "bundle").exists():
+            return False
     return any(_is_in_session(pid, leader) for pid in psutil.pids())
 
 

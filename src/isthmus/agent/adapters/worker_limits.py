@@ -90,13 +90,22 @@ def limits_for(
     if storage is not None and landlock_abi() >= MIN_LANDLOCK_ABI:
         local = [root for root in storage.roots if "://" not in root.path]
         writes = (_DEVICES, *(os.path.realpath(root.path) for root in local if root.access == "write"))
-        reads = (*_interpreter_folders(), *rights.readable, *(os.path.realpath(one.path) for one in local))
         hidden = [Path(os.path.realpath(one)) for one in protected]
+        roots = _without((os.path.realpath(one.path) for one in local), hidden)
         paths = WorkerPaths(
-            reads=(*_without((*_SYSTEM_FOLDERS, *reads), hidden), *(os.path.realpath(one) for one in also_read)),
+            reads=(*host_folders(rights, hidden), *roots, *(os.path.realpath(one) for one in also_read)),
             writes=(*_without(writes, hidden), os.path.realpath(folder)),
         )
     return WorkerLimits(umask=rights.umask, account=account, paths=paths, environment=rights.environment)
+
+
+def host_folders(rights: WorkerRights, protected: Iterable[Path]) -> Iterator[str]:
+    """Yield what any worker may read: the system's folders, this interpreter's, and those that the owner names.
+
+    `protected` files and folders are left out.
+    """
+    hidden = [Path(os.path.realpath(one)) for one in protected]
+    yield from _without((*_SYSTEM_FOLDERS, *_interpreter_folders(), *rights.readable), hidden)
 
 
 def act_as_user(rights: WorkerRights, user: str) -> None:
@@ -117,18 +126,22 @@ def act_as_user(rights: WorkerRights, user: str) -> None:
 
 
 def write_limits(folder: WorkerFolder, limits: WorkerLimits) -> None:
-    """Write the limits of a worker, create its temporary folder, and open its folder to its account.
+    """Write the limits of a worker, and open its folder to its account (see `open_to_account`)."""
+    folder.write_limits(limits)
+    open_to_account(folder, limits.account)
+
+
+def open_to_account(folder: WorkerFolder, account: WorkerAccount | None) -> None:
+    """Create the temporary folder of a worker, and open the worker's folder to its account.
 
     The folder stays the agent's and is sticky: the worker may create files there and cannot replace the agent's.
     """
-    folder.write_limits(limits)
     temporary = folder.path / TEMPORARY_FOLDER
     temporary.mkdir(mode=0o700, exist_ok=True)
-    account = limits.account
     if account is None or account.uid == os.geteuid():
         return
     for file in folder.path.iterdir():
-        if file != temporary:
+        if not file.is_dir():
             os.chown(file, -1, account.gid, follow_symlinks=False)
             file.chmod(0o640)
     os.chown(temporary, account.uid, account.gid)

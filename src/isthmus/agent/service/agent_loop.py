@@ -17,6 +17,8 @@ from pathlib import Path
 from isthmus.agent.adapters.adapter_kinds import SiteContext, make_adapter
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND
 from isthmus.agent.adapters.worker_limits import check_rights, describe_isolation
+from isthmus.agent.containers.site_runtime import check_containers
+from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.file_transfer import read_sources
 from isthmus.agent.service.agent_service import AgentService
@@ -25,7 +27,7 @@ from isthmus.agent.service.state_identity import open_identity
 from isthmus.agent.service.sync_client import SyncClient
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, UnavailableError
 from isthmus.core.owner_policy import OwnerPolicy
-from isthmus.core.pool import Cluster
+from isthmus.core.pool import Cluster, Pool
 from isthmus.core.process.boot_clock import boot_time_s
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
@@ -40,6 +42,9 @@ POLL_S = 0.2
 
 STOP_MARGIN_S = 120.0
 """Wait for the end of killed workers when the agent stops, beyond their grace; a blocked disk can exceed it."""
+
+_LOCAL_KIND = "local"
+"""The kind of site whose workers the agent itself starts, in containers if the policy says so."""
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.2, 5.0
 
@@ -80,6 +85,8 @@ class AgentConfig:
     site: SiteFile = field(default_factory=SiteFile)
     # What the owner lets pool jobs do.
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
+    # The pool that the cluster belongs to: its chips and links, for workers in containers.
+    pool: Pool | None = None
 
 
 @dataclass
@@ -157,6 +164,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     """
     stop, at_once = stop or threading.Event(), threading.Event()
     check_rights(config.policy.workers)
+    containers = _worker_containers(config)
 
     def on_stop(number: int, _frame: object) -> None:
         if stop.is_set() or number == signal.SIGTERM or not config.interactive:
@@ -188,6 +196,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             policy=config.policy,
             fetcher=_file_fetcher(config),
             identity=identity,
+            containers=containers,
             secrets=config.secrets,
         )
         loop = AgentLoop(shell, exchange, random.SystemRandom())
@@ -199,6 +208,20 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             raise
         stop_workers(loop, saves_first=config.interactive and not at_once.is_set(), at_once=at_once)
         loop.send_final_report()
+
+
+def _worker_containers(config: AgentConfig) -> WorkerContainers | None:
+    rules = config.policy.workers.containers
+    if rules is None:
+        return None
+    if config.site.kind != _LOCAL_KIND:
+        raise InputError(
+            f"workers.containers: a site of kind '{config.site.kind}' starts its own containers",
+            hint="leave containers out of the policy",
+        )
+    check_containers(rules)
+    pool = config.pool or Pool(clusters=(config.cluster,))
+    return WorkerContainers(rules, config.policy.workers, config.state, pool, config.worker_command)
 
 
 def _site_context(config: AgentConfig) -> SiteContext:

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, RankStart, SchedulerAdapter, SchedulerLook
-from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, write_limits
+from isthmus.agent.adapters.worker_limits import act_as_user, limits_for, open_to_account, write_limits
+from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
@@ -114,12 +115,14 @@ class AgentService:
         policy: OwnerPolicy | None = None,
         fetcher: FileFetcher | None = None,
         identity: AgentIdentity | None = None,
+        containers: WorkerContainers | None = None,
         secrets: Sequence[Path] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
         self.policy, self._fetcher = policy or OwnerPolicy(), fetcher
+        self._containers = containers
         self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
@@ -237,7 +240,9 @@ class AgentService:
         if self._prober is not None:
             self._prober.apply_orders(orders)
         if orders.fence >= self.machine.fence:
-            self._run_keys |= {(one.job, one.attempt): WorkerKeys(keys=one.keys) for one in orders.run_keys}
+            self._run_keys |= {
+                (one.job, one.attempt): WorkerKeys(keys=one.keys, copies=one.copies) for one in orders.run_keys
+            }
         self._handle(OrdersReceived(now_s=self._clock(), orders=orders, sent_s=self._sent_s))
         self._run_keys = {key: one for key, one in self._run_keys.items() if key in self.machine.parts}
         if orders.fence >= self.machine.fence:
@@ -380,6 +385,7 @@ class AgentService:
 
     def _start_worker(self, part: SitePart, rank: int) -> None:
         folder, worker = self.state_folder.worker_folder(part, rank), part.workers.get(rank)
+        command = tuple(part.command)
         if worker is None or part.state != "running":
             return
         try:
@@ -395,14 +401,22 @@ class AgentService:
                     folder, self.policy.workers, part.user, spec.storage,
                     protected=self._protected, also_read=(self.state_folder.run_lease.parent,),
                 )  # fmt: skip
-                WorkerFolder(folder).write_spec(spec)
-                write_limits(WorkerFolder(folder), limits)
+                if self._containers is None:
+                    WorkerFolder(folder).write_spec(spec)
+                    write_limits(WorkerFolder(folder), limits)
+                else:
+                    lease = self.state_folder.run_lease.parent
+                    spec, command = self._containers.prepare(
+                        folder, spec, worker.devices, limits.account, protected=self._protected, also_read=(lease,)
+                    )
+                    WorkerFolder(folder).write_spec(spec)
+                    open_to_account(WorkerFolder(folder), limits.account)
                 self._hand_over_keys(part, WorkerFolder(folder), limits.account)
         except (IsthmusError, OSError, ValueError) as error:
             self._give_up_worker(part, rank, error)
             return
         hold = self._holds.hold_id(part) if part.hold else ""
-        start = RankStart(folder=folder, cards=worker.devices, command=part.command, hold=hold)
+        start = RankStart(folder=folder, cards=worker.devices, command=command, hold=hold)
         give_up = partial(self._give_up_worker, part, rank)
         self._calls.submit(folder, partial(self.adapter.start, start), on_error=give_up)
 

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from isthmus.core.errors import FileError
 from isthmus.core.messages.worker_folder import write_atomically
+from isthmus.core.plan import with_stored_rank_order
 from isthmus.core.process.state_folder_lock import fsync_path, unwritable_folder_error
 from isthmus.site import SitePart
 
@@ -84,4 +85,7 @@ def dump_parts(table: SavedParts) -> bytes:
 
 def parse_parts(data: bytes) -> SavedParts:
     """Parse the output of `dump_parts`; raise pydantic's `ValidationError` if malformed."""
-    return _SAVED_PARTS.validate_json(data)
+    saved = _SAVED_PARTS.validate_json(data)
+    for part in saved.parts:
+        part.plan = with_stored_rank_order(part.plan) if part.plan is not None else None
+    return saved

@@ -18,6 +18,7 @@ from isthmus.cli.commands import (
     pool_commands,
     process_commands,
     queue_commands,
+    render_commands,
     report_commands,
     search_commands,
     server_commands,
@@ -69,6 +70,7 @@ _COMMAND_MODULES = (
     calibrate_commands,
     export_commands,
     process_commands,
+    render_commands,
     server_commands,
     file_commands,
 )

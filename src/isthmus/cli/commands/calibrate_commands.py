@@ -19,6 +19,7 @@ from isthmus.cli.commands.measure_links import Routes, measure_links, measure_me
 from isthmus.cli.commands.plan_commands import PANEL, CalibrationOption, read_calibration
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.tables import table
+from isthmus.core.bounded_file import read_within
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.files.user_files import load_pool
@@ -126,8 +127,8 @@ def _read_routes(file: Path | None) -> Routes | None:
     if file is None:
         return None
     try:
-        read: Routes = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        read: Routes = json.loads(read_within(file).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"cannot read routes from {file}: {error}", hint="give the routes.json of the emulator"
         ) from error

@@ -11,8 +11,8 @@ from isthmus.cli.command import command
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.parse_since import parse_age_s, parse_since_s
 from isthmus.client.api_client import ApiClient
-from isthmus.core.errors import InputError
-from isthmus.core.messages.access_views import AuditFilter, TokenRotation
+from isthmus.core.errors import InputError, NotFoundError
+from isthmus.core.messages.access_views import AuditFilter, TokenGrant, TokenRotation
 from isthmus.core.messages.api_views import TokenRequest
 from isthmus.core.text.printable import printable
 
@@ -21,7 +21,7 @@ MAX_RECORDS = 10_000
 """Most records that `audit` prints."""
 
 commands = typer.Typer()
-token_commands = typer.Typer(help="List, create, revoke and rotate tokens.", no_args_is_help=False)
+token_commands = typer.Typer(help="List, create, grant, revoke and rotate tokens.", no_args_is_help=False)
 commands.add_typer(token_commands, name="token", rich_help_panel=PANEL)
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a token: see `isthmus token list`.")]
@@ -107,6 +107,43 @@ def revoke(env: CliEnvironment, client: ApiClient, token: IdArgument) -> None:
     """Revoke a token: it is rejected within a second, and its event streams end."""
     view = client.revoke_token(token)
     env.answer(view, lambda: f"{printable(view.id)} of {view.role} {view.name} is {view.state}")
+
+
+@command(
+    token_commands,
+    panel=PANEL,
+    examples=[
+        "isthmus token grant t-3f9a01bc22de",
+        "isthmus token grant --user alice",
+        "isthmus token grant --user alice --withdraw --json",
+    ],
+)
+def grant(
+    env: CliEnvironment,
+    client: ApiClient,
+    token: Annotated[str | None, typer.Argument(metavar="ID", help="The id of a token.")] = None,
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="All valid tokens of a user.")] = None,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take the grant back.")] = False,
+) -> None:
+    """Let jobs that are submitted with a token have priority high, which may preempt others (admin only).
+
+    It counts within a second, at every server; a token that replaces another one keeps the grant.
+    """
+    if (token is None) == (user is None):
+        raise InputError("give either the ID of a token or --user", hint="`isthmus token list` lists both")
+    ids = (
+        [token]
+        if token is not None
+        else [one.id for one in client.tokens() if (one.role, one.name, one.state) == ("user", user, "valid")]
+    )
+    if not ids:
+        raise NotFoundError(f"user {user} has no valid token", hint="isthmus token create --user NAME")
+    found = tuple(client.grant_token(one, TokenGrant(high=not withdraw)) for one in ids)
+    verb = "may no longer" if withdraw else "may"
+    env.answer(
+        found,
+        lambda: "\n".join(f"{printable(one.id)} of {one.role} {one.name} {verb} submit priority high" for one in found),
+    )
 
 
 @command(

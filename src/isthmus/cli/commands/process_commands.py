@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, get_args
@@ -19,6 +21,7 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.json_log import JsonLineFormatter, PlainLineFormatter
 from isthmus.client.client_settings import DEFAULT_PORT, resolve_settings
 from isthmus.client.server_address import require_secure_server
+from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.algorithms.global_order import Objective
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.state.coordinator_config import CoordinatorConfig
@@ -70,6 +73,10 @@ HighPriorityOption = Annotated[
     list[str] | None,
     typer.Option("--high-priority-user", metavar="NAME", help="User who may submit jobs of priority high; repeatable."),
 ]
+ShareOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="USER=WEIGHT", help="Share of a user among those of a priority; 1 by default; repeatable."),
+]
 KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
 
 
@@ -82,6 +89,8 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --self-signed",
         "isthmus serve --state st --pool pool.yaml --objective throughput",
         "isthmus serve --state st --pool pool.yaml --high-priority-user ann --max-jobs-per-user 200",
+        "isthmus serve --state st --pool pool.yaml --fair-share 168 --share ann=2",
+        "isthmus serve --state st --pool pool.yaml --keep-log-days 90 --archive-log /backup/events",
         "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
 )
@@ -102,6 +111,16 @@ def serve(
     objective: ObjectiveOption = "arrival",
     patience_s: PatienceOption = 3600.0,
     run_lease_s: RunLeaseOption = 900.0,
+    half_life_h: Annotated[
+        float,
+        typer.Option(
+            "--fair-share",
+            metavar="HOURS",
+            min=0,
+            help="Half-life of the chip-hours by which users of a priority are ordered; 0 orders by arrival.",
+        ),
+    ] = 24.0,
+    share: ShareOption = None,
     max_jobs_per_user: Annotated[
         int, typer.Option(metavar="N", min=1, help="Jobs of one user that have not ended.")
     ] = QUOTAS.live_jobs_per_user,
@@ -115,6 +134,15 @@ def serve(
     search_cpu_s: Annotated[
         float, typer.Option("--search-cpu", metavar="SECONDS", min=1, help="CPU time of one search for plans.")
     ] = 20.0,
+    keep_log_days: Annotated[
+        float, typer.Option(metavar="DAYS", min=0, help="Age up to which events stay in the log.")
+    ] = 30.0,
+    keep_log_mib: Annotated[
+        int, typer.Option(metavar="MIB", min=1, help="Size from which the log is compacted earlier.")
+    ] = 512,
+    archive_log: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for a copy of the events that leave the log.")
+    ] = None,
     log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane, to which agents and users connect.
@@ -129,12 +157,17 @@ def serve(
     config = server.ServerConfig(
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
         database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
-        rules=CoordinatorConfig(objective=objective, patience_s=patience_s, run_lease_s=run_lease_s),
+        rules=CoordinatorConfig(
+            objective=objective, patience_s=patience_s, run_lease_s=run_lease_s,
+            half_life_s=half_life_h * 3600.0, share_weights=_parse_weights(share or ()),
+        ),
         quotas=Quotas(
             live_jobs_per_user=max_jobs_per_user, job_bytes=max_job_kib * 1024,
             clusters_per_owner=max_clusters_per_owner, high_priority_users=frozenset(high_priority_user or ()),
         ),
         search_cpu_s=search_cpu_s,
+        compaction=CompactionPolicy(keep_s=keep_log_days * 86400.0, keep_bytes=keep_log_mib << 20),
+        archive=archive_log,
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
@@ -148,6 +181,20 @@ def serve(
         env.answer(found, lambda: _usage_text(found))
 
     server.run_server(config, announce)
+
+
+def _parse_weights(given: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """Return the weights of `USER=WEIGHT`; raise `InputError` for one that is no positive number."""
+    found: dict[str, float] = {}
+    for text in given:
+        user, _, weight = text.partition("=")
+        try:
+            found[user] = float(weight)
+        except ValueError:
+            found[user] = math.nan
+        if not user or not 0 < found[user] < math.inf:
+            raise InputError(f"--share {text}: it is no USER=WEIGHT with a positive weight", hint="--share ann=2")
+    return tuple(sorted(found.items()))
 
 
 def _usage_text(found: dict[str, Any]) -> str:
@@ -253,7 +300,8 @@ def agent(
             hint="create one with `isthmus token create --owner NAME` and give it with --token-file",
         )
     require_secure_server(settings.server)
-    own_cluster = select_cluster(load_pool(pool), cluster)
+    whole_pool = load_pool(pool)
+    own_cluster = select_cluster(whole_pool, cluster)
     owner_policy, site_file = _read_policy(policy, own_cluster), read_site(site, own_cluster)
     configure_logging(env, as_json=log_json)
     secrets = _hide_secrets(settings.token_file)
@@ -261,7 +309,7 @@ def agent(
         agents.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
             state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
-            site=site_file,
+            site=site_file, pool=whole_pool,
             storage=storage, sources=sources, enrols=enrol, secrets=secrets,
             interactive=sys.stdin is not None and sys.stdin.isatty(),
         )

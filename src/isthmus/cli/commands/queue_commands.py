@@ -1,4 +1,4 @@
-"""Commands that show why a job waits and when it should start: queue, show."""
+"""Commands that show why a job waits, when it should start and where its ranks are: queue, show, ranks."""
 
 from __future__ import annotations
 
@@ -82,3 +82,27 @@ def show(
         return show_page(view, standing, stats, events, num_older=history.num_known - len(events), now_s=env.now())
 
     env.answer(record, shown)
+
+
+@command(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus ranks my-job",
+        "isthmus ranks my-job --json | jq '.[0].addresses[0]'   (the master's address)",
+        "isthmus ranks my-job --json | jq '.[].peers[].pairs[] | select(.gbps > 0)'   (for a network controller)",
+    ],
+)
+def ranks(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
+    """List the ranks of a job: cluster, node, addresses, and the peers with which each exchanges messages.
+
+    Each cluster has consecutive ranks; rank 0 is the master. A peer's `pairs` are demands between addresses.
+    """
+    found = client.ranks(find_job_id(client, job))
+
+    def show() -> object:
+        from isthmus.cli.terminal.rank_table import rank_table
+
+        return rank_table(found)
+
+    env.answer(found, show)

@@ -1,7 +1,8 @@
-"""Commands on a server's store: server check, backup, restore. They need the server's state folder, not its port."""
+"""Commands on a server's store: check, backup, compact, restore. They need the server's state folder, not its port."""
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +11,13 @@ import typer
 from isthmus.cli.command import command
 from isthmus.cli.commands.process_commands import DatabaseOption, import_extra
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.text.printable import printable
 
 commands = typer.Typer()
 server_commands = typer.Typer(
-    help="Verify, back up and restore a server's store, on its machine.", no_args_is_help=False
+    help="Verify, back up, restore and compact a server's store, on its machine.", no_args_is_help=False
 )
 commands.add_typer(server_commands, name="server", rich_help_panel="Processes")
 
@@ -76,6 +78,38 @@ def backup(
     server_commands,
     panel="Processes",
     examples=[
+        "isthmus server compact --state /var/lib/isthmus",
+        "isthmus server compact --state /var/lib/isthmus --keep-days 0 --archive /backup/events",
+        "isthmus server compact --state replica-2 --database db.address --json",
+    ],
+)
+def compact(
+    env: CliEnvironment,
+    state: StateFolderOption,
+    database: DatabaseOption = None,
+    keep_days: Annotated[
+        float, typer.Option(metavar="DAYS", min=0, help="Events of the last days stay in the log.")
+    ] = 30.0,
+    archive: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for a copy of the events that leave the log.")
+    ] = None,
+) -> None:
+    """Replace old events by the state after them. Stop the server of the state folder first.
+
+    A running server does the same by itself (`isthmus serve --keep-log-days`). Jobs, their history and the audit log
+    stay as they are: only the events that the state was made of leave. Other servers on the database may run.
+    """
+    compaction = import_extra("isthmus.control.server.compact_log", "server")
+    policy = CompactionPolicy(keep_s=keep_days * 86400.0)
+    config = replace_fields(_config(state, database), compaction=policy, archive=archive)
+    report = compaction.compact_log(config, env.now(), lambda step, count: env.print_note(f"{step} {count:,} events"))
+    env.answer(report.as_dict(), lambda: _compaction_summary(report))
+
+
+@command(
+    server_commands,
+    panel="Processes",
+    examples=[
         "isthmus server restore /backup/monday.db --state /var/lib/isthmus-new",
         "isthmus server restore /backup/monday.db --state /var/lib/isthmus --replace --gone hangzhou",
         "isthmus server restore monday.db --state replica-2 --database empty-db.address --json",
@@ -122,8 +156,20 @@ def _config(state: Path, database: Path | None) -> Any:
     return import_extra("isthmus.control.server.server_config", "server").ServerConfig(state=state, database=database)
 
 
+def _compaction_summary(report: Any) -> str:
+    """Return what a compaction did in a sentence or two."""
+    if not report.base:
+        return f"no event is older than the log keeps: {report.num_kept:,} events stay"
+    text = f"a base replaces the events up to {report.base:,}: {report.num_dropped:,} dropped, {report.num_kept:,} kept"
+    if report.before_bytes is not None and report.after_bytes is not None:
+        text += f"; the database has {report.after_bytes / 2**20:.1f} MiB, before {report.before_bytes / 2**20:.1f}"
+    return text if report.archive is None else f"{text}\nthe events are in {report.archive}"
+
+
 def _summary(report: Any) -> str:
     if report.store is None:
         return f"{report.name}: a store of an earlier version"
     sound = "all in order" if not report.problems else f"in order up to event {report.end.number}"
-    return f"store {report.store}: {report.num_events:,} events, {sound}; last hash {report.end.digest.hex()[:16]}"
+    base = f" behind a base in place of {report.base:,}" if report.base else ""
+    events = f"{report.num_events:,} events{base}"
+    return f"store {report.store}: {events}, {sound}; last hash {report.end.digest.hex()[:16]}"

@@ -12,7 +12,7 @@ from isthmus.core.messages.access_views import AuditRecord, TokenInfo
 def token_table(tokens: Sequence[TokenInfo]) -> FoldingTable:
     """Return the tokens, oldest first."""
     rows = [
-        (one.id, one.role, one.name, one.state, local_time(one.created_s), _end(one), one.created_by or "-")
+        (one.id, one.role, one.name, _state(one), local_time(one.created_s), _end(one), one.created_by or "-")
         for one in tokens
     ]
     return FoldingTable("Tokens", ("id", "role", "name", "state", "created", "ends", "created by"), rows, "")
@@ -25,6 +25,10 @@ def audit_table(records: Sequence[AuditRecord]) -> FoldingTable:
         for one in records
     ]
     return FoldingTable("Audit log", ("time", "action", "by", "from", "on", "detail"), rows, "")
+
+
+def _state(token: TokenInfo) -> str:
+    return f"{token.state}, grants high" if token.high else token.state
 
 
 def _end(token: TokenInfo) -> str:

@@ -49,6 +49,8 @@ class WaitingJob:
     deadline_s: float | None = None
     # Expected run time; 0: unknown.
     run_s: float = 0.0
+    # Place among the jobs of its priority by fair share, before the time of submission; 0 for all: by arrival.
+    turn: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +97,7 @@ def global_order(
     for longer queues pass only the head.
     """
     accounts = _ChipAccounts(dict(free), now_s, releases)
-    order = sorted(waiting_jobs, key=lambda one: (_PRIORITY_RANK[one.priority], one.submitted_s, one.job))
+    order = sorted(waiting_jobs, key=lambda one: (_PRIORITY_RANK[one.priority], one.turn, one.submitted_s, one.job))
     unplaced: list[WaitingJob] = []
     exact = True
     for _, group in groupby(order, key=lambda one: _PRIORITY_RANK[one.priority]):

@@ -101,7 +101,6 @@ def _jobs_ahead(jobs: Sequence[str], jobs_by_id: Mapping[str, WaitingJob]) -> di
             before |= first
             if len(first) < MAX_JOBS_AHEAD:
                 first[job] = place
-        before.pop(job, None)
         found[job] = tuple(sorted(before, key=before.__getitem__)[:MAX_JOBS_AHEAD])
     return found
 

@@ -18,6 +18,7 @@ from isthmus.control.state.events import (
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    LogCompacted,
     PeerCheckTimedOut,
     PlanChosen,
     PlanningFailed,
@@ -206,10 +207,17 @@ def admit_epoch(state: PoolState, event: EpochBegan) -> bool:
     return event.epoch > state.epoch
 
 
+def admit_compaction(_state: PoolState, _event: LogCompacted) -> bool:
+    """Return True: the log records its base, which the store checks."""
+    return True
+
+
 def admit_pool(state: PoolState, event: PoolSet) -> bool:
     """Return whether the links or the rules of the queue differ."""
     now = tuple(state.links.values()), state.objective, state.patience_s, state.planner_turns
-    return now != (event.links, event.objective, event.patience_s, event.planner_turns)
+    shares = state.shares.half_life_s, state.shares.weights
+    wanted = event.links, event.objective, event.patience_s, event.planner_turns
+    return (*now, *shares) != (*wanted, event.half_life_s, dict(event.share_weights))
 
 
 def admit_restart(_state: PoolState, _event: Restarted) -> bool:

@@ -17,6 +17,7 @@ from isthmus.control.state.events import (
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    LogCompacted,
     PlanChosen,
     PlanningFailed,
     PlansMade,
@@ -177,11 +178,16 @@ def begin_epoch(state: PoolState, event: EpochBegan) -> None:
     state.epoch = event.epoch
 
 
+def keep_state(_state: PoolState, _event: LogCompacted) -> None:
+    """Change nothing: the state stays what the events up to now have made it."""
+
+
 def set_pool(state: PoolState, event: PoolSet) -> None:
     """Set the operator's links and the rules of the queue."""
     state.links = {PoolResource.link(link.source, link.target): link for link in event.links}
     state.objective, state.patience_s = event.objective, event.patience_s
     state.planner_turns = event.planner_turns
+    state.shares.configure(event.half_life_s, dict(event.share_weights), event.now_s)
     state.indexes.capacity_freed = state.indexes.capacity_added = True
     state.indexes.inventory_version += 1
 

@@ -16,6 +16,7 @@ from isthmus.control.state.events import (
     JobCancelled,
     JobDeleted,
     JobSubmitted,
+    LogCompacted,
     LogRestored,
     PeerCheckTimedOut,
     PlanChosen,
@@ -63,6 +64,7 @@ EVENT_RULES: Mapping[type[Any], EventRule] = MappingProxyType(
         DeadlinePassed: EventRule(admission.admit_deadline, event_handlers.end_overdue_state),
         EpochBegan: EventRule(admission.admit_epoch, event_handlers.begin_epoch),
         LogRestored: EventRule(reconcile_log.admit_restored, reconcile_log.begin_reconciliation),
+        LogCompacted: EventRule(admission.admit_compaction, event_handlers.keep_state),
         UnknownJobEnded: EventRule(reconcile_log.admit_unknown_end, reconcile_log.end_unknown_job),
         PoolSet: EventRule(admission.admit_pool, event_handlers.set_pool),
         # Handled without being admitted or logged.

@@ -20,6 +20,8 @@ from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages.agent_messages import DesiredState, RankMap, Victim
 from isthmus.core.messages.api_views import HistoryKind, JobState
 
+HOLDING_STATES = frozenset({"preempting", "preparing", "starting", "running", "stopping"})
+"""States in which chips are allocated to a job."""
 JobTransition = Callable[[PoolState, JobRecord, float], float | None]
 """Performs the transition; returns when the new state times out, None for never."""
 
@@ -40,10 +42,19 @@ def move_job(
     set_state_deadline(state, job, None)
     deadline_s = step(state, job, now_s)
     job.state, job.reason, job.changed_s = to, reason, now_s
+    _charge_user(state, job, now_s)
     _record_move(job, to, now_s, reason if told is None else told)
     set_state_deadline(state, job, deadline_s)
     reindex_job(state, job)
     state.changed_jobs.add(job.id)
+
+
+def _charge_user(state: PoolState, job: JobRecord, now_s: float) -> None:
+    """Count the chips of a job that has got or released them as held by its user."""
+    held = sum(sum(part.chips.values()) for part in job.plan_parts) if job.state in HOLDING_STATES else 0
+    if held != job.charged_chips:
+        state.shares.charge(job.user, held - job.charged_chips, now_s)
+        job.charged_chips = held
 
 
 def _record_move(job: JobRecord, to: JobState, now_s: float, text: str) -> None:

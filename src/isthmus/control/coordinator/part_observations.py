@@ -14,7 +14,7 @@ from isthmus.control.state import ledger
 from isthmus.control.state.job_records import PoolState
 from isthmus.control.state.site_records import PartRecord, PartState
 from isthmus.core.errors import IllegalTransitionError
-from isthmus.core.messages.agent_messages import ObservedPart, is_closer_to_root_cause
+from isthmus.core.messages.agent_messages import ObservedPart, RankMap, is_closer_to_root_cause
 
 PartTransition = Callable[[PartRecord, ObservedPart], PartState]
 
@@ -27,7 +27,7 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
     part.unsaved_s = seen.unsaved_s
     seen = _refuse_foreign_address(state, part, seen)
     if seen.state == part.state:
-        changed = _add_workers(part, seen) | _update_fault(part, seen) | _record_checkpoint(part, seen)
+        changed = _add_workers(state, part, seen) | _update_fault(part, seen) | _record_checkpoint(part, seen)
         if not (changed | _record_wait(part, seen)):
             return False
         state.changed_jobs.add(part.job)
@@ -46,7 +46,7 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
         part.detail = seen.detail
     part.state = step(part, seen)
     _record_wait(part, seen)
-    _add_workers(part, seen)
+    _add_workers(state, part, seen)
     _record_checkpoint(part, seen)
     if part.state == "released":
         ledger.free_part(state, part)
@@ -87,18 +87,27 @@ def record_part_events(state: PoolState, part: PartRecord, seen: ObservedPart, n
         state.changed_jobs.add(job.id)
 
 
-def _add_workers(part: PartRecord, seen: ObservedPart) -> bool:
-    """Add the addresses of new workers; ranks of other sites are ignored."""
-    if not seen.workers or len(part.workers) == len(part.ranks):
+def _add_workers(state: PoolState, part: PartRecord, seen: ObservedPart) -> bool:
+    """Adopt the addresses of new and replaced workers; ranks of other sites are ignored.
+
+    In the rank map of a running job a replaced worker changes the entry of its own rank alone.
+    """
+    known = {worker.rank: worker for worker in part.workers}
+    if all(known.get(worker.rank) == worker for worker in seen.workers):
         return False
-    known = {worker.rank for worker in part.workers}
-    new = tuple(
-        worker
+    own = set(part.ranks)
+    new = {
+        worker.rank: worker
         for worker in seen.workers
-        if worker.rank in part.ranks and worker.rank not in known and worker.cluster == part.cluster
-    )
-    part.workers += new
-    return bool(new)
+        if worker.rank in own and worker.cluster == part.cluster and known.get(worker.rank) != worker
+    }
+    if not new:
+        return False
+    part.workers = tuple((known | new).values())
+    job = state.jobs[part.job]
+    if job.rank_map is not None and part.attempt == job.attempt:
+        job.rank_map = RankMap(workers=tuple(new.get(one.rank, one) for one in job.rank_map.workers))
+    return True
 
 
 def _update_fault(part: PartRecord, seen: ObservedPart) -> bool:

@@ -12,6 +12,7 @@ from isthmus.control.coordinator.job_preflight import avoid_silent_pair
 from isthmus.control.queries.peer_checks import describe_unreached, pending_pairs, unreached_pairs
 from isthmus.control.state.events import AgentReported, PeerCheckTimedOut
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
+from isthmus.control.state.queue_order import queue_head
 from isthmus.control.state.site_records import ClusterRecord, PeerResult
 from isthmus.control.state.update_indexes import job_at_key
 from isthmus.core.messages.agent_messages import PeerAddress
@@ -93,7 +94,7 @@ def end_unanswered_check(state: PoolState, event: PeerCheckTimedOut) -> None:
     result = PeerResult(reached=False, detail=detail, at_s=event.now_s, silent=silent)
     _record_result(state, record, event.target, result)
     pair = event.source, event.target
-    for key in list(state.indexes.head(state.config.queue_window)):
+    for key in list(queue_head(state, state.config.queue_window)):
         job = job_at_key(state, key)
         if job.state in WAITING_STATES and pair in dict(unreached_pairs(state, job.plan_parts)):
             avoid_silent_pair(state, job, frozenset(pair), detail, event.now_s)

@@ -6,6 +6,7 @@ joined the queue, it starts if it fits beside the reservations, since nothing el
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 from isthmus.control.algorithms.global_order import Release, WaitingJob, global_order
@@ -24,6 +25,7 @@ from isthmus.control.queries.preflight_status import executes_checks, needs_pref
 from isthmus.control.state import ledger
 from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
+from isthmus.control.state.queue_order import is_fair, queue_head
 from isthmus.control.state.reconcile_log import may_start_now
 from isthmus.control.state.update_indexes import is_checking, job_at_key, park, queue_key, unpark
 
@@ -37,6 +39,7 @@ MAX_RELEASES = 64
 def schedule_queue(state: PoolState, now_s: float) -> list[JobRecord]:
     """Schedule after an event; return the jobs whose planner requests are sent now."""
     indexes = state.indexes
+    state.shares.now_s = now_s
     if indexes.capacity_added:
         _unpark_jobs(state)
     if not indexes.capacity_freed and _start_newly_queued(state, now_s):
@@ -86,7 +89,7 @@ def _may_start(state: PoolState, job: JobRecord, now_s: float) -> bool:
     """Return whether nothing but chips keeps the job from starting; otherwise its reason says what."""
     if state.restored is not None and not may_start_now(state, job):
         return False
-    return len(job.plan_parts) < 2 or may_start(state, job, now_s)
+    return may_start(state, job, now_s)
 
 
 def _may_reserve(state: PoolState, job: JobRecord, key: QueueKey, now_s: float) -> bool:
@@ -95,6 +98,8 @@ def _may_reserve(state: PoolState, job: JobRecord, key: QueueKey, now_s: float) 
         return True
     if state.objective == "deadline":
         return job.user_deadline_s is not None
+    if is_fair(state):
+        return state.objective == "arrival"
     first = min(state.indexes.reservers, default=None)
     return state.objective == "arrival" and (first is None or key < min(_reserver_keys(state)))
 
@@ -145,8 +150,10 @@ def _candidates(state: PoolState, waiting: list[JobRecord], free: ledger.Amounts
     owner's own work reserves nothing, since the end of that work is unknown.
     """
     found, first = list[WaitingJob](), state.objective == "arrival"
-    for job in waiting:
+    for turn, job in enumerate(waiting):
         request = _waiting_job(job)
+        if is_fair(state):
+            request = replace(request, turn=turn)
         fits = True
         for key, chips in request.needs.items():
             if key not in free:
@@ -164,7 +171,7 @@ def _candidates(state: PoolState, waiting: list[JobRecord], free: ledger.Amounts
 
 def _queue_head(state: PoolState) -> list[JobRecord]:
     """Return the jobs at the head of the queue that have a plan and are not in back-off."""
-    jobs = (job_at_key(state, key) for key in state.indexes.head(state.config.queue_window))
+    jobs = (job_at_key(state, key) for key in queue_head(state, state.config.queue_window))
     return [job for job in jobs if job.state in WAITING_STATES and job.plan and job.state_deadline_s is None]
 
 
@@ -224,7 +231,7 @@ def _replan_waiting(state: PoolState) -> None:
     total = sum(chips for groups in free.values() for chips in groups.values())
     total -= sum(ledger.chip_needs(state.indexes.reserved).values())
     indexes = state.indexes
-    first = [job_at_key(state, key) for key in indexes.head(MAX_REPLANNED_JOBS)]
+    first = [job_at_key(state, key) for key in queue_head(state, MAX_REPLANNED_JOBS)]
     undecided = [
         state.jobs[indexes.ids_by_number[number]] for number in islice(indexes.awaiting_choice, MAX_REPLANNED_JOBS)
     ]
@@ -251,6 +258,8 @@ def _min_chips(job: JobRecord) -> int:
 def _affects_advertised(state: PoolState) -> bool:
     """Return whether the change of the queue may affect the sites' queues."""
     indexes = state.indexes
+    if is_fair(state):
+        return True
     places = [*([indexes.queue_changed_from] if indexes.queue_changed_from else ()), *indexes.newly_queued]
     first = min(places, default=None)
     if len(indexes.advertised) < state.config.num_advertised:
@@ -263,7 +272,7 @@ def _advertise(state: PoolState, now_s: float) -> None:
     """Put the head of the queue into the queues of its sites, and have its files checked there."""
     indexes, found = state.indexes, list[str]()
     has_checks = any(executes_checks(state, cluster) for cluster in state.clusters)
-    for key in indexes.head(state.config.queue_window):
+    for key in queue_head(state, state.config.queue_window):
         if len(found) == state.config.num_advertised:
             break
         job = job_at_key(state, key)

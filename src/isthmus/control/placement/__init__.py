@@ -4,7 +4,11 @@ See `docs/design/placement.md`. `place_pipelines` is pure: requirement, free res
 out.
 """
 
-from isthmus.control.placement.check_placement_names import check_owner_name, check_placement_names
+from isthmus.control.placement.check_placement_names import (
+    check_output_site,
+    check_owner_name,
+    check_placement_names,
+)
 from isthmus.control.placement.check_satisfiable import NO_FIXED_DEGREES, check_clusters, check_degrees
 from isthmus.control.placement.place_pipelines import Candidate, PlacementResult, place_pipelines
 from isthmus.control.placement.place_plan import place_plan
@@ -30,6 +34,7 @@ __all__ = [
     "WanRequirement",
     "check_clusters",
     "check_degrees",
+    "check_output_site",
     "check_owner_name",
     "check_placement_names",
     "place_pipelines",

@@ -28,6 +28,16 @@ def check_placement_names(placement: PlacementConstraints, joined: tuple[Cluster
     _check("data_regions", placement.data_regions, regions)
 
 
+def check_output_site(site: str, joined: tuple[Cluster, ...], file: Pool | None) -> None:
+    """Raise `InputError` for an `output_site` that is in neither the pool file nor a report, with the nearest name.
+
+    `joined` are the clusters whose agents ever reported. While no cluster is known, any name is valid.
+    """
+    known = {cluster.name for cluster in (*joined, *(file.clusters if file else ()))}
+    if known and site not in known:
+        raise InputError(f"output_site: the pool has no site '{site}'", hint=suggest_name(site, sorted(known)))
+
+
 def check_owner_name(name: str, joined: tuple[Cluster, ...], file: Pool | None) -> None:
     """Raise `InputError` for an owner that neither the pool file nor a report has.
 

@@ -27,6 +27,7 @@ from isthmus.control.queries.peer_checks import describe_unreached
 from isthmus.control.queries.shortages import refusals, shortages
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import NO_PLAN_AT_ALL, JobRecord, PoolState
+from isthmus.control.state.queue_order import is_fair, queue_head, queue_place, share_note
 from isthmus.control.state.update_indexes import is_checking, job_at_key, queue_key
 from isthmus.core.messages.queue_status import JobAhead, QueueStatus
 from isthmus.core.plan import Plan
@@ -66,7 +67,11 @@ def query_job(state: PoolState, job: JobRecord, now_s: float, progress: Progress
     """
     others = [one for one in _queue_head(state) if one.id != job.id]
     counts = is_pending(job) and _pool_can_hold(state, job)
-    waiting = sorted([*others, job], key=queue_key) if counts else others
+    waiting = others
+    if counts:
+        before = set(queue_head(state, queue_place(state, job) - 1))
+        num_before = sum(queue_key(one) in before for one in others)
+        waiting = [*others[:num_before], job, *others[num_before:]]
     return _build_query(state, [job], waiting, now_s, progress, viewer)
 
 
@@ -93,7 +98,7 @@ def answer_query(query: WaitQuery) -> tuple[QueueStatus, ...]:
 
 def _pending_jobs(state: PoolState) -> Iterator[JobRecord]:
     """Yield the pending jobs: in the order of the queue, then those outside of it."""
-    for key in state.indexes.order:
+    for key in queue_head(state):
         yield job_at_key(state, key)
     yield from (job for job in state.live_jobs.values() if is_pending(job) and not job.in_queue)
 
@@ -107,7 +112,7 @@ def _pending_jobs_of(state: PoolState, user: str) -> Iterator[JobRecord]:
 
 def _queue_head(state: PoolState) -> list[JobRecord]:
     """Return the jobs at the head of the queue that the idle pool could hold."""
-    jobs = (job_at_key(state, key) for key in state.indexes.head(FORECAST_HEAD))
+    jobs = (job_at_key(state, key) for key in queue_head(state, FORECAST_HEAD))
     return [job for job in jobs if not awaits_choice(job) and _pool_can_hold(state, job)]
 
 
@@ -126,7 +131,9 @@ def _build_query(
     plans = [(job, plan) for job in waiting if (plan := wanted_plan(job)) is not None]
     return WaitQuery(
         statuses=tuple(_queue_status(state, job) for job in jobs),
-        waiting=tuple(waiting_job_of(job, plan, progress) for job, plan in plans),
+        waiting=tuple(
+            waiting_job_of(job, plan, progress, turn if is_fair(state) else 0) for turn, (job, plan) in enumerate(plans)
+        ),
         free={
             PoolResource.chips(name, group): number
             for name, groups in state.free_chips().items()
@@ -146,6 +153,8 @@ def _queue_status(state: PoolState, job: JobRecord) -> QueueStatus:
     if plan is not None and is_pending(job):
         refused = (*refusals(state, wanted_needs(job)), *refused)
     notes = (f"as if plan {plan.id} were chosen now",) if plan is not None and awaits_choice(job) else ()
+    if is_fair(state) and is_pending(job):
+        notes = (*notes, share_note(state, job))
     return QueueStatus(
         id=job.id,
         name=job.submission.job.name,
@@ -163,11 +172,9 @@ def _queue_status(state: PoolState, job: JobRecord) -> QueueStatus:
 
 def _queue_place(state: PoolState, job: JobRecord) -> int | None:
     """Return the job's place in the queue from 1, or the place it would have if it were submitted now."""
-    if job.in_queue:
-        return int(state.indexes.order.index(queue_key(job))) + 1
-    if job.id in state.jobs or not _pool_can_hold(state, job):
+    if not job.in_queue and (job.id in state.jobs or not _pool_can_hold(state, job)):
         return None
-    return int(state.indexes.order.bisect_left(queue_key(job))) + 1
+    return queue_place(state, job)
 
 
 def _with_forecast(status: QueueStatus, forecast: StartForecast | None, query: WaitQuery) -> QueueStatus:

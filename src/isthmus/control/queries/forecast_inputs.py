@@ -54,8 +54,8 @@ def wanted_needs(job: JobRecord) -> ledger.Amounts:
     return ledger.chip_needs_of(wanted_parts(job)) if job.needs is None else job.needs
 
 
-def waiting_job_of(job: JobRecord, plan: Plan, progress: ProgressByJob) -> WaitingJob:
-    """Return the input of `global_order` for a job that waits for `plan`, with its remaining run time."""
+def waiting_job_of(job: JobRecord, plan: Plan, progress: ProgressByJob, turn: int = 0) -> WaitingJob:
+    """Return the input of `global_order` for a job that waits for `plan`, with its remaining run time and its turn."""
     pace, steps = progress.get(job.id, JobProgress(0)), job.submission.job.training.steps
     step_s = plan.predicted.iteration_s if plan.predicted else 0.0
     return WaitingJob(
@@ -65,6 +65,7 @@ def waiting_job_of(job: JobRecord, plan: Plan, progress: ProgressByJob) -> Waiti
         priority=job.priority,
         deadline_s=job.user_deadline_s,
         run_s=max(0, steps - pace.steps_done) * step_s,
+        turn=turn,
     )
 
 

@@ -25,12 +25,15 @@ class Quotas:
     high_priority_users: frozenset[str] = frozenset()
 
 
-def check_submission(quotas: Quotas, user: str, submission: Submission) -> None:
-    """Raise `AuthError` for a priority that the user was not granted, and `TooLargeError` for too large a job."""
-    if submission.job.priority == "high" and user not in quotas.high_priority_users:
+def check_submission(quotas: Quotas, user: str, submission: Submission, *, high: bool = False) -> None:
+    """Raise `AuthError` for a priority that was not granted, and `TooLargeError` for too large a job.
+
+    `high` says that the token of the submission grants priority `high`.
+    """
+    if submission.job.priority == "high" and not high and user not in quotas.high_priority_users:
         raise AuthError(
             f"user '{user}' may not submit jobs of priority 'high', which may preempt those of others",
-            hint="use priority 'middle', or ask the pool operator: isthmus serve --high-priority-user",
+            hint="use priority 'middle', or ask the pool operator: isthmus token grant, serve --high-priority-user",
         )
     packed = PackedSubmission.pack(submission)
     num_bytes = len(packed.job_json) + len(packed.model_json.encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from isthmus.control.queries.agent_orders import count_misplaced, held_parts, site_queue
 from isthmus.control.queries.preemption_victims import find_victims
@@ -16,9 +17,10 @@ from isthmus.control.state.job_records import (
     JobRecord,
     PoolState,
 )
+from isthmus.control.state.queue_order import queue_head, queue_place
 from isthmus.control.state.reconcile_log import is_awaited
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
-from isthmus.control.state.update_indexes import is_checking, queue_key
+from isthmus.control.state.update_indexes import is_checking
 from isthmus.core.messages.api_views import (
     AgentView,
     ClusterView,
@@ -55,7 +57,7 @@ def job_view(state: PoolState, job: JobRecord, *, details: bool) -> JobView:
         plans=job.plans if details else None,
         preflight=job.preflight.views() if details and job.preflight else (),
         parts=tuple(_part_view(state, part) for part in job.current_parts()),
-        place=state.indexes.order.index(queue_key(job)) + 1 if job.in_queue else None,
+        place=queue_place(state, job) if job.in_queue else None,
         offer=tuple(_offered_victims(state, job)) if details else (),
         victims=tuple(_victim_view(state, one) for one in job.victims),
     )
@@ -152,10 +154,9 @@ def _meets(state: PoolState, job: JobRecord, wanted: JobFilter) -> bool:
 
 def iterate_queue(state: PoolState, after: str | None, limit: int) -> Iterator[JobRecord]:
     """Yield up to `limit` jobs of the queue, first to start first, starting after job `after`."""
-    order = state.indexes.order
-    keys = iter(order)
-    if after is not None:
-        keys = order.irange(queue_key(state.jobs[after]), inclusive=(False, True))
+    keys = queue_head(state)
+    if after is not None and state.jobs[after].in_queue:
+        keys = islice(keys, queue_place(state, state.jobs[after]), None)
     for _ in range(limit):
         key = next(keys, None)
         if key is None:

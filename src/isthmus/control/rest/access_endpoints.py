@@ -12,7 +12,14 @@ from isthmus.control.rest.rest_bodies import error_responses
 from isthmus.control.service import auth
 from isthmus.core.base_model import NonNegativeFloat
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages.access_views import MAX_TEXT_CHARS, AuditFilter, AuditPage, TokenInfo, TokenRotation
+from isthmus.core.messages.access_views import (
+    MAX_TEXT_CHARS,
+    AuditFilter,
+    AuditPage,
+    TokenGrant,
+    TokenInfo,
+    TokenRotation,
+)
 from isthmus.core.messages.api_views import TokenRequest, TokenView
 
 AuditSince = Annotated[
@@ -41,6 +48,13 @@ def list_tokens(caller: CurrentCaller, service: Service) -> list[TokenInfo]:
 def revoke_token(token_id: str, caller: CurrentCaller, service: Service) -> TokenInfo:
     """Revoke a token of the caller (an admin: any): it is rejected and its event streams end within a second."""
     return service.tokens.revoke(caller, token_id)
+
+
+@access_router.post("/tokens/{token_id}/grant", responses=error_responses(NotFoundError, ConflictError))
+def grant_token(token_id: str, grant: TokenGrant, caller: CurrentCaller, service: Service) -> TokenInfo:
+    """Grant priority `high` to the jobs of a user's token, or take it back (admin only): it counts within a second."""
+    auth.require_role(caller)
+    return service.tokens.grant(caller, token_id, grant)
 
 
 @access_router.post("/tokens/{token_id}/rotate", responses=error_responses(NotFoundError, ConflictError))

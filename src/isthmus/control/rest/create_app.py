@@ -15,17 +15,15 @@ from starlette.exceptions import HTTPException
 
 import isthmus
 from isthmus.control.rest.access_endpoints import access_router
+from isthmus.control.rest.body_limit import BodyLimits, BodySizeMiddleware, BodyTooLargeError
 from isthmus.control.rest.endpoints import check_protocol, metrics_router, router
 from isthmus.control.rest.event_stream import OpenStreams
 from isthmus.control.rest.interface_page import interface_page
-from isthmus.control.rest.middleware import BodySizeMiddleware, HeadMiddleware, TokenMiddleware, error_response
+from isthmus.control.rest.middleware import HeadMiddleware, TokenMiddleware, error_response
 from isthmus.control.rest.request_batcher import RequestBatcher
 from isthmus.control.service.control_service import ControlService
 from isthmus.core.errors import AuthError, InputError, IsthmusError, NotFoundError, ProtocolError
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, protocol_version_of
-
-MAX_BODY_BYTES = 16 * 2**20
-"""Largest request body."""
 
 
 def create_app(service: ControlService) -> FastAPI:
@@ -41,7 +39,8 @@ def create_app(service: ControlService) -> FastAPI:
     app.include_router(metrics_router)
     app.include_router(access_router)
     _describe(app)
-    app.add_middleware(BodySizeMiddleware, max_bytes=MAX_BODY_BYTES)
+    quotas = service.quotas
+    app.add_middleware(BodySizeMiddleware, limits=BodyLimits(quotas.job_bytes if quotas else None))
     app.add_middleware(TokenMiddleware, gate=service.gate, audit=service.audit)
     app.add_middleware(HeadMiddleware, audit=service.audit)
     app.add_exception_handler(IsthmusError, _handle_error)
@@ -109,6 +108,8 @@ async def _handle_invalid_request(request: Request, error: Exception) -> JSONRes
 async def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         raise error
+    if isinstance(error, BodyTooLargeError):
+        return error_response(error.refusal, 413)
     kind = NotFoundError if error.status_code == 404 else InputError
     unreadable = error.status_code == 400  # a body that is not JSON: report it like any other invalid body
     status = 422 if unreadable else error.status_code

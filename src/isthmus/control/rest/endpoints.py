@@ -56,6 +56,7 @@ from isthmus.core.messages.api_views import (
 )
 from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.rank_views import RankView
 from isthmus.core.plan import PlanSet
 
 
@@ -122,7 +123,8 @@ def health() -> Health:
 async def submit_job(submission: Submission, caller: CurrentCaller, service: Service, batcher: Batcher) -> JobView:
     """Submit a job; returns once it is on disk. Repeating the same key returns the same job."""
     auth.require_role(caller, "user")
-    make_request = partial(service.submissions.submit_request, caller.name, submission, exempt=caller.role == "admin")
+    submit = partial(service.submissions.submit_request, exempt=caller.role == "admin", high=caller.high)
+    make_request = partial(submit, caller.name, submission)
     if submission.job.parallel == NO_FIXED_DEGREES:
         asked = make_request()
     else:  # its model is profiled
@@ -136,7 +138,8 @@ async def submit_job(submission: Submission, caller: CurrentCaller, service: Ser
 def submit_bulk(bulk: BulkSubmission, caller: CurrentCaller, service: Service) -> Response:
     """Submit several jobs independently; returns their results in order once all are on disk."""
     auth.require_role(caller, "user")
-    done = service.submissions.submit_all(caller.name, bulk.submissions, exempt=caller.role == "admin")
+    submit = partial(service.submissions.submit_all, exempt=caller.role == "admin", high=caller.high)
+    done = submit(caller.name, bulk.submissions)
     outcomes = [submission_result(outcome) for outcome in done]
     jobs = [outcome.id for outcome in outcomes if outcome.id is not None]
     service.audit.record("jobs-submitted", caller, jobs[0] if jobs else "", f"{len(jobs)} of {len(outcomes)} jobs")
@@ -147,7 +150,7 @@ def submit_bulk(bulk: BulkSubmission, caller: CurrentCaller, service: Service) -
 def dry_run(submission: Submission, caller: CurrentCaller, service: Service) -> DryRun:
     """Return a job's plans, queue position, expected start and victims without submitting it."""
     auth.require_role(caller, "user")
-    return service.dry_run(caller.name, submission, exempt=caller.role == "admin")
+    return service.dry_run(caller.name, submission, exempt=caller.role == "admin", high=caller.high)
 
 
 @router.get("/jobs", responses=error_responses(NotFoundError))
@@ -219,6 +222,13 @@ def get_queue_status(job_id: str, caller: CurrentCaller, service: Service) -> Qu
     """Return why a job waits: missing resources, jobs ahead of it, expected start."""
     _own_job(service, caller, job_id)
     return service.queue_status(job_id, None if caller.role == "admin" else caller.name)
+
+
+@router.get("/jobs/{job_id}/ranks", responses=error_responses(NotFoundError, ConflictError))
+def get_ranks(job_id: str, caller: CurrentCaller, service: Service) -> list[RankView]:
+    """Return the ranks of a job's plan: cluster, node, addresses, and the peers with the demands between addresses."""
+    _own_job(service, caller, job_id)
+    return list(service.ranks(job_id))
 
 
 @router.get("/queue", responses=error_responses())

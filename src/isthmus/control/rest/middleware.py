@@ -1,4 +1,4 @@
-"""ASGI middleware: checks a request's head and token, limits its caller and its body, adds security headers."""
+"""ASGI middleware: checks a request's head and token, limits its caller, adds security headers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Protocol
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -114,7 +113,7 @@ class TokenMiddleware:
             raise self._gate.refuse(address)
         if known is None:
             known = await run_in_threadpool(self._gate.look_up, header, address)
-        return Caller(role=known.role, name=known.name, token_id=known.token_id, address=address)
+        return Caller(role=known.role, name=known.name, token_id=known.token_id, address=address, high=known.high)
 
 
 def _address(scope: Scope) -> str:
@@ -125,35 +124,6 @@ def _address(scope: Scope) -> str:
 def needs_token(path: str) -> bool:
     """Return whether requests of a path need a token."""
     return (path.startswith("/v1/") or path == METRICS_PATH) and path not in PUBLIC_PATHS
-
-
-class BodySizeMiddleware:
-    """ASGI middleware: answers 413 if the declared or actual body size exceeds `max_bytes`."""
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
-        self._app, self._max_bytes = app, max_bytes
-        self._message = f"the body is larger than {max_bytes} bytes"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request and count the bytes of its body."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        claimed = dict(scope["headers"]).get(b"content-length", b"0")
-        if not claimed.isdigit() or int(claimed) > self._max_bytes:
-            await error_response(InputError(self._message), 413)(scope, receive, send)
-            return
-        num_bytes = 0
-
-        async def counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_bytes:
-                raise HTTPException(413, detail=self._message)
-            return message
-
-        await self._app(scope, counted, send)
 
 
 def error_response(error: IsthmusError, status: int, *, close: bool = False) -> JSONResponse:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import FailFast, Field, TypeAdapter
 
 from isthmus.control.service.auth import UnknownCallerError
 from isthmus.control.state.events import VictimNamed
@@ -25,13 +25,13 @@ class PlanChoice(FrozenModel):
 class PreemptionRequest(FrozenModel):
     """The victims whose chips a job takes, as listed in `offer` of its view."""
 
-    victims: Annotated[tuple[VictimNamed, ...], Field(min_length=1, max_length=MAX_BULK_JOBS)]
+    victims: Annotated[tuple[VictimNamed, ...], Field(min_length=1, max_length=MAX_BULK_JOBS), FailFast()]
 
 
 class BulkSubmission(FrozenModel):
     """Several jobs to submit in one batch."""
 
-    submissions: Annotated[tuple[Submission, ...], Field(max_length=MAX_BULK_JOBS)]
+    submissions: Annotated[tuple[Submission, ...], Field(max_length=MAX_BULK_JOBS), FailFast()]
 
 
 class ErrorBody(FrozenModel):

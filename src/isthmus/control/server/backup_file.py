@@ -48,6 +48,12 @@ COPIED_TABLES = (
         "INSERT INTO events (number, body, hash) VALUES (?, ?, ?)",
     ),
     CopiedTable(
+        "bases",
+        -1,
+        "SELECT number, hash, made_s, active, body FROM bases WHERE number > ? ORDER BY number LIMIT 10",
+        "INSERT INTO bases (number, hash, made_s, active, body) VALUES (?, ?, ?, ?, ?)",
+    ),
+    CopiedTable(
         "metrics",
         -1,
         "SELECT number, job, attempt, rank, step, body FROM metrics WHERE number > ? ORDER BY number LIMIT 1000",
@@ -62,10 +68,10 @@ COPIED_TABLES = (
     CopiedTable(
         "tokens",
         "",
-        "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by FROM tokens "
+        "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, high FROM tokens "
         "WHERE digest > ? ORDER BY digest LIMIT 1000",
-        "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, high) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
     ),
     CopiedTable(
         "audit",
@@ -144,6 +150,8 @@ def verify_file(file: Path) -> LogReport:
 def copied_rows(log: StoredLog, table: CopiedTable) -> Iterator[list[Any]]:
     """Yield the rows of a table in pages, in the order of its statements."""
     after: Any = table.before_first
+    if not log.has_table(table.name):  # a store of an earlier version
+        return
     while rows := log.rows(table.select, after):
         yield rows
         after = rows[-1][0]

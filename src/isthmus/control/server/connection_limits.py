@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import itertools
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
@@ -158,9 +159,9 @@ class ConnectionLimits:
         """Return the unproven connection that is open for longest, None without one."""
         return next(iter(self._unproven), None)
 
-    def overdue(self, now_s: float) -> list[ClientConnection]:
-        """Return the connections whose deadline has passed."""
-        return [one for one in self._open if one.is_overdue(now_s)]
+    def overdue(self, now_s: float, most: int | None = None) -> list[ClientConnection]:
+        """Return the connections whose deadline has passed, `most` of them at most."""
+        return list(itertools.islice((one for one in self._open if one.is_overdue(now_s)), most))
 
     def _forget(self, connection: ClientConnection) -> None:
         if connection.caller is not None:

@@ -6,10 +6,11 @@ that it does not refuse takes the ordinary way, which decides again.
 
 from __future__ import annotations
 
+import functools
 import re
 
 from isthmus.control.rest.middleware import needs_token
-from isthmus.control.service.access.token_gate import TokenGate, TooManyFailuresError
+from isthmus.control.service.access.token_gate import TokenGate
 
 MAX_HEAD_BYTES = 16 * 1024
 """Largest head of a request."""
@@ -41,6 +42,9 @@ def refusal(gate: TokenGate, address: str, data: bytes) -> bytes | None:
     found = _AUTHORIZATION.search(data, 0, end + 2)
     if gate.known(found[1] if found else None) is not None:
         return None
-    error = gate.refuse(address)
-    delay_s = error.delay_s if isinstance(error, TooManyFailuresError) else 1.0
+    return _answer(int(gate.count_failure(address)) or 1)
+
+
+@functools.cache
+def _answer(delay_s: int) -> bytes:
     return _ANSWER % (delay_s, len(_BODY), _BODY)

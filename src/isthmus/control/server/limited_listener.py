@@ -24,22 +24,26 @@ from isthmus.control.server.guarded_protocol import GuardedProtocol
 from isthmus.control.server.head_refusal import HEAD_END, MAX_HEAD_BYTES, TOO_LARGE, refusal
 from isthmus.control.service.access.token_gate import TokenGate
 
-CALLS_PER_TURN = 64
-"""Connections accepted, or read from, before others have their turn."""
+CALLS_PER_TURN = 16
+"""Connections accepted, or read from, before others have their turn: 1 ms."""
 PAUSE_S = 0.2
 """Pause after a failure to accept."""
+FLOOD_PAUSE_S = 0.002
+"""Pause after the last of those that wait to be accepted, if one was refused: a flood is accepted several at a time."""
 FREED_PER_FAILURE = 64
 """Unproven connections that are closed when no file is free."""
 SWEEP_INTERVAL_S = 0.5
 """Interval of closing overdue connections."""
-SHORT_SWEEP_INTERVAL_S = 0.02
+SHORT_SWEEP_INTERVAL_S = 0.01
 """Interval while more are overdue than one sweep closes."""
-CLOSED_PER_SWEEP = 128
-"""Overdue connections closed before others have their turn."""
+CLOSED_PER_SWEEP = 16
+"""Overdue connections closed at once: 1,600 a second, so that an attacker that opens them again has no burst."""
 REPORT_INTERVAL_S = 60.0
 """Least interval between two log lines about closed connections."""
 
 _NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_WITH_CLOSE = socket.MSG_DONTWAIT | getattr(socket, "MSG_MORE", 0)
+"""Flags of an answer before a close: Linux sends both in one packet, at half the cost of two."""
 _log = logging.getLogger("isthmus.server")
 MakeProtocol = Callable[[ClientConnection, bytes, Callable[[ClientConnection], None]], GuardedProtocol]
 
@@ -103,19 +107,47 @@ class LimitedListener:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self) -> None:
+        accepted: list[tuple[socket.socket, str]] = []
+        is_last_turn = False
         for _ in range(CALLS_PER_TURN):
             try:
                 made, peer = self._listener.accept()
             except (BlockingIOError, InterruptedError):
-                return
+                is_last_turn = True
+                break
             except OSError as error:
                 if error.errno in _NO_RESOURCES:
-                    self._pause_accepting(error)
-                    return
+                    self._free_files(error)
+                    break
                 continue  # the client has gone
-            self._admit(made, str(peer[0]))
+            accepted.append((made, str(peer[0])))
+        # Read after all are accepted: most have sent their request by then.
+        num_refused = sum([self._refuse_or_admit(made, address) for made, address in accepted])
+        if num_refused and is_last_turn and self._pause is None:
+            self._pause_accepting(FLOOD_PAUSE_S)
 
-    def _admit(self, made: socket.socket, address: str) -> None:
+    def _refuse_or_admit(self, made: socket.socket, address: str) -> bool:
+        """Refuse a new connection from what it has sent already, or admit it; return whether it was refused."""
+        received = _received(made) if self._tls is None else None
+        if received == b"":
+            made.close()
+            return False
+        is_decided = received is not None and _is_decided(received)
+        if is_decided and self._refuse(made, address, received or b""):
+            made.close()
+            return True
+        connection = self._admit(made, address, received or b"")
+        if connection is None:
+            return False
+        if is_decided:
+            self._serve(connection)
+        else:
+            self._by_file[made.fileno()] = connection
+            self._epoll.register(made, select.EPOLLIN | select.EPOLLRDHUP)
+        return False
+
+    def _admit(self, made: socket.socket, address: str, received: bytes) -> ClientConnection | None:
+        """Return the connection within the limits, None if it was closed at once."""
         connection, victim = self._limits.open(address, self._clock())
         if victim is not None:
             self._abort(victim)
@@ -123,11 +155,22 @@ class LimitedListener:
         if connection is None:
             self._counts["at once, since the server is full"] += 1
             made.close()
-            return
+            return None
         made.setblocking(False)
-        self._waiting[connection] = _Waiting(made, address)
-        self._by_file[made.fileno()] = connection
-        self._epoll.register(made, select.EPOLLIN | select.EPOLLRDHUP)
+        self._waiting[connection] = _Waiting(made, address, received)
+        return connection
+
+    def _refuse(self, made: socket.socket, address: str, received: bytes) -> bool:
+        """Answer a complete or too large head that is refused without parsing it; return whether it is."""
+        is_complete = HEAD_END in received[:MAX_HEAD_BYTES]
+        answer = refusal(self._gate, address, received) if is_complete else TOO_LARGE
+        if answer is None:
+            return False
+        # A close discards what is unsent where something is unread.
+        flags = _WITH_CLOSE if len(received) < MAX_HEAD_BYTES else socket.MSG_DONTWAIT
+        with contextlib.suppress(OSError):
+            made.send(answer, flags)
+        return True
 
     def _read_waiting(self) -> None:
         for file, _ in self._epoll.poll(0, CALLS_PER_TURN):
@@ -135,40 +178,35 @@ class LimitedListener:
             if connection is None:
                 continue
             if self._tls is not None:
+                self._unregister(connection)
                 self._serve(connection)  # its first bytes belong to the handshake
             else:
                 self._read_head(connection, self._waiting[connection])
 
     def _read_head(self, connection: ClientConnection, waiting: _Waiting) -> None:
         """Read what has arrived; serve the connection once a head is complete, unless it is refused."""
-        try:
-            data = waiting.socket.recv(MAX_HEAD_BYTES)
-        except (BlockingIOError, InterruptedError):
+        data = _received(waiting.socket)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data:
             self._abort(connection)
             return
         waiting.received += data
-        if HEAD_END in waiting.received[:MAX_HEAD_BYTES]:
-            refused = refusal(self._gate, waiting.address, waiting.received)
-        elif len(waiting.received) < MAX_HEAD_BYTES:
+        if not _is_decided(waiting.received):
             return
-        else:
-            refused = TOO_LARGE
-        if refused is None:
-            self._serve(connection)
+        if self._refuse(waiting.socket, waiting.address, waiting.received):
+            self._abort(connection)
             return
-        with contextlib.suppress(OSError):
-            waiting.socket.send(refused)
-        self._abort(connection)
+        self._unregister(connection)
+        self._serve(connection)
+
+    def _unregister(self, connection: ClientConnection) -> None:
+        made = self._waiting[connection].socket
+        del self._by_file[made.fileno()]
+        self._epoll.unregister(made)
 
     def _serve(self, connection: ClientConnection) -> None:
-        waiting = self._waiting[connection]
-        del self._by_file[waiting.socket.fileno()]
-        self._epoll.unregister(waiting.socket)
-        task = self._loop.create_task(self._connect(connection, waiting))
+        task = self._loop.create_task(self._connect(connection, self._waiting[connection]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -211,7 +249,7 @@ class LimitedListener:
         if waiting is not None:
             self._by_file.pop(waiting.socket.fileno(), None)
 
-    def _pause_accepting(self, error: OSError) -> None:
+    def _free_files(self, error: OSError) -> None:
         """Close the oldest unproven connections and accept again after a pause."""
         for _ in range(FREED_PER_FAILURE):
             victim = self._limits.oldest_unproven()
@@ -219,24 +257,28 @@ class LimitedListener:
                 break
             self._abort(victim)
             self._counts[f"since no file was free ({error.strerror})"] += 1
+        self._pause_accepting(PAUSE_S)
+
+    def _pause_accepting(self, pause_s: float) -> None:
         self._loop.remove_reader(self._listener.fileno())
-        self._pause = self._loop.call_later(PAUSE_S, self._resume)
+        self._pause = self._loop.call_later(pause_s, self._resume)
 
     def _resume(self) -> None:
+        self._pause = None
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _sweep(self) -> None:
-        num_left = 0
+        is_more_left = False
         try:
-            num_left = self._close_overdue(self._clock())
+            is_more_left = self._close_overdue(self._clock())
         finally:
-            pause_s = SHORT_SWEEP_INTERVAL_S if num_left else SWEEP_INTERVAL_S
+            pause_s = SHORT_SWEEP_INTERVAL_S if is_more_left else SWEEP_INTERVAL_S
             self._timer = self._loop.call_later(pause_s, self._sweep)
 
-    def _close_overdue(self, now_s: float) -> int:
-        """Close overdue connections and report; return how many are left for the next sweep."""
-        overdue = self._limits.overdue(now_s)
-        for connection in overdue[:CLOSED_PER_SWEEP]:
+    def _close_overdue(self, now_s: float) -> bool:
+        """Close overdue connections and report; return whether more may be left for the next sweep."""
+        overdue = self._limits.overdue(now_s, CLOSED_PER_SWEEP)
+        for connection in overdue:
             self._abort(connection)
             self._counts["after their time for a request or its answer"] += 1
         if self._counts and now_s - self._reported_s >= REPORT_INTERVAL_S:
@@ -244,4 +286,19 @@ class LimitedListener:
             _log.warning("connections closed: %s; %d are open", text, self._limits.num_open)
             self._counts.clear()
             self._reported_s = now_s
-        return max(0, len(overdue) - CLOSED_PER_SWEEP)
+        return len(overdue) == CLOSED_PER_SWEEP
+
+
+def _received(made: socket.socket) -> bytes | None:
+    """Return what has arrived, None if nothing has, nothing if the connection has ended."""
+    try:
+        return made.recv(MAX_HEAD_BYTES, socket.MSG_DONTWAIT)
+    except (BlockingIOError, InterruptedError):
+        return None
+    except OSError:
+        return b""
+
+
+def _is_decided(received: bytes) -> bool:
+    """Return whether a head is complete or too large."""
+    return HEAD_END in received or len(received) >= MAX_HEAD_BYTES

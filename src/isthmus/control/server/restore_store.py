@@ -138,12 +138,13 @@ def _as_postgres(table: CopiedTable, row: Sequence[Any]) -> list[Any]:
 
 _POSTGRES_INSERTS = {
     "events": "INSERT INTO events (number, body, hash) VALUES (%s, %s, %s)",
+    "bases": "INSERT INTO bases (number, hash, made_s, active, body) VALUES (%s, %s, %s, %s, %s)",
     "metrics": "INSERT INTO metrics (number, job, attempt, rank, step, body) "
     "OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s, %s, %s)",
     "logs": "INSERT INTO logs (number, job, attempt, rank, start, stop, body) "
     "OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s, %s, %s, %s)",
-    "tokens": "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by) "
-    "VALUES (%s, %s, %s, %s, %s, %s, %s)",
+    "tokens": "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, high) "
+    "VALUES (%s, %s, %s, %s, %s, %s, %s, %s)",
     "audit": "INSERT INTO audit (number, at_s, action, actor, role, token, address, subject, detail) "
     "OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
     "secrets": "INSERT INTO secrets (name, value) VALUES (%s, %s)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import logging
 import socket
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 import uvicorn
 
 from isthmus.control.rest.create_app import create_app
+from isthmus.control.server.backup_file import open_stored_log
 from isthmus.control.server.connection_limits import ConnectionLimits, caps_within
 from isthmus.control.server.file_limit import raise_file_limit
 from isthmus.control.server.gc_tuning import tune_gc
@@ -23,6 +25,7 @@ from isthmus.control.server.guarded_protocol import make_protocol_factory
 from isthmus.control.server.head_refusal import MAX_HEAD_BYTES
 from isthmus.control.server.limited_listener import LimitedListener
 from isthmus.control.server.listen_addresses import certificate_hosts, printed_hosts
+from isthmus.control.server.log_archive import archive_events
 from isthmus.control.server.log_end_file import LogEndFile
 from isthmus.control.server.server_config import ServerConfig, open_store, read_database_address
 from isthmus.control.server.tls import Certificate, given_certificate, self_signed_certificate
@@ -32,6 +35,7 @@ from isthmus.control.service.control_service import ControlService
 from isthmus.control.service.planner_process import COMMAND, PlannerPool, PlannerProcess
 from isthmus.control.service.planner_queue import Planner
 from isthmus.control.store.leader_election import LeaderElection
+from isthmus.control.store.log_base import LogBase
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.control.store.store_interface import Store
@@ -76,8 +80,8 @@ def run_server(
         certificate = load_certificate(config)
         store = (make_store or open_store)(config)
         stack.callback(store.close)
+        log_end = LogEndFile(config.state)
         if isinstance(store, SqlQueries):
-            log_end = LogEndFile(config.state)
             stack.callback(log_end.close)
             log_end.follow(store)
         ensure_admin_token(store, config.state, time.time())
@@ -92,6 +96,8 @@ def run_server(
             rules=config.rules,
             leader_election=leadership,
             snapshot_file=SnapshotFile(config.state),
+            compaction=config.compaction,
+            before_compaction=functools.partial(_prepare_compaction, config, log_end),
         )
         stack.callback(service.close)
         stack.callback(own.close)
@@ -110,6 +116,14 @@ def run_server(
         server.on_ready = lambda: announce(listening) if announce else None
         server.on_shutdown = service.changes.close
         server.run(sockets=[listener])
+
+
+def _prepare_compaction(config: ServerConfig, log_end: LogEndFile, base: LogBase) -> None:
+    """Copy the events that a base will replace to the archive, and put the end of the log on disk."""
+    if config.archive is not None:
+        with open_stored_log(config) as log:
+            archive_events(log, base.end, config.archive)
+    log_end.flush()
 
 
 def load_certificate(config: ServerConfig) -> Certificate | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.server.connection_limits import ConnectionCaps
 from isthmus.control.server.log_end_file import LogEndFile
@@ -12,11 +13,14 @@ from isthmus.control.service.planner_process import SEARCH_CPU_S
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import Store
+from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import InputError
 from isthmus.core.pool import Pool
 
 DATABASE_FILE = "isthmus.db"
 """Name of the SQLite file in the state folder."""
+MAX_ADDRESS_BYTES = 4096
+"""Largest file with the address of a database."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,10 @@ class ServerConfig:
     connections: ConnectionCaps | None = None
     # What one user or owner may ask for.
     quotas: Quotas = field(default_factory=Quotas)
+    # How much of the event log is kept.
+    compaction: CompactionPolicy = field(default_factory=CompactionPolicy)
+    # Folder for a copy of the events that compaction drops. None: no copy.
+    archive: Path | None = None
     # CPU time of a search for plans, in seconds; then the best plans so far are the answer.
     search_cpu_s: float = SEARCH_CPU_S
 
@@ -62,7 +70,7 @@ def open_store(config: ServerConfig) -> Store:
 def read_database_address(file: Path) -> str:
     """Return the database address in `file`, which is one line; raise `InputError` otherwise."""
     try:
-        address = file.read_text(encoding="utf-8").strip()
+        address = read_within(file, MAX_ADDRESS_BYTES).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the database address cannot be read from {file}: {error}") from error
     if not address or "\n" in address:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from isthmus.control.state.events import decode_event
+from isthmus.control.store.log_base import LogBase
 from isthmus.control.store.log_chain import LogDamagedError, LogEnd, chain_start, follow_link
+from isthmus.control.store.snapshot_codec import restore_base
 from isthmus.core.errors import FileError, IsthmusError, NotFoundError, ProtocolError, UnavailableError
 
 PAGE_SIZE = 1000
@@ -103,11 +105,14 @@ class LogReport:
     # Number and hash of the last event whose chain is complete.
     end: LogEnd
     problems: tuple[str, ...]
+    # Number of the last event that a base replaces; 0 in a log that was never compacted.
+    base: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form that commands print."""
         last = {"last_event": self.end.number, "last_hash": self.end.digest.hex()}
-        return {"name": self.name, "store": self.store, "events": self.num_events, **last, "problems": self.problems}
+        found = {"name": self.name, "store": self.store, "base": self.base, "events": self.num_events}
+        return {**found, **last, "problems": self.problems}
 
 
 def store_identity(log: StoredLog) -> str | None:
@@ -123,6 +128,8 @@ def store_identity(log: StoredLog) -> str | None:
 def check_log(log: StoredLog, known_store: str | None = None, known: LogEnd = _NOTHING) -> LogReport:
     """Verify numbers, hashes and form of every event, and that the log contains the acknowledged event `known`.
 
+    The log of a compacted store begins behind its base, which one of its events must record.
+
     `known_store` is the identity that the state folder names, None if it names none.
     """
     store = store_identity(log)
@@ -132,27 +139,55 @@ def check_log(log: StoredLog, known_store: str | None = None, known: LogEnd = _N
     problems = _Problems()
     if known_store is not None and known_store != store:
         problems.add(f"the state folder belongs to store {known_store}, the database to store {store}")
-    end, num_events, digest_of_known = chain_start(store), 0, b""
-    sound, broken = end, False
-    for number, body, stored in stored_events(log):
+    base = _read_base(log, problems)
+    end, num_events, digest_of_known = chain_start(store) if base is None else base.end, 0, b""
+    sound, broken, is_recorded, first = end, False, base is None, end.number
+    for number, body, stored in stored_events(log, first):
         num_events += 1
         digest = bytes(stored or b"")
         try:
             end = follow_link(end, number, body, digest)
-            decode_event(body)
+            event = decode_event(body)
+            is_recorded = is_recorded or (base is not None and base.is_recorded_by(event))
         except (IsthmusError, ValueError) as error:
             problems.add(_problem(number, error))
             end, broken = LogEnd(number, digest), True
         sound = sound if broken else end
         digest_of_known = digest if number == known.number else digest_of_known
+    if not is_recorded:
+        problems.add(f"no event records the base that replaces those up to {first}: it is forged, or the end is lost")
     if known.number and digest_of_known != known.digest:
         problems.add(f"event {known.number}, which this server has acknowledged, is missing or another one")
-    return LogReport(name=log.name, store=store, num_events=num_events, end=sound, problems=problems.listed())
+    listed = problems.listed()
+    return LogReport(name=log.name, store=store, num_events=num_events, end=sound, problems=listed, base=first)
 
 
-def stored_events(log: StoredLog) -> Iterator[tuple[int, str, Any]]:
-    """Yield number, encoded form and hash of every event, in order; raise `FileError` for a row of other types."""
-    page, after = "SELECT number, body, hash FROM events WHERE number > ? ORDER BY number LIMIT ?", -1
+def _read_base(log: StoredLog, problems: _Problems) -> LogBase | None:
+    """Return the active base of a store and report what is wrong with it."""
+    if not log.has_table("bases"):
+        return None
+    sql = "SELECT number, hash, made_s, body FROM bases WHERE active = 1 ORDER BY number DESC LIMIT 1"
+    rows = log.rows(sql)
+    if not rows:
+        return None
+    number, digest, made_s, body = rows[0]
+    blobs = all(isinstance(one, bytes | memoryview) for one in (digest, body))
+    if type(number) is not int or number < 1 or not blobs or not isinstance(made_s, int | float):
+        raise FileError("the base of the log is none", file=log.name, hint="restore a backup")
+    base = LogBase(end=LogEnd(number, bytes(digest)), made_s=float(made_s), body=bytes(body))
+    try:
+        restore_base(base)
+    except LogDamagedError as error:
+        problems.add(_problem(number, error))
+    return base
+
+
+def stored_events(log: StoredLog, after: int = -1) -> Iterator[tuple[int, str, Any]]:
+    """Yield number, encoded form and hash of every event above `after`, in order.
+
+    Raises `FileError` for a row of other types.
+    """
+    page = "SELECT number, body, hash FROM events WHERE number > ? ORDER BY number LIMIT ?"
     while rows := log.rows(page, after, PAGE_SIZE):
         for number, body, digest in rows:
             if type(number) is not int or not isinstance(body, str) or not isinstance(digest, bytes | None):

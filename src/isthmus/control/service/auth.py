@@ -26,12 +26,16 @@ ADMIN_TOKEN_FILE = "admin.token"  # noqa: S105 (a file name)
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """The authenticated sender of a request: its role and name, the id of its token, and its address."""
+    """The authenticated sender of a request: its role and name, the id of its token, its address.
+
+    `high` says that its token grants priority `high`.
+    """
 
     role: Role
     name: str
     token_id: str = field(default="", compare=False)
     address: str = field(default="", compare=False)
+    high: bool = field(default=False, compare=False)
 
 
 class UnknownCallerError(AuthError):

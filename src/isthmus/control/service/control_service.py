@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.coordinator.admission import require_job, require_plan
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.placement import check_owner_name
@@ -24,6 +25,7 @@ from isthmus.control.queries.dry_run import (
 )
 from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue
 from isthmus.control.queries.history_page import history_page
+from isthmus.control.queries.job_ranks import job_ranks
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.token_admin import TokenAdmin
@@ -60,6 +62,8 @@ from isthmus.control.state.events import (
     VictimNamed,
 )
 from isthmus.control.store.leader_election import LeaderElection, SingleServer
+from isthmus.control.store.log_base import LogBase
+from isthmus.control.store.log_compactor import LogCompactor
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import NotFoundError
@@ -77,6 +81,7 @@ from isthmus.core.messages.api_views import (
 )
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.rank_views import RankView
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 
@@ -93,7 +98,8 @@ class ControlService:
 
     `pool_file` is the operator's pool file: links, owners, chip definitions and the owners of named clusters.
     Clusters join and leave with their agents. Several servers may share one store: the one that holds
-    `leader_election` plans jobs and fires timers; users and agents may connect to any of them.
+    `leader_election` plans jobs, fires timers and compacts the log by `compaction` (`LogCompactor`, which calls
+    `before_compaction`); users and agents may connect to any of them.
     """
 
     def __init__(
@@ -109,8 +115,10 @@ class ControlService:
         snapshot_interval_events: int = SNAPSHOT_INTERVAL_EVENTS,
         num_planners: int = 1,
         quotas: Quotas | None = None,
+        compaction: CompactionPolicy | None = None,
+        before_compaction: Callable[[LogBase], None] = lambda _: None,
     ) -> None:
-        self.store, self.pool_file, self.clock = store, pool_file, clock
+        self.store, self.pool_file, self.clock, self.quotas = store, pool_file, clock, quotas
         self._constructed = False
         self.audit = AuditLog(store, clock)
         self.gate = TokenGate(TokenRegistry(store, clock))
@@ -144,6 +152,13 @@ class ControlService:
             pool_file,
             clock,
             functools.partial(self._execute_instructions, own=True),
+        )
+        self._compactor = LogCompactor(
+            store,
+            compaction or CompactionPolicy(),
+            self._actor.durable_state,
+            self._leader.append,
+            before_compaction,
         )
         self.submissions = Submissions(self._actor, pool_file, clock, quotas=quotas)
         self._dry_run_checks = DryRunChecks(clock)
@@ -230,13 +245,17 @@ class ControlService:
 
         return answer_query(self._query(ask))[0]
 
-    def dry_run(self, user: str, submission: Submission, *, exempt: bool = False) -> DryRun:
+    def ranks(self, job_id: str) -> tuple[RankView, ...]:
+        """Return the ranks of a job with their addresses and peers; raises `ConflictError` without a plan."""
+        return self._query(lambda coordinator: job_ranks(coordinator.state, require_job(coordinator.state, job_id)))
+
+    def dry_run(self, user: str, submission: Submission, *, exempt: bool = False, high: bool = False) -> DryRun:
         """Return the plans, queue status, preemption victims and checks of a job without submitting it.
 
         Raises the errors of a submission, `PlanError` if the job cannot be planned and `ConflictError` if the
         planner is busy.
         """
-        self.submissions.check(user, submission, exempt=exempt)
+        self.submissions.check(user, submission, exempt=exempt, high=high)
 
         def ask(coordinator: Coordinator) -> tuple[MakePlans, MakePlans]:
             self.submissions.settle(coordinator, user, submission, DRY_RUN_JOB_ID)
@@ -356,6 +375,7 @@ class ControlService:
         if live and folded.appended_here and isinstance(folded.event, PoolSet):
             rules = folded.event
             text = f"objective {rules.objective}, patience {rules.patience_s:g} s, {len(rules.links)} links"
+            text += f", half-life of usage {rules.half_life_s:g} s, {len(rules.share_weights)} weights"
             self.audit.record("policy-changed", None, detail=text)
         self.server_metrics.record_event(folded)
         if isinstance(folded.event, JobSubmitted):
@@ -391,9 +411,11 @@ class ControlService:
             log_failure("a tick", self.tick)
 
     def tick(self) -> None:
-        """Save a snapshot if due, read the log, and fire expired timers if this server leads."""
+        """Save a snapshot if due, read the log, and fire expired timers and compact the log if this server leads."""
         self._save_snapshot_if_due()
         self._leader.tick()
+        if self._leader.is_leader:
+            self._compactor.step(self.clock(), self._actor.last_event_number)
 
     def _token_loop(self) -> None:
         while not self._closed.wait(TICK_S):

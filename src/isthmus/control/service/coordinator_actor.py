@@ -21,7 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.state.events import Event, Instruction
-from isthmus.control.store.snapshot_file import SnapshotFile, gc_paused, serialize_state
+from isthmus.control.store.log_base import LogCompactedError
+from isthmus.control.store.snapshot_codec import gc_paused, restore_base, serialize_state
+from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import LogMovedError, Store
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
 
@@ -127,12 +129,17 @@ class CoordinatorActor:
 
     def save_snapshot(self) -> int:
         """Save a snapshot of the durable state if configured; return the number of its last event."""
-        with self._lock:
-            coordinator, number = self._caught_up_coordinator(), self.last_event_number
-            body = serialize_state(coordinator) if self._snapshot_file and number else b""
-        if self._snapshot_file and number:
-            self._snapshot_file.save(self._store, number, body)
+        if not self._snapshot_file or not self.last_event_number:
+            return self.last_event_number
+        number, body = self.durable_state()
+        self._snapshot_file.save(self._store, number, body)
         return number
+
+    def durable_state(self) -> tuple[int, bytes]:
+        """Return the number of the last event and the state after it (`serialize_state`)."""
+        with self._lock:
+            coordinator = self._caught_up_coordinator()
+            return self.last_event_number, serialize_state(coordinator)
 
     def execute(self, requests: Sequence[ActorRequest]) -> Sequence[ActorRequest]:
         """Execute requests in order, together with those already queued; return them done."""
@@ -243,20 +250,26 @@ class CoordinatorActor:
 
     def _caught_up_coordinator(self, *, live: bool = True) -> Coordinator:
         """Return the coordinator with every durable event applied."""
-        if self._coordinator is None:
-            fresh = self._load_snapshot()
-            with gc_paused():
-                self._apply_log(fresh, live=live)
-            self._coordinator = fresh
-        elif self._store.shared:
-            self._apply_log(self._coordinator, live=live)
-        return self._coordinator
+        while True:
+            try:
+                if self._coordinator is None:
+                    fresh = self._load_snapshot()
+                    with gc_paused():
+                        self._apply_log(fresh, live=live)
+                    self._coordinator = fresh
+                elif self._store.shared:
+                    self._apply_log(self._coordinator, live=live)
+            except LogCompactedError:  # another server has compacted the log meanwhile: begin again with its base
+                self._coordinator = None
+            else:
+                return self._coordinator
 
     def _load_snapshot(self) -> Coordinator:
-        """Return the coordinator of the newest snapshot, or an empty one."""
-        found = (
-            self._snapshot_file.load(self._store, self._rules or CoordinatorConfig()) if self._snapshot_file else None
-        )
+        """Return the coordinator of the newest snapshot, that of the log's base, or an empty one."""
+        rules = self._rules or CoordinatorConfig()
+        found = self._snapshot_file.load(self._store, rules) if self._snapshot_file else None
+        if found is None and (base := self._store.bases.active()) is not None:
+            found = base.end.number, restore_base(base, rules)
         self.last_event_number, coordinator = found or (0, Coordinator(self._rules))
         if self.last_event_number > self._last_observed:
             self._last_observed = self.last_event_number

@@ -52,6 +52,19 @@ class Leader:
         epoch = self._epoch
         return ActorRequest(lambda _: None, lambda coordinator: event if coordinator.epoch == epoch else None)
 
+    def append(self, event: Event) -> bool:
+        """Append an event if this server's epoch is the current one; return whether it is."""
+        epoch = self._epoch
+        is_current = False
+
+        def propose(coordinator: Coordinator) -> Event | None:
+            nonlocal is_current
+            is_current = self.is_leader and coordinator.epoch == epoch
+            return event if is_current else None
+
+        self._actor.propose(propose, lambda _: None)
+        return is_current
+
     def update_leadership(self) -> None:
         """Start an epoch if leadership was won, or if the epoch rose without a new leader; follow if it was lost."""
         if not self._leader_election.try_acquire():
@@ -94,8 +107,9 @@ class Leader:
         """Return the event with the operator's present links and queue settings."""
         rules, links = coordinator.state.config, self._pool_file.links if self._pool_file else ()
         return PoolSet(
-            now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s, planner_turns=True
-        )
+            now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s, planner_turns=True,
+            half_life_s=rules.half_life_s, share_weights=rules.share_weights,
+        )  # fmt: skip
 
 
 def log_failure(description: str, action: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.placement import check_clusters, check_degrees, check_placement_names
+from isthmus.control.placement import check_clusters, check_degrees, check_output_site, check_placement_names
 from isthmus.control.queries.quotas import Quotas, check_live_jobs, check_submission
 from isthmus.control.queries.settle_submission import is_settled_as, settle_submission
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
@@ -33,7 +33,7 @@ class Submissions:
     """Accepts submissions, single or in bulk.
 
     `pool_file` is the operator's pool, `clock` returns seconds, `draw` as many random bytes as its argument says.
-    `quotas` limit what users submit, unless a submission is `exempt`.
+    `quotas` limit what users submit, unless a submission is `exempt`; `high` grants it priority `high`.
     """
 
     def __init__(
@@ -48,7 +48,9 @@ class Submissions:
         self._actor, self._pool_file, self._clock, self._draw = actor, pool_file, clock, draw
         self._folders_in_use = FoldersInUse()
 
-    def submit_request(self, user: str, submission: Submission, *, exempt: bool = False) -> ActorRequest:
+    def submit_request(
+        self, user: str, submission: Submission, *, exempt: bool = False, high: bool = False
+    ) -> ActorRequest:
         """Return the request that submits a job; its result is the view of the job.
 
         A repeated user and key return the existing job. Its error is `ConflictError` if that job has other content,
@@ -57,17 +59,19 @@ class Submissions:
         `AuthError` beyond the quotas.
         """
         drawn = self._draw(RANDOM_BYTES)
-        return self._request(user, submission, drawn, lambda coordinator, job_id: coordinator.job_view(job_id), exempt)
+        return self._request(
+            user, submission, drawn, lambda coordinator, job_id: coordinator.job_view(job_id), exempt, high
+        )
 
     def submit_all(
-        self, user: str, submissions: Sequence[Submission], *, exempt: bool = False
+        self, user: str, submissions: Sequence[Submission], *, exempt: bool = False, high: bool = False
     ) -> list[str | IsthmusError]:
         """Submit jobs independently of each other in one batch; return the id or the error of each."""
         drawn = self._draw(RANDOM_BYTES * len(submissions))
         done = self._actor.execute(
             [
                 self._request(
-                    user, one, drawn[RANDOM_BYTES * i : RANDOM_BYTES * (i + 1)], lambda _, job_id: job_id, exempt
+                    user, one, drawn[RANDOM_BYTES * i : RANDOM_BYTES * (i + 1)], lambda _, job_id: job_id, exempt, high
                 )
                 for i, one in enumerate(submissions)
             ]
@@ -81,10 +85,11 @@ class Submissions:
         drawn: bytes,
         make_answer: Callable[[Coordinator, str], object],
         exempt: bool,
+        high: bool,
     ) -> ActorRequest:
         """Return the request that submits a job; `make_answer` makes the answer from the job's id."""
         quotas = None if exempt else self._quotas
-        now_s, wrong = self._clock(), _error_of(lambda: self.check(user, submission, exempt=exempt))
+        now_s, wrong = self._clock(), _error_of(lambda: self.check(user, submission, exempt=exempt, high=high))
         job_id = make_job_id(submission.job.name, drawn)
 
         def propose(coordinator: Coordinator) -> Event | None:
@@ -110,10 +115,10 @@ class Submissions:
 
         return ActorRequest(answer, propose)
 
-    def check(self, user: str, submission: Submission, *, exempt: bool) -> None:
+    def check(self, user: str, submission: Submission, *, exempt: bool, high: bool = False) -> None:
         """Raise an error if the user may not submit such a job, or if its fields contradict each other or its model."""
         if self._quotas is not None and not exempt:
-            check_submission(self._quotas, user, submission)
+            check_submission(self._quotas, user, submission, high=high)
         check_content(submission)
 
     def _free_id(self, coordinator: Coordinator, name: str, job_id: str) -> str:
@@ -129,11 +134,13 @@ class Submissions:
     def settle(self, coordinator: Coordinator, user: str, submission: Submission, job_id: str) -> Submission:
         """Return the submission as it is stored for job `job_id`.
 
-        Raises `InputError` if a placement names something the pool lacks, or excludes every cluster, if `resume`
-        cannot work, or if a live job uses a folder of the job.
+        Raises `InputError` if a placement or `output_site` names something the pool lacks, or excludes every cluster,
+        if `resume` cannot work, or if a live job uses a folder of the job.
         """
+        joined = tuple(record.cluster for record in coordinator.state.clusters.values())
+        if submission.job.output_site is not None:
+            check_output_site(submission.job.output_site, joined, self._pool_file)
         if submission.job.placement != ANYWHERE:
-            joined = tuple(record.cluster for record in coordinator.state.clusters.values())
             check_placement_names(submission.job.placement, joined, self._pool_file)
             check_clusters(submission.job.placement, joined, self._pool_file)
         settled = settle_submission(coordinator.state, user, submission, job_id)

@@ -78,6 +78,8 @@ class QueueConfig:
 
     links: tuple[Link, ...] = ()
     objective: Objective = "arrival"
+    # Half-life of the usage of users (`FairShare`); 0: the queue is by arrival.
+    half_life_s: float = 0.0
     patience_s: float = 3600.0
 
 
@@ -268,6 +270,7 @@ class SimulatedServer:
                     objective=queue.objective,
                     patience_s=queue.patience_s,
                     planner_turns=True,
+                    half_life_s=queue.half_life_s,
                 )
             )
             self._execute(self.coordinator.handle(Restarted(now_s=now_s, steady_s=self._kernel.now_s)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
 from isthmus.control.state.update_indexes import belongs_in_queue, is_checking, queue_key
 
@@ -17,6 +18,10 @@ def index_violations(state: PoolState) -> Iterator[str]:
         "ids_by_number": (dict(indexes.ids_by_number), {job.number: job.id for job in jobs}),
         "live_by_user": (indexes.live_by_user, dict(Counter(job.user for job in state.live_jobs.values()))),
         "order": (list(indexes.order), sorted(queue_key(job) for job in waiting)),
+        "queued_by_user": (
+            {user: list(keys) for user, keys in indexes.queued_by_user.items()},
+            _queued_by_user(waiting),
+        ),
         "awaiting_choice": (
             set(indexes.awaiting_choice),
             {job.number for job in jobs if job.state == "waiting" and not job.auto_plan and job.plan is None},
@@ -55,6 +60,13 @@ def index_violations(state: PoolState) -> Iterator[str]:
 def _expected_ends(state: PoolState) -> list[JobRecord]:
     running = [job for job in state.jobs.values() if job.state == "running" and job.predicted_run_s]
     return sorted(running, key=lambda job: (job.started_s + job.predicted_run_s, job.number))
+
+
+def _queued_by_user(waiting: list[JobRecord]) -> dict[str, list[QueueKey]]:
+    found: dict[str, list[QueueKey]] = {}
+    for job in waiting:
+        found.setdefault(job.user, []).append(queue_key(job))
+    return {user: sorted(keys) for user, keys in found.items()}
 
 
 def _numbers_by_user(state: PoolState) -> dict[str, list[int]]:

@@ -33,6 +33,10 @@ class CoordinatorConfig:
     # so that replaying the log does not depend on them.
     objective: Objective = "arrival"
     patience_s: float = 3600.0
+    # Time in which the usage of a user counts half (`FairShare`; 0: the queue is by arrival), and the weights of users
+    # that differ from 1; in effect by `PoolSet` too.
+    half_life_s: float = 0.0
+    share_weights: tuple[tuple[str, float], ...] = ()
     # Time that victims have to save and verify a checkpoint.
     checkpoint_timeout_s: float = 600.0
     # Time that victims have to release their chips.

@@ -31,7 +31,7 @@ from isthmus.core.messages.agent_messages import (
 )
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.messages.preflight import PreflightAnswer
-from isthmus.core.plan import PlanSet
+from isthmus.core.plan import PlanSet, with_stored_rank_order
 from isthmus.core.pool import Cluster, Link
 
 EVENT_VERSION = 1
@@ -253,6 +253,18 @@ class LogRestored(_EventBase):
     gone: tuple[Name, ...] = ()
 
 
+class LogCompacted(_EventBase):
+    """The events up to `number` were replaced by the state after them; nothing else changes.
+
+    `digest` is the hash of the chain at that event, `state` the SHA-256 of the stored state.
+    """
+
+    kind: Literal["log-compacted"] = "log-compacted"
+    number: PositiveInt
+    digest: Digest
+    state: Digest
+
+
 class UnknownJobEnded(_EventBase):
     """An operator ended a job that runs at sites and that this log does not have."""
 
@@ -272,6 +284,9 @@ class PoolSet(_EventBase):
     patience_s: NonNegativeFloat = 3600.0
     # Users take turns at the planner; logs of earlier versions were written without.
     planner_turns: bool = False
+    # Fair share of users (`FairShare`): half-life of usage, 0 for a queue by arrival, and weights that differ from 1.
+    half_life_s: NonNegativeFloat = 0.0
+    share_weights: tuple[tuple[Name, Annotated[float, Field(gt=0)]], ...] = ()
 
 
 class Restarted(_EventBase):
@@ -303,6 +318,7 @@ Event = Annotated[
     | SiteEnrolling
     | DeadlinePassed
     | EpochBegan
+    | LogCompacted
     | LogRestored
     | UnknownJobEnded
     | PoolSet
@@ -364,7 +380,7 @@ def decode_event(text: str) -> Event:
     """Return the decoded event; raise `ProtocolError` if its version, kind or fields are unknown."""
     if text.startswith(_JSON_PREFIX):
         try:
-            return _EVENT_ADAPTER.validate_json("{" + text[len(_JSON_PREFIX) :])
+            return _with_stored_rank_orders(_EVENT_ADAPTER.validate_json("{" + text[len(_JSON_PREFIX) :]))
         except ValidationError:
             pass  # `_decode_or_explain` raises the precise error
     return _decode_or_explain(text)
@@ -386,6 +402,14 @@ def _decode_or_explain(text: str) -> Event:
             hint="start the version of isthmus that wrote the log, or a newer one",
         )
     try:
-        return _EVENT_ADAPTER.validate_python(fields)
+        return _with_stored_rank_orders(_EVENT_ADAPTER.validate_python(fields))
     except ValidationError as error:
         raise ProtocolError(f"the event log contains an invalid '{kind}' event: {error}") from error
+
+
+def _with_stored_rank_orders(event: Event) -> Event:
+    """Return an event of the log; the plans of one that an earlier release wrote number their ranks as it did."""
+    if not isinstance(event, PlansMade):
+        return event
+    plans = tuple(map(with_stored_rank_order, event.plans.plans))
+    return event.model_copy(update={"plans": event.plans.model_copy(update={"plans": plans})})

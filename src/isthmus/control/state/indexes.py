@@ -5,9 +5,7 @@ They follow from the records; `check_indexes.index_violations` recomputes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Annotated
 
 from sortedcontainers import SortedDict, SortedList
@@ -36,8 +34,10 @@ class Indexes:
     numbers_by_user: dict[str, Annotated[SortedList, int]] = field(default_factory=dict)
     # Number of jobs that have not ended, by user.
     live_by_user: dict[str, int] = field(default_factory=dict)
-    # The queue: keys of the jobs that wait for chips, first to start first.
+    # The queue: keys of the jobs that wait for chips, by arrival; `queue_order` says which starts first.
     order: Annotated[SortedList, QueueKey] = field(default_factory=SortedList)
+    # The same keys by user.
+    queued_by_user: dict[str, Annotated[SortedList, QueueKey]] = field(default_factory=dict)
     # Numbers of the jobs that even the empty pool could not hold now.
     parked: set[int] = field(default_factory=set)
     # The `auto_plan` jobs that wait for the planner, by priority; users take turns (`PoolSet.planner_turns`).
@@ -80,10 +80,6 @@ class Indexes:
     queue_changed: bool = False
     queue_changed_from: QueueKey | None = None
 
-    def head(self, count: int) -> Iterator[QueueKey]:
-        """Yield the first `count` keys of the queue."""
-        return islice(iter(self.order), count)
-
     def in_head(self, key: QueueKey, count: int) -> bool:
-        """Return whether a key is among the first `count` of the queue."""
+        """Return whether a key is among the first `count` of the queue by arrival."""
         return len(self.order) <= count or key <= self.order[count - 1]

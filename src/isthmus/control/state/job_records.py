@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from isthmus.control.algorithms.fair_share import FairShare
 from isthmus.control.algorithms.global_order import Objective, WaitingJob
 from isthmus.control.preflight.preflight_record import PreflightRecord
 from isthmus.control.state.coordinator_config import CoordinatorConfig
@@ -133,6 +134,8 @@ class JobRecord:
     predicted_run_s: float = 0.0
     # When the running job should end.
     expected_end_s: float | None = None
+    # Chips that the job holds, as counted in `PoolState.shares`.
+    charged_chips: int = 0
     # The job is in `Indexes.order`.
     in_queue: bool = False
     # Cached input of `global_order` for the current plan.
@@ -235,6 +238,8 @@ class PoolState:
     # What is not known since the log was last restored from a backup; None: it never was.
     restored: RestoredLog | None = None
     planner_turns: bool = False
+    # What users have used; the order of the queue within a priority if it has a half-life.
+    shares: FairShare = field(default_factory=FairShare)
     # Ids of the jobs whose view the current event has changed.
     changed_jobs: set[str] = field(default_factory=set)
     indexes: Indexes = field(default_factory=Indexes, compare=False)

@@ -42,8 +42,12 @@ def reindex_job(state: PoolState, job: JobRecord) -> None:
     queued = wants_chips and job.number not in indexes.parked
     if queued and not job.in_queue:
         indexes.order.add(key)
+        indexes.queued_by_user.setdefault(job.user, SortedList()).add(key)
     elif job.in_queue and not queued:
         indexes.order.remove(key)
+        indexes.queued_by_user[job.user].remove(key)
+        if not indexes.queued_by_user[job.user]:
+            del indexes.queued_by_user[job.user]
         if job.number in indexes.reservers:
             indexes.capacity_freed = True
     if queued != job.in_queue:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from isthmus.control.state.events import Event, JobCancelled
+from isthmus.control.store.log_base import LogBase, LogCompactedError
+from isthmus.control.store.log_chain import LogEnd
 from isthmus.control.store.store_interface import LogMovedError, Store, StoredToken
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
@@ -33,6 +35,7 @@ def check_store(store: Store, reopen: Reopen | None = None) -> Store:
         _expect(store.secret("one") == secret, "a secret is unchanged after a reopen")
         _expect(store.append([_event("z")]) == len(before[0]) + 1, "numbering continues after a reopen")
     _check_forget(store)
+    _check_bases(store)
     return store
 
 
@@ -164,6 +167,40 @@ def _check_audit(store: Store) -> None:
     _expect(store.audit(AuditFilter(since_s=30.0)) == found[2:], "a time finds audit records from it on")
     store.prune_audit(15.0)
     _expect(store.audit(AuditFilter()) == found[1:], "old audit records are pruned")
+
+
+def _check_bases(store: Store) -> None:
+    last = store.append([])
+    _expect(store.bases.marks() == () and store.bases.active() is None, "a new store has no base")
+    digest = store.digest_at(last - 1)
+    _expect(digest is not None and len(digest) == 32, "every event has a hash")
+    _expect(store.digest_at(last + 1) is None, "an event that is not there has no hash")
+    before = list(store.events(last - 1))
+    base = LogBase.of(b"state", LogEnd(last - 1, digest or b""), 5.0)
+    store.bases.stage(LogBase.of(b"other", LogEnd(last - 2, digest or b""), 4.0))
+    store.bases.stage(base)
+    _expect(store.bases.staged() == base, "a staged base replaces another staged one")
+    _expect(store.bases.drop_events() == 0, "a staged base replaces no event")
+    _expect(len(list(store.events())) == last, "a staged base changes no replay")
+    last = store.append([base.event(6.0)])
+    store.bases.activate(base)
+    store.bases.activate(base)
+    _expect(store.bases.active() == base and store.bases.staged() is None, "an activated base is active")
+    _expect([mark.end for mark in store.bases.marks()] == [base.end], "an active base has a mark")
+    _expect([number for number, _ in store.events()] == [last - 1, last], "events begin behind the active base")
+    _expect(store.bases.num_bytes(base.end.number, last) > 0, "events have a size")
+    num_dropped = 0
+    while count := store.bases.drop_events():
+        num_dropped += count
+    _expect(num_dropped == base.end.number, "exactly the events that the active base replaces are dropped")
+    _expect(list(store.events(base.end.number))[:1] == before, "events behind the base are unchanged")
+    try:
+        list(store.events(1))
+    except LogCompactedError:
+        pass
+    else:
+        _expect(False, "a reader that lacks dropped events begins again")
+    _expect(store.append([_event("y")], expected_last=last) == last + 1, "numbers continue behind a base")
 
 
 def _check_forget(store: Store) -> None:

@@ -55,6 +55,13 @@ MIGRATIONS = (
     CREATE TRIGGER audit_kept BEFORE DELETE ON audit FOR EACH ROW
         WHEN (old.at_s > extract(epoch FROM now()) - 86400 * 365) EXECUTE FUNCTION audit_refusal();
     """,
+    """
+    CREATE TABLE bases (
+        number BIGINT PRIMARY KEY, hash BYTEA NOT NULL, made_s DOUBLE PRECISION NOT NULL, active INTEGER NOT NULL,
+        body BYTEA NOT NULL
+    );
+    """,
+    "ALTER TABLE tokens ADD COLUMN high INTEGER NOT NULL DEFAULT 0",
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 

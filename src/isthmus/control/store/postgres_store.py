@@ -17,7 +17,7 @@ import psycopg
 
 from isthmus.control.state.events import Event, encode_event
 from isthmus.control.store.group_commit import GroupCommit
-from isthmus.control.store.log_chain import LogEnd, chain_start, link_rows, new_store_id
+from isthmus.control.store.log_chain import LogEnd, link_rows, new_store_id
 from isthmus.control.store.postgres_schema import migrate
 from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.control.store.store_interface import LogMovedError
@@ -154,7 +154,7 @@ class PostgresStore(SqlQueries[Connection]):
         bodies = [encode_event(event) for event in events]
         with self._log_session.connection() as db:
             found = db.execute("SELECT number, hash FROM events ORDER BY number DESC LIMIT 1").fetchone()
-            end = LogEnd(found[0], bytes(found[1])) if found else chain_start(self.store_id)
+            end = LogEnd(found[0], bytes(found[1])) if found else self._first_end()
             self._require_known(end)
             if expected_last is not None and end.number != expected_last:
                 raise LogMovedError(expected_last, end.number)

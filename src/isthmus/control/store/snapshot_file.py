@@ -1,40 +1,31 @@
 """`SnapshotFile`: a file with the state after some event of the log, so that a start replays only later events.
 
 A snapshot is only a cache: one from other code, other rules or another log, or that is damaged, is ignored,
-and the log is replayed from its beginning. The body is JSON by the schema of the state's classes (`column_codec`):
+and the log is replayed from its beginning. The body is JSON by the schema of the state's classes (`snapshot_codec`):
 reading one runs no code that the file names.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
 import hashlib
 import json
 import logging
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pydantic
-import pydantic_core
 
 import isthmus
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import encode_event
-from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
-from isthmus.control.state.site_records import ClusterRecord
-from isthmus.control.store.column_codec import ColumnCodec, column_codec
+from isthmus.control.store.snapshot_codec import gc_paused, restore_state
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.worker_folder import write_atomically
 
 SNAPSHOT_FILE_NAME = "snapshot"
-_DERIVED = frozenset({(PoolState, "live_jobs"), (ClusterRecord, "parts")})
-"""Fields whose records other fields hold: the jobs that have not ended, and the parts of jobs by cluster."""
 _log = logging.getLogger("isthmus.server")
 
 
@@ -74,51 +65,6 @@ class SnapshotFile:
         coordinator = Coordinator(rules)
         coordinator.state = state
         return number, coordinator
-
-
-@dataclass(slots=True, kw_only=True)
-class _StoredState:
-    """The content of a snapshot."""
-
-    # Keys of the unreleased parts at each cluster, in the order of `ClusterRecord.parts`.
-    parts_by_cluster: dict[str, list[tuple[str, int]]]
-    state: PoolState
-
-
-def serialize_state(coordinator: Coordinator) -> bytes:
-    """Return the state as JSON, as `SnapshotFile.save` expects it."""
-    state = coordinator.state
-    parts = {name: list(record.parts) for name, record in state.clusters.items()}
-    with gc_paused():
-        return pydantic_core.to_json(_codec().encode([_StoredState(parts_by_cluster=parts, state=state)]))
-
-
-def restore_state(body: bytes) -> PoolState:
-    """Return the state of `serialize_state`; raise `ValueError`, `TypeError` or `LookupError` for any other data."""
-    (stored,) = _codec().decode(pydantic_core.from_json(body), 1)
-    state: PoolState = stored.state
-    state.live_jobs = {job_id: job for job_id, job in state.jobs.items() if job.state not in TERMINAL_STATES}
-    for name, keys in stored.parts_by_cluster.items():
-        record = state.clusters[name]
-        record.parts = {(job, attempt): state.jobs[job].parts[attempt, name] for job, attempt in keys}
-    return state
-
-
-@functools.cache
-def _codec() -> ColumnCodec:
-    return column_codec(_StoredState, _DERIVED)
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Disable the cyclic garbage collector while many objects are created, which it would scan repeatedly."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _event_digest(store: Store, number: int) -> str:

@@ -6,6 +6,7 @@ lost something that was acknowledged: every later read and append fails with `Lo
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 from abc import ABC, abstractmethod
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from isthmus.control.state.events import Event, decode_event
+from isthmus.control.store.base_table import BaseTable, SqlBaseTable
+from isthmus.control.store.log_base import LogBase, LogCompactedError
 from isthmus.control.store.log_chain import LogDamagedError, LogEnd, chain_start, follow_link, require_end
 from isthmus.control.store.store_interface import SECRET_BYTES, StoredToken, chunk_end_bytes, trim_stored_bytes
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
@@ -22,7 +25,7 @@ from isthmus.core.messages.api_views import LogPage, MetricsPage
 PAGE_SIZE = 1000
 """Events per query of a log that is read from its start."""
 
-_TOKEN_FIELDS = ("digest", "role", "name", "created_s", "expires_s", "revoked_s", "created_by")
+_TOKEN_FIELDS = ("digest", "role", "name", "created_s", "expires_s", "revoked_s", "created_by", "high")
 _AUDIT_FIELDS = ("number", "at_s", "action", "actor", "role", "token", "address", "subject", "detail")
 
 Session = TypeVar("Session")
@@ -40,6 +43,9 @@ class SqlQueries(ABC, Generic[Session]):
     def _initialize(self) -> None:
         self._known, self._known_lock = LogEnd(0, b""), threading.Lock()
         self._on_durable: Callable[[LogEnd], None] = lambda _: None
+        # Number of the active base that was read last; infinite before the first read.
+        self._base_number: float = math.inf
+        self.bases: BaseTable = SqlBaseTable(self._read, self.change_rows)
 
     def follow_end(self, known: LogEnd, on_durable: Callable[[LogEnd], None]) -> LogEnd:
         """Require that the log contains the acknowledged event `known`; return its end.
@@ -48,14 +54,22 @@ class SqlQueries(ABC, Generic[Session]):
         Raises `LogDamagedError` if the event is missing or another one.
         """
         rows = self._read("SELECT number, hash FROM events ORDER BY number DESC LIMIT 1")
-        end = LogEnd(rows[0][0], _hash(rows[0][1])) if rows else chain_start(self.store_id)
-        require_end(known, end, self._digest_at(known.number))
+        end = LogEnd(rows[0][0], _hash(rows[0][1])) if rows else self._first_end()
+        base = self.bases.active_end()
+        if base is not None and 0 < known.number <= base.number:
+            raise LogDamagedError(
+                known.number,
+                f"it was acknowledged, and now a base replaces the events up to {base.number}: a server that was away "
+                "for so long begins with an empty state folder",
+            )
+        require_end(known, end, self.digest_at(known.number))
         self._on_durable = on_durable
         self._remember_end(end)
         on_durable(end)
         return end
 
-    def _digest_at(self, number: int) -> bytes | None:
+    def digest_at(self, number: int) -> bytes | None:
+        """Return the hash of an event that the log has, None otherwise."""
         rows = self._read("SELECT hash FROM events WHERE number = ?", number)
         return _hash(rows[0][0]) if rows else None
 
@@ -94,22 +108,65 @@ class SqlQueries(ABC, Generic[Session]):
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield events, each once it follows the one before by number and hash; see `Store`.
 
-        Raises `LogDamagedError` at the first event that does not, or at the end if an acknowledged one is missing.
+        Raises `LogDamagedError` at the first event that does not, at the end if an acknowledged one is missing, and if
+        no event records the base that the log begins with.
         """
-        known, end = self._known, chain_start(self.store_id)
+        known = self._known
+        base = self._base_from(after) if after <= self._base_number or after != known.number else None
         sql = "SELECT number, body, hash FROM events WHERE number >= ? ORDER BY number LIMIT ?"
+        if base is not None:
+            end = base.end
+        elif after:
+            first = self._read(sql, after, 1)
+            if not first or first[0][0] != after:
+                self._require_uncompacted(after)
+            end = _end_at(after, first, known)
+        else:
+            end = chain_start(self.store_id)
         while True:
-            rows = self._read(sql, max(after, end.number), PAGE_SIZE)
-            if after and not end.number:
-                end = _first_end(after, rows, known)
+            rows = self._read(sql, end.number, PAGE_SIZE)
             for number, body, digest in rows:
                 if number > end.number:
+                    if number != end.number + 1:
+                        self._require_uncompacted(end.number)
                     end = follow_link(end, number, body, _hash(digest))
-                    yield number, decode_event(body)
+                    event = decode_event(body)
+                    base = None if base is not None and base.is_recorded_by(event) else base
+                    yield number, event
             if len(rows) < PAGE_SIZE:
+                if base is not None:
+                    raise LogDamagedError(base.end.number, "no event records the base that replaces those up to it")
                 require_end(known, end, end.digest if end.number == known.number else known.digest)
                 self._remember_end(end)
                 return
+
+    def _first_end(self) -> LogEnd:
+        """Return the end of a log without events."""
+        return self.bases.active_end() or chain_start(self.store_id)
+
+    def _base_from(self, after: int) -> LogBase | None:
+        """Return the active base if a read behind event `after` begins with it; raise `LogCompactedError`."""
+        end = self.bases.active_end()
+        self._base_number = 0 if end is None else end.number
+        if end is None or after > end.number:
+            return None
+        if 0 < after < end.number:
+            raise LogCompactedError(after, end.number)
+        return self.bases.active()
+
+    def _require_uncompacted(self, after: int) -> None:
+        """Raise `LogCompactedError` if compaction has dropped events after number `after`."""
+        base = self.bases.active_end()
+        if base is not None and after < base.number:
+            raise LogCompactedError(after, base.number)
+
+    def change_rows(self, statements: Iterable[tuple[str, Sequence[Any]]]) -> list[int]:
+        """Run statements in one transaction; return how many rows each has changed."""
+        done = list(statements)
+        changed: list[int] = self._write(
+            lambda session: [self._execute(session, sql, *values).rowcount for sql, values in done]
+        )
+        return changed
 
     def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         """Store metrics; see `Store`."""
@@ -167,28 +224,37 @@ class SqlQueries(ABC, Generic[Session]):
     def put_token(self, token: StoredToken) -> None:
         """Store a token; see `Store`."""
         sql = (
-            "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE "
+            "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, high) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE "
             "SET role = excluded.role, name = excluded.name, created_s = excluded.created_s, "
-            "expires_s = excluded.expires_s, revoked_s = excluded.revoked_s, created_by = excluded.created_by"
+            "expires_s = excluded.expires_s, revoked_s = excluded.revoked_s, created_by = excluded.created_by, "
+            "high = excluded.high"
         )
-        row = [getattr(token, name) for name in _TOKEN_FIELDS]
-        self._write(lambda session: self._execute(session, sql, *row))
+        row = [getattr(token, name) for name in _TOKEN_FIELDS[:-1]]
+        self._write(lambda session: self._execute(session, sql, *row, int(token.high)))
 
     def find_token(self, digest: str) -> StoredToken | None:
         """Return a token; see `Store`."""
-        sql = "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by FROM tokens WHERE digest = ?"
+        sql = (
+            "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, high FROM tokens WHERE digest = ?"
+        )
         rows = self._read(sql, digest)
         return _token(rows[0]) if rows else None
 
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return every token; see `Store`."""
-        sql = "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by FROM tokens ORDER BY created_s"
+        sql = (
+            "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, high FROM tokens "
+            "ORDER BY created_s"
+        )
         return tuple(_token(row) for row in self._read(sql))
 
     def token_version(self) -> tuple[float, ...]:
         """Return numbers that differ after a change; see `Store`."""
-        sql = "SELECT count(*), count(revoked_s), coalesce(sum(created_s), 0), coalesce(sum(expires_s), 0) FROM tokens"
+        sql = (
+            "SELECT count(*), count(revoked_s), coalesce(sum(created_s), 0), coalesce(sum(expires_s), 0), "
+            "coalesce(sum(high), 0) FROM tokens"
+        )
         return tuple(float(value) for value in self._read(sql)[0])
 
     def append_audit(self, records: Sequence[AuditRecord]) -> None:
@@ -230,7 +296,7 @@ def _hash(stored: bytes | memoryview | None) -> bytes:
     return b"" if stored is None else bytes(stored)
 
 
-def _first_end(after: int, rows: Sequence[Sequence[Any]], known: LogEnd) -> LogEnd:
+def _end_at(after: int, rows: Sequence[Sequence[Any]], known: LogEnd) -> LogEnd:
     """Return the end of the log at event `after`, which `rows` begin with, as a reader has seen it before."""
     if not rows or rows[0][0] != after:
         raise LogDamagedError(after, "it was read before, and is missing now")

@@ -66,6 +66,13 @@ MIGRATIONS = (
     CREATE TRIGGER audit_kept BEFORE DELETE ON audit WHEN old.at_s > strftime('%s', 'now') - 86400 * 365
     BEGIN SELECT RAISE(ABORT, 'the audit log keeps its records for 365 days'); END;
     """,
+    """
+    CREATE TABLE bases (
+        number INTEGER PRIMARY KEY, hash BLOB NOT NULL, made_s REAL NOT NULL, active INTEGER NOT NULL,
+        body BLOB NOT NULL
+    );
+    """,
+    "ALTER TABLE tokens ADD COLUMN high INTEGER NOT NULL DEFAULT 0",
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 
@@ -114,7 +121,7 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
 
         def write(db: sqlite3.Connection) -> LogEnd:
             found = db.execute("SELECT number, hash FROM events ORDER BY number DESC LIMIT 1").fetchone()
-            end = LogEnd(*found) if found else chain_start(self.store_id)
+            end = LogEnd(*found) if found else self._first_end()
             self._require_known(end)
             if expected_last is not None and end.number != expected_last:
                 raise LogMovedError(expected_last, end.number)

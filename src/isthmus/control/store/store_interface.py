@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from isthmus.control.state.events import Event, decode_event, encode_event
+from isthmus.control.store.base_table import BaseTable, MemoryBaseTable
+from isthmus.control.store.log_base import LogCompactedError
 from isthmus.core.base_model import FrozenModel, Name
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
@@ -31,6 +34,8 @@ class StoredToken(FrozenModel):
     expires_s: float | None = None
     revoked_s: float | None = None
     created_by: str = ""
+    # Grants priority `high` to the jobs that are submitted with it.
+    high: bool = False
 
     @property
     def id(self) -> str:
@@ -61,6 +66,7 @@ class Store(Protocol):
     """
 
     shared: bool
+    bases: BaseTable
 
     def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
         """Append events in order, all or none; return the number of the last event (the first ever is 1).
@@ -73,7 +79,13 @@ class Store(Protocol):
         """Lock the log for this process until the context exits."""
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """Yield the events numbered above `after`, in order, each with its number."""
+        """Yield the events numbered above `after`, in order, each with its number.
+
+        With `after` 0 they begin behind the active base. Raises `LogCompactedError` if compaction has dropped some.
+        """
+
+    def digest_at(self, number: int) -> bytes | None:
+        """Return the hash of the log up to event `number`, None if the log has no such event."""
 
     def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         """Store metrics; duplicates of a stored (job, attempt, rank, step) are dropped."""
@@ -131,7 +143,9 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: list[str] = []
+        self._events: dict[int, str] = {}
+        self._num_events = 0
+        self.bases: BaseTable = MemoryBaseTable(self._events)
         self._metrics: dict[tuple[str, int, int, int], tuple[int, StepMetrics]] = {}
         self._logs: list[tuple[int, LogChunk]] = []
         self._tokens: dict[str, StoredToken] = {}
@@ -143,10 +157,12 @@ class MemoryStore:
     def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
         """Append events; see `Store`."""
         with self._lock:
-            if expected_last is not None and expected_last != len(self._events):
-                raise LogMovedError(expected_last, len(self._events))
-            self._events.extend([encode_event(event) for event in events])
-            return len(self._events)
+            if expected_last is not None and expected_last != self._num_events:
+                raise LogMovedError(expected_last, self._num_events)
+            for event in events:
+                self._num_events += 1
+                self._events[self._num_events] = encode_event(event)
+            return self._num_events
 
     def exclusive_access(self) -> AbstractContextManager[None]:
         """Do nothing: the log belongs to this process."""
@@ -154,8 +170,17 @@ class MemoryStore:
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield events; see `Store`."""
-        for number, text in enumerate(self._events[after:], start=after + 1):
-            yield number, decode_event(text)
+        base = self.bases.active_end()
+        if base is not None and 0 < after < base.number:
+            raise LogCompactedError(after, base.number)
+        first = max(after, base.number if base else 0) + 1
+        for number in range(first, self._num_events + 1):
+            yield number, decode_event(self._events[number])
+
+    def digest_at(self, number: int) -> bytes | None:
+        """Return the hash of an event, which in memory is not chained to those before; see `Store`."""
+        text = self._events.get(number)
+        return None if text is None else hashlib.sha256(text.encode()).digest()
 
     def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         """Store metrics; see `Store`."""
@@ -247,6 +272,7 @@ def token_version(tokens: Sequence[StoredToken]) -> tuple[float, ...]:
         sum(token.revoked_s is not None for token in tokens),
         sum(token.created_s for token in tokens),
         sum(token.expires_s or 0.0 for token in tokens),
+        sum(token.high for token in tokens),
     )
 
 

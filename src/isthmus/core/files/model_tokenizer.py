@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from isthmus.core.errors import DataError
+from isthmus.core.bounded_file import read_within
+from isthmus.core.errors import DataError, FileError
 from isthmus.core.job import BYTES_TOKENIZER, MODEL_TOKENIZER, Job
 from isthmus.core.model import Model, config_path
 
@@ -118,10 +119,10 @@ def check_chat_template(job: Job) -> None:
     if not tokenizer_file(name).is_file() or (folder / TEMPLATE_FILE).is_file():
         return
     try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        settings = json.loads(read_within(folder / "tokenizer_config.json").decode("utf-8"))
     except FileNotFoundError:
         settings = {}
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, FileError):
         return
     if not (isinstance(settings, dict) and settings.get("chat_template")):
         raise missing_template(name)

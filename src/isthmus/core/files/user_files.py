@@ -103,6 +103,9 @@ def _resolve_paths(job: Job, file: Path) -> Job:
         }
     )
     folder = job.checkpoints.model_copy(update={"folder": absolute(job.checkpoints.folder)})
+    runtime = job.runtime
+    if runtime.code is not None:
+        runtime = runtime.model_copy(update={"code": absolute(runtime.code)})
     resume: str | ResumeSource | None = job.resume
     if isinstance(resume, ResumeSource):
         resume = resume.model_copy(update={"folder": absolute(resume.folder)})
@@ -115,6 +118,7 @@ def _resolve_paths(job: Job, file: Path) -> Job:
             "output": absolute(job.output),
             "data": data,
             "checkpoints": folder,
+            "runtime": runtime,
         }
     )
 
@@ -159,6 +163,11 @@ def _validate(file: Path, kind: type[AnyModel], document: Any, lines: LineNumber
         return kind.model_validate(document)
     except ValidationError as error:
         raise to_file_error(error, document, lines, file, kind) from error
+
+
+def load_model_file(file: Path, kind: type[AnyModel]) -> AnyModel:
+    """Read a YAML file of another form; raise `FileError` with the line of what is wrong."""
+    return _load(file, kind)
 
 
 def json_schema(kind: FileKind) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
+from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import FileError
 
 Location = tuple[int | str, ...]
 LineNumbers = dict[Location, int]
 
-MAX_FILE_BYTES = 16 * 2**20
 MAX_VALUES = 100_000
 """Values and field names that a file may spell out."""
 MAX_DEPTH = 64
@@ -34,11 +34,12 @@ _EXPLAINED_CHARS = 65_536
 """Files up to this size are read again by the parser in Python, whose messages say more."""
 
 
-def read_yaml(file: Path) -> tuple[Any, LineNumbers]:
+def read_yaml(file: Path, *, may_be_empty: bool = False) -> tuple[Any, LineNumbers]:
     """Return the document of a YAML (or JSON) file and the 1-based line of each value.
 
     Raises `FileError` for a file that cannot be read, is not YAML, has tags, or exceeds a limit: 16 MiB, 100,000
     values, 64 levels, and as many values again by aliases (nine lines of aliases can stand for a billion values).
+    An empty file has no fields if it `may_be_empty`, else it is an error.
     """
     text = _read_text(file)
     lines: LineNumbers = {}
@@ -61,6 +62,8 @@ def read_yaml(file: Path) -> tuple[Any, LineNumbers]:
         raise FileError(f"is not YAML: {explained.problem}", file=str(file), line=line) from error
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise FileError(f"is not YAML: {error}", file=str(file)) from error
+    if document is None and may_be_empty:
+        return {}, lines
     if not isinstance(document, dict):
         raise FileError("contains no fields", file=str(file), line=1, hint="see `isthmus schema --help`")
     return document, lines
@@ -68,12 +71,7 @@ def read_yaml(file: Path) -> tuple[Any, LineNumbers]:
 
 def _read_text(file: Path) -> str:
     try:
-        with file.open("rb") as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
-        if len(content) > MAX_FILE_BYTES:
-            size = f"{MAX_FILE_BYTES // 2**20} MiB"
-            raise FileError(f"is larger than {size}", file=str(file), hint="check the path; user files are small")
-        return content.decode("utf-8")
+        return read_within(file).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise FileError(f"cannot be read: {reason}", file=str(file), hint="check the path") from error

@@ -25,6 +25,13 @@ class TokenInfo(FrozenModel):
     created_by: str = ""
     expires_s: float | None = None
     revoked_s: float | None = None
+    high: bool = False
+
+
+class TokenGrant(FrozenModel):
+    """Whether jobs that are submitted with a token may have priority `high`, which may preempt others."""
+
+    high: bool
 
 
 class TokenRotation(FrozenModel):

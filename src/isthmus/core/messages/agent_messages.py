@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.job import Job
@@ -51,12 +51,13 @@ def is_closer_to_root_cause(one: FailureCause | None, other: FailureCause | None
 
 
 class WorkerAddress(FrozenModel):
-    """The address where a rank listens inside its cluster."""
+    """The address where a rank listens inside its cluster; the agent adds its first device, `group/node/device`."""
 
     rank: NonNegativeInt
     cluster: Name
     host: str
     port: PositiveInt
+    device: Annotated[str, Field(max_length=200)] = ""
 
 
 class RankMap(FrozenModel):
@@ -195,12 +196,14 @@ LinkKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class RunKeys(FrozenModel):
     """The keys of an attempt that a site holds: one shared with each site of the plan, and one for its own ranks.
 
-    No other site has a key of a pair without it. Agents hand them to workers; they go into no log and no event.
+    No other site has a key of a pair without it. `copies` is the key of the job's copies in an object store, the same
+    in all attempts. Agents hand them to workers; they go into no log and no event.
     """
 
     job: Name
     attempt: PositiveInt
     keys: Annotated[dict[Name, LinkKey], Field(repr=False)]
+    copies: Annotated[LinkKey | None, Field(repr=False)] = None
 
 
 class PartOrder(FrozenModel):
@@ -263,17 +266,17 @@ class AgentReport(FrozenModel):
     identity: AgentIdentity | None = None
     run_lease_s: NonNegativeFloat = 0.0
     free_chips: Annotated[dict[Name, NonNegativeInt], Field(max_length=MAX_ENTRIES)]
-    parts: Annotated[tuple[ObservedPart, ...], Field(max_length=MAX_ENTRIES)] = ()
-    queue: Annotated[tuple[QueueEntry, ...], Field(max_length=MAX_ENTRIES)] = ()
-    local_jobs: Annotated[tuple[ObservedLocalJob, ...], Field(max_length=MAX_ENTRIES)] = ()
+    parts: Annotated[tuple[ObservedPart, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    queue: Annotated[tuple[QueueEntry, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    local_jobs: Annotated[tuple[ObservedLocalJob, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     free_storage_bytes: NonNegativeInt | None = None
     peer_address: PeerAddress | None = None
-    peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ENTRIES)] = ()
+    peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     checks: bool = False
-    preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ENTRIES)] = ()
+    preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     fence: Fence = 0
-    metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_ENTRIES)] = ()
-    logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_ENTRIES)] = ()
+    metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
 
     @model_validator(mode="after")
     def _check_workers(self) -> AgentReport:

@@ -98,9 +98,10 @@ class WorkerSpec(FrozenModel):
 
 
 class WorkerKeys(FrozenModel):
-    """The keys of a worker's links: by site of the plan, the one that its own site shares with it."""
+    """The keys of a worker: by site of the plan, the one that its own site shares with it; that of its `copies`."""
 
     keys: Annotated[dict[Name, LinkKey], Field(repr=False)]
+    copies: Annotated[LinkKey | None, Field(repr=False)] = None
 
 
 class WorkerAccount(FrozenModel):

@@ -5,7 +5,8 @@ The checks run where a job enters (a job file, a submission), so stored jobs of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from isthmus.core.errors import InputError
@@ -39,6 +40,17 @@ def job_problems(job: Job) -> Iterator[FieldProblem]:
         )
     if job.resume is not None and job.compute == "virtual":
         yield FieldProblem("resume", job.resume, "compute: virtual has no checkpoints", "remove it, or compute: real")
+    if job.output_site is not None and job.compute == "virtual":
+        yield FieldProblem(
+            "output_site", job.output_site, "compute: virtual writes no model", "remove it, or compute: real"
+        )
+    if job.output_site is not None and job.placement.clusters and job.output_site not in job.placement.clusters:
+        yield FieldProblem(
+            "output_site",
+            job.output_site,
+            f"{job.output_site} is not among placement.clusters, and must take part to get the model",
+            f"nearest valid value: {_nearest(job.output_site, job.placement.clusters)}",
+        )
     yield from path_problems(job)
 
 
@@ -84,6 +96,10 @@ def _training_problems(job: Job) -> Iterator[FieldProblem]:
     if training.evaluate_every and not job.data.validation_fraction:
         hint = "set data.validation_fraction to 0.01, or training.evaluate_every to 0"
         yield FieldProblem(f"{prefix}evaluate_every", training.evaluate_every, "no data is held out", hint)
+
+
+def _nearest(word: str, words: Sequence[str]) -> str:
+    return difflib.get_close_matches(word, words, 1, 0)[0]
 
 
 def _positive_int(value: Any) -> int | None:

@@ -166,7 +166,7 @@ def _search_plans(request: SearchRequest) -> SearchResult:
             one
             for some in explorers
             for one in _simulate_finalists(request, some, task, effort)
-            if request.accepts(one.plan)
+            if request.accepts(one.plan) and (job.output_site is None or job.output_site in one.plan.clusters)
         ),
         key=time_order,
     )
@@ -208,7 +208,13 @@ def _run_searches(
     job = request.job
     training, placement, limits = job.training, job.placement, job_limits(request.limits, job, workload)
     thrifty = request.objective != "time" or request.deadline_s is not None or request.budget is not None
-    space = SearchSpace(workload, Routes(request.pool, workload.calibration), limits, minimise_cost=thrifty)
+    space = SearchSpace(
+        workload,
+        Routes(request.pool, workload.calibration),
+        limits,
+        minimise_cost=thrifty,
+        needed_cluster=job.output_site,
+    )
     width = effort.num_layouts * (4 if thrifty and effort is LARGE_POOL_EFFORT else 1)
     groups = _slots_by_owner(slots, placement.several_owners)
     if limits.framework is not None:

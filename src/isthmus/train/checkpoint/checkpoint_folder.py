@@ -85,6 +85,8 @@ class Manifest(FrozenModel):
     write_id: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$")] = ""
     # Where the files are, if the sites share no folder; empty if all files are in this one.
     sites: Annotated[tuple[SiteCopy, ...], Field(max_length=MAX_FILES)] = ()
+    # Whether the job's object store has a copy of every file.
+    in_object_store: bool = False
     # The job that wrote it; empty: a job of an earlier release, or in a folder without a claim.
     run: str = ""
 

@@ -22,7 +22,10 @@ from isthmus.train.checkpoint.checkpoint_folder import checkpoint_name, load_sha
 from isthmus.train.checkpoint.find_valid_checkpoint import find_valid_checkpoint
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.memory_slot import Snapshot
+from isthmus.train.checkpoint.objects.object_copies import ObjectCopies
+from isthmus.train.checkpoint.objects.object_store import ObjectStore
 from isthmus.train.checkpoint.sites.fetch_shards import fetch_shards
+from isthmus.train.checkpoint.sites.kept_pieces import KeptPieces, remove_kept_pieces
 from isthmus.train.checkpoint.sites.peer_channel import PeerChannel
 from isthmus.train.checkpoint.sites.site_publisher import SitePublisher
 from isthmus.train.checkpoint.sites.site_recovery import FoundCheckpoint, complete_unfinished, find_checkpoint
@@ -41,7 +44,12 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, spec: WorkerSpec, folder: WorkerFolder, ownership: Ownership, communicator: Communicator
+        self,
+        spec: WorkerSpec,
+        folder: WorkerFolder,
+        ownership: Ownership,
+        communicator: Communicator,
+        copy_key: bytes | None = None,
     ) -> None:
         self._spec, self._worker_folder, self._ownership, self._communicator = (
             spec,
@@ -52,6 +60,7 @@ class CheckpointManager:
         self._folder, self._num_ranks = Path(spec.job.checkpoints.folder), len(spec.plan.ranks)
         self._stores = SiteStores((0,) * self._num_ranks, spec.plan.rank_clusters)
         self._channel: PeerChannel | None = None
+        self._objects = _open_objects(spec, copy_key)
         self._async_writer = self._make_writer("")
 
     def reset(self) -> None:
@@ -63,9 +72,10 @@ class CheckpointManager:
         rank = self._spec.rank
         self._async_writer.close()
         self._stores = find_stores(self._folder, rank, self._spec.plan.rank_clusters, self._communicator)
-        self._channel = None if self._stores.is_shared else self._open_channel()
+        needs_channel = not self._stores.is_shared or self._objects is not None
+        self._channel = self._open_channel() if needs_channel else None
         if self._channel is not None:
-            complete_unfinished(self._folder, rank, self._stores, self._communicator)
+            complete_unfinished(self._folder, rank, self._stores, self._communicator, self._objects)
         elif rank == 0:
             clear_unfinished(self._folder)
         (writing,) = self._communicator.broadcast_from_first([secrets.randbits(62)])
@@ -106,7 +116,8 @@ class CheckpointManager:
             manifest = find_valid_checkpoint(folder, rank, self._num_ranks, broadcast, all_gather)
             found = None
         else:
-            found = find_checkpoint(folder, rank, self._stores, self._communicator)
+            objects = self._objects if folder == self._folder else None
+            found = find_checkpoint(folder, rank, self._stores, self._communicator, objects)
             manifest = None if found is None else found.manifest
         if manifest is None:
             return None
@@ -119,22 +130,32 @@ class CheckpointManager:
         if found is None or self._channel is None:
             load_shards(folder, manifest.step, pieces)
         else:
-            self._fetch(folder / checkpoint_name(manifest.step), found, pieces)
+            self._fetch(folder, found, pieces)
         torch.set_rng_state(random_state.tensor)
         print(f"rank {rank}: resumed from {folder} after step {manifest.step}", flush=True)
         return Snapshot(manifest.step, manifest.samples, tensors)
 
-    def _fetch(self, place: Path, found: FoundCheckpoint, shards: Sequence[TensorShard]) -> None:
-        """Fill `shards` from the checkpoint `place` of all sites."""
+    def _fetch(self, folder: Path, found: FoundCheckpoint, shards: Sequence[TensorShard]) -> None:
+        """Fill `shards` from the checkpoint of all sites in `folder`; what is received is kept in the job's own."""
         if self._channel is None:
             raise RuntimeError("a checkpoint of all sites was found without a channel to them")
-        fetched = fetch_shards(
-            place, found.layout, found.holders, shards,
-            rank=self._spec.rank, stores=self._stores, channel=self._channel,
-        )  # fmt: skip
-        if fetched.moved:
+        rank, leads = self._spec.rank, self._spec.rank in self._stores.leaders
+        if leads:
+            remove_kept_pieces(self._folder, found.manifest)
+        with KeptPieces(self._folder, found.manifest, found.layout, rank) as kept:
+            fetched = fetch_shards(
+                folder / checkpoint_name(found.manifest.step), found.layout, found.holders, shards,
+                rank=rank, stores=self._stores, channel=self._channel, kept=kept,
+                objects=self._objects.reader(found.manifest) if self._objects else None,
+            )  # fmt: skip
+        self._communicator.barrier()
+        if leads:
+            remove_kept_pieces(self._folder)
+        if fetched.moved or fetched.kept:
             moved, needed = format_bytes(fetched.moved), format_bytes(fetched.needed)
-            print(f"rank {self._spec.rank}: received {moved} of {needed} from other sites", flush=True)
+            before = f", {format_bytes(fetched.kept)} by an earlier attempt" if fetched.kept else ""
+            source = "the object store and other sites" if self._objects else "other sites"
+            print(f"rank {rank}: received {moved} of {needed} from {source}{before}", flush=True)
 
     def newest_step(self) -> int:
         """Return the step of the newest checkpoint that a rank sees, without verifying it; 0 without one."""
@@ -194,6 +215,7 @@ class CheckpointManager:
             write_id=write_id,
             copies=self._spec.job.checkpoints.copies,
             keep=self._spec.job.checkpoints.keep,
+            objects=self._objects,
             report_wait=self._report_wait,
         )
 
@@ -225,6 +247,16 @@ class CheckpointManager:
             EventLog(self._worker_folder, 0).record("saved", detail, seconds=seconds, step=step)
         with suppress(OSError):  # then the agent assumes an older checkpoint, which is safe
             write_atomically(self._worker_folder.saved_path, f"{step}\n")
+
+
+def _open_objects(spec: WorkerSpec, copy_key: bytes | None) -> ObjectCopies | None:
+    """Return the job's copies in its object store; None without one."""
+    url = spec.job.checkpoints.copy_store
+    if url is None:
+        return None
+    if copy_key is None:
+        raise InputError("no key for the copies in checkpoints.copy_store", hint="its agent hands it to the worker")
+    return ObjectCopies(ObjectStore.at(url), copy_key, spec.run)
 
 
 def _find_loss() -> PeerError | None:

@@ -25,6 +25,8 @@ ORPHAN_LIFETIME_S = 600.0
 """How long orphaned snapshots stay for the next attempt."""
 
 _LOCK_FILE = "lease"
+_LAYOUT_FIELDS = {"stages", "dp", "chunks", "schedule", "zero", "optimizer_on_host", "rank_order"}
+"""Fields of a plan that decide which state each rank holds."""
 
 
 class MemoryLease:
@@ -63,7 +65,7 @@ class MemoryLease:
 
 def compatibility_digest(spec: WorkerSpec) -> str:
     """Return a digest of run, checkpoint folder and state layout; equal digests can share snapshots."""
-    layout = spec.plan.model_dump_json(include={"stages", "dp", "chunks", "schedule", "zero", "optimizer_on_host"})
+    layout = spec.plan.model_dump_json(include=_LAYOUT_FIELDS)
     where = Path(spec.job.checkpoints.folder).absolute()
     return hashlib.sha256(f"{spec.run} {where} {layout}".encode()).hexdigest()
 

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import ModelError
 from isthmus.core.model import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, config_path, load_model
 from isthmus.train.model.huggingface_layout import PublishedTensor, stored_layouts
 
+MAX_WEIGHTS_INDEX_BYTES = 64 << 20
+"""Largest index of weight files."""
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -60,7 +63,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
             hint="train from scratch (task: pretrain), or save the model as safetensors with save_pretrained",
         )
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads(read_within(index, MAX_WEIGHTS_INDEX_BYTES))["weight_map"]
         return {name: folder / file for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is not a valid index of safetensors files: {error!r}") from error

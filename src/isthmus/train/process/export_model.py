@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,12 @@ from isthmus.train.checkpoint.sites.site_stores import find_stores
 from isthmus.train.communication.communicator import Communicator
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.save_weights import export_shard, finish_export
-from isthmus.train.process.collect_export import collect_export
+from isthmus.train.process.collect_export import (
+    choose_target,
+    collect_export,
+    move_tokenizer,
+    tokenizer_folder,
+)
 from isthmus.train.process.run_folders import claim_output
 from isthmus.train.update.replica_layout import PipelinePosition
 
@@ -29,8 +35,8 @@ def export_model(
 ) -> None:
     """Write the first replica's model, one shard per rank; all ranks of the run call this.
 
-    The tokenizer and the chat template are those of `dataset`. Where the sites share no output folder, the shards
-    stream to the site of the first stage, whose folder gets the model.
+    The tokenizer and the chat template are those of `dataset`. Where the sites share no output folder, everything
+    streams to the site `output_site` of the job, or that of the first stage, whose folder gets the model.
 
     Raises `UnavailableError` if the folder cannot be written, `InputError` if it belongs to another job now.
     """
@@ -41,12 +47,21 @@ def export_model(
     communicator.barrier()
     writers, group = PipelinePosition.of_rank(spec.plan, 0).ranks, dist.group.WORLD
     stores = find_stores(output, spec.rank, spec.plan.rank_clusters, communicator)
+    target = writers[0]
+    write_tokenizer = _tokenizer_writer(output, dataset) if spec.rank == writers[0] else partial(move_tokenizer, output)
     if not stores.is_shared and isinstance(group, IsthmusGroup):
-        collect_export(output, spec.rank, writers, stores, PeerChannel(group.transport))
+        target = choose_target(job.output_site, writers, stores)
+        if spec.rank == writers[0] != target:
+            _tokenizer_writer(tokenizer_folder(output), dataset)()
+        collect_export(output, spec.rank, writers, target, stores, PeerChannel(group.transport))
         communicator.barrier()
-    if position.replica == 0 and position.stage == 0 and model_chunks.group.tp_rank == 0:
-        if dataset is None:
-            raise RuntimeError("the first stage has no data set, whose tokenizer the result needs")
-        used = partial(export_tokenizer, output, dataset.tokenizer, dataset.template)
-        finish_export(output, job.model, len(position.ranks), write_tokenizer=used)
+    if spec.rank == target:
+        finish_export(output, job.model, len(position.ranks), write_tokenizer=write_tokenizer)
     communicator.barrier()
+
+
+def _tokenizer_writer(output: Path, dataset: Dataset | None) -> Callable[[], None]:
+    """Return what writes the tokenizer of the first stage to `output`."""
+    if dataset is None:
+        raise RuntimeError("the first stage has no data set, whose tokenizer the result needs")
+    return partial(export_tokenizer, output, dataset.tokenizer, dataset.template)

@@ -25,7 +25,7 @@ from isthmus.train.liveness.heartbeat import Heartbeat
 from isthmus.train.liveness.run_lease_watch import RunLeaseWatch
 from isthmus.train.liveness.stall import detect_stall
 from isthmus.train.liveness.worker_events import EventLog
-from isthmus.train.process.take_link_keys import take_link_keys
+from isthmus.train.process.take_rank_keys import take_rank_keys
 from isthmus.train.process.worker import TERMINATED, UNEXPECTED_ERROR, RankResources, error_line, run_in_process
 from isthmus.wan import listen
 
@@ -47,7 +47,7 @@ def supervise(folder: WorkerFolder) -> int:
     error before any step would recur. The keys of its links stay in memory, where each worker process gets them.
     """
     spec = folder.read_spec()
-    keys = take_link_keys(folder, spec)
+    keys = take_rank_keys(folder, spec)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     with listen(spec.host, ports=spec.ports) as listener, MemoryLease(spec) as lease:
         resources = RankResources(listener, lease.run, Heartbeat(), keys, is_supervised=True)

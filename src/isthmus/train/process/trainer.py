@@ -45,6 +45,7 @@ class Trainer:
         prepared: PreparedStage,
         folder: WorkerFolder,
         recovery: RankRecovery,
+        copy_key: bytes | None = None,
     ) -> None:
         self.spec, self.schedule, self.prepared = spec, schedule, prepared
         self.folder, self.checkpoint_requests, self.recovery = folder, CheckpointRequests(folder), recovery
@@ -57,7 +58,7 @@ class Trainer:
         self.batches = ReplicaBatches(prepared, spec.plan, self.position, self.training)
         self.communicator = make_communicator(spec, prepared.model_chunks.device)
         self.ownership = self._form_groups()
-        self.checkpoint_manager = CheckpointManager(spec, folder, self.ownership, self.communicator)
+        self.checkpoint_manager = CheckpointManager(spec, folder, self.ownership, self.communicator, copy_key)
         self.peer_snapshots = PeerSnapshots(spec, folder, recovery, self.communicator)
         self.optimizer = Optimizer(
             prepared.model_chunks.global_named_parameters(),

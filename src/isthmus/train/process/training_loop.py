@@ -20,12 +20,13 @@ def train(
     prepared: PreparedStage,
     folder: WorkerFolder,
     recovery: RankRecovery,
+    copy_key: bytes | None = None,
 ) -> None:
     """Train from the newest state that all ranks have to the last step, then export the model.
 
     Needs the default process group. After a loss, once a new process has replaced the lost rank, training
     continues from the newest common state. Raises `PeerError` if the rank is not replaced, `UnavailableError`
-    if a folder cannot be written.
+    if a folder cannot be written. `copy_key` encrypts the copies of checkpoints in an object store.
     """
     print(describe_rank(spec, device_name(prepared.model_chunks.device)), flush=True)
     if prepared.dataset is not None:
@@ -36,7 +37,7 @@ def train(
         if trainers:
             trainers[0].reset()
         else:
-            trainers.append(Trainer(spec, schedule, prepared, folder, recovery))
+            trainers.append(Trainer(spec, schedule, prepared, folder, recovery, copy_key))
         _train_once(trainers[0])
 
     def drain() -> None:

@@ -15,10 +15,9 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.core.errors import InputError, IsthmusError, PeerError
 from isthmus.core.messages.agent_messages import RankMap, WorkerAddress
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
@@ -31,7 +30,7 @@ from isthmus.train.liveness.worker_events import EventLog
 from isthmus.train.pipeline.virtual_training import run_virtual_training
 from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.prepare_stage import PreparedStage, prepare_stage, worker_device
-from isthmus.train.process.take_link_keys import take_link_keys
+from isthmus.train.process.take_rank_keys import RankKeys, take_rank_keys
 from isthmus.train.process.training_loop import train
 from isthmus.train.recovery.group_membership import GroupMembership
 from isthmus.train.recovery.rank_recovery import RankRecovery
@@ -58,8 +57,7 @@ class RankResources:
     # Name of the rank's snapshots in shared memory.
     memory_name: str
     heartbeat: Heartbeat
-    # Keys of the rank's links; None on one machine.
-    keys: LinkKeys | None = None
+    keys: RankKeys = field(default_factory=RankKeys)
     # Whether a supervisor restarts the worker after unexpected errors.
     is_supervised: bool = False
 
@@ -82,7 +80,7 @@ def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources)
     prepared = None if is_restart else _prepare_if_real(spec)
     ranks = wait_for_rank_map(folder, spec)
     membership = GroupMembership(
-        spec, ranks, resources.listener, device, resources.heartbeat, events, keys=resources.keys
+        spec, ranks, resources.listener, device, resources.heartbeat, events, keys=resources.keys.links
     )
     if not _join_group(membership, resources.heartbeat.read().is_finished):
         return
@@ -94,7 +92,7 @@ def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources)
             membership.leave()
         else:
             recovery = RankRecovery(spec, membership, memory, resources.heartbeat, events)
-            train(spec, schedule, prepared or prepare_stage(spec), folder, recovery)
+            train(spec, schedule, prepared or prepare_stage(spec), folder, recovery, resources.keys.copies)
     except BaseException as error:
         if resources.is_supervised and not isinstance(error, IsthmusError):
             membership.abandon()
@@ -139,7 +137,7 @@ def main(arguments: list[str]) -> int:
             raise InputError("one argument is needed", hint="python -m isthmus.train.process.worker FOLDER")
         folder = WorkerFolder(Path(arguments[0]))
         spec = folder.read_spec()
-        keys = take_link_keys(folder, spec)
+        keys = take_rank_keys(folder, spec)
         with listen(spec.host, ports=spec.ports) as listener, MemoryLease(spec) as lease:
             return run_in_process(folder, spec, RankResources(listener, lease.run, Heartbeat(), keys))
     except IsthmusError as error:
@@ -166,7 +164,8 @@ def run_in_process(folder: WorkerFolder, spec: WorkerSpec, resources: RankResour
 
 def _address(spec: WorkerSpec, listener: socket.socket) -> WorkerAddress:
     host, port = listener.getsockname()[:2]
-    return WorkerAddress(rank=spec.rank, cluster=spec.cluster, host=host, port=port)
+    device = os.environ.get("ISTHMUS_CARDS", "").partition(",")[0]
+    return WorkerAddress(rank=spec.rank, cluster=spec.cluster, host=host, port=port, device=device)
 
 
 def error_line(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""`LinkKeyring`: the keys of the links of each attempt, derived from one secret of the store.
+"""`LinkKeyring`: the keys of the links of each attempt, and of each job's copies, derived from one secret of the store.
 
-A key is HKDF-SHA256 (H. Krawczyk, P. Eronen, RFC 5869) of the secret over job, attempt and a pair of sites. Each
-server of a store derives the same keys, and none of them is stored.
+A key is HKDF-SHA256 (H. Krawczyk, P. Eronen, RFC 5869) of the secret over job, attempt and a pair of sites, or over the
+job for its copies in an object store. Each server of a store derives the same keys, and none of them is stored.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ class LinkKeyring:
         """Return the keys of the part of `order` at `site`; None for an order without a plan."""
         if order.plan is None:
             return None
-        return RunKeys(
-            job=order.job, attempt=order.attempt, keys=self._keys(order.job, order.attempt, site, order.plan.clusters)
-        )
+        links = self._keys(order.job, order.attempt, site, order.plan.clusters)
+        has_copies = order.spec is not None and order.spec.checkpoints.copy_store is not None
+        copies = self._derive("isthmus copies key", order.job) if has_copies else None
+        return RunKeys(job=order.job, attempt=order.attempt, keys=links, copies=copies)
 
     def _keys(self, job: str, attempt: int, site: str, sites: Iterable[str]) -> dict[str, str]:
-        found = {}
-        for other in sites:
-            what = json.dumps(["isthmus link key", job, attempt, *sorted((site, other))]).encode()
-            found[other] = HKDF(SHA256(), KEY_BYTES, salt=None, info=what).derive(self._secret).hex()
-        return found
+        return {other: self._derive("isthmus link key", job, attempt, *sorted((site, other))) for other in sites}
+
+    def _derive(self, *what: str | int) -> str:
+        info = json.dumps(what).encode()
+        return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(self._secret).hex()

@@ -34,6 +34,12 @@ class _Bucket:
     def level(self, now_s: float, leak_per_s: float) -> float:
         return max(0.0, self.failures - max(0.0, now_s - self.at_s) * leak_per_s)
 
+    def add(self, now_s: float, leak_per_s: float) -> float:
+        """Count a failure and return the level."""
+        self.failures = min(MAX_FAILURES, self.level(now_s, leak_per_s) + 1.0)
+        self.at_s = now_s
+        return self.failures
+
 
 class LoginBackoff:
     """Failed logins by address, bounded in memory, and those that were not reported yet."""
@@ -53,17 +59,19 @@ class LoginBackoff:
 
     def record_failure(self, address: str, now_s: float) -> float:
         """Count a failure; return how long the sender should wait, in seconds (0: it may try again)."""
-        bucket = self._buckets.setdefault(address, _Bucket(0.0, now_s))
-        _add(bucket, now_s, LEAK_PER_S, MAX_FAILURES)
-        self._buckets.move_to_end(address)
-        if len(self._buckets) > MAX_ADDRESSES:
-            self._buckets.popitem(last=False)
-        _add(self._all, now_s, LEAK_IN_ALL_PER_S, MAX_FAILURES)
+        bucket = self._buckets.get(address)
+        if bucket is None:
+            bucket = self._buckets[address] = _Bucket(0.0, now_s)
+            if len(self._buckets) > MAX_ADDRESSES:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(address)
+        excess = bucket.add(now_s, LEAK_PER_S) - FREE_FAILURES
+        is_full_in_all = self._all.add(now_s, LEAK_IN_ALL_PER_S) >= FREE_FAILURES_IN_ALL
         self._count(address)
-        if not self.is_limited(address, now_s):
+        if excess < 0 and not is_full_in_all:
             return 0.0
-        excess = max(0.0, bucket.failures - FREE_FAILURES)
-        return float(min(MAX_DELAY_S, 2.0 ** min(10.0, 1.0 + excess // 10)))
+        return float(min(MAX_DELAY_S, 2.0 ** min(10.0, 1.0 + max(0.0, excess) // 10)))
 
     def take_report(self) -> tuple[dict[str, int], int]:
         """Return the failures by address since the last call, and those of addresses beyond `MAX_ADDRESSES`."""
@@ -76,8 +84,3 @@ class LoginBackoff:
             self._unreported[address] = self._unreported.get(address, 0) + 1
         else:
             self._num_unlisted += 1
-
-
-def _add(bucket: _Bucket, now_s: float, leak_per_s: float, most: float) -> None:
-    bucket.failures = min(most, bucket.level(now_s, leak_per_s) + 1.0)
-    bucket.at_s = now_s

@@ -10,7 +10,7 @@ from isthmus.control.service.access.token_registry import TokenRegistry
 from isthmus.control.service.auth import Caller, token_digest
 from isthmus.control.store.store_interface import StoredToken
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages.access_views import TokenInfo, TokenRotation
+from isthmus.core.messages.access_views import TokenGrant, TokenInfo, TokenRotation
 from isthmus.core.messages.api_views import TokenRequest, TokenView
 
 MAX_TOKENS_OF_A_NAME = 100
@@ -50,6 +50,24 @@ class TokenAdmin:
             self._audit.record("token-revoked", caller, token_id, f"{token.role} {token.name}")
         return _info(token, now_s)
 
+    def grant(self, caller: Caller, token_id: str, grant: TokenGrant) -> TokenInfo:
+        """Grant priority `high` to a user's token, or take it back; jobs that were submitted keep theirs.
+
+        Raises `NotFoundError` for an unknown token and `ConflictError` for one that no jobs are submitted with.
+        """
+        token, now_s = self._find(caller, token_id), self._clock()
+        if token.role != "user":
+            raise ConflictError(
+                f"{token_id} is a token of {token.role} {token.name}: priority 'high' is granted to users' tokens",
+                hint="`isthmus token list` shows the role of each token",
+            )
+        if token.high != grant.high:
+            token = token.model_copy(update={"high": grant.high})
+            self._registry.put(token)
+            act = "high-priority-granted" if grant.high else "high-priority-withdrawn"
+            self._audit.record(act, caller, token_id, f"{token.role} {token.name}")
+        return _info(token, now_s)
+
     def rotate(self, caller: Caller, token_id: str, rotation: TokenRotation) -> TokenView:
         """Replace a valid token by a new one; the old one counts for `grace_s` more.
 
@@ -62,14 +80,14 @@ class TokenAdmin:
         expires_s = old.expires_s
         if expires_s is not None and caller.role == "admin":
             expires_s = now_s + expires_s - old.created_s
-        made = self._make(caller, old.role, old.name, expires_s)
+        made = self._make(caller, old.role, old.name, expires_s, high=old.high)
         end_s = now_s + rotation.grace_s
         ends_s = end_s if old.expires_s is None else min(end_s, old.expires_s)
         self._registry.put(old.model_copy(update={"expires_s": ends_s}))
         self._audit.record("token-rotated", caller, token_id, f"replaced by {made.id}{_until(ends_s, now_s)}")
         return made
 
-    def _make(self, caller: Caller, role: str, name: str, expires_s: float | None) -> TokenView:
+    def _make(self, caller: Caller, role: str, name: str, expires_s: float | None, *, high: bool = False) -> TokenView:
         now_s = self._clock()
         valid = [one for one in self._registry.tokens() if (one.role, one.name) == (role, name) and one.is_valid(now_s)]
         if len(valid) >= MAX_TOKENS_OF_A_NAME:
@@ -80,7 +98,7 @@ class TokenAdmin:
         token = secrets.token_urlsafe(32)
         stored = StoredToken(
             role=role, name=name, digest=token_digest(token), created_s=now_s, expires_s=expires_s,
-            created_by=caller.name,
+            created_by=caller.name, high=high,
         )  # fmt: skip
         self._registry.put(stored)
         return TokenView.model_validate(

@@ -68,9 +68,13 @@ class TokenGate:
 
     def refuse(self, address: str) -> TooManyFailuresError | UnknownCallerError:
         """Count a failed login of `address`; return the error that answers it."""
-        with self._lock:
-            delay_s = self._backoff.record_failure(address, self._monotonic())
+        delay_s = self.count_failure(address)
         return TooManyFailuresError(delay_s) if delay_s else UnknownCallerError()
+
+    def count_failure(self, address: str) -> float:
+        """Count a failed login of `address`; return the seconds that its sender should wait, 0 for none."""
+        with self._lock:
+            return self._backoff.record_failure(address, self._monotonic())
 
     def look_up(self, authorization: bytes | None, address: str) -> Caller:
         """Return the caller of a header that `known` does not know, from the store; raise the error for others."""
@@ -114,4 +118,4 @@ def _token(authorization: bytes | None) -> str | None:
 def _caller(token: StoredToken | None) -> Caller | None:
     if token is None:
         return None
-    return Caller(role=cast(Role, token.role), name=token.name, token_id=token.id)
+    return Caller(role=cast(Role, token.role), name=token.name, token_id=token.id, high=token.high)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -87,7 +87,7 @@ class BranchAndBound:
 
         Sets of single-slot groups come first: they are few, and their layouts prune the longer pipelines.
         """
-        sets = self._replica_group_sets(slots)
+        sets = [one for one in self._replica_group_sets(slots) if self._has_needed(itertools.chain(*one))]
         singles = [one for one in sets if all(len(replica_group) == 1 for replica_group in one)]
         chains = [one for one in sets if any(len(replica_group) > 1 for replica_group in one)]
         for some in (singles, chains):
@@ -105,11 +105,17 @@ class BranchAndBound:
             return list(replica_group_sets(slots, self.space))
         routes, num_bytes = self.space.routes, self._messages_bytes
         kept, wide = candidate_slots(slots, routes, lambda one: relaxations.no_wait_s([one]), num_bytes)
+        kept = (*kept, *(slot for slot in slots if self.space.needed_cluster == slot.cluster and slot not in kept))
         self.space.thinned = True
         combined = set(kept)
         sets = list(replica_group_sets(kept, self.space)) if kept else []
         sets += [((slot,),) for slot in slots if slot not in combined]
         return sets + [tuple((slot,) for slot in some) for some in wide]
+
+    def _has_needed(self, slots: Iterable[ChipSlot]) -> bool:
+        """Return whether a plan over these slots may use the cluster that every plan needs."""
+        needed = self.space.needed_cluster
+        return needed is None or any(one.cluster == needed for one in flatten_pools(slots))
 
     def _visit_in_order(self, sets: Sequence[tuple[ReplicaGroup, ...]]) -> None:
         """Visit the branches of sets of replica groups in the order of their lower bounds.

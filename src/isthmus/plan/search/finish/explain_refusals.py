@@ -82,6 +82,8 @@ def _refusal_reason(
     here = [slot for name in names for slot in slots[name]]
     if len({cluster.owner for cluster in chosen}) > 1 and not placement.several_owners:
         return "the job does not allow several owners (placement.several_owners)"
+    if space.needed_cluster is not None and space.needed_cluster not in names:
+        return f"{space.needed_cluster}, which gets the model (output_site), takes no part"
     empty = [name for name in names if not slots[name]]
     if empty:
         rules = space.limits.framework

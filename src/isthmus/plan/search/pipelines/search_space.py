@@ -44,6 +44,8 @@ class SearchSpace:
     limits: SearchLimits
     # Whether cost matters: fewer replicas than fit are tried, too.
     minimise_cost: bool = False
+    # A cluster that takes part in every plan.
+    needed_cluster: str | None = None
     # Whether some dimension was thinned.
     thinned: bool = False
     _cost_tables: dict[tuple[object, ...], StageCostTable] = field(default_factory=dict)

@@ -1,17 +1,18 @@
 """`fetch_shards`: fills a rank's tensors with exactly the boxes that it needs, from its own site and from others.
 
 Each rank asks one rank of a store that holds a file for the boxes that its own store lacks; that rank reads and packs
-them, and sends them with a checksum. Boxes are cut to pieces of bounded size, so memory is bounded at both ends. All
-ranks of an attempt call it at once and serve each other.
+them, and sends them in pieces of bounded size, each with a checksum. A verified piece goes to the receiver's disk
+(`kept_pieces.py`), so a fetch that is cut goes on from there. All ranks of an attempt call it at once and serve each
+other.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Annotated
 
@@ -19,54 +20,60 @@ import torch
 from pydantic import Field
 
 from isthmus.comm.group.group_work import tensor_bytes
-from isthmus.core.base_model import FrozenModel, NonNegativeInt
+from isthmus.comm.transport.transport import Arrival
+from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import UnavailableError
 from isthmus.train.checkpoint.layout.checkpoint_layout import (
     DTYPE_BYTES,
     MAX_LAYOUT_BYTES,
     MAX_SHARDS,
     CheckpointLayout,
-    Extents,
-    StoredShard,
     parse_bounded,
-    refused,
 )
-from isthmus.train.checkpoint.layout.shard_files import Box, OpenFiles, plan_reads, read_box
+from isthmus.train.checkpoint.layout.shard_files import OpenFiles, plan_reads, read_box
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
+from isthmus.train.checkpoint.objects.object_copies import ObjectReader
+from isthmus.train.checkpoint.sites.kept_pieces import KeptPieces
 from isthmus.train.checkpoint.sites.peer_channel import PeerChannel
+from isthmus.train.checkpoint.sites.pieces import MAX_PIECE_BYTES, Piece, check_piece, cut_pieces, piece_buffer
 from isthmus.train.checkpoint.sites.site_stores import SiteStores
 
-MAX_PIECE_BYTES = 64 << 20
-"""Bytes of a box that are packed and sent at once."""
-
-_REQUEST, _DATA, _CHECKSUM = range(16, 19)
+_REQUEST, _DATA = 16, 17
 """Topics of the messages."""
 
+_CHECKSUM_BYTES = 4
+_NUM_POSTED = 4
+"""Pieces whose receives are posted at once."""
 
-class _Piece(FrozenModel):
-    """A box of the stored shard `shard`, by its number in the layout."""
+OBJECT_STORE = -1
+"""Stands for the object store where ranks serve pieces."""
 
-    shard: NonNegativeInt
-    starts: Extents
-    lengths: Extents
+Wanted = tuple[Piece, torch.Tensor]
+"""A piece, and where its elements go."""
 
 
 class _Request(FrozenModel):
     """The boxes that a rank asks another for, in the order in which they are sent."""
 
-    pieces: Annotated[tuple[_Piece, ...], Field(max_length=4 * MAX_SHARDS)] = ()
+    pieces: Annotated[tuple[Piece, ...], Field(max_length=4 * MAX_SHARDS)] = ()
 
 
 @dataclass(frozen=True)
 class FetchedBytes:
-    """Bytes that a rank needed, and bytes of them that it received from other sites."""
+    """Bytes that a rank needed; of them those received from other sites, and those kept by an earlier attempt."""
 
     needed: int
     moved: int
+    kept: int = 0
 
 
-def choose_source(holders: Sequence[int], store: int, stores: SiteStores) -> int:
-    """Return the store from which a rank of `store` reads a file: its own, else one of its cluster, else the first."""
+def choose_source(holders: Sequence[int], store: int, stores: SiteStores) -> int | None:
+    """Return the store from which a rank of `store` reads a file: its own, else one of its cluster, else the first.
+
+    None: only the object store has it.
+    """
+    if not holders:
+        return None
     near = stores.site(store)
     return min(holders, key=lambda one: (one != store, stores.site(one) != near, one))
 
@@ -86,111 +93,104 @@ def fetch_shards(
     rank: int,
     stores: SiteStores,
     channel: PeerChannel,
+    kept: KeptPieces,
+    objects: ObjectReader | None = None,
+    piece_bytes: int = MAX_PIECE_BYTES,
 ) -> FetchedBytes:
     """Fill the tensors of `shards` from the checkpoint in `place` at each site; all ranks call this.
 
-    `layout` has been checked, `holders` are the stores of each file. Raises `UnavailableError` if a tensor is missing
-    or of another shape, or if data arrive damaged.
+    `layout` has been checked, `holders` are the stores of each file. Pieces from other sites are taken from `kept`, or
+    added to it, and so are those that only the object store has, read by `objects`; they have at most `piece_bytes`, or
+    one row. Raises `UnavailableError` if a tensor is missing or of another shape, or if data arrive damaged.
     """
     store = stores.of_rank[rank]
     numbers = {id(one): number for number, one in enumerate(layout.shards)}
-    remote: dict[int, list[tuple[_Piece, torch.Tensor]]] = {}
-    needed = 0
+    remote: dict[int, list[Wanted]] = {}
+    needed = num_kept = 0
     peers = [one for one in range(len(stores.of_rank)) if stores.of_rank[one] != store]
-    with OpenFiles(place) as files, ThreadPoolExecutor(max(2 * len(peers), 1)) as pool:
+    with OpenFiles(place) as files, ThreadPoolExecutor(2 * len(peers) + 1) as pool:
         serving = [pool.submit(_serve, place, layout, peer, channel) for peer in peers]
         try:
             for stored, box, target in plan_reads(layout, shards, place):
                 needed += target.numel() * DTYPE_BYTES[stored.dtype]
-                source = choose_source(holders[stored.file], store, stores)
+                source = choose_source(holders.get(stored.file, ()), store, stores)
                 if source == store:
                     read_box(files.read_at(stored), stored, box, target)
                     continue
-                server = choose_server(source, rank, stores)
-                for starts, lengths, part in cut(box, target, stored):
-                    piece = _Piece(shard=numbers[id(stored)], starts=starts, lengths=lengths)
-                    remote.setdefault(server, []).append((piece, part))
+                server = OBJECT_STORE if source is None else choose_server(source, rank, stores)
+                for piece, part in cut_pieces(numbers[id(stored)], stored, box, target, piece_bytes):
+                    if kept.fill(piece, part):
+                        num_kept += part.numel() * DTYPE_BYTES[stored.dtype]
+                    else:
+                        remote.setdefault(server, []).append((piece, part))
         except UnavailableError:
             remote.clear()
             for peer in peers:
                 channel.send_text(peer, _REQUEST, _Request().model_dump_json().encode())
             raise
-        asking = [pool.submit(_ask, layout, peer, remote.get(peer, ()), channel) for peer in peers]
+        asking = [pool.submit(_ask, layout, peer, remote.get(peer, ()), channel, kept) for peer in peers]
+        if objects is not None:
+            asking.append(pool.submit(_read_objects, layout, remote.get(OBJECT_STORE, ()), objects, kept))
         moved = sum(future.result() for future in asking)
         for future in serving:
             future.result()
-    return FetchedBytes(needed, moved)
+    return FetchedBytes(needed, moved, num_kept)
 
 
-def cut(
-    box: Box, target: torch.Tensor, stored: StoredShard
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], torch.Tensor]]:
-    """Yield pieces of at most `MAX_PIECE_BYTES` (one row at least) of a box: start, lengths, view of the target."""
-    starts, lengths = box
-    if not lengths:
-        yield starts, lengths, target
-        return
-    row_bytes = prod(lengths[1:]) * DTYPE_BYTES[stored.dtype]
-    step = max(MAX_PIECE_BYTES // row_bytes, 1)
-    for begin in range(0, lengths[0], step):
-        number = min(step, lengths[0] - begin)
-        yield (starts[0] + begin, *starts[1:]), (number, *lengths[1:]), target.narrow(0, begin, number)
+def _ask(layout: CheckpointLayout, peer: int, wanted: Sequence[Wanted], channel: PeerChannel, kept: KeptPieces) -> int:
+    """Ask `peer` for pieces, copy them to their targets and keep them; return the bytes received."""
+    posted: deque[tuple[torch.Tensor, memoryview, list[Future[Arrival]]]] = deque()
 
+    def post(piece: Piece) -> None:
+        packed, checksum = piece_buffer(piece, layout), memoryview(bytearray(_CHECKSUM_BYTES))
+        futures = channel.post_chunks(peer, _DATA, tensor_bytes(packed)) + channel.post_chunks(peer, _DATA, checksum)
+        posted.append((packed, checksum, futures))
 
-def _ask(
-    layout: CheckpointLayout, peer: int, pieces: Sequence[tuple[_Piece, torch.Tensor]], channel: PeerChannel
-) -> int:
-    """Ask `peer` for boxes and copy them to their targets; return the bytes received."""
-    request = _Request(pieces=tuple(piece for piece, _ in pieces))
+    for piece, _ in wanted[:_NUM_POSTED]:
+        post(piece)
+    request = _Request(pieces=tuple(piece for piece, _ in wanted))
     channel.send_text(peer, _REQUEST, request.model_dump_json().encode())
-    moved = checksum = 0
-    for piece, target in pieces:
-        dtype = getattr(torch, layout.shards[piece.shard].dtype)
-        packed = torch.empty(piece.lengths, dtype=dtype)
+    moved = 0
+    for number, (piece, target) in enumerate(wanted):
+        packed, checksum, futures = posted.popleft()
+        for future in futures:
+            future.result()
         data = tensor_bytes(packed)
-        channel.receive_chunks(peer, _DATA, data)
-        checksum = zlib.crc32(data, checksum)
+        if zlib.crc32(data).to_bytes(_CHECKSUM_BYTES) != checksum:
+            raise UnavailableError(
+                f"the shards that rank {peer} sent have arrived damaged", hint="the job restarts automatically"
+            )
+        kept.keep(piece, data)
         moved += len(data)
         target.copy_(packed)
-    if channel.receive_text(peer, _CHECKSUM, 16) != f"{checksum:08x}".encode():
-        raise UnavailableError(
-            f"the shards that rank {peer} sent have arrived damaged", hint="the job restarts automatically"
-        )
+        if number + _NUM_POSTED < len(wanted):
+            post(wanted[number + _NUM_POSTED][0])
     return moved
 
 
+def _read_objects(layout: CheckpointLayout, wanted: Sequence[Wanted], objects: ObjectReader, kept: KeptPieces) -> int:
+    """Read pieces from the object store, copy them to their targets and keep them; return the bytes read."""
+    for piece, target in wanted:
+        packed, stored = piece_buffer(piece, layout), layout.shards[piece.shard]
+        read_box(objects.read_at(stored), stored, (piece.starts, piece.lengths), packed)
+        kept.keep(piece, tensor_bytes(packed))
+        target.copy_(packed)
+    return objects.num_bytes
+
+
 def _serve(place: Path, layout: CheckpointLayout, peer: int, channel: PeerChannel) -> None:
-    """Send `peer` the boxes that it asks for; raise `UnavailableError` if a box is outside its shard."""
+    """Send `peer` the pieces that it asks for; raise `UnavailableError` if one is outside its shard."""
     source = f"the request of rank {peer}"
     request = parse_bounded(_Request, channel.receive_text(peer, _REQUEST, MAX_LAYOUT_BYTES), source)
-    checksum = 0
 
     def packed() -> Iterator[memoryview]:
-        nonlocal checksum
         for piece in request.pieces:
-            stored = _checked(piece, layout, source)
-            tensor = torch.empty(piece.lengths, dtype=getattr(torch, stored.dtype))
+            stored = check_piece(piece, layout, source)
+            tensor = piece_buffer(piece, layout)
             read_box(files.read_at(stored), stored, (piece.starts, piece.lengths), tensor)
             data = tensor_bytes(tensor)
-            checksum = zlib.crc32(data, checksum)
             yield data
+            yield memoryview(zlib.crc32(data).to_bytes(_CHECKSUM_BYTES))
 
     with OpenFiles(place) as files:
         channel.send_chunks(peer, _DATA, packed())
-    channel.send_text(peer, _CHECKSUM, f"{checksum:08x}".encode())
-
-
-def _checked(piece: _Piece, layout: CheckpointLayout, source: str) -> StoredShard:
-    """Return the shard of a piece; raise `UnavailableError` if the piece is not a part of it of bounded size."""
-    if piece.shard >= len(layout.shards):
-        raise refused(source, f"there is no shard {piece.shard}")
-    stored = layout.shards[piece.shard]
-    inside = len(piece.starts) == len(piece.lengths) == len(stored.sizes) and all(
-        length > 0 and start + length <= size
-        for start, length, size in zip(piece.starts, piece.lengths, stored.sizes, strict=True)
-    )
-    rows = piece.lengths[0] if piece.lengths else 1
-    num_bytes = prod(piece.lengths) * DTYPE_BYTES[stored.dtype]
-    if not inside or (rows > 1 and num_bytes > MAX_PIECE_BYTES):
-        raise refused(source, f"the box at {piece.starts} of {piece.lengths} is no part of '{stored.name}' to send")
-    return stored

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 
-from isthmus.comm.transport.transport import Transport
+from isthmus.comm.transport.transport import Arrival, Transport
 from isthmus.core.errors import ProtocolError
 
 CHUNK_BYTES = 1 << 20
@@ -79,12 +79,15 @@ class PeerChannel:
 
     def receive_chunks(self, peer: int, topic: int, into: memoryview) -> None:
         """Fill `into` with what the peer sends as one part."""
-        posted = [
+        for future in self.post_chunks(peer, topic, into):
+            future.result()
+
+    def post_chunks(self, peer: int, topic: int, into: memoryview) -> list[Future[Arrival]]:
+        """Let `into` be filled with what the peer sends as one part; it is there once all futures are done."""
+        return [
             self._transport.receive(peer, _FIRST_TAG + topic, "chunk", into[begin : begin + self._chunk_bytes])
             for begin in range(0, len(into), self._chunk_bytes)
         ]
-        for future in posted:
-            future.result()
 
     def send_file(self, peer: int, topic: int, file: Path, num_bytes: int, link_share: float = 1.0) -> None:
         """Send the first `num_bytes` of a file; a file that has become shorter arrives with zeros, hence damaged."""

@@ -3,7 +3,8 @@
     1. Each rank has written its part at its site. It sends copies to ranks at other sites, at a part of a link's time,
        and receives those that it keeps. A holder answers once a copy is durable and has the right checksum.
     2. Each rank reports to rank 0: its part and the stores with a copy, or what failed.
-    3. With all reports, rank 0 makes layout and manifest; the leader of each store publishes them there.
+    3. With all reports, rank 0 makes layout and manifest, and puts them into the object store if the job has one; then
+       the leader of each store publishes them there.
     4. Once all leaders have answered, the checkpoint is complete: each store removes its older ones.
 
 A failure anywhere becomes the verdict of step 3 at all ranks, and nothing of the checkpoint is left. After step 2 all
@@ -28,6 +29,7 @@ from isthmus.core.process.state_folder_lock import fsync_path
 from isthmus.core.runs.run_folder import claimed_job
 from isthmus.train.checkpoint.checkpoint_folder import MAX_MANIFEST_BYTES, CheckpointFile, Manifest, SiteCopy
 from isthmus.train.checkpoint.layout.checkpoint_layout import LAYOUT_FILE, MAX_LAYOUT_BYTES, parse_bounded
+from isthmus.train.checkpoint.objects.object_copies import ObjectCopies
 from isthmus.train.checkpoint.sites.peer_channel import PeerChannel
 from isthmus.train.checkpoint.sites.site_stores import SiteStores, choose_copy_holders
 from isthmus.train.checkpoint.write_checkpoint import (
@@ -61,10 +63,11 @@ class _Offer(FrozenModel):
 
 
 class _Report(FrozenModel):
-    """What a rank reports to rank 0: its part and the stores that keep a copy, or a failure."""
+    """What a rank reports to rank 0: its part, who keeps a copy (stores, the object store), or a failure."""
 
     part: RankPart | None = None
     copies: tuple[NonNegativeInt, ...] = ()
+    is_stored: bool = False
     failure: Reason = ""
 
 
@@ -85,7 +88,8 @@ class SitePublisher:
     """Completes the checkpoints of `rank` with write id `write_id`, whose parts are in `folder` at each site.
 
     `copies` is the number of copies of each part at other sites, fewer where there are fewer sites; `keep` the number
-    of checkpoints that each site keeps. `report_wait` is called with the reason of a long wait, and "" at its end.
+    of checkpoints that each site keeps. `objects` gets a further copy of each part. `report_wait` is called with the
+    reason of a long wait, and "" at its end.
     """
 
     def __init__(
@@ -98,10 +102,12 @@ class SitePublisher:
         write_id: str,
         copies: int,
         keep: int,
+        objects: ObjectCopies | None = None,
         report_wait: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self._folder, self._rank, self._stores, self._channel = folder, rank, stores, channel
         self._write_id, self._keep, self._report_wait = write_id, keep, report_wait
+        self._objects = objects
         self._holders = choose_copy_holders(stores, copies)
         self._has_reported = False
 
@@ -113,7 +119,7 @@ class SitePublisher:
         """
         work = work_folder(self._folder, step, self._write_id)
         try:
-            verdict, layout = self._agree(self._exchange_copies(work, failure), step, samples)
+            verdict, layout = self._agree(self._exchange_copies(work, step, failure), step, samples)
             failure = verdict.failure
             if verdict.manifest is not None:
                 failure = self._publish(verdict.manifest, layout)
@@ -123,16 +129,21 @@ class SitePublisher:
         if failure:
             if self._is_leader:
                 shutil.rmtree(work, ignore_errors=True)
+            if self._objects is not None and self._rank == 0:
+                self._objects.remove((step, self._write_id))
             raise UnavailableError(f"the checkpoint after step {step} failed: {failure}")
         if self._is_leader:
             remove_older(self._folder, step, self._keep)
+        if self._objects is not None and self._rank == 0:
+            with suppress(UnavailableError):  # stays for the next time
+                self._objects.remove_older((step, self._write_id), self._keep)
 
     @property
     def _is_leader(self) -> bool:
         return self._stores.of_rank[self._rank] == self._rank
 
-    def _exchange_copies(self, work: Path, failure: str) -> _Report:
-        """Send this rank's part to its holders and keep those of others; return the report."""
+    def _exchange_copies(self, work: Path, step: int, failure: str) -> _Report:
+        """Send this rank's part to its holders and the object store, keep those of others; return the report."""
         part = None
         if not failure:
             try:
@@ -141,15 +152,28 @@ class SitePublisher:
                 failure = str(error)
         mine = self._holders[self._rank]
         kept = [rank for rank, holders in enumerate(self._holders) if self._rank in holders]
-        with ThreadPoolExecutor(max(len(mine) + len(kept), 1), thread_name_prefix="isthmus-part") as pool:
+        with ThreadPoolExecutor(len(mine) + len(kept) + 1, thread_name_prefix="isthmus-part") as pool:
             exchanged = [pool.submit(self._send_copy, holder, work, part) for holder in mine]
             exchanged += [pool.submit(self._keep_copy, owner, work) for owner in kept]
             named = ", ".join(f"rank {one} (site {self._stores.clusters[one]})" for one in (*mine, *kept))
+            if self._objects is not None and part is not None:
+                exchanged.append(pool.submit(self._store_copy, self._objects, step, work, part))
+                named = f"{named}, the object store" if named else "the object store"
             failures = [one for future in exchanged if (one := self._result(future, f"waits for copies with {named}"))]
         failure = failure or next(iter(failures), "")
         if failure:
             return _Report(failure=failure[:4000])
-        return _Report(part=part, copies=tuple(self._stores.of_rank[one] for one in mine))
+        copies = tuple(self._stores.of_rank[one] for one in mine)
+        return _Report(part=part, copies=copies, is_stored=self._objects is not None)
+
+    def _store_copy(self, objects: ObjectCopies, step: int, work: Path, part: RankPart) -> str:
+        """Store this rank's part in the object store; return what failed."""
+        try:
+            for one in part.files:
+                objects.put_file((step, self._write_id), work / one.name, one)
+        except UnavailableError as error:
+            return str(error)
+        return ""
 
     def _send_copy(self, holder: int, work: Path, part: RankPart | None) -> str:
         """Send this rank's part to `holder`; return what failed there."""
@@ -218,6 +242,7 @@ class SitePublisher:
             files=(*(file for part in parts for file in part.files), described),
             run=claimed_job(self._folder),
             write_id=self._write_id,
+            in_object_store=all(one.is_stored for one in reports),
             sites=tuple(
                 SiteCopy(
                     site=self._stores.site(store),
@@ -226,6 +251,11 @@ class SitePublisher:
                 for store in self._stores.leaders
             ),
         )
+        if self._objects is not None and manifest.in_object_store:
+            try:
+                self._objects.put_manifest(manifest, layout)
+            except UnavailableError as error:
+                return _Verdict(failure=str(error)[:4000]), b""
         return _Verdict(manifest=manifest), layout
 
     def _publish(self, manifest: Manifest, layout: bytes) -> str:

@@ -38,6 +38,7 @@ from isthmus.train.checkpoint.layout.checkpoint_layout import (
 )
 from isthmus.train.checkpoint.layout.dcp_layout import rank_of_dcp_file
 from isthmus.train.checkpoint.layout.shard_files import rank_file_prefix
+from isthmus.train.checkpoint.objects.object_copies import ObjectCopies, WriteKey
 from isthmus.train.checkpoint.sites.site_stores import SiteStores
 from isthmus.train.checkpoint.write_checkpoint import clear_unfinished, publish_at_site, unfinished_writes
 from isthmus.train.communication.communicator import Communicator
@@ -81,12 +82,16 @@ class FoundCheckpoint:
     manifest: Manifest
     layout: CheckpointLayout
     holders: Mapping[str, tuple[int, ...]]
+    """The stores in which each file is whole; none for one that only the object store has."""
 
 
-def complete_unfinished(folder: Path, rank: int, stores: SiteStores, communicator: Communicator) -> None:
+def complete_unfinished(
+    folder: Path, rank: int, stores: SiteStores, communicator: Communicator, objects: ObjectCopies | None = None
+) -> None:
     """Publish what a crash left unpublished at some sites, and remove what is complete at none.
 
-    A manifest exists only once all files are durable at all sites of the checkpoint.
+    A manifest exists only once all files are durable at all sites of the checkpoint, and in `objects`. Raises
+    `UnavailableError` if the object store cannot be asked.
     """
     leads = stores.of_rank[rank] == rank
     mine = _Inventory()
@@ -95,14 +100,14 @@ def complete_unfinished(folder: Path, rank: int, stores: SiteStores, communicato
         mine = _Inventory(complete=complete, unfinished=tuple(unfinished_writes(folder)))
     found = _gather(mine, communicator)
     known = {key for one in found for key in one.complete}
-    wanted = sorted({key for one in found for key in one.unfinished if key in known})
+    stored = set(_find_stored(found, known, rank, objects, communicator))
+    wanted = sorted({key for one in found for key in one.unfinished if key in known | stored})
     for step, write_id in wanted:
-        sender = next(number for number, one in enumerate(found) if (step, write_id) in one.complete)
+        sender = next((number for number, one in enumerate(found) if (step, write_id) in one.complete), 0)
         data = b""
         if rank == sender:
-            place = folder / checkpoint_name(step)
-            layout = parse_bounded(CheckpointLayout, (place / LAYOUT_FILE).read_bytes(), place)
-            data = _Published(manifest=read_manifest(place), layout=layout).model_dump_json().encode()
+            source = objects if (step, write_id) in stored else None
+            data = _published(folder / checkpoint_name(step), (step, write_id), source).model_dump_json().encode()
         sent = communicator.all_gather_bytes(data)[sender]
         if leads and (step, write_id) in mine.unfinished:
             published = parse_bounded(_Published, sent, f"rank {sender}")
@@ -116,25 +121,60 @@ def complete_unfinished(folder: Path, rank: int, stores: SiteStores, communicato
                 )
     if leads:
         clear_unfinished(folder)
+    if objects is not None and rank == 0:
+        objects.remove_unfinished(known)
     communicator.barrier()
 
 
-def find_checkpoint(folder: Path, rank: int, stores: SiteStores, communicator: Communicator) -> FoundCheckpoint | None:
-    """Return the newest checkpoint in the folders of all sites of which every file is whole; None without any.
+def _find_stored(
+    found: Sequence[_Inventory],
+    known: set[WriteKey],
+    rank: int,
+    objects: ObjectCopies | None,
+    communicator: Communicator,
+) -> tuple[WriteKey, ...]:
+    """Return which unfinished checkpoints are complete in the object store but at no site; rank 0 asks it."""
+    if objects is None:
+        return ()
+    asked = sorted({key for one in found for key in one.unfinished} - known) if rank == 0 else []
+    mine = _Inventory(complete=tuple(key for key in asked if objects.read_manifest(key) is not None))
+    complete: tuple[WriteKey, ...] = _gather(mine, communicator)[0].complete
+    return complete
 
-    Raises `UnavailableError` if there are checkpoints, but files of each are at sites that are not part of this
-    attempt, or damaged.
+
+def _published(place: Path, written: WriteKey, objects: ObjectCopies | None) -> _Published:
+    """Return manifest and layout of a complete checkpoint, from `place` or from the object store."""
+    manifest = objects.read_manifest(written) if objects is not None else read_manifest(place)
+    if manifest is None:
+        raise UnavailableError(f"the manifest of step {written[0]} is gone", hint="the job restarts automatically")
+    data = objects.read_layout(manifest) if objects is not None else (place / LAYOUT_FILE).read_bytes()
+    return _Published(manifest=manifest, layout=parse_bounded(CheckpointLayout, data, place))
+
+
+def find_checkpoint(
+    folder: Path, rank: int, stores: SiteStores, communicator: Communicator, objects: ObjectCopies | None = None
+) -> FoundCheckpoint | None:
+    """Return the newest checkpoint of all sites and `objects` of which every file is whole; None without any.
+
+    A file in the object store counts by its size; its contents are verified as they are read. Raises `UnavailableError`
+    if there are checkpoints, but files of each are at sites that are not part of this attempt, or damaged.
     """
     offer = _Offer()
     if stores.of_rank[rank] == rank:
         offer = _Offer(manifests=tuple(islice(read_manifests(folder), MAX_CANDIDATES)))
-    candidates = order_candidates(one.manifests for one in _gather(offer, communicator))
+    offers = [one.manifests for one in _gather(offer, communicator)]
+    if objects is not None:
+        offers.append(_stored_manifests(offers, rank, objects, communicator))
+    candidates = order_candidates(offers)
     problem = ""
     for manifest in candidates:
         holders = _find_holders(folder, manifest, rank, stores, communicator)
         missing = [one for one in manifest.files if not holders.get(one.name)]
+        if missing and objects is not None and manifest.in_object_store:
+            missing = _missing_in_store(manifest, missing, rank, len(stores.of_rank), objects, communicator)
         if not missing:
-            return FoundCheckpoint(manifest, _share_layout(folder, manifest, holders, rank, communicator), holders)
+            layout = _share_layout(folder, manifest, holders, rank, communicator, objects)
+            return FoundCheckpoint(manifest, layout, holders)
         problem = problem or describe_missing(manifest, missing, {stores.site(one) for one in stores.leaders})
     if problem:
         raise UnavailableError(
@@ -142,6 +182,33 @@ def find_checkpoint(folder: Path, rank: int, stores: SiteStores, communicator: C
             hint="let the named site take part in the job again, or start the job with another checkpoints.folder",
         )
     return None
+
+
+def _stored_manifests(
+    offers: Sequence[Sequence[Manifest]], rank: int, objects: ObjectCopies, communicator: Communicator
+) -> tuple[Manifest, ...]:
+    """Return the newest manifests of the object store that no site offers; rank 0 reads them."""
+    mine = _Offer()
+    if rank == 0:
+        known = {(one.step, one.write_id) for offer in offers for one in offer}
+        newest = [one for one in objects.checkpoints() if one not in known][:MAX_CANDIDATES]
+        mine = _Offer(manifests=tuple(one for key in newest if (one := objects.read_manifest(key)) is not None))
+    found: tuple[Manifest, ...] = _gather(mine, communicator)[0].manifests
+    return found
+
+
+def _missing_in_store(
+    manifest: Manifest,
+    files: Sequence[CheckpointFile],
+    rank: int,
+    size: int,
+    objects: ObjectCopies,
+    communicator: Communicator,
+) -> list[CheckpointFile]:
+    """Return which of `files` the object store lacks; the ranks share the work."""
+    mine = _Whole(names=tuple(one.name for one in files[rank::size] if objects.has(manifest, one)))
+    there = {name for one in _gather(mine, communicator) for name in one.names}
+    return [one for one in files if one.name not in there]
 
 
 def order_candidates(offers: Iterable[Sequence[Manifest]]) -> list[Manifest]:
@@ -199,15 +266,24 @@ def _has_manifest(place: Path, manifest: Manifest) -> bool:
 
 
 def _share_layout(
-    folder: Path, manifest: Manifest, holders: Mapping[str, tuple[int, ...]], rank: int, communicator: Communicator
+    folder: Path,
+    manifest: Manifest,
+    holders: Mapping[str, tuple[int, ...]],
+    rank: int,
+    communicator: Communicator,
+    objects: ObjectCopies | None,
 ) -> CheckpointLayout:
-    """Return the checked layout, which one store sends to all."""
+    """Return the checked layout, which one store sends to all, or rank 0 from the object store."""
     described = next((one for one in manifest.files if one.name == LAYOUT_FILE), None)
     place = folder / checkpoint_name(manifest.step)
     if described is None:
         raise refused(place, f"it has no {LAYOUT_FILE}; sites without a shared folder read no earlier layout")
-    sender = holders[LAYOUT_FILE][0]
-    data = read_bounded(place / LAYOUT_FILE, MAX_LAYOUT_BYTES) if rank == sender else b""
+    here = holders.get(LAYOUT_FILE, ())
+    sender, data = here[0] if here else 0, b""
+    if rank == sender and here:
+        data = read_bounded(place / LAYOUT_FILE, MAX_LAYOUT_BYTES)
+    elif rank == sender and objects is not None:
+        data = objects.read_layout(manifest)
     layout = parse_bounded(CheckpointLayout, communicator.all_gather_bytes(data)[sender], f"rank {sender}")
     check_layout(layout, {one.name: one.num_bytes for one in manifest.files}, f"rank {sender}")
     return layout

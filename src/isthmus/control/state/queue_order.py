@@ -1,0 +1,44 @@
+"""The order of the queue: by priority, and within a priority by arrival, or by fair share if the log says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from isthmus.control.state.indexes import PRIORITY_RANK, QueueKey
+from isthmus.control.state.job_records import JobRecord, PoolState
+from isthmus.control.state.update_indexes import queue_key
+
+RANKS = range(len(PRIORITY_RANK))
+
+
+def is_fair(state: PoolState) -> bool:
+    """Return whether users share the chips of a priority by their usage, rather than by arrival."""
+    return state.shares.half_life_s > 0
+
+
+def queue_head(state: PoolState, count: int | None = None) -> Iterator[QueueKey]:
+    """Yield the first `count` keys of the queue (None: all), first to start first."""
+    if is_fair(state):
+        return islice(state.shares.order(state.indexes.queued_by_user, RANKS), count)
+    return islice(iter(state.indexes.order), count)
+
+
+def queue_place(state: PoolState, job: JobRecord) -> int:
+    """Return the job's place in the queue from 1, or the place that it would have if it joined now."""
+    key = queue_key(job)
+    if is_fair(state):
+        return state.shares.place(state.indexes.queued_by_user, job.user, key)
+    return int(state.indexes.order.bisect_left(key)) + 1
+
+
+def share_note(state: PoolState, job: JobRecord) -> str:
+    """Return what the job's place depends on beside its priority, as text for its user."""
+    shares = state.shares
+    held = shares.usage[job.user].num_chips if job.user in shares.usage else 0
+    used_h, half_life_h = shares.used_chip_s(job.user) / 3600, shares.half_life_s / 3600
+    weight = shares.weights.get(job.user, 1.0)
+    return (
+        f"place by fair share: user {job.user} has used {used_h:.1f} chip-hours of late (half-life {half_life_h:g} h, "
+        f"weight {weight:g}) and holds {held} chips"
+    )

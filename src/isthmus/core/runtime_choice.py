@@ -1,0 +1,35 @@
+"""`RuntimeChoice`: what a job says of the image, code and communication library that its parts run with."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from isthmus.core.base_model import FrozenModel, Name, PathName
+
+MAX_CHOICES = 64
+"""Most labels, parameters and communication settings that a job names."""
+
+ImageName = Annotated[
+    str, Field(pattern=r"^[a-z0-9]+(?:[._/-][a-z0-9]+)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$", max_length=255)
+]
+"""A name of an image, with a version after `:`; without one the newest is meant."""
+
+LabelText = Annotated[str, Field(max_length=256)]
+ParameterText = Annotated[str, Field(max_length=1024)]
+
+
+class RuntimeChoice(FrozenModel):
+    """The image, code and communication library of a job's parts, at sites that run workers from images.
+
+    Without `image` each site takes the newest of its images that fits the chip and has all `labels`. `code` is a folder
+    with the user's program and its `code.yaml`. `library` names the communication library, and
+    `communication` sets its parameters, which Isthmus otherwise derives from the network.
+    """
+
+    image: ImageName | None = None
+    labels: Annotated[dict[Name, LabelText], Field(max_length=MAX_CHOICES)] = Field(default_factory=dict)
+    code: PathName | None = None
+    library: Name | None = None
+    communication: Annotated[dict[Name, ParameterText], Field(max_length=MAX_CHOICES)] = Field(default_factory=dict)

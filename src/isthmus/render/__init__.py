@@ -1,0 +1,32 @@
+"""Rendering: a part of a job becomes the image, the configuration and the job file that its site starts it with."""
+
+from isthmus.render.blueprint import Blueprint, make_blueprints
+from isthmus.render.code_registration import CodeRegistration
+from isthmus.render.find_image import find_image
+from isthmus.render.image import IMAGE_LABEL, SPEC_FILE, Image, ImageFacts, host_image
+from isthmus.render.oci_runtime import Container, ContainerUser, oci_config
+from isthmus.render.render_part import CODE_MOUNT, RenderedPart, SiteRuntime, mount, render_part
+from isthmus.render.setting import Setting
+from isthmus.render.template import Template
+
+__all__ = [
+    "CODE_MOUNT",
+    "IMAGE_LABEL",
+    "SPEC_FILE",
+    "Blueprint",
+    "CodeRegistration",
+    "Container",
+    "ContainerUser",
+    "Image",
+    "ImageFacts",
+    "RenderedPart",
+    "Setting",
+    "SiteRuntime",
+    "Template",
+    "find_image",
+    "host_image",
+    "make_blueprints",
+    "mount",
+    "oci_config",
+    "render_part",
+]

@@ -1,0 +1,1 @@
+"""Copies of checkpoints in an object store, encrypted: its owner can neither read nor change them."""

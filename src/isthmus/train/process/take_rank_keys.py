@@ -1,0 +1,39 @@
+"""`take_rank_keys`: the keys of a rank, from the file that the agent has written for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from isthmus.comm.channel.link_keys import LinkKeys
+from isthmus.comm.connect_transport import check_may_listen
+from isthmus.comm.group.isthmus_group import BACKEND
+from isthmus.core.errors import InputError
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+
+
+@dataclass(frozen=True)
+class RankKeys:
+    """The keys of a rank's links (None on one machine), and of the job's copies in an object store (None without)."""
+
+    links: LinkKeys | None = None
+    copies: bytes | None = field(default=None, repr=False)
+
+
+def take_rank_keys(folder: WorkerFolder, spec: WorkerSpec) -> RankKeys:
+    """Return the keys and remove their file; without a file there are none, where every rank is on this machine.
+
+    Raises `InputError` if the rank would listen beyond this machine without keys, if a site of the plan has none, or if
+    the job has copies in an object store without a key. Torch's own backends stay inside a cluster and use no keys.
+    """
+    found = folder.take_keys()
+    if spec.job.checkpoints.copy_store is not None and (found is None or found.copies is None):
+        raise InputError(
+            "no key for the copies in checkpoints.copy_store", hint="use the same release of agent and server"
+        )
+    if found is None:
+        if spec.backend == BACKEND:
+            check_may_listen(spec.host, None)
+        return RankKeys()
+    sites = [spec.plan.stage_of(rank).cluster for rank in range(len(spec.plan.ranks))]
+    copies = None if found.copies is None else bytes.fromhex(found.copies)
+    return RankKeys(LinkKeys.from_hex(spec.cluster, sites, found.keys), copies)
