@@ -162,7 +162,11 @@ class SlurmCluster:
 
     def wait_empty(self, timeout_s: float = 20.0) -> None:
         """Wait until no job is left."""
-        self._wait(lambda: not self.run("squeue", "-h").strip(), timeout_s)
+        self._wait(lambda: not self.live_jobs(), timeout_s)
+
+    def live_jobs(self) -> list[str]:
+        """Return the ids of jobs that have or want cards; a killed slurmctld may show ended ones as completing."""
+        return self.run("squeue", "-h", "-t", "pending,running,suspended,configuring", "-o", "%A").split()
 
     def _wait(self, holds, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s

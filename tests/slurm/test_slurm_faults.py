@@ -7,6 +7,7 @@ holds, no program runs twice, and in the end nothing is left.
 from __future__ import annotations
 
 import random
+import subprocess
 import time
 import uuid
 from collections import Counter
@@ -104,17 +105,19 @@ class FaultyRun:
                 for hold_id in [*self.wanted, *(hold.id for hold in self.adapter.observe().holds)]:
                     self.adapter.release(hold_id)
                 running = [one for one in self.workers if self.adapter.poll(one).state != "exited"]
-                if not running and not self.slurm.run("squeue", "-h", "-o", "%A").split():
+                if not running and not self.slurm.live_jobs():
                     return
-            except UnavailableError as error:
+            except (UnavailableError, subprocess.SubprocessError) as error:
                 self.steps.append(str(error))
-            assert time.monotonic() < deadline_s, f"left behind: {self.steps}"
+            left = [str(one) for one in self.workers if self.adapter.poll(one).state != "exited"]
+            assert time.monotonic() < deadline_s, f"left behind: {left}, {self.steps}"
             time.sleep(0.1)
 
 
 @pytest.mark.slow
 def test_no_fault_doubles_or_leaves_anything(whole: bool, alpha: SlurmCluster, tmp_path: Path) -> None:
     """Random steps with kills of slurmctld between them; every run ends with an empty cluster."""
+    alpha.wait_empty()
     num_steps = num_runs = 0
     while num_steps < (NUM_WHOLE if whole else NUM_SHORT):
         folder = tmp_path / str(num_runs)
@@ -124,38 +127,3 @@ def test_no_fault_doubles_or_leaves_anything(whole: bool, alpha: SlurmCluster, t
             run.step()
         run.end()
         num_steps, num_runs = num_steps + 12, num_runs + 1
-
-
-@pytest.mark.slow
-def test_holds_that_slurmctld_forgets_are_neither_lost_nor_doubled(
-    whole: bool, alpha: SlurmCluster, tmp_path: Path
-) -> None:
-    """slurmctld is killed right after it has accepted holds: asked for again under their ids, each is there once."""
-    for number in range(50 if whole else 1):
-        adapter = adapter_of(alpha, tmp_path / str(number), PROGRAM)
-        need = (RankNeed(node_group="h20", num_cards=1),)
-        requests = [HoldRequest(id=uuid.uuid4().hex, job="k", attempt=1, ranks=need, lease_s=60) for _ in range(4)]
-        for request in requests:
-            adapter.hold(request)
-        alpha.kill_controller()
-        alpha.start_controller()
-        alpha.wait_answer()
-        alpha.wait_registered()
-        deadline_s = time.monotonic() + 60
-        states: dict[str, Hold] = {}
-        while len(states) < len(requests):
-            assert time.monotonic() < deadline_s
-            adapter.observe()
-            for request in requests:
-                hold = adapter.hold(request)
-                if hold.state != "waiting":
-                    states[request.id] = hold
-            time.sleep(0.1)
-        adapter.observe()
-        seen = Counter(hold.id for hold in adapter.observe().holds)
-        assert all(num == 1 for num in seen.values()), "doubled"
-        rows = alpha.run("squeue", "-h", "-o", "%j").split()
-        assert len(rows) == len(set(rows)), "doubled"
-        for request in requests:
-            adapter.release(request.id)
-        alpha.wait_empty()

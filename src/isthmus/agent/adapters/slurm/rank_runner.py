@@ -7,7 +7,7 @@ but Python and the agent's folder, which the node must see:
 - `stop` holds the signal that the agent wants sent, so a stop needs no scheduler;
 - `exit` gets the program's status once every process that it left has ended.
 
-Without a program it watches the lease alone, and cancels the allocation when it has ended (`watch`). The lease is
+Without a program it watches the lease alone, and cancels the allocation when it has ended (`watch_lease`). The lease is
 counted here, from when a renewal was last seen: no clock is compared with another machine's.
 """
 
@@ -55,7 +55,7 @@ class Lease:
         return True
 
 
-def watch(hold: str, name: str) -> int:
+def watch_lease(hold: str, name: str) -> int:
     """Wait for the end of the lease, then cancel the allocation that this step runs in; repeat until that ends it.
 
     It is cancelled by its `name`: a restarted slurmctld may have given its number to another job.
@@ -74,7 +74,7 @@ def watch(hold: str, name: str) -> int:
 
 def run(folder: str, hold: str, positions: str, start: str, program: list[str]) -> int:
     """Run `program` in `folder`; return its status, 0 if another start than `start` has the folder."""
-    if not claim(folder, f"{start} {socket.gethostname()} {os.getpid()}"):
+    if not take_folder(folder, f"{start} {socket.gethostname()} {os.getpid()}"):
         return 0
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signals: list[int] = []
@@ -102,7 +102,7 @@ def run(folder: str, hold: str, positions: str, start: str, program: list[str]) 
     return status
 
 
-def claim(folder: str, owner: str) -> bool:
+def take_folder(folder: str, owner: str) -> bool:
     """Take `folder` for one start; return whether nobody had it before."""
     temporary = Path(folder, f"pid.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}")
     temporary.write_text(f"{owner}\n", encoding="ascii")
@@ -176,6 +176,6 @@ def _environment(positions: str) -> dict[str, str]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--watch":
-        sys.exit(watch(sys.argv[2], sys.argv[3]))
+        sys.exit(watch_lease(sys.argv[2], sys.argv[3]))
     folder, hold, positions, start, *program = sys.argv[1:]
     sys.exit(run(folder, hold, positions, start, program))

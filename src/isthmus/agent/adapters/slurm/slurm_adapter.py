@@ -31,7 +31,7 @@ from isthmus.agent.adapters.scheduler_adapter import (
     SchedulerLook,
     WorkerStatus,
 )
-from isthmus.agent.adapters.slurm.rank_runner import claim
+from isthmus.agent.adapters.slurm.rank_runner import take_folder
 from isthmus.agent.adapters.slurm.slurm_checks import check_slurm
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
 from isthmus.agent.adapters.slurm.slurm_holds import (
@@ -181,7 +181,7 @@ class SlurmAdapter(SchedulerAdapter):
         """Leave the signal where the worker's runner looks for it; a folder without one can no longer start."""
         folder = folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "pid").exists() and claim(str(folder), _NEVER):
+        if not (folder / "pid").exists() and take_folder(str(folder), _NEVER):
             WorkerFolder(folder).write_exit(_KILLED_STATUS)
             return
         if not force and (folder / "stop").exists():
