@@ -12,7 +12,7 @@ import pytest
 SURFACES = {
     "agent": """
         AgentConfig LocalAdapter LocalJobFile SchedulerAdapter WorkerStatus build_image read_images read_registration
-        read_site_runtime run_agent submit_local_job
+        read_site_runtime check_scheduler run_agent submit_local_job
     """,
     "cli": "main",
     "control.coordinator.coordinator": "Coordinator CoordinatorConfig",
@@ -47,7 +47,8 @@ SURFACES = {
         simulate_failures simulate_training simulated_link timeline_page
     """,
     "site": """
-        CLAIMING HOLDING UNSAVED_STEP_S DeviceAllocator DeviceCountAllocator DeviceIdAllocator FetchFiles
+        CLAIMING HOLDING UNSAVED_STEP_S DeviceAllocator DeviceCountAllocator DeviceIdAllocator FetchFiles ForeignPart
+        HoldObserved InventoryObserved
         FetchObserved HoursObserved LocalJob LocalJobSubmitted LocalJobWithdrawn LocalJobsObserved LogWarning
         ObservedWorker OrdersReceived PartKey QueueObserved RenewRunLease ReorderQueue ReportLocalExit RequestCheckpoint
         ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker StopWorker

@@ -1,5 +1,6 @@
 """The site agent: executes the server's orders, runs workers through an adapter, reports the site's state."""
 
+from isthmus.agent.adapters.adapter_kinds import check_scheduler
 from isthmus.agent.adapters.local_adapter import LocalAdapter
 from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter, WorkerStatus
 from isthmus.agent.containers.image_tool import build_image
@@ -15,6 +16,7 @@ __all__ = [
     "SchedulerAdapter",
     "WorkerStatus",
     "build_image",
+    "check_scheduler",
     "read_images",
     "read_registration",
     "read_site_runtime",

@@ -28,7 +28,7 @@ def evict_victims(site: SiteState, part: SitePart, now_s: float) -> None:
     Victims that are parts of the pool end by their own orders.
     """
     for victim in current_holders(site, part):
-        if victim.local and victim.state == "running":
+        if victim.local and not victim.foreign and victim.state == "running":
             victim.requeue = True
             move_part(site, victim, "stopping", now_s, f"preempted by job '{part.job}' of the pool")
 
@@ -85,7 +85,7 @@ def continue_eviction(site: SiteState, part: SitePart, now_s: float) -> None:
         elif part.protection is not None or part.evict_at_s is None or now_s >= part.evict_at_s:
             part.fault = "evicted"
             release_part(site, part, now_s)
-    if part.state == "evicting" and not part.fetching and not current_holders(site, part):
+    if part.state == "evicting" and not part.fetching and site.is_held(part) and not current_holders(site, part):
         move_part(site, part, "running" if part.local else "prepared", now_s)
 
 

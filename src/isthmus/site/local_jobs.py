@@ -18,14 +18,16 @@ def sync_local_jobs(site: SiteState, jobs: Sequence[LocalJob], unreadable: Seque
     Jobs in `unreadable` stay unchanged.
     """
     wanted = {*(job.name for job in jobs), *unreadable}
-    for name in [part.job for part in site.parts.values() if part.local and part.job not in wanted]:
+    for name in [
+        part.job for part in site.parts.values() if part.local and not part.foreign and part.job not in wanted
+    ]:
         withdraw_local_job(site, name, now_s)
     for job in jobs:
-        known = site.parts.get((job.name, 0))
-        if known is None:
+        part = site.parts.get((job.name, 0))
+        if part is None:
             add_local_job(site, job, now_s)
-        elif known.state == "released" and known.exit_status is not None:
-            site.instructions.append(ReportLocalExit(part=known, exit_status=known.exit_status))
+        elif part.state == "released" and part.exit_status is not None:
+            site.instructions.append(ReportLocalExit(part=part, exit_status=part.exit_status))
 
 
 def add_local_job(site: SiteState, job: LocalJob, now_s: float) -> None:

@@ -18,7 +18,9 @@ from isthmus.site.evictions import continue_eviction, evict_after_hours, evict_b
 from isthmus.site.local_jobs import add_local_job, start_local_jobs, sync_local_jobs, withdraw_local_job
 from isthmus.site.machine_events import (
     FetchObserved,
+    HoldObserved,
     HoursObserved,
+    InventoryObserved,
     LocalJobsObserved,
     LocalJobSubmitted,
     LocalJobWithdrawn,
@@ -32,6 +34,7 @@ from isthmus.site.machine_events import (
 from isthmus.site.orders import apply_orders, observe_fetch
 from isthmus.site.part_lifecycle import move_part, release_part, stop_live_workers
 from isthmus.site.parts import CLAIMING, PartKey, SitePart
+from isthmus.site.scheduler_holds import observe_scheduler
 from isthmus.site.site_queue import queue_order, reconcile_queue
 from isthmus.site.site_state import SiteState
 from isthmus.site.worker_watch import (
@@ -59,7 +62,8 @@ class SiteMachine:
     """The state machine of one site.
 
     `devices` allocates its devices; `parts`, `fence` and the run lease are those that a previous agent process saved.
-    A site that `has_own_storage` has its own storage: jobs start once their files have been copied there.
+    A site that `has_own_storage` has its own storage: jobs start once their files have been copied there. One that
+    `asks_for_holds` has a scheduler that owns its devices: parts start once it has granted their hold.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class SiteMachine:
         priorities: PriorityMap | None = None,
         policy: OwnerPolicy | None = None,
         has_own_storage: bool = False,
+        asks_for_holds: bool = False,
         now_s: float = 0.0,
         stop_grace_s: float = STOP_GRACE_S,
         checkin_timeout_s: float = CHECKIN_TIMEOUT_S,
@@ -85,6 +90,7 @@ class SiteMachine:
             priorities=priorities or PriorityMap(),
             policy=policy or OwnerPolicy(),
             has_own_storage=has_own_storage,
+            asks_for_holds=asks_for_holds,
             stop_grace_s=stop_grace_s,
             checkin_timeout_s=checkin_timeout_s,
             silence_timeout_s=silence_timeout_s,
@@ -175,13 +181,18 @@ class SiteMachine:
                 reconcile_queue(site, event.entries)
             case FetchObserved():
                 observe_fetch(site, event)
+            case InventoryObserved() | HoldObserved():
+                observe_scheduler(site, event)
             case HoursObserved():
-                if event.is_open != site.is_open:
-                    site.is_open, site.may_start_local = event.is_open, True
-                    site.num_changes += 1
+                self._observe_hours(event)
             case ShutdownRequested():
                 site.shutting_down, site.saves_first = True, event.saves_first
         return None
+
+    def _observe_hours(self, event: HoursObserved) -> None:
+        if event.is_open != self.site.is_open:
+            self.site.is_open, self.site.may_start_local = event.is_open, True
+            self.site.num_changes += 1
 
     def _receive_orders(self, event: OrdersReceived) -> None:
         """Renew the run lease, and apply the orders unless their answer is older than the lease."""

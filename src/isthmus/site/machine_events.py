@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -110,6 +111,37 @@ class FetchObserved:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForeignPart:
+    """A running job of the site's own users that the site's scheduler runs on `devices`, by node group."""
+
+    name: str
+    devices: Mapping[str, tuple[str, ...]]
+    level: str
+    preemptible: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InventoryObserved:
+    """The site's devices by node group, and the jobs of others on them."""
+
+    now_s: float
+    devices: Mapping[str, tuple[str, ...]]
+    foreign: tuple[ForeignPart, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldObserved:
+    """What became of hold `number` of a part: `devices` of each rank once it is granted; `ended`: it holds nothing."""
+
+    now_s: float
+    part: PartKey
+    number: int
+    state: Literal["waiting", "granted", "ended"]
+    devices: tuple[tuple[str, ...], ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class HoursObserved:
     """Whether the owner admits the pool's jobs at this hour."""
 
@@ -138,6 +170,8 @@ SiteEvent = (
     | QueueObserved
     | FetchObserved
     | HoursObserved
+    | InventoryObserved
+    | HoldObserved
     | ShutdownRequested
 )
 

@@ -10,6 +10,7 @@ from isthmus.site.machine_events import FetchFiles, FetchObserved, LogWarning, W
 from isthmus.site.part_lifecycle import fail_part, move_part, release_part
 from isthmus.site.parts import SitePart, SiteWorker
 from isthmus.site.pool_claims import claim_for_pool
+from isthmus.site.scheduler_holds import ask_for_hold, drop_hold, take_held_devices
 from isthmus.site.site_queue import set_pool_order
 from isthmus.site.site_state import SiteState
 
@@ -94,6 +95,7 @@ def _advance_part(site: SiteState, part: SitePart, order: PartOrder, now_s: floa
 def _enqueue(site: SiteState, part: SitePart, order: PartOrder, now_s: float) -> None:
     """Queue a part; refuse it if the owner's policy can never admit it."""
     if part.state == "queued":
+        drop_hold(part)
         return
     if order.plan is not None:
         _make_workers(site, part, order)
@@ -113,16 +115,27 @@ def _claim_devices(site: SiteState, part: SitePart, order: PartOrder, now_s: flo
         part.since_s = now_s
         return
     refusal = _adopt_plan(site, part, order) or claim_for_pool(site, part, victims)
+    if not refusal and not victims and order.desired == "ready" and not ask_for_hold(site, part, commits=False):
+        for worker in part.workers.values():
+            worker.devices = ()
+        if part.state != "queued":
+            move_part(site, part, "queued", now_s)
+        return
     if refusal:
         part.set_workers({})
+        drop_hold(part)
         move_part(site, part, "refused", now_s, refusal)
     elif order.desired == "prepared":
         evict_victims(site, part, now_s)
         part.fetching = _fetch_files(site, part, order)
-        move_part(site, part, "evicting" if part.fetching or current_holders(site, part) else "prepared", now_s)
+        held = ask_for_hold(site, part, commits=True)
+        take_held_devices(site, part)
+        waits = part.fetching or not held or bool(current_holders(site, part))
+        move_part(site, part, "evicting" if waits else "prepared", now_s)
     elif part.state == "ready":
         part.since_s = now_s
     else:
+        take_held_devices(site, part)
         move_part(site, part, "ready", now_s)
 
 

@@ -83,6 +83,7 @@ def _clear(_site: SiteState, part: SitePart) -> None:
     part.set_workers({})
     part.force_at_s, part.spec, part.plan = None, None, None
     part.victims, part.evict_at_s = (), None
+    part.hold, part.commits, part.held = "", False, ()
 
 
 def _requeue(_site: SiteState, part: SitePart) -> None:
@@ -106,6 +107,7 @@ _REPORTED: dict[SitePartState, PartState] = {
 
 _TRANSITIONS: dict[tuple[SitePartState, SitePartState], Callable[[SiteState, SitePart], None]] = {
     ("new", "queued"): _do_nothing,
+    ("new", "running"): _do_nothing,
     ("new", "ready"): _do_nothing,
     ("new", "evicting"): _do_nothing,
     ("new", "prepared"): _do_nothing,

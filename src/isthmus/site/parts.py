@@ -137,6 +137,15 @@ class SitePart:
     checkpoint_requested: bool = False
     # Files of its job are being copied to this site.
     fetching: bool = False
+    # Where a scheduler holds the devices: what is asked of it, and the number of holds of the part so far.
+    hold: Literal["", "asked", "granted"] = ""
+    num_holds: int = 0
+    # The devices of each rank in the granted hold.
+    held: tuple[tuple[str, ...], ...] = ()
+    # The hold may preempt the jobs of others.
+    commits: bool = False
+    # A job of the site's own users that the site's scheduler runs.
+    foreign: bool = False
     # Its latest states, for error messages.
     history: Annotated[tuple[str, ...], Field(alias="story")] = ()
     # Its last report to the server, None after a change.

@@ -48,13 +48,13 @@ def _check_ids(site: SiteState, devices: DeviceIdAllocator) -> None:
                 continue
             counter.update(worker.devices)
             _require(len(worker.devices) == worker.chips, f"{_name(part)} lacks devices")
-            known = set(devices.ids.get(worker.node_group, ()))
+            known = {*devices.ids.get(worker.node_group, ()), *devices.former_ids}
             _require(set(worker.devices) <= known, f"{_name(part)} has devices that do not exist")
     for what, counter in (("holders", held), ("claimers", claimed)):
         twice = [device for device, num in counter.items() if num > 1]
         _require(not twice, f"devices {twice} have two {what}")
     total, free = sum(devices.inventory.values()), sum(devices.num_free().values())
-    taken = len(held.keys() | claimed.keys())
+    taken = len((held.keys() | claimed.keys()) - devices.former_ids)
     _require(free + taken == total, f"{free} free and {taken} taken of {total} devices")
 
 

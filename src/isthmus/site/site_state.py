@@ -40,6 +40,8 @@ class SiteState:
     is_open: bool = True
     # The site has its own storage, to which files of jobs are copied.
     has_own_storage: bool = False
+    # The site's scheduler holds the devices.
+    asks_for_holds: bool = False
     # The agent is shutting down.
     shutting_down: bool = False
     # Parts that train may save a checkpoint before.
@@ -78,6 +80,10 @@ class SiteState:
         """Tell whether `part` holds or claims devices under a lease."""
         return part.state in LEASED and not part.local
 
+    def is_held(self, part: SitePart) -> bool:
+        """Tell whether `part` may start as far as the site's scheduler is concerned."""
+        return part.local or not self.asks_for_holds or part.hold == "granted"
+
     def mark_changed(self, part: SitePart) -> None:
         """Record a change of `part` that concerns the server or the queue."""
         part.observation = None
@@ -101,6 +107,8 @@ class SiteState:
         """Tell whether time or another part's end may change `part`."""
         if part.state in CLAIMING or part.state in ("prepared", "stopping"):
             return True
+        if part.foreign:
+            return part.withdrawn
         if part.local:
             return part.state in ("succeeded", "failed") or (part.state == "released" and part.withdrawn)
         return part.evicted or next(self.due_times_s(part), None) is not None

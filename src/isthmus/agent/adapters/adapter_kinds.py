@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, LocalAdapter
-from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter
+from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter, SchedulerCheck
+from isthmus.agent.adapters.slurm.slurm_adapter import SlurmAdapter
+from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
+from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
 from isthmus.core.errors import InputError
 from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.pool import Cluster
@@ -43,10 +47,23 @@ def make_adapter(context: SiteContext) -> SchedulerAdapter:
     raise InputError(f"unknown kind of site '{kind}'", hint=suggest_name(kind, kinds))
 
 
+def check_scheduler(site: SiteFile, cluster: Cluster) -> Sequence[SchedulerCheck]:
+    """Return what the adapter of `site` finds out about its scheduler; nothing is changed there."""
+    with tempfile.TemporaryDirectory() as state:
+        adapter = make_adapter(SiteContext(site=site, cluster=cluster, state=Path(state)))
+        return adapter.check()
+
+
 def _make_local(context: SiteContext) -> SchedulerAdapter:
     if context.site.options:
         raise InputError(f"a site of kind 'local' has no options; given: {', '.join(context.site.options)}")
     return LocalAdapter(context.cluster, context.state / "queue", context.worker_command)
 
 
-_BUILT_IN: dict[str, AdapterFactory] = {"local": _make_local}
+def _make_slurm(context: SiteContext) -> SchedulerAdapter:
+    options = context.site.options
+    commands = SlurmCommands(config=str(options.get("config", "")), timeout_s=float(options.get("timeout_s", 10.0)))
+    return SlurmAdapter(SlurmSite(context.site, context.cluster), context.state, commands, context.worker_command)
+
+
+_BUILT_IN: dict[str, AdapterFactory] = {"local": _make_local, "slurm": _make_slurm}

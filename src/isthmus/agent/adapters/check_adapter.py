@@ -32,14 +32,10 @@ __all__ = ["ContractError", "adapter_rules", "check_adapter", "is_running"]
 Rule = Callable[[RuleContext], None]
 
 
-def adapter_rules(make: MakeAdapter, faults: SchedulerFaults | None = None) -> tuple[Rule, ...]:
-    """Return the rules that apply to the adapters of `make`."""
-    capabilities = make(("true",)).capabilities
+def adapter_rules(*, holds: bool, faults: bool) -> tuple[Rule, ...]:
+    """Return the rules of adapters, with those of holds and those of a scheduler that can be broken."""
     modules = [inventory_rules, worker_rules, program_rules, queue_rules]
-    if capabilities.holds == "scheduler":
-        modules.append(hold_rules)
-    if faults is not None:
-        modules.append(fault_rules)
+    modules += [hold_rules] * holds + [fault_rules] * faults
     return tuple(rule for module in modules for rule in _rules(module))
 
 
@@ -57,7 +53,10 @@ def check_adapter(
     `timeout_s` limits each wait for a process. All processes have ended on return. `faults` breaks and repairs the
     scheduler; `rules` restricts the check to some of `adapter_rules`.
     """
-    for rule in adapter_rules(make, faults) if rules is None else rules:
+    if rules is None:
+        holds = make(("true",)).capabilities.holds == "scheduler"
+        rules = adapter_rules(holds=holds, faults=faults is not None)
+    for rule in rules:
         place = folder / rule.__name__
         place.mkdir(parents=True)
         site = RuleContext(make, place, timeout_s, faults)

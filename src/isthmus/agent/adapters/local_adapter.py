@@ -23,6 +23,7 @@ from isthmus.agent.adapters.scheduler_adapter import (
     QueueMove,
     RankStart,
     SchedulerAdapter,
+    SchedulerCheck,
     SchedulerLook,
     WorkerStatus,
 )
@@ -155,6 +156,12 @@ class LocalAdapter(SchedulerAdapter):
     def order(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
         """Rewrite the queue file (see `SchedulerAdapter.order`)."""
         self._queue.reorder(moves, removed)
+
+    def check(self) -> Sequence[SchedulerCheck]:
+        """Return the cards that this machine is taken to have."""
+        num_cards = sum(len(node.cards) for node in self._nodes)
+        detail = f"workers run as processes of this machine; pool.yaml says {num_cards} cards"
+        return [SchedulerCheck(check="scheduler", ok=True, detail=detail)]
 
     def _running_child(self, folder: Path) -> int | None:
         """Return the pid of our running wrapper for `folder`, or None; reap it if it has ended."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -161,7 +161,7 @@ class SchedulerCheck:
     ok: bool
     detail: str
     hint: str = ""
-    file_path: tuple[str, ...] = field(default=(), kw_only=True)
+    file_path: tuple[str, ...] = ()
 
 
 class SchedulerAdapter(ABC):

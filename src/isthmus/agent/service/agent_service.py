@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from isthmus.agent.adapters.scheduler_adapter import QueueMove, RankStart, SchedulerAdapter
+from isthmus.agent.adapters.scheduler_adapter import QueueMove, RankStart, SchedulerAdapter, SchedulerLook
 from isthmus.agent.adapters.worker_limits import (
     act_as_user,
     limits_for,
@@ -38,6 +38,8 @@ from isthmus.agent.service.agent_state_folder import (
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
 from isthmus.agent.service.peer_prober import PeerProber
+from isthmus.agent.service.scheduler_calls import SchedulerCalls
+from isthmus.agent.service.site_holds import SiteHolds, foreign_part
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 from isthmus.agent.service.worker_event_tails import WorkerEventTails
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
@@ -59,6 +61,7 @@ from isthmus.site import (
     FetchFiles,
     FetchObserved,
     HoursObserved,
+    InventoryObserved,
     LocalJobsObserved,
     LogWarning,
     ObservedWorker,
@@ -87,6 +90,11 @@ COMMAND_WORKER = (sys.executable, "-m", "isthmus.train.process.command_worker")
 
 _NOT_STARTED_STATUS = 126
 """Exit status reported for a worker that could not be started."""
+
+LOOK_INTERVAL_S = 2.0
+"""Interval between two looks at a scheduler that answers through commands or requests."""
+
+_OPTIMISTIC = "optimistic: the site's scheduler holds no cards, so a start may find them taken"
 
 _MISSING_LEASE_S = 5.0
 """How long parts count as running that have lost the file of their lease: their workers end themselves meanwhile."""
@@ -135,13 +143,19 @@ class AgentService:
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
         self._table = PartTable(self.state_folder.path)
         known = self._table.load()
-        self._observed = adapter.observe()
+        self._calls = SchedulerCalls(blocks=adapter.capabilities.blocks)
+        self._look = SchedulerLook(nodes=())
+        key = identity.key if identity else cluster.name
+        self._holds = SiteHolds(adapter, self._calls, key, self._handle)
+        self._next_look_s = 0.0
+        if not adapter.capabilities.blocks:
+            self._look = adapter.observe()
         self._identity, self._sent_s = identity, clock()
         self.state_folder.make_lease_folder()
         lease = read_run_lease(self.state_folder.run_lease)
         self.machine = SiteMachine(
             cluster.name,
-            DeviceIdAllocator(self._observed.cards()),
+            DeviceIdAllocator(self._devices()),
             known.parts,
             fence=known.fence,
             run_lease_s=lease.lease_s if lease else 0.0,
@@ -149,6 +163,7 @@ class AgentService:
             priorities=cluster.priorities,
             policy=self.policy,
             has_own_storage=fetcher is not None,
+            asks_for_holds=adapter.capabilities.holds == "scheduler",
             now_s=clock(),
         )
         self._versions = versions
@@ -168,7 +183,8 @@ class AgentService:
     @property
     def stopped(self) -> bool:
         """Whether all parts are released after `shut_down`."""
-        return self.machine.shutting_down and not any(part.live for part in self.machine.parts.values())
+        ended = not any(part.live for part in self.machine.parts.values()) and self._holds.settled
+        return self.machine.shutting_down and ended
 
     @property
     def stop_grace_s(self) -> float:
@@ -178,31 +194,63 @@ class AgentService:
     @property
     def needs_fast_poll(self) -> bool:
         """Whether a part is about to change, so that the next poll should come soon."""
-        checks = self._preflights.is_open or (self._prober is not None and self._prober.busy)
+        checks = self._calls.busy or self._preflights.is_open or (self._prober is not None and self._prober.busy)
         return checks or any(_needs_fast_poll(part) for part in self.machine.parts.values())
 
     def tick(self) -> None:
         """Poll the site once and execute what the machine decides."""
-        # Step 1: the owner's opening hours.
+        # Step 1: answers of the scheduler, and the owner's opening hours.
+        self._calls.collect()
         here = datetime.fromtimestamp(self._wall_clock()).astimezone()
         self._handle(HoursObserved(now_s=self._clock(), is_open=self.policy.is_open(here)))
         # Step 2: workers; skipped while deferred instructions make their state stale.
         parts = () if self._deferred else self.machine.parts.values()
-        seen = observe_workers(parts, self.state_folder, self.adapter, self._wall_clock())
+        seen = observe_workers(
+            parts, self.state_folder, self.adapter, self._wall_clock(), is_starting=self._calls.is_open
+        )
         self._handle(WorkersObserved(now_s=self._clock(), workers=tuple(seen)))
         # Step 3: file transfers, local jobs and the queue.
         self._observe_fetches()
-        jobs, unread = read_local_jobs(self.state_folder, self.cluster)
-        self._handle(LocalJobsObserved(now_s=self._clock(), jobs=jobs, unreadable=unread))
-        self._observed = self.adapter.observe()
-        entries = tuple((entry.job, entry.attempt) for entry in self._observed.queue)
-        self._handle(QueueObserved(now_s=self._clock(), entries=entries))
+        if self.adapter.capabilities.holds == "agent":
+            jobs, unread = read_local_jobs(self.state_folder, self.cluster)
+            self._handle(LocalJobsObserved(now_s=self._clock(), jobs=jobs, unreadable=unread))
+        self._look_at_scheduler()
         # Step 4: remove folders of finished attempts.
         self._remove_finished_attempts()
 
+    def _devices(self) -> dict[str, tuple[str, ...]]:
+        """Return the devices of each node group of `pool.yaml`, as last seen."""
+        seen = self._look.cards()
+        return {group.name: seen.get(group.name, ()) for group in self.cluster.node_groups}
+
+    def _look_at_scheduler(self) -> None:
+        """Look at the scheduler when it is time; ask it for the holds that parts want, and release the others."""
+        now_s = self._clock()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + (LOOK_INTERVAL_S if self.adapter.capabilities.blocks else 0.0)
+            self._calls.submit("look", self.adapter.observe, self._observe_look)
+        if self.adapter.capabilities.holds == "scheduler":
+            self._holds.reconcile(self.machine.parts.values(), now_s, self.machine.run_lease_s())
+
+    def _observe_look(self, look: SchedulerLook) -> None:
+        now_s, self._look = self._clock(), look
+        if self.adapter.capabilities.blocks:
+            level = self.cluster.priorities.middle
+            foreign = tuple(foreign_part(job, level) for job in look.foreign if job.running and job.cards)
+            self._handle(InventoryObserved(now_s=now_s, devices=self._devices(), foreign=foreign))
+            self._holds.observe_look(look)
+        entries = tuple((entry.job, entry.attempt) for entry in look.queue)
+        self._handle(QueueObserved(now_s=now_s, entries=entries))
+
     def observed_parts(self) -> tuple[ObservedPart, ...]:
         """Return the pool's parts as reported to the server, with the newest events of their workers."""
-        return tuple(self._with_events(one) for one in self.machine.observed_parts())
+        parts = tuple(self._with_events(one) for one in self.machine.observed_parts())
+        if self.adapter.capabilities.holds != "none":
+            return parts
+        return tuple(
+            one.model_copy(update={"detail": one.detail or _OPTIMISTIC}) if one.state in ("ready", "prepared") else one
+            for one in parts
+        )
 
     def apply_orders(self, orders: AgentOrders) -> None:
         """Execute the server's orders."""
@@ -250,7 +298,7 @@ class AgentService:
             run_lease_s=self.machine.run_lease_s(),
             free_chips=self.machine.free_chips(),
             parts=self.observed_parts(),
-            queue=self.adapter.observe().queue,
+            queue=self._look.queue,
             local_jobs=self.machine.local_jobs(),
             free_storage_bytes=self._fetcher.free_bytes() if self._fetcher else None,
             peer_address=self._prober.address() if self._prober else None,
@@ -352,7 +400,8 @@ class AgentService:
                         QueueMove(entry=_queue_entry(key), after=after and _queue_entry(after))
                         for key, after in instruction.moves
                     ]
-                    self.adapter.order(moves, [_queue_entry(key) for key in instruction.removed])
+                    removed = [_queue_entry(key) for key in instruction.removed]
+                    self._calls.submit("order", partial(self.adapter.order, moves, removed))
         except OSError as error:
             self._log_once(f"{type(instruction).__name__}: cannot write, will retry: {error}")
             if isinstance(instruction, WriteRankMap | RequestCheckpoint | RenewRunLease):
@@ -396,19 +445,28 @@ class AgentService:
                     WorkerFolder(folder).write_spec(spec)
                     open_to_account(WorkerFolder(folder), limits.account)
                 self._hand_over_keys(part, WorkerFolder(folder), limits.account)
-            self.adapter.start(RankStart(folder=folder, cards=devices_for(part, rank), command=command))
         except (IsthmusError, OSError, ValueError) as error:
-            _log.error("%s: %s", folder, error)
-            self._stop_worker(folder, force=True)
-            seen = ObservedWorker(
-                job=part.job,
-                attempt=part.attempt,
-                rank=rank,
-                state="exited",
-                exit_status=error.exit_code if isinstance(error, InputError) else _NOT_STARTED_STATUS,
-                log_tail=str(error),
-            )
-            self._handle(WorkersObserved(now_s=self._clock(), workers=(seen,)))
+            self._give_up_worker(part, rank, error)
+            return
+        hold = self._holds.hold_id(part) if part.hold else ""
+        start = RankStart(folder=folder, cards=devices_for(part, rank), command=command, hold=hold)
+        give_up = partial(self._give_up_worker, part, rank)
+        self._calls.submit(folder, partial(self.adapter.start, start), on_error=give_up)
+
+    def _give_up_worker(self, part: SitePart, rank: int, error: Exception) -> None:
+        """Make sure that a worker which could not be started never starts, and tell the machine why."""
+        folder = self.state_folder.worker_folder(part, rank)
+        _log.error("%s: %s", folder, error)
+        self._stop_worker(folder, force=True)
+        seen = ObservedWorker(
+            job=part.job,
+            attempt=part.attempt,
+            rank=rank,
+            state="exited",
+            exit_status=error.exit_code if isinstance(error, InputError) else _NOT_STARTED_STATUS,
+            log_tail=str(error),
+        )
+        self._handle(WorkersObserved(now_s=self._clock(), workers=(seen,)))
 
     def _hand_over_keys(self, part: SitePart, folder: WorkerFolder, account: WorkerAccount | None) -> None:
         """Write the keys of the part's links for a worker; raise `UnavailableError` if they are needed and missing."""
@@ -423,10 +481,12 @@ class AgentService:
 
     def _stop_worker(self, folder: Path, *, force: bool) -> None:
         """Stop a worker; if a full disk prevents claiming its folder, the machine repeats the instruction."""
-        try:
-            self.adapter.stop(folder, force=force)
-        except OSError as error:
+
+        def retry(error: Exception) -> None:
             _log.error("%s: cannot stop worker, will retry: %s", folder, error)
+
+        stop = partial(self.adapter.stop, folder, force=force)
+        self._calls.submit(("stop", folder), stop, on_error=retry)
 
     def _observe_fetches(self) -> None:
         for job, fetch in (self._fetcher.poll() if self._fetcher else {}).items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter
 from isthmus.agent.service.agent_state_folder import AgentStateFolder, log_tail, output_bytes, unsaved_work_s
@@ -15,12 +16,19 @@ _log = logging.getLogger("isthmus.agent")
 
 
 def observe_workers(
-    parts: Iterable[SitePart], folders: AgentStateFolder, adapter: SchedulerAdapter, now_s: float
+    parts: Iterable[SitePart],
+    folders: AgentStateFolder,
+    adapter: SchedulerAdapter,
+    now_s: float,
+    is_starting: Callable[[Path], bool] = lambda _folder: False,
 ) -> Iterator[ObservedWorker]:
-    """Yield an observation of each worker of `parts` that may be running; `now_s` counts from the epoch."""
+    """Yield an observation of each worker of `parts` that may be running; `now_s` counts from the epoch.
+
+    Workers whose start is under way (`is_starting`) are left out.
+    """
     for part in parts:
         for rank, worker in part.workers.items():
-            if worker.live:
+            if worker.live and not is_starting(folders.worker_folder(part, rank)):
                 known = part.local or worker.address is not None
                 yield _observe_worker(part, rank, folders, adapter, now_s, known=known)
 

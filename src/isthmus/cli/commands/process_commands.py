@@ -26,7 +26,8 @@ from isthmus.control.algorithms.global_order import Objective
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
-from isthmus.core.files.user_files import load_policy, load_pool, load_site, name_error
+from isthmus.core.files.user_files import load_policy, load_pool, load_site, place_error
+from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Pool, UnknownNameError
 from isthmus.core.process.confined_start import forbid_inspection
@@ -308,7 +309,7 @@ def agent(
         )
     require_secure_server(settings.server)
     whole_pool = load_pool(pool)
-    own_cluster = _select_cluster(whole_pool, cluster)
+    own_cluster = select_cluster(whole_pool, cluster)
     owner_policy, site_file = _read_policy(policy, own_cluster), read_site(site, own_cluster)
     configure_logging(env, as_json=log_json)
     secrets = _hide_secrets(settings.token_file)
@@ -392,7 +393,8 @@ def _parse_ports(text: str | None) -> tuple[int, int] | None:
     return int(first), int(last)
 
 
-def _select_cluster(pool: Pool, name: str | None) -> Cluster:
+def select_cluster(pool: Pool, name: str | None) -> Cluster:
+    """Return the cluster `name` of a pool, or its only one."""
     known = [cluster.name for cluster in pool.clusters]
     if name is None and len(known) > 1:
         raise InputError("the pool has several clusters", hint="choose one: --cluster " + "|".join(known))
@@ -422,7 +424,8 @@ def read_site(file: Path | None, cluster: Cluster) -> SiteFile:
     try:
         site.check_cluster(cluster)
     except UnknownNameError as error:
-        raise name_error(file, ("node_groups", error.value), error.value, str(error), error.known) from error
+        hint = suggest_name(error.value, error.known)
+        raise place_error(file, ("node_groups", error.value), str(error), hint) from error
     return site
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from isthmus.cli.command import command
+from isthmus.cli.commands.process_commands import import_extra, read_site, select_cluster
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import InputError, NotFoundError
+from isthmus.core.files.user_files import load_pool, place_error
 from isthmus.core.messages.api_views import ClusterView
 
 commands = typer.Typer()
@@ -17,6 +20,7 @@ site_commands = typer.Typer(help="Sites and the agents that they are bound to.",
 commands.add_typer(site_commands, name="site", rich_help_panel="Pool")
 
 PANEL = "Pool"
+CheckedPool = Annotated[Path, typer.Option("--pool", metavar="POOL.yaml", help="The pool with the site's cluster.")]
 SiteArgument = Annotated[str, typer.Argument(metavar="NAME", help="The site's cluster.")]
 
 
@@ -88,3 +92,43 @@ def _find(client: ApiClient, name: str) -> ClusterView:
             return one
     known = ", ".join(one.cluster.name for one in found) or "none"
     raise NotFoundError(f"no cluster '{name}' has joined the pool", hint=f"joined: {known}")
+
+
+@command(
+    site_commands,
+    panel=PANEL,
+    name="check",
+    examples=[
+        "isthmus site check slurm.yaml --pool pool.yaml --cluster qingyang",
+        "isthmus site check slurm.yaml --json",
+    ],
+)
+def check_site_file(
+    env: CliEnvironment,
+    file: Annotated[Path, typer.Argument(metavar="SITE.yaml", help="The site's file: see `isthmus schema site`.")],
+    pool: CheckedPool = Path("pool.yaml"),
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The site's cluster (required if the pool has several).")
+    ] = None,
+) -> None:
+    """Compare a site's file with its scheduler: does it answer, does it have these partitions and cards.
+
+    Nothing is changed. A name that the scheduler does not know is an error (exit 2) with its line and the nearest word.
+    """
+    agents = import_extra("isthmus.agent", "agent")
+    own = select_cluster(load_pool(pool), cluster)
+    found = agents.check_scheduler(read_site(file, own), own)
+    wrong = [place_error(file, one.file_path, one.detail, one.hint) if not one.ok else None for one in found]
+    rows = [
+        {"check": one.check, "ok": one.ok, "detail": str(error or one.detail), "hint": one.hint}
+        for one, error in zip(found, wrong, strict=True)
+    ]
+
+    def show() -> object:
+        from isthmus.cli.terminal.site_tables import site_checks_table
+
+        return site_checks_table(rows)
+
+    env.answer(rows, show)
+    if any(wrong):
+        raise typer.Exit(InputError.exit_code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -30,6 +30,20 @@ def sites_table(sites: Iterable[ClusterView], now_s: float) -> RenderableType:
     ]
     columns = ("cluster", "owner", "state", "agent", "enrolled", "session", "last contact", "workers without contact")
     return table("Sites", columns, rows)
+
+
+def site_checks_table(checks: Iterable[Mapping[str, object]]) -> RenderableType:
+    """Return the table of what `isthmus site check` has found."""
+    rows = [
+        (
+            str(one["check"]),
+            Text("ok", style="green") if one["ok"] else Text("wrong", style="red"),
+            printable(str(one["detail"])),
+            printable(str(one["hint"])),
+        )
+        for one in checks
+    ]
+    return table("Checks of the site", ("check", "result", "finding", "hint"), rows)
 
 
 def site_page(site: ClusterView, now_s: float) -> RenderableType:

@@ -6,7 +6,7 @@ An invalid file raises `FileError` with file, line, field, value and, for a miss
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import FileError
-from isthmus.core.files.validation_errors import suggest_name, to_file_error
+from isthmus.core.files.validation_errors import to_file_error
 from isthmus.core.files.yaml_lines import LineNumbers, read_yaml
 from isthmus.core.job import MAX_TEMPLATE_CHARS, PLAIN_TEMPLATE, Job, ResumeSource, is_folder, is_template_text
 from isthmus.core.model import HUB_SCHEME, HubName
@@ -65,12 +65,11 @@ def load_plan(path: str | Path) -> Plan:
     return plan.model_copy(update={"model": str(Path(path).resolve().parent / _expand_home(plan.model))})
 
 
-def name_error(path: str | Path, place: tuple[str, ...], value: str, message: str, known: Sequence[str]) -> FileError:
-    """Return the error for an unknown name at `place` of a file, with its line and the nearest known name."""
+def place_error(path: str | Path, place: tuple[str, ...], message: str, hint: str | None = None) -> FileError:
+    """Return the error of what stands at `place` of a file that was read before, with its line."""
     _, lines = read_yaml(Path(path))
-    line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
-    field = ".".join(place)
-    return FileError(message, file=str(path), line=line, field=field, value=value, hint=suggest_name(value, known))
+    line = next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
+    return FileError(message, file=str(path), line=line, field=".".join(place) or None, hint=hint or None)
 
 
 def load_job(path: str | Path) -> Job:

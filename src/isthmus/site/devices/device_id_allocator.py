@@ -13,11 +13,19 @@ class DeviceIdAllocator(DeviceAllocator):
     """Allocator of a site with device `ids` by node group, ordered so that neighbours are adjacent."""
 
     def __init__(self, ids: Mapping[str, Sequence[str]]) -> None:
-        self.ids = {group: tuple(devices) for group, devices in ids.items()}
-        self.inventory = {group: len(devices) for group, devices in self.ids.items()}
-        self._position = {device: i for i, device in enumerate(d for ids in self.ids.values() for d in ids)}
+        self.ids: dict[str, tuple[str, ...]] = {}
+        self.former_ids: set[str] = set()
         self._holder_by_device: dict[str, PartKey] = {}
         self._claimer_by_device: dict[str, PartKey] = {}
+        self.set_ids(ids)
+
+    def set_ids(self, ids: Mapping[str, Sequence[str]]) -> None:
+        """Adopt another inventory; parts keep devices that are gone, and nobody gets these."""
+        self.former_ids |= {device for devices in self.ids.values() for device in devices}
+        self.ids = {group: tuple(devices) for group, devices in ids.items()}
+        self.former_ids -= {device for devices in self.ids.values() for device in devices}
+        self.inventory = {group: len(devices) for group, devices in self.ids.items()}
+        self._position = {device: i for i, device in enumerate(d for ids in self.ids.values() for d in ids)}
 
     def record_transition(self, part: SitePart, before: SitePartState, after: SitePartState) -> None:
         """Record the transition of `part` from state `before` to `after`."""

@@ -1,0 +1,68 @@
+"""`check_slurm`: what `isthmus site check` finds out about a Slurm cluster; nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from isthmus.agent.adapters.scheduler_adapter import SchedulerCheck
+from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
+from isthmus.agent.adapters.slurm.slurm_output import NodeRow, parse_boot_time, parse_nodes
+from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
+from isthmus.core.errors import IsthmusError
+from isthmus.core.files.validation_errors import suggest_name
+
+
+def check_slurm(site: SlurmSite, commands: SlurmCommands) -> Sequence[SchedulerCheck]:
+    """Return the findings: does Slurm answer, are partitions and cards those of `site.yaml` and `pool.yaml`."""
+    try:
+        epoch = parse_boot_time(commands.run("scontrol", "show", "config"))
+        nodes = parse_nodes(commands.run("scontrol", "show", "node", "-o"))
+    except IsthmusError as error:
+        hint = error.hint or "start slurmctld, or set options.config to its slurm.conf"
+        return [SchedulerCheck(check="scheduler", ok=False, detail=str(error), hint=hint)]
+    found = [SchedulerCheck(check="scheduler", ok=True, detail=f"slurmctld answers, up since {epoch}")]
+    return [*found, *_check_partitions(site, nodes), *_check_cards(site, nodes), *_check_unmapped(site, nodes)]
+
+
+def _check_partitions(site: SlurmSite, nodes: Sequence[NodeRow]) -> Iterator[SchedulerCheck]:
+    partitions = sorted({partition for node in nodes for partition in node.partitions})
+    wanted: dict[tuple[str, ...], str]
+    wanted = {("node_groups", group, "partition"): site.partition(group) for group in site.file.node_groups}
+    if site.preempting_partition:
+        wanted["options", "preempting_partition"] = site.preempting_partition
+    for place, partition in wanted.items():
+        known = partition in partitions
+        yield SchedulerCheck(
+            check="partition", ok=known,
+            detail=f"partition '{partition}' exists" if known else f"unknown partition '{partition}'",
+            hint="" if known else suggest_name(partition, partitions) or "", file_path=() if known else place,
+        )  # fmt: skip
+
+
+def _check_cards(site: SlurmSite, nodes: Sequence[NodeRow]) -> Iterator[SchedulerCheck]:
+    for group in site.cluster.node_groups:
+        there = [node for node in site.card_nodes(nodes) if node.node_group == group.name]
+        have = sum(len(node.cards) for node in there)
+        same = len(there) == group.nodes and all(len(node.cards) == group.chips_per_node for node in there)
+        yield SchedulerCheck(
+            check="cards", ok=same,
+            detail=f"node group '{group.name}': {have} cards on {len(there)} nodes, {group.num_chips} on {group.nodes} "
+            "in pool.yaml",
+            hint="" if same else f"is '{site.resource(group.name)}' what Slurm calls a card (Gres of the nodes)?",
+            file_path=() if same else ("node_groups", group.name),
+        )  # fmt: skip
+        away = [node.name for node in there if not node.usable]
+        if away:
+            yield SchedulerCheck(
+                check="nodes", ok=False, detail=f"not in use: {', '.join(away)}", hint="scontrol show node says why"
+            )
+
+
+def _check_unmapped(site: SlurmSite, nodes: Sequence[NodeRow]) -> Iterator[SchedulerCheck]:
+    mapped = {node.name for node in site.card_nodes(nodes)}
+    left = [node.name for node in nodes if node.num_cards("gpu") and node.name not in mapped]
+    if left:
+        yield SchedulerCheck(
+            check="cards", ok=False, detail=f"cards of no node group: {', '.join(left)}", file_path=("node_groups",),
+            hint="add a node group with their partition, or take them out of the partition",
+        )  # fmt: skip

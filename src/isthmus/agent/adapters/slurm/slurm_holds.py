@@ -1,0 +1,115 @@
+"""`HoldFolder`: what is known of a hold on disk, in a folder that the nodes see, and the script that keeps it.
+
+request.json   the request, as first asked for
+lease          number of renewals and the lease in seconds; rewritten by each renewal
+granted.json   the allocations and the cards of each rank, once Slurm has granted them
+released       the hold has ended, and its id is used up
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from isthmus.agent.adapters.scheduler_adapter import Hold, HoldRequest
+from isthmus.agent.adapters.slurm import rank_runner
+from isthmus.core.messages.worker_folder import write_atomically
+
+JOB_PREFIX = "isthmus-"
+
+RUNNER = (sys.executable, "-I", "-S", "-B", rank_runner.__file__)
+
+KEEP = """
+said=$1 hold=$2 name=$3; shift 3
+salloc --no-shell --job-name="$name" "$@" 2>"$said"; status=$?
+echo "status $status" >>"$said"
+job=$(sed -n 's/.*Granted job allocation \\([0-9][0-9]*\\).*/\\1/p' "$said")
+[ -n "$job" ] || exit 0
+exec srun --jobid="$job" --overlap --nodes=1 --ntasks=1 --gres=none --quiet --input=none --output=none --error=none \\
+    --chdir=/ -- $RUNNER --watch "$hold" "$name"
+"""
+"""Holds an allocation with `salloc --no-shell`, then starts the watcher of its lease inside it.
+
+It runs in a session of its own, so it outlives the agent: an allocation has its watcher also if the agent is killed
+between the two."""
+
+
+class HoldFolder:
+    """The folder of the hold `hold_id` below `root`."""
+
+    def __init__(self, root: Path, hold_id: str) -> None:
+        self.id, self.path = hold_id, root / hold_id
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the hold has ended."""
+        return (self.path / "released").exists()
+
+    def job_name(self, number: int) -> str:
+        """Return the name of the allocation `number` of the hold."""
+        return f"{JOB_PREFIX}{self.id}-{number}"
+
+    def release(self) -> None:
+        """Use up the id: whatever watches the lease ends it, and no allocation is made for it any more."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "released").touch()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only one that asks for this hold, also among agents that follow each other."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def renew(self, request: HoldRequest) -> None:
+        """Renew the lease; the first time also store the request."""
+        if not (self.path / "request.json").exists():
+            ranks = [(rank.node_group, rank.num_cards) for rank in request.ranks]
+            text = {"job": request.job, "attempt": request.attempt, "ranks": ranks}
+            write_atomically(self.path / "request.json", json.dumps(text))
+        number = 0
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            number = int((self.path / "lease").read_text(encoding="ascii").split()[0])
+        write_atomically(self.path / "lease", f"{number + 1} {request.lease_s}\n")
+
+    def ranks(self) -> list[tuple[str, int]]:
+        """Return node group and number of cards of each rank."""
+        with contextlib.suppress(OSError):
+            found = json.loads((self.path / "request.json").read_text(encoding="utf-8"))
+            return [(group, num) for group, num in found["ranks"]]
+        return []
+
+    def grant(self, jobs: list[int], cards: tuple[tuple[str, ...], ...]) -> None:
+        """Store the allocations and the cards of each rank."""
+        write_atomically(self.path / "granted.json", json.dumps({"jobs": jobs, "cards": cards}))
+
+    def granted(self) -> tuple[list[int], Hold] | None:
+        """Return the allocations and the hold with its cards, None before it is granted."""
+        try:
+            found = json.loads((self.path / "granted.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        cards = tuple(tuple(rank) for rank in found["cards"])
+        return found["jobs"], Hold(id=self.id, state="granted", cards=cards)
+
+
+def allocation_units(ranks: list[tuple[str, int]]) -> list[tuple[str, int, list[int]]]:
+    """Return the allocations that hold `ranks`: node group, cards of a rank, and the numbers of its ranks.
+
+    Slurm gives all tasks of an allocation the same number of cards, and takes them from one partition.
+    """
+    units: dict[tuple[str, int], list[int]] = {}
+    for number, (group, num_cards) in enumerate(ranks):
+        units.setdefault((group, num_cards), []).append(number)
+    return [(group, num_cards, numbers) for (group, num_cards), numbers in units.items()]
+
+
+def keeper_environment(variables: dict[str, str]) -> dict[str, str]:
+    """Return the environment of `KEEP`."""
+    return {**variables, "RUNNER": " ".join(RUNNER), "PATH": variables.get("PATH", os.defpath)}

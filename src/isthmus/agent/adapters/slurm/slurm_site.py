@@ -1,0 +1,91 @@
+"""`SlurmSite`: how a Slurm cluster's partitions, nodes and jobs are the node groups, cards and jobs of a site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+
+from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
+from isthmus.agent.adapters.slurm.slurm_output import JobRow, NodeRow
+from isthmus.core.errors import InputError
+from isthmus.core.files.validation_errors import suggest_name
+from isthmus.core.pool import Cluster
+from isthmus.core.site_file import SiteFile
+
+OPTIONS = ("account", "config", "max_minutes", "preempting_partition", "timeout_s")
+_DEFAULT_RESOURCE = "gpu"
+
+
+class SlurmSite:
+    """The mapping of `site.yaml` for `cluster`. Raises `InputError` for options or labels that Slurm cannot have."""
+
+    def __init__(self, file: SiteFile, cluster: Cluster) -> None:
+        for option in file.options:
+            if option not in OPTIONS:
+                raise InputError(f"unknown option of a Slurm site: '{option}'", hint=suggest_name(option, OPTIONS))
+        self.file, self.cluster, self._groups = file, cluster, {}
+        for group in cluster.node_groups:
+            selector = file.node_groups.get(group.name)
+            if selector is None or not selector.partition:
+                raise InputError(f"site.yaml names no partition for node group '{group.name}'", hint="add node_groups")
+            if selector.labels:
+                raise InputError(f"node group '{group.name}': Slurm has no labels", hint="name a partition instead")
+            self._groups[group.name] = selector
+        self.preempting_partition = str(file.options.get("preempting_partition", ""))
+        self.max_minutes = int(file.options.get("max_minutes", 0))
+        self.account = str(file.options.get("account", ""))
+
+    def partition(self, group: str) -> str:
+        """Return the partition of a node group; raise `InputError` for an unknown one."""
+        if group not in self._groups:
+            raise InputError(f"unknown node group '{group}'", hint=suggest_name(group, self._groups))
+        return self._groups[group].partition
+
+    def resource(self, group: str) -> str:
+        """Return what Slurm calls a card of a node group."""
+        return self._groups[group].resource or _DEFAULT_RESOURCE
+
+    def card_nodes(self, rows: Iterable[NodeRow]) -> list[CardNode]:
+        """Return the nodes with cards, by node group."""
+        rows = list(rows)
+        return [
+            CardNode(
+                name=row.name,
+                node_group=group,
+                cards=tuple(f"{group}/{row.name}/{card}" for card in range(row.num_cards(self.resource(group)))),
+                usable=row.usable,
+            )
+            for group, selector in self._groups.items()
+            for row in rows
+            if selector.partition in row.partitions and row.num_cards(self.resource(group))
+        ]
+
+    def foreign_jobs(
+        self, rows: Sequence[JobRow], nodes: Sequence[CardNode], taken: Set[str]
+    ) -> tuple[ForeignJob, ...]:
+        """Return the jobs of others that use or want cards of the site's node groups.
+
+        Slurm tells which cards a job has only one job at a time, so a running job is given cards of its nodes that no
+        hold has: as many as it asked for.
+        """
+        left = {node.name: [card for card in node.cards if card not in taken] for node in nodes}
+        groups = {node.name: node.node_group for node in nodes}
+        found: list[ForeignJob] = []
+        for row in rows:
+            running = row.state not in ("PD", "RH", "RD", "RQ", "RF", "SE")
+            waits_in = [group for group, selector in self._groups.items() if selector.partition == row.partition]
+            group = groups.get(row.nodes[0]) if row.nodes else next(iter(waits_in), None)
+            num = row.num_cards(self.resource(group)) if group is not None else 0
+            if group is None or num == 0:
+                continue
+            cards: list[str] = []
+            for at, node in enumerate(row.nodes if running else ()):
+                share = -(-(num - len(cards)) // (len(row.nodes) - at))
+                cards += left.get(node, [])[:share]
+                left[node] = left.get(node, [])[share:]
+            found.append(
+                ForeignJob(
+                    name=f"slurm-{row.id}", priority=row.priority, wanted={group: num}, cards=tuple(cards),
+                    running=running, preemptible=row.requeue,
+                )
+            )  # fmt: skip
+        return tuple(found)

@@ -1,0 +1,86 @@
+"""`SchedulerCalls`: calls of an adapter, off the agent's loop where they may block."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.core.errors import IsthmusError
+
+_log = logging.getLogger("isthmus.agent")
+
+
+@dataclass(frozen=True)
+class _Call:
+    future: Future[Any]
+    on_answer: Callable[[Any], object]
+    on_error: Callable[[Exception], object]
+
+
+class SchedulerCalls:
+    """Makes calls one after the other, in a thread if `blocks`; answers are handed over by `collect`.
+
+    A key has one call at a time: a scheduler that hangs collects no queue of equal questions.
+    """
+
+    def __init__(self, *, blocks: bool) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="scheduler") if blocks else None
+        self._calls: dict[Hashable, _Call] = {}
+        self._last_error = ""
+
+    def is_open(self, key: Hashable) -> bool:
+        """Return whether a call of `key` has not been answered yet."""
+        return key in self._calls
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call has not been answered yet."""
+        return bool(self._calls)
+
+    def submit(
+        self,
+        key: Hashable,
+        call: Callable[[], Any],
+        on_answer: Callable[[Any], object] = lambda _answer: None,
+        on_error: Callable[[Exception], object] | None = None,
+    ) -> None:
+        """Make a call unless one of `key` is open; without a thread its answer is handed over at once."""
+        if key in self._calls:
+            return
+        report = on_error or self._log_error
+        if self._pool is not None:
+            self._calls[key] = _Call(self._pool.submit(call), on_answer, report)
+            return
+        try:
+            answer = call()
+        except (IsthmusError, OSError) as error:
+            report(error)
+        else:
+            on_answer(answer)
+
+    def collect(self) -> None:
+        """Hand over the answers that have arrived."""
+        for key, call in list(self._calls.items()):
+            if not call.future.done():
+                continue
+            del self._calls[key]
+            try:
+                answer = call.future.result()
+            except (IsthmusError, OSError) as error:
+                call.on_error(error)
+            else:
+                self._last_error = ""
+                call.on_answer(answer)
+
+    def close(self) -> None:
+        """Drop calls that have not begun."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _log_error(self, error: Exception) -> None:
+        if str(error) != self._last_error:
+            _log.error("scheduler: %s", error)
+        self._last_error = str(error)

@@ -1,0 +1,111 @@
+"""`SiteHolds`: keeps the holds at the site's scheduler equal to what the site machine's parts want.
+
+Every wanted hold is asked for again and again, which renews its lease; every other hold of this agent is released. So a
+lost reply, a restart of the agent or of the scheduler need no cases of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from isthmus.agent.adapters.scheduler_adapter import (
+    ForeignJob,
+    Hold,
+    HoldRequest,
+    RankNeed,
+    SchedulerAdapter,
+    SchedulerLook,
+)
+from isthmus.agent.service.scheduler_calls import SchedulerCalls
+from isthmus.site import ForeignPart, HoldObserved, SitePart
+
+WAITING_INTERVAL_S = 0.3
+"""Interval at which a hold that is not granted is asked for again."""
+
+MAX_LEASE_S = 60.0
+"""Longest lease of a hold whose part does not run: without an agent the cards are free again after it."""
+
+MIN_RUNNING_LEASE_S = 900.0
+"""Lease of a hold whose part runs, at least: so long an agent may be away."""
+
+_RENEWALS_PER_LEASE = 6
+
+
+class SiteHolds:
+    """Holds of one site; `key` is the agent's own secret, `observe` gets what became of them."""
+
+    def __init__(
+        self, adapter: SchedulerAdapter, calls: SchedulerCalls, key: str, observe: Callable[[HoldObserved], object]
+    ) -> None:
+        self._adapter, self._calls, self._key, self._observe = adapter, calls, key, observe
+        self._due_s: dict[str, float] = {}
+        self._unwanted: set[str] = set()
+
+    def hold_id(self, part: SitePart) -> str:
+        """Return the id of the part's present hold; nobody without the agent's key can foresee it."""
+        text = f"{self._key}/{part.job}/{part.attempt}/{part.num_holds}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def settled(self) -> bool:
+        """Whether every hold that nobody wants has been released."""
+        return not self._unwanted and not self._due_s
+
+    def reconcile(self, parts: Iterable[SitePart], now_s: float, run_lease_s: float) -> None:
+        """Ask for the holds that `parts` want, and release the others."""
+        wanted = {self.hold_id(part): part for part in parts if part.hold}
+        for hold_id in [hold_id for hold_id in self._due_s if hold_id not in wanted]:
+            del self._due_s[hold_id]
+            self._unwanted.add(hold_id)
+        self._unwanted -= wanted.keys()
+        for hold_id in sorted(self._unwanted):
+            self._calls.submit(
+                ("release", hold_id), partial(self._adapter.release, hold_id), partial(self._released, hold_id)
+            )
+        for hold_id, part in wanted.items():
+            if now_s >= self._due_s.get(hold_id, now_s):
+                request = _request(hold_id, part, run_lease_s)
+                granted = part.hold == "granted"
+                pause_s = request.lease_s / _RENEWALS_PER_LEASE if granted else WAITING_INTERVAL_S
+                self._due_s[hold_id] = now_s + pause_s
+                call = self._adapter.commit if part.commits else self._adapter.hold
+                answer = partial(self._answered, part.key, part.num_holds, now_s)
+                self._calls.submit(("hold", hold_id), partial(call, request), answer)
+
+    def observe_look(self, look: SchedulerLook) -> None:
+        """Release what the scheduler holds for this agent and nobody wants."""
+        self._unwanted |= {hold.id for hold in look.holds} - self._due_s.keys()
+
+    def _released(self, hold_id: str, _answer: object) -> None:
+        self._unwanted.discard(hold_id)
+
+    def _answered(self, key: tuple[str, int], number: int, now_s: float, hold: Hold) -> None:
+        self._observe(
+            HoldObserved(
+                now_s=now_s, part=key, number=number, state=hold.state, devices=hold.cards, detail=hold.detail
+            )
+        )  # fmt: skip
+
+
+def foreign_part(job: ForeignJob, level: str) -> ForeignPart:
+    """Return a running job of others for the site machine; `level` is that of jobs without one."""
+    devices: dict[str, tuple[str, ...]] = {}
+    for card in job.cards:
+        group = card.partition("/")[0]
+        devices[group] = (*devices.get(group, ()), card)
+    return ForeignPart(name=job.name, devices=devices, level=job.level or level, preemptible=job.preemptible)
+
+
+def _request(hold_id: str, part: SitePart, run_lease_s: float) -> HoldRequest:
+    running = part.state not in ("queued", "ready", "evicting", "prepared")
+    lease_s = max(MIN_RUNNING_LEASE_S, run_lease_s) if running else min(part.lease_s or MAX_LEASE_S, MAX_LEASE_S)
+    return HoldRequest(
+        id=hold_id,
+        job=part.job,
+        attempt=part.attempt,
+        ranks=tuple(RankNeed(node_group=worker.node_group, num_cards=worker.chips) for worker in part.workers.values()),
+        lease_s=lease_s,
+        preempts=part.commits and bool(part.victims),
+    )

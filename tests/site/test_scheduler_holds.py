@@ -1,0 +1,163 @@
+"""Sites whose scheduler owns the cards: parts start on what it has granted, and nothing is forgotten."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
+from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.site import (
+    DeviceIdAllocator,
+    ForeignPart,
+    HoldObserved,
+    InventoryObserved,
+    OrdersReceived,
+    SiteMachine,
+    SitePart,
+    WorkersObserved,
+)
+from isthmus.site.site_invariants import check_site
+from tests.site.samples import INVENTORY, order
+
+PLACES = ("east/h20",)
+KEY = ("a", 1)
+
+
+class Scheduled:
+    """A site machine that asks for holds, and the events of its scheduler."""
+
+    def __init__(self) -> None:
+        policy = OwnerPolicy(preemptible_from="middle")
+        self.machine = SiteMachine("east", DeviceIdAllocator(INVENTORY), asks_for_holds=True, policy=policy)
+        self.now_s = 0.0
+
+    @property
+    def part(self) -> SitePart:
+        return self.machine.parts[KEY]
+
+    def obey(self, *parts: PartOrder) -> None:
+        self.machine.handle(OrdersReceived(now_s=self.now_s, orders=AgentOrders(parts=parts)))
+        check_site(self.machine)
+
+    def answer(self, state: str, number: int = 1, card: str = "h20/0/2") -> None:
+        devices = ((card,),) if state == "granted" else ()
+        seen = HoldObserved(now_s=self.now_s, part=KEY, number=number, state=state, devices=devices)  # type: ignore[arg-type]
+        self.machine.handle(seen)
+        check_site(self.machine)
+
+    def look(self, *foreign: ForeignPart, devices: dict[str, tuple[str, ...]] | None = None) -> None:
+        self.machine.handle(InventoryObserved(now_s=self.now_s, devices=devices or INVENTORY, foreign=foreign))
+        check_site(self.machine)
+
+
+@pytest.fixture
+def site() -> Scheduled:
+    return Scheduled()
+
+
+def others(*cards: str, preemptible: bool = True) -> ForeignPart:
+    return ForeignPart(name="slurm-7", devices={"h20": cards}, level="middle", preemptible=preemptible)
+
+
+def test_free_cards_are_held_before_a_part_is_ready(site: Scheduled) -> None:
+    """Until the scheduler has granted them the part waits, and no other site evicts for it."""
+    site.obey(order("ready", places=PLACES))
+    assert (site.part.state, site.part.hold, site.part.commits) == ("queued", "asked", False)
+    site.answer("waiting")
+    site.obey(order("ready", places=PLACES))
+    assert site.part.state == "queued"
+    site.answer("granted")
+    site.obey(order("ready", places=PLACES))
+    assert site.part.state == "ready"
+    assert site.part.workers[0].devices == ("h20/0/2",), "the cards that the scheduler named"
+    site.obey(order("prepared", places=PLACES))
+    assert (site.part.state, site.part.commits) == ("prepared", True)
+    site.obey(order("running", places=PLACES))
+    assert site.part.workers[0].devices == ("h20/0/2",)
+
+
+def test_prepared_waits_for_the_hold(site: Scheduled) -> None:
+    """An order that skips `ready` asks and waits; the answer of an earlier hold counts for nothing."""
+    site.obey(order("prepared", places=PLACES))
+    assert (site.part.state, site.part.hold) == ("evicting", "asked")
+    site.answer("granted", number=0)
+    assert site.part.state == "evicting"
+    site.answer("granted")
+    assert (site.part.state, site.part.workers[0].devices) == ("prepared", ("h20/0/2",))
+
+
+def test_a_part_that_is_given_up_wants_no_hold(site: Scheduled) -> None:
+    """Released, refused and back in the queue: nothing is asked for; the next claim is another hold."""
+    site.obey(order("ready", places=PLACES))
+    site.obey(order("queued", places=PLACES))
+    assert (site.part.state, site.part.hold) == ("queued", "")
+    site.obey(order("ready", places=PLACES))
+    assert (site.part.hold, site.part.num_holds) == ("asked", 2)
+    site.answer("granted", number=1)
+    assert site.part.hold == "asked", "a late answer to the first hold grants nothing"
+    site.obey(order("released", places=PLACES))
+    assert (site.part.state, site.part.hold) == ("released", "")
+
+
+def test_a_hold_that_ends_ends_the_claim(site: Scheduled) -> None:
+    """The scheduler takes cards back from a part that does not run yet: it is refused or released, with the reason."""
+    site.obey(order("prepared", places=PLACES))
+    site.answer("ended")
+    assert site.part.state == "refused"
+    assert "ended the hold" in site.part.detail
+
+
+def test_a_hold_that_ends_leaves_running_workers_to_their_observation(site: Scheduled) -> None:
+    """Whether a worker still runs is seen at the worker, not guessed from the hold."""
+    site.obey(order("prepared", places=PLACES))
+    site.answer("granted")
+    site.obey(order("running", places=PLACES))
+    site.answer("ended")
+    assert (site.part.state, site.part.live, site.part.hold) == ("running", True, "")
+
+
+def test_a_lease_that_ends_drops_the_hold(site: Scheduled) -> None:
+    """Without the server nobody's cards stay held."""
+    site.obey(order("prepared", places=PLACES, lease_s=30))
+    site.answer("granted")
+    site.now_s = 31.0
+    site.machine.handle(WorkersObserved(now_s=site.now_s))
+    assert (site.part.state, site.part.hold) == ("released", "")
+
+
+def test_cards_of_others_are_not_free(site: Scheduled) -> None:
+    """A job of the site's users has its cards until the scheduler says that it is gone."""
+    site.look(others("h20/0/0", "h20/0/1"))
+    assert site.machine.free_chips()["h20"] == 1
+    assert [job.name for job in site.machine.local_jobs()] == ["slurm-7"]
+    site.look(others("h20/0/0"))
+    assert site.machine.free_chips()["h20"] == 2
+    site.look()
+    assert site.machine.free_chips()["h20"] == 3
+    assert not site.machine.parts
+
+
+def test_victims_of_others_are_preempted_by_the_commit_alone(site: Scheduled) -> None:
+    """The claim disturbs nobody; the hold that may preempt is asked for when the part is to be prepared."""
+    site.look(others("h20/0/0", "h20/0/1", "h20/0/2"))
+    victims = ({"job": "slurm-7", "attempt": 0},)
+    site.obey(order("ready", places=PLACES, victims=victims, priority="high"))
+    assert (site.part.state, site.part.hold) == ("ready", "")
+    site.obey(order("prepared", places=PLACES, victims=victims, priority="high"))
+    assert (site.part.state, site.part.hold, site.part.commits) == ("evicting", "asked", True)
+    site.answer("granted", card="h20/0/1")
+    assert site.part.state == "evicting", "the job of others is still seen on the card"
+    site.look(others("h20/0/0"))
+    assert (site.part.state, site.part.workers[0].devices) == ("prepared", ("h20/0/1",))
+
+
+def test_the_inventory_may_change_under_a_running_part(site: Scheduled) -> None:
+    """A card that is gone is given to nobody; what runs on it goes on and ends as usual."""
+    site.obey(order("prepared", places=PLACES))
+    site.answer("granted")
+    site.obey(order("running", places=PLACES))
+    fewer = INVENTORY | {"h20": ("h20/0/0",)}
+    site.machine.handle(InventoryObserved(now_s=0.0, devices=fewer))
+    assert (site.part.state, site.machine.free_chips()["h20"]) == ("running", 1)
+    site.obey(order("released", places=PLACES))
+    assert site.machine.free_chips()["h20"] == 1

@@ -1,0 +1,31 @@
+"""A site whose scheduler is a test's Slurm cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from isthmus.agent.adapters.slurm.slurm_adapter import SlurmAdapter
+from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
+from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
+from isthmus.core.pool import Cluster, NodeGroup
+from isthmus.core.site_file import NodeSelector, SiteFile
+from tests.slurm.slurm_cluster import SlurmCluster
+
+SITE = SiteFile(
+    kind="slurm",
+    node_groups={"h20": NodeSelector(partition="normal", resource="gpu")},
+    options={"preempting_partition": "high"},
+)
+
+
+def cluster_of(slurm: SlurmCluster) -> Cluster:
+    """Return the cluster as `pool.yaml` has it."""
+    group = NodeGroup(name="h20", chip="H20", nodes=slurm.num_nodes, chips_per_node=slurm.num_cards)
+    return Cluster(name=slurm.name, owner="o", node_groups=(group,))
+
+
+def adapter_of(slurm: SlurmCluster, state: Path, command: Sequence[str]) -> SlurmAdapter:
+    """Return an adapter of the cluster whose workers run `command`."""
+    commands = SlurmCommands(config=str(slurm.conf), timeout_s=5.0)
+    return SlurmAdapter(SlurmSite(SITE, cluster_of(slurm)), state, commands, tuple(command))

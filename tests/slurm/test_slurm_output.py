@@ -1,0 +1,106 @@
+"""What Slurm prints is read whole or is an error with its line; other users' words are never taken for Slurm's."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+
+from isthmus.agent.adapters.slurm.slurm_output import (
+    expand_nodes,
+    parse_allocation,
+    parse_boot_time,
+    parse_jobs,
+    parse_nodes,
+)
+from isthmus.core.errors import UnavailableError
+
+JOBS = (
+    "7|R|1000|100|normal|2026-01-01T10:00:00|2|4|a[1-2]|1|gres:gpu:4|N/A|N/A|\n"
+    "8|PD|1001|90|normal|2026-01-01T10:00:01|1|2||0|N/A|gres:gpu:3|gres:gpu:1|\n"
+)
+NODE = "NodeName=a1 Arch=x86_64 Gres=gpu:h20:8(S:0-1) GresUsed=gpu:h20:2 State={} Partitions=normal,high  Version=22"
+
+
+def test_jobs_are_read_with_nodes_and_cards() -> None:
+    """Cards are counted per node, per job or per task, whichever the user asked for."""
+    first, second = parse_jobs(JOBS)
+    assert (first.id, first.state, first.nodes, first.num_cards("gpu"), first.requeue) == (
+        7,
+        "R",
+        ("a1", "a2"),
+        8,
+        True,
+    )
+    assert (second.nodes, second.num_cards("gpu"), second.num_cards("npu")) == ((), 3, 0)
+    assert first.key != second.key
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller",
+        "9|R|",
+        "x" + JOBS.splitlines()[0],
+        "7|??" + JOBS[3:40],
+    ],
+)
+def test_a_line_that_cannot_be_read_is_an_error_that_names_it(line: str) -> None:
+    """It is never skipped, and never taken for an empty list."""
+    with pytest.raises(UnavailableError, match="line 3 of the output of squeue cannot be read"):
+        parse_jobs(f"{JOBS}{line}\n")
+
+
+def test_cut_and_mangled_output_is_read_or_refused() -> None:
+    """A reply cut anywhere, or with bytes changed, gives jobs that were there or an error, no other exception."""
+    rng, whole = random.Random(7), {row.id: row for row in parse_jobs(JOBS)}
+    for _ in range(500):
+        text = JOBS[: rng.randrange(len(JOBS))]
+        with contextlib.suppress(UnavailableError):
+            assert all(row == whole[row.id] for row in parse_jobs(text)), text
+        mangled = "".join(rng.choice("|,[]-\n 0x") if rng.random() < 0.1 else letter for letter in JOBS)
+        with contextlib.suppress(UnavailableError):
+            parse_jobs(mangled)
+
+
+@pytest.mark.parametrize(
+    ("state", "usable"),
+    [("IDLE", True), ("MIXED", True), ("ALLOCATED", True), ("IDLE+DRAIN", False), ("DOWN*", False), ("IDLE*", False),
+     ("MIXED+COMPLETING", True), ("DOWN+INVALID_REG", False)],
+)  # fmt: skip
+def test_nodes_are_usable_only_while_slurm_gives_them_out(state: str, usable: bool) -> None:
+    """Drained, down and silent nodes have cards that nobody gets."""
+    (node,) = parse_nodes(NODE.format(state))
+    assert (node.name, node.num_cards("gpu"), node.num_cards("gpu:h20"), node.usable) == ("a1", 8, 8, usable)
+    assert node.partitions == ("normal", "high")
+
+
+def test_a_node_without_state_is_an_error() -> None:
+    """A half line is no node without cards."""
+    with pytest.raises(UnavailableError, match="line 1 of the output of scontrol show node"):
+        parse_nodes("NodeName=a1 Arch=x86_64\n")
+
+
+def test_the_cards_of_an_allocation_are_read_by_node() -> None:
+    """Indices are spans; several nodes may share one line."""
+    text = (
+        "JobId=3 JobName=x   Nodes=a[1-2] CPU_IDs=0-1 Mem=0 GRES=gpu:h20:3(IDX:0-1,5)   "
+        "Nodes=b7 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:2) x"
+    )
+    assert parse_allocation(text, "gpu") == {"a1": (0, 1, 5), "a2": (0, 1, 5), "b7": (2,)}
+    with pytest.raises(UnavailableError, match="scontrol show job"):
+        parse_allocation("JobId=3 JobName=x", "gpu")
+
+
+def test_node_lists_are_expanded() -> None:
+    """Zeros in front are kept; no nodes are no nodes."""
+    assert list(expand_nodes("a[1-3,07],b2,c")) == ["a1", "a2", "a3", "a07", "b2", "c"]
+    assert list(expand_nodes("")) == list(expand_nodes("(null)")) == []
+
+
+def test_the_run_of_slurmctld_has_a_name() -> None:
+    """BOOT_TIME or an error."""
+    assert parse_boot_time("AuthType = x\nBOOT_TIME               = 2026-01-01T10:00:00\n") == "2026-01-01T10:00:00"
+    with pytest.raises(UnavailableError, match="scontrol show config"):
+        parse_boot_time("AuthType = x\n")
