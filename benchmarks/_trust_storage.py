@@ -18,8 +18,8 @@ from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.core.errors import InputError
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
 from isthmus.core.messages.worker_folder import WorkerFolder
-from isthmus.core.storage_rules import StorageRules
-from isthmus.core.worker_rights import WorkerRights
+from isthmus.core.rights.storage_rules import StorageRules
+from isthmus.core.rights.worker_rights import WorkerRights
 
 _NAMES = ("users", "alice", "bob", "run", "link", "up", "loop", "models", ".", "..", "", "*", "bob ", "x")
 

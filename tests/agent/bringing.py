@@ -13,8 +13,8 @@ from isthmus.agent.files.version_fetcher import VersionFetcher
 from isthmus.agent.files.version_source import VersionSource
 from isthmus.core.catalogue import CopyKey, FileManifest, HeldCopy, NeededVersion
 from isthmus.core.errors import NotFoundError
-from isthmus.core.owner_policy import FetchPolicy
-from isthmus.core.storage_rules import StorageRules
+from isthmus.core.owner.owner_policy import FetchPolicy
+from isthmus.core.rights.storage_rules import StorageRules
 from tests.agent.file_server import LOOPBACK
 
 LOCAL = FetchPolicy(networks=(LOOPBACK,))

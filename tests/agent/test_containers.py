@@ -23,7 +23,7 @@ from isthmus.core.errors import InputError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
-from isthmus.core.worker_rights import ContainerRules, WorkerRights
+from isthmus.core.rights.worker_rights import ContainerRules, WorkerRights
 from isthmus.render import ImageFacts
 from tests.render.samples import make_job
 

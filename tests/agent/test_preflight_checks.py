@@ -19,7 +19,7 @@ from isthmus.agent.preflight.preflight_checks import CheckContext, run_check
 from isthmus.agent.preflight.preflight_runner import LIMIT_S, PreflightRunner
 from isthmus.control.preflight.preflight_record import PreflightRecord
 from isthmus.core.messages.preflight import CheckResult, PreflightOrder, SiteCheck
-from isthmus.core.storage_rules import Access
+from isthmus.core.rights.storage_rules import Access
 from tests.control.samples import plan, submission
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from isthmus.agent.files import version_fetcher
 from isthmus.agent.files.version_cache import VersionCache
-from isthmus.core.owner_policy import FetchPolicy
-from isthmus.core.storage_rules import StorageRules
+from isthmus.core.owner.owner_policy import FetchPolicy
+from isthmus.core.rights.storage_rules import StorageRules
 from tests.agent.bringing import LOCAL, Site
 from tests.agent.file_server import serving
 from tests.control.catalogued import key, manifest

@@ -13,8 +13,8 @@ from isthmus.agent.files.version_fetcher import MIN_BYTES, MIN_BYTES_S
 from isthmus.core.catalogue import FileManifest
 from isthmus.core.errors import InputError
 from isthmus.core.job import DataConfig
-from isthmus.core.owner_policy import FetchPolicy, OwnerPolicy
-from isthmus.core.storage_rules import StorageRules
+from isthmus.core.owner.owner_policy import FetchPolicy, OwnerPolicy
+from isthmus.core.rights.storage_rules import StorageRules
 from tests.agent.bringing import LOCAL, Site
 from tests.agent.file_server import serving
 from tests.attack.conftest import server

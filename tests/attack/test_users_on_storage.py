@@ -19,9 +19,9 @@ from isthmus.control.preflight.plan_checks import own_checks
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.job import Job
 from isthmus.core.messages.worker_folder import WorkerSpec, write_atomically
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
+from isthmus.core.rights.storage_rules import Access, StorageRules
 from isthmus.core.runs.run_folder import claim_folder
-from isthmus.core.storage_rules import Access, StorageRules
 from isthmus.train.checkpoint.checkpoint_folder import newest_valid
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.write_checkpoint import clear_unfinished, publish, write_rank_part

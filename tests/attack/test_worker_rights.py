@@ -29,11 +29,11 @@ from isthmus.core.errors import InputError
 from isthmus.core.messages.agent_messages import RankMap, WorkerAddress
 from isthmus.core.messages.run_lease import NO_LIMIT_S, RunLease, write_run_lease
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerLimits, WorkerSpec, open_regular
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.process.boot_clock import boot_id
 from isthmus.core.process.confined_start import MIN_LANDLOCK_ABI, landlock_abi
-from isthmus.core.storage_rules import AllowedRoot, AllowedStorage
-from isthmus.core.worker_rights import WorkerRights
+from isthmus.core.rights.storage_rules import AllowedRoot, AllowedStorage
+from isthmus.core.rights.worker_rights import WorkerRights
 from isthmus.site import SitePart
 from tests.agent.test_local import until
 from tests.site.samples import EAST, JOB

@@ -18,7 +18,7 @@ from isthmus.control.state.events import (
 )
 from isthmus.control.state.invariants import violations
 from isthmus.core.messages.agent_messages import AgentOrders, VerifiedCheckpoint, WorkerAddress
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.plan import Plan, PlanSet
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine

@@ -15,7 +15,7 @@ from isthmus.control.simulation.traces.job_trace import Trace, TraceJob
 from isthmus.control.simulation.traces.trace_pools import assign_owners, make_trace_pool
 from isthmus.control.state.invariants import violations
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
-from isthmus.core.owner_policy import OpeningHours, OwnerPolicy
+from isthmus.core.owner.owner_policy import OpeningHours, OwnerPolicy
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 from isthmus.site import OrdersReceived

@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 
 JOB = Job(
     name="tiny",

@@ -6,9 +6,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.job_parts.runtime_choice import RuntimeChoice
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.pool import NodeGroup
-from isthmus.core.runtime_choice import RuntimeChoice
 from isthmus.render import ImageFacts, Template
 from tests.docs.follow_guide import ROOT, blocks
 

@@ -15,7 +15,7 @@ from isthmus.core.messages.agent_messages import (
     Victim,
     WorkerAddress,
 )
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.plan import Plan, PlanPart, Stage
 from isthmus.core.priority import Priority
 from isthmus.site import (

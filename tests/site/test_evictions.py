@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.core.messages.agent_messages import PartOrder, RankMap, Victim
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.priority import PriorityMap
 from tests.site.driver import Site, asked_to_save, local, started_jobs, stops
 from tests.site.samples import address, order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.site.machine_events import LocalJobsObserved, LocalJobSubmitted, LocalJobWithdrawn, ReportLocalExit
 from tests.site.driver import Site, local, started_jobs, stops
 from tests.site.samples import order

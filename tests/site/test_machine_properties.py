@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from isthmus.agent.service.part_table import SavedParts, dump_parts, parse_parts
 from isthmus.core.messages.agent_messages import PartOrder, RankMap, VerifiedCheckpoint, Victim
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import (

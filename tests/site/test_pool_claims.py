@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.core.messages.agent_messages import PartOrder, Victim
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from tests.site.driver import Site, local
 from tests.site.samples import order
 

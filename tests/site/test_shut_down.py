@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from tests.site.driver import Site, asked_to_save, local, stops
 from tests.site.samples import order
 from tests.site.test_evictions import training

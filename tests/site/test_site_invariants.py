@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.site.devices.device_count_allocator import DeviceCountAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import OrdersReceived

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isthmus.agent.adapters.local_queue_file import LocalQueueFile
 from isthmus.agent.adapters.scheduler_adapter import QueueMove
 from isthmus.core.messages.agent_messages import PartOrder, QueueEntry
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.site.devices.claim import DeviceSource, claim
 from isthmus.site.fewest_moves import fewest_moves
 from isthmus.site.machine_events import ReorderQueue, SiteInstruction

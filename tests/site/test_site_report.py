@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart, VerifiedCheckpoint
 from isthmus.core.messages.worker_folder import WorkerWait
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from tests.site.driver import Site, local
 from tests.site.samples import address, order
 

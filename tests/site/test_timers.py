@@ -7,7 +7,7 @@ import math
 import pytest
 
 from isthmus.core.messages.agent_messages import AgentOrders, RankMap
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import ObservedWorker, OrdersReceived, WorkersObserved

@@ -8,8 +8,8 @@ from pathlib import Path
 from isthmus.agent.adapters.slurm.slurm_adapter import SlurmAdapter
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
 from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
+from isthmus.core.owner.site_file import NodeSelector, SiteFile
 from isthmus.core.pool import Cluster, NodeGroup
-from isthmus.core.site_file import NodeSelector, SiteFile
 from tests.slurm.slurm_cluster import SlurmCluster
 
 SITE = SiteFile(

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from isthmus.core.errors import UnavailableError
 from isthmus.core.job import CheckpointConfig
-from isthmus.core.storage_rules import StorageRules
+from isthmus.core.rights.storage_rules import StorageRules
 from isthmus.train.checkpoint.checkpoint_folder import CheckpointFile, Manifest, read_manifests
 from isthmus.train.checkpoint.layout.checkpoint_layout import StoredShard
 from isthmus.train.checkpoint.layout.shard_files import rank_file_name

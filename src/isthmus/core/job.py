@@ -20,10 +20,10 @@ from isthmus.core.base_model import (
     PositiveInt,
     TransportKind,
 )
-from isthmus.core.command_job import NO_FILE, CommandConfig
+from isthmus.core.job_parts.command_job import NO_FILE, CommandConfig
+from isthmus.core.job_parts.runtime_choice import RuntimeChoice
 from isthmus.core.priority import Priority
-from isthmus.core.runtime_choice import RuntimeChoice
-from isthmus.core.storage_rules import Access
+from isthmus.core.rights.storage_rules import Access
 
 TrainingTask = Literal["pretrain", "continue", "finetune"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job
+from isthmus.core.job_parts.runtime_choice import RuntimeChoice
 from isthmus.core.plan import Plan, PlanPart
 from isthmus.core.pool import Cluster, NodeGroup, Pool
-from isthmus.core.runtime_choice import RuntimeChoice
 from isthmus.render.wide_area_path import WideAreaPath, wide_area_path
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 
 from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart, QueueEntry
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.priority import PriorityMap
 from isthmus.site import site_report
 from isthmus.site.devices.device_allocator import DeviceAllocator

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.priority import PriorityMap
 from isthmus.site.devices.device_allocator import DeviceAllocator
 from isthmus.site.machine_events import SiteInstruction

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from isthmus.agent.service.part_table import SavedParts, dump_parts, parse_parts
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, VerifiedCheckpoint, WorkerAddress
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, NodeGroup
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine

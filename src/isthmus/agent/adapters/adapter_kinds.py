@@ -15,8 +15,8 @@ from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
 from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
 from isthmus.core.errors import InputError
 from isthmus.core.files.validation_errors import suggest_name
+from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster
-from isthmus.core.site_file import SiteFile
 
 ENTRY_POINT_GROUP = "isthmus.adapters"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from isthmus.core.errors import InputError
 from isthmus.core.messages.worker_folder import WorkerAccount, WorkerFolder, WorkerLimits, WorkerPaths, WorkerSpec
 from isthmus.core.process.confined_start import MIN_LANDLOCK_ABI, landlock_abi
-from isthmus.core.storage_rules import AllowedStorage
-from isthmus.core.worker_rights import WorkerRights
+from isthmus.core.rights.storage_rules import AllowedStorage
+from isthmus.core.rights.worker_rights import WorkerRights
 
 _SYSTEM_FOLDERS = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/nix", "/proc", "/sys",

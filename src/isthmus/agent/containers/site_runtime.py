@@ -9,7 +9,7 @@ from pathlib import Path
 from isthmus.agent.containers.read_images import read_images
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_model_file
-from isthmus.core.worker_rights import ContainerRules
+from isthmus.core.rights.worker_rights import ContainerRules
 from isthmus.render import CodeRegistration, SiteRuntime, Template
 
 CODE_FILE = "code.yaml"

@@ -19,7 +19,7 @@ from isthmus.core.errors import InputError
 from isthmus.core.job import job_accesses
 from isthmus.core.messages.worker_folder import WorkerAccount, WorkerSpec, write_atomically
 from isthmus.core.pool import Pool
-from isthmus.core.worker_rights import ContainerRules, WorkerRights
+from isthmus.core.rights.worker_rights import ContainerRules, WorkerRights
 from isthmus.render import (
     SPEC_FILE,
     Blueprint,

@@ -12,7 +12,7 @@ import httpx
 
 from isthmus.agent.files.address_rules import Resolve, allowed_address
 from isthmus.core.errors import InputError, UnavailableError
-from isthmus.core.owner_policy import FetchPolicy
+from isthmus.core.owner.owner_policy import FetchPolicy
 
 MAX_REDIRECTS = 5
 _TIMEOUT = httpx.Timeout(30, connect=10)

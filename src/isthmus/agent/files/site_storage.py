@@ -10,6 +10,7 @@ from isthmus.agent.files.version_cache import VersionCache
 from isthmus.core.catalogue import CatalogueName, CopyKey, is_catalogue_name
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job, job_accesses, with_own_folders, with_paths
+from isthmus.core.rights.storage_rules import Access, AllowedStorage, StorageRules
 from isthmus.core.runs.storage_access import (
     check_links_below,
     is_granted_by_claim,
@@ -17,7 +18,6 @@ from isthmus.core.runs.storage_access import (
     resolve_path,
     static_root,
 )
-from isthmus.core.storage_rules import Access, AllowedStorage, StorageRules
 
 
 class SiteStorage:

@@ -12,7 +12,7 @@ from isthmus.agent.files.http_source import HttpReader
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages.worker_folder import open_regular
-from isthmus.core.owner_policy import FetchPolicy
+from isthmus.core.owner.owner_policy import FetchPolicy
 
 _BLOCK_BYTES = 1 << 20
 _FILE = "file://"

@@ -22,8 +22,8 @@ from isthmus.agent.preflight.data_samples import check_rows
 from isthmus.core.errors import InputError, ModelError
 from isthmus.core.messages.preflight import MAX_DETAIL_CHARS, CheckKind, CheckResult, SiteCheck
 from isthmus.core.model import config_path, read_config
+from isthmus.core.rights.storage_rules import Access
 from isthmus.core.runs.run_folder import newest_checkpoint_step
-from isthmus.core.storage_rules import Access
 from isthmus.core.units import format_bytes
 
 MAX_FILES = 100

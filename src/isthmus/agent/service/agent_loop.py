@@ -31,12 +31,12 @@ from isthmus.agent.service.own_address import own_address, resolve_host
 from isthmus.agent.service.state_identity import open_identity
 from isthmus.agent.service.sync_client import SyncClient
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, UnavailableError
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
+from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster, Pool
 from isthmus.core.process.boot_clock import boot_time_s
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
-from isthmus.core.site_file import SiteFile
 from isthmus.wan import PortRange
 
 FAST_POLL_S = 0.05

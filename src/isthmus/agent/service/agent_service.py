@@ -53,7 +53,7 @@ from isthmus.core.messages.worker_folder import (
     WorkerKeys,
     write_atomically,
 )
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
 from isthmus.core.process.boot_clock import boot_id
 from isthmus.site import (

@@ -25,7 +25,7 @@ from isthmus.core.files.user_files import (
 )
 from isthmus.core.files.yaml_lines import read_yaml
 from isthmus.core.model import require_trainable
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 
 commands = typer.Typer()
 PANEL = "Files"

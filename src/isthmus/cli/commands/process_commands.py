@@ -28,10 +28,10 @@ from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
 from isthmus.core.files.user_files import load_policy, load_pool, load_site, place_error
 from isthmus.core.files.validation_errors import suggest_name
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
+from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster, Pool, UnknownNameError
 from isthmus.core.process.confined_start import forbid_inspection
-from isthmus.core.site_file import SiteFile
 
 commands = typer.Typer()
 PANEL = "Processes"

@@ -22,7 +22,7 @@ from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.job import Job
 from isthmus.core.model import load_model, require_trainable
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.pool import Pool
 from isthmus.core.process.state_folder_lock import unwritable_folder_error
 

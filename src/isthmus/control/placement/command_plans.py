@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isthmus.core.command_job import CommandConfig
 from isthmus.core.job import Job
+from isthmus.core.job_parts.command_job import CommandConfig
 from isthmus.core.plan import Plan, PlanSet, Refusal, Stage
 from isthmus.core.pool import Cluster, NodeGroup, Pool
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 
 SIMULATION_START = datetime(2024, 1, 1)  # noqa: DTZ001 - local time of every simulated site
 """Simulated time 0: a Monday at midnight, local time of every site."""

@@ -30,7 +30,7 @@ from isthmus.control.state.update_indexes import is_checking
 from isthmus.core.errors import ConflictError, NotFoundError, UnavailableError
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.messages.agent_messages import VerifiedCheckpoint
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Pool
 from isthmus.sim import Kernel, ProcessGenerator
 from isthmus.site import PartKey

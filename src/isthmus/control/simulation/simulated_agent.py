@@ -26,7 +26,7 @@ from isthmus.control.simulation.worker_observations import (
 from isthmus.core.messages.agent_messages import AgentIdentity, AgentOrders, AgentReport, VerifiedCheckpoint
 from isthmus.core.messages.preflight import CheckResult, CheckStatus, PreflightAnswer, PreflightOrder
 from isthmus.core.messages.worker_folder import RUN_LEASE_ENDED
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
 from isthmus.sim import Kernel, ProcessGenerator
 from isthmus.site import (

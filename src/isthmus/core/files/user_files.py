@@ -21,11 +21,11 @@ from isthmus.core.files.validation_errors import to_file_error
 from isthmus.core.files.yaml_lines import LineNumbers, read_yaml
 from isthmus.core.job import MAX_TEMPLATE_CHARS, PLAIN_TEMPLATE, Job, ResumeSource, is_folder, is_template_text
 from isthmus.core.model import HUB_SCHEME, HubName
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
+from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_job import job_problems
-from isthmus.core.site_file import SiteFile
 
 FileKind = Literal["pool", "job", "plan", "policy", "site"]
 FILE_KINDS: dict[str, type[BaseModel]] = {

@@ -27,7 +27,7 @@ from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job, with_own_folders
 from isthmus.core.messages.agent_messages import LinkKey, PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
-from isthmus.core.storage_rules import AllowedStorage
+from isthmus.core.rights.storage_rules import AllowedStorage
 
 WORKER_VERSION: Literal[1] = 1
 MAX_MESSAGE_BYTES = 256 << 20

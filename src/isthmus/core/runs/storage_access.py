@@ -14,9 +14,9 @@ from pathlib import Path
 
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job, job_accesses, with_paths
+from isthmus.core.rights.storage_rules import Access, AllowedStorage
 from isthmus.core.runs.run_folder import read_claim
 from isthmus.core.runs.run_identity import RunIdentity
-from isthmus.core.storage_rules import Access, AllowedStorage
 
 _WILDCARDS = "*?["
 MAX_ENTRIES_CHECKED = 200_000

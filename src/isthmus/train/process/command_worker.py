@@ -20,8 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from isthmus.core.command_job import CommandConfig
 from isthmus.core.errors import InputError, IsthmusError, PeerError
+from isthmus.core.job_parts.command_job import CommandConfig
 from isthmus.core.messages.agent_messages import RankMap, WorkerAddress
 from isthmus.core.messages.worker_folder import RUN_LEASE_ENDED, WorkerFolder, WorkerSpec
 from isthmus.train.liveness.run_lease_watch import RunLeaseWatch

@@ -8,8 +8,8 @@ from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
 from isthmus.agent.adapters.slurm.slurm_output import JobRow, NodeRow
 from isthmus.core.errors import InputError
 from isthmus.core.files.validation_errors import suggest_name
+from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster
-from isthmus.core.site_file import SiteFile
 
 OPTIONS = ("account", "config", "max_minutes", "preempting_partition", "timeout_s")
 _DEFAULT_RESOURCE = "gpu"

@@ -29,7 +29,7 @@ from isthmus.control.state.events import Event, PreemptionAgreed, VictimNamed
 from isthmus.control.state.invariants import violations
 from isthmus.control.state.job_records import TERMINAL_STATES
 from isthmus.core.errors import ConflictError, NotFoundError, UnavailableError
-from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 from isthmus.core.priority import Priority
 from isthmus.sim import ProcessGenerator

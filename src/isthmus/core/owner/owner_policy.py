@@ -17,9 +17,9 @@ from isthmus.core.base_model import Fraction, FrozenModel, Name, NonNegativeFloa
 from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.job import Job, job_accesses
 from isthmus.core.pool import Cluster, UnknownNameError
-from isthmus.core.storage_rules import StorageRules
+from isthmus.core.rights.storage_rules import StorageRules
+from isthmus.core.rights.worker_rights import WorkerRights
 from isthmus.core.units import GB, Bytes
-from isthmus.core.worker_rights import WorkerRights
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]

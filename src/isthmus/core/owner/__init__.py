@@ -1,0 +1,1 @@
+"""What the owner of a site writes: the policy for pool jobs and the site's scheduler."""

@@ -1,0 +1,1 @@
+"""What users and workers may use at a site: storage roots, accounts, containers."""
