@@ -40,7 +40,7 @@ class QueueMove(FrozenModel):
 class Capabilities:
     """What an adapter's scheduler can do."""
 
-    # Who makes sure that held cards are given to nobody else; `none`: nobody, a start may find them taken.
+    # What keeps held cards from others; `none`: nothing does, so a start may find them taken.
     holds: Literal["agent", "scheduler", "none"]
     # Calls may take long, so the agent makes them in a thread of their own.
     blocks: bool = True
@@ -113,7 +113,7 @@ class Hold:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """When a request could start, in seconds from now (None: unknown), and whom it would preempt."""
+    """When a request could start, in seconds from now (None: unknown), and which jobs it would preempt."""
 
     start_in_s: float | None = None
     victims: tuple[str, ...] = ()
@@ -181,7 +181,7 @@ class SchedulerAdapter(ABC):
         """Look at the scheduler once, cheaply. Raises `UnavailableError` rather than report less than there is."""
 
     def probe(self, request: HoldRequest) -> Probe:  # noqa: ARG002 - a scheduler without estimates answers so
-        """Return when `request` could start and whom it would preempt; nothing changes."""
+        """Return when `request` could start and which jobs it would preempt; nothing changes."""
         return Probe()
 
     def hold(self, request: HoldRequest) -> Hold:

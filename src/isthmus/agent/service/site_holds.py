@@ -44,13 +44,13 @@ class SiteHolds:
         self._unwanted: set[str] = set()
 
     def hold_id(self, part: SitePart) -> str:
-        """Return the id of the part's present hold; nobody without the agent's key can foresee it."""
+        """Return the id of the part's present hold; without the agent's key it cannot be foreseen."""
         text = f"{self._key}/{part.job}/{part.attempt}/{part.num_holds}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def settled(self) -> bool:
-        """Whether every hold that nobody wants has been released."""
+        """Whether every hold that no part wants has been released."""
         return not self._unwanted and not self._due_s
 
     def reconcile(self, parts: Iterable[SitePart], now_s: float, run_lease_s: float) -> None:
@@ -75,7 +75,7 @@ class SiteHolds:
                 self._calls.submit(("hold", hold_id), partial(call, request), answer)
 
     def observe_look(self, look: SchedulerLook) -> None:
-        """Release what the scheduler holds for this agent and nobody wants."""
+        """Release what the scheduler holds for this agent and no part wants."""
         self._unwanted |= {hold.id for hold in look.holds} - self._due_s.keys()
 
     def _released(self, hold_id: str, _answer: object) -> None:

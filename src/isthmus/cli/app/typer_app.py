@@ -18,14 +18,13 @@ from isthmus.cli.commands import (
     pool_commands,
     process_commands,
     queue_commands,
-    render_commands,
     report_commands,
     search_commands,
     server_commands,
     simulate_pool_commands,
-    site_commands,
 )
 from isthmus.cli.commands.catalogue import catalogue_commands
+from isthmus.cli.commands.site import render_commands, site_commands
 from isthmus.cli.demo import demo_command
 from isthmus.cli.setup import doctor_command, init_command
 

@@ -20,7 +20,7 @@ class DeviceIdAllocator(DeviceAllocator):
         self.set_ids(ids)
 
     def set_ids(self, ids: Mapping[str, Sequence[str]]) -> None:
-        """Adopt another inventory; parts keep devices that are gone, and nobody gets these."""
+        """Adopt another inventory; parts keep devices that are gone, and no other part gets these."""
         self.former_ids |= {device for devices in self.ids.values() for device in devices}
         self.ids = {group: tuple(devices) for group, devices in ids.items()}
         self.former_ids -= {device for devices in self.ids.values() for device in devices}

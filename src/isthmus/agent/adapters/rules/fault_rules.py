@@ -73,7 +73,7 @@ def a_release_is_not_forgotten(site: RuleContext) -> None:
 
 
 def a_restart_changes_the_epoch(site: RuleContext) -> None:
-    """Whoever compares two looks can tell whether one run of the scheduler answered both."""
+    """Two looks compared show whether one run of the scheduler answered both."""
     adapter = site.adapter()
     before = adapter.observe().epoch
     with_fault(site, lambda: None)

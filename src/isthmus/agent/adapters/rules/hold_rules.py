@@ -207,7 +207,7 @@ def a_worker_ends_with_its_hold(site: RuleContext) -> None:
 
 
 def a_worker_ends_with_the_lease(site: RuleContext) -> None:
-    """A worker whose agent is gone ends with the lease of its hold, although nobody stops it."""
+    """A worker whose agent is gone ends with the lease of its hold, although nothing stops it."""
     adapter, request = site.adapter('trap "" TERM; ' + LOOP_FOREVER), site.request(lease_s=_SHORT_LEASE_S)
     (cards,) = site.granted(adapter, request).cards
     adapter.start(RankStart(folder=site.folder, cards=cards, hold=request.id))
@@ -278,7 +278,7 @@ def a_probe_changes_nothing(site: RuleContext) -> None:
 
 
 def cancelled_while_it_is_asked_for(site: RuleContext) -> None:
-    """A release at the same time as the hold: whoever comes last, no card stays held."""
+    """A release at the same time as the hold: in either order, no card stays held."""
     adapter, request = site.adapter(), site.request()
     thread = threading.Thread(target=adapter.hold, args=(request,))
     thread.start()

@@ -3,7 +3,7 @@
 The agent starts `python -I -S rank_runner.py FOLDER HOLD POSITIONS START PROGRAM...` through `srun`. It needs nothing
 but Python and the agent's folder, which the node must see:
 
-- `pid` is made once, by whoever starts or stops the worker first;
+- `pid` is made once, by the first process that starts or stops the worker;
 - `stop` holds the signal that the agent wants sent, so a stop needs no scheduler;
 - `exit` gets the program's status once every process that it left has ended.
 
@@ -103,7 +103,7 @@ def run(folder: str, hold: str, positions: str, start: str, program: list[str]) 
 
 
 def take_folder(folder: str, owner: str) -> bool:
-    """Take `folder` for one start; return whether nobody had it before."""
+    """Take `folder` for one start; return whether it was free before."""
     temporary = Path(folder, f"pid.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}")
     temporary.write_text(f"{owner}\n", encoding="ascii")
     try:

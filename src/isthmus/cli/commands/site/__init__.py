@@ -1,0 +1,1 @@
+"""Commands for the owners of sites: their agents, images and rendered parts."""
