@@ -20,7 +20,7 @@ def test_high_priority_is_for_users_that_have_it() -> None:
         check_submission(quotas, "bob", submission(priority="high"))
     assert str(raised.value) == (
         "user 'bob' may not submit jobs of priority 'high', which may preempt those of others "
-        "(use priority 'middle', or ask the pool operator: isthmus serve --high-priority-user)"
+        "(use priority 'middle', or ask the pool operator: isthmus token grant, serve --high-priority-user)"
     )
 
 

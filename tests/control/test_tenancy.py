@@ -45,6 +45,15 @@ ANN = Rule(may=("ann", "root"), sees=("ann", "root"))
 MINE = Rule(may=USERS, sees=("ann", "root"))
 
 
+DATA = {
+    "kind": "data",
+    "name": "words",
+    "source": "https://example.org/words",
+    "manifest": {"files": [{"path": ANNS, "num_bytes": 1, "sha256": "0" * 64}]},
+}
+"""A version of ann's in the catalogue, whose manifest names what is hers."""
+
+
 def _wish(name: str = "other") -> dict[str, Any]:
     return submission("k", name=name).model_dump(mode="json")
 
@@ -88,7 +97,19 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/tokens"): Rule(may=TOKENS),
     ("POST", "/v1/tokens/{token_id}/revoke"): ANN,
     ("POST", "/v1/tokens/{token_id}/rotate"): Rule(may=("ann", "root"), body={}),
+    ("POST", "/v1/tokens/{token_id}/grant"): Rule(may=("root",), sees=("root",), body={"high": True}),
     ("GET", "/v1/audit"): Rule(may=("root",), sees=("root",)),
+    ("GET", "/v1/jobs/{job_id}/ranks"): ANN,
+    ("POST", "/v1/catalogue"): Rule(may=USERS, body=DATA | {"name": "other"}),
+    ("GET", "/v1/catalogue/{kind}"): Rule(may=USERS, sees=("ann", "root")),
+    ("GET", "/v1/catalogue/{kind}/{owner}/{name}"): ANN,
+    ("GET", "/v1/catalogue/{kind}/{owner}/{name}/manifest"): ANN,
+    ("POST", "/v1/catalogue/{kind}/{owner}/{name}/grants"): Rule(
+        may=("ann", "root"), sees=("ann", "root"), body={"user": "bob"}
+    ),
+    ("DELETE", "/v1/catalogue/{kind}/{owner}/{name}"): ANN,
+    # No job at east needs the version, so none of its owner's agents reads it.
+    ("GET", "/v1/agents/{cluster}/versions/{owner}/{version}"): Rule(may=()),
 }
 
 
@@ -106,6 +127,7 @@ def job(server: Server) -> str:
     said = LogChunk(job=found.id, attempt=1, rank=0, offset=0, text=ANNS)
     part = ObservedPart(job=found.id, attempt=1, state="prepared")
     server.sync(report(EAST, part, metrics=(line,), logs=(said,)))
+    assert server.call("POST", "/v1/catalogue", DATA, token="ann").status_code == 201
     return found.id
 
 
@@ -125,7 +147,8 @@ def test_a_token_reads_and_changes_only_what_is_its_own(
         return
     before = server.job(job)
     pool_before = server.shell.pool()
-    where = (path + rule.query).format(job_id=job, cluster="east", plan_id="p1", token_id=ANNS_TOKEN)
+    entry = {"kind": "data", "owner": "ann", "name": "words", "version": "0" * 64}
+    where = (path + rule.query).format(job_id=job, cluster="east", plan_id="p1", token_id=ANNS_TOKEN, **entry)
     answer = server.call(method, where, rule.body, token=token or None)
     assert answer.status_code < 500
     if token in rule.may:
