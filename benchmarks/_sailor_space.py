@@ -86,6 +86,7 @@ class SailorWays(Routes):
             for a in places for b in places
         }  # fmt: skip
         self._routes = {ends: Route(0.0, MANY * rate) for ends, rate in rates.items() if rate}
+        self._index()
 
 
 @dataclass(frozen=True)
@@ -249,11 +250,11 @@ class SailorChains(PipelineEnumerator):
         count_group: StageCountGroup,
     ) -> list[PipelineGroup]:
         """Return the pipelines of each of these numbers of stages whose links are all measured."""
-        layers, count, found = cost_tables[0].workload.profile.num_layers, len(self.orders), []
+        layers, found = cost_tables[0].workload.profile.num_layers, []
         for stages in count_group.stage_counts:
             pace_s = layers / sum(n / each_s for n, each_s in zip(stages, layer_s, strict=True))
             parts = partial(self._measured, PipelineConfig(cost_tables, count_group.dp, stages))
-            found.append(PipelineGroup(count_group.dp, layers * min(layer_s), pace_s, count, parts))
+            found.append(PipelineGroup(count_group.dp, layers * min(layer_s), pace_s, parts))
         return found
 
     def _measured(self, one: PipelineConfig) -> list[BoundedPipeline]:

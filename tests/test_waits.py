@@ -29,7 +29,22 @@ SERVICE = "its owner: the loop of a service runs until it is stopped, with a pau
 USER = "the job's end or the user's Ctrl-C"
 KIT = "the test that runs the conformance kit"
 
+PROGRAM = "the end of the program that it runs, which the agent stops"
+
 ALLOWED = {
+    "agent/adapters/rules/hold_rules.py cancelled_while_it_is_asked_for": KIT,
+    "agent/adapters/rules/hold_rules.py cancelled_while_starting": KIT,
+    "agent/adapters/rules/hold_rules.py holds_at_the_same_time_are_one": KIT,
+    "agent/adapters/rules/program_rules.py starts_at_the_same_time_are_one": KIT,
+    "agent/adapters/rules/program_rules.py stop_races_with_start": KIT,
+    "agent/adapters/slurm/rank_runner.py _wait": PROGRAM,
+    "agent/adapters/slurm/rank_runner.py run": KILLED,
+    "agent/adapters/slurm/rank_runner.py watch_lease": SERVICE,
+    "agent/containers/container_start.py main": PROGRAM,
+    "agent/service/scheduler_calls.py SchedulerCalls.collect": DONE,
+    "train/checkpoint/sites/fetch_shards.py _ask": PEER,
+    "train/process/command_worker.py _Program._watch": PROGRAM,
+    "train/process/command_worker.py _Program.run": KILLED,
     "agent/service/agent_loop.py _own_address": SERVICE,
     "agent/service/agent_loop.py run_agent": SERVICE,
     "agent/service/peer_prober.py PeerProber.checks": DONE,

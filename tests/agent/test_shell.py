@@ -27,7 +27,7 @@ from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder, QueueEntry, RankMap, RunKeys
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerKeys
 from isthmus.core.plan import StageTime
-from isthmus.site.parts import SitePart
+from isthmus.site.parts import SitePart, SiteWorker
 from isthmus.site.site_invariants import check_site
 from tests.full_disk import full_disk
 from tests.site.samples import EAST, INVENTORY, JOB, address, order, orders, plan, states
@@ -307,14 +307,16 @@ def test_a_table_of_another_version_is_named_and_left_alone(tmp_path: Path) -> N
 
 def test_a_plan_without_times_leaves_the_chip_as_it_is() -> None:
     """No prediction, no stage time: the worker computes at its own pace."""
-    part = SitePart(job="a", attempt=1, spec=JOB, plan=plan(timed=False))
+    workers = {0: SiteWorker(node_group="h20", chips=1)}
+    part = SitePart(job="a", attempt=1, spec=JOB, plan=plan(timed=False), workers=workers)
     assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}, storage=SiteStorage()).stage_time is None
 
 
 def test_a_virtual_job_waits_on_any_chip() -> None:
     """`compute: virtual` gives a worker the plan's times for its stage, also on a real chip."""
     job = JOB.model_copy(update={"compute": "virtual"})
-    part = SitePart(job="a", attempt=1, spec=job, plan=plan(("west/h20", "east/l40s")))
+    workers = {1: SiteWorker(node_group="l40s", chips=1)}
+    part = SitePart(job="a", attempt=1, spec=job, plan=plan(("west/h20", "east/l40s")), workers=workers)
     spec = worker_spec(part, 1, EAST, host="127.0.0.1", routes={}, storage=SiteStorage())
     assert spec.stage_time == StageTime(forward_s=0.1, backward_s=0.2)
 

@@ -82,10 +82,10 @@ def test_neighbours_follow_the_pipeline_of_the_replica() -> None:
     stages = [stage.model_copy(update={"replica": replica}) for replica in (0, 1) for stage in one.stages]
     plan = Plan.model_validate(one.model_dump() | {"stages": stages, "dp": 2, "predicted": None})
     assert [pipeline_neighbours(plan, rank) for rank in range(6)] == [
-        (None, 1), (0, 2), (1, None), (None, 4), (3, 5), (4, None),
+        (None, 2), (None, 3), (0, 4), (1, 5), (2, None), (3, None),
     ]  # fmt: skip
     assert pipeline_neighbours(plan, 6) == (None, None)
-    assert wan_neighbours(plan, 4) == [3, 5]
+    assert wan_neighbours(plan, 3) == [1, 5]
     assert len(wan_links(plan)) == 4
     assert predicted_tokens_per_s(plan) is None
     assert predicted_tokens_per_s(one) == pytest.approx(4 * 256 / 0.62)

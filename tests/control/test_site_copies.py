@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.placement import PlanRequest, propose_plans
-from isthmus.control.queries.bring_forecast import site_fetches
+from isthmus.control.queries.catalogue.bring_forecast import site_fetches
 from isthmus.control.queries.dry_run import dry_run_requests
 from isthmus.control.queries.explain_wait import answer_query, query_job
 from isthmus.control.queries.settle_submission import settle_submission

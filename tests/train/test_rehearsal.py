@@ -219,7 +219,7 @@ def test_workers_rehearse_a_job(tmp_path: Path) -> None:
             assert one.values["wan_bytes"] == 2 * (2 * 64 * hidden) * 2
             assert not {"loss", "gradient_norm", "learning_rate"} & set(one.values)
     assert "virtual: sleeps instead of computing" in workers.log(0)
-    assert "step 3 of 3" in workers.log(1)
+    assert "step 3 of 3" in workers.log(2)
     assert not (tmp_path / "output").exists()
     assert not (tmp_path / "checkpoints").exists()
 

@@ -34,7 +34,7 @@ from isthmus.site.machine_events import (
 from isthmus.site.orders import apply_orders, observe_fetch
 from isthmus.site.part_lifecycle import move_part, release_part, stop_live_workers
 from isthmus.site.parts import CLAIMING, PartKey, SitePart
-from isthmus.site.scheduler_holds import observe_scheduler
+from isthmus.site.scheduler.scheduler_holds import observe_scheduler
 from isthmus.site.site_queue import queue_order, reconcile_queue
 from isthmus.site.site_state import SiteState
 from isthmus.site.worker_watch import (

@@ -10,7 +10,7 @@ from isthmus.site.machine_events import FetchFiles, FetchObserved, LogWarning, W
 from isthmus.site.part_lifecycle import fail_part, move_part, release_part
 from isthmus.site.parts import SitePart, SiteWorker
 from isthmus.site.pool_claims import claim_for_pool
-from isthmus.site.scheduler_holds import ask_for_hold, drop_hold, take_held_devices
+from isthmus.site.scheduler.scheduler_holds import ask_for_hold, drop_hold, take_held_devices
 from isthmus.site.site_queue import set_pool_order
 from isthmus.site.site_state import SiteState
 

@@ -14,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+DELETE_TIMEOUT_S = 60.0
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run the container and return its exit status; delete it before this process ends."""
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 def _delete(runtime: str, state: str, bundle: str, name: str) -> None:
     """Kill what is left of the container, and remove its root folder."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
-    subprocess.run([runtime, "--root", state, "delete", "--force", name], **quiet)  # type: ignore[call-overload]  # noqa: S603
+    subprocess.run([runtime, "--root", state, "delete", "--force", name], timeout=DELETE_TIMEOUT_S, **quiet)  # type: ignore[call-overload]  # noqa: S603
     shutil.rmtree(os.path.join(bundle, "rootfs"), ignore_errors=True)  # noqa: PTH118 - no import that is not needed
 
 

@@ -40,6 +40,7 @@ RENDER_FILE = "render.json"
 _FROM_NETWORK = ("lanes", "congestion_control")
 """Fields of `spec.json` that rendering may set."""
 
+_COPY_TIMEOUT_S = 600.0
 _NEVER_MOUNTED = ("/proc", "/sys", "/dev")
 
 
@@ -81,7 +82,7 @@ class WorkerContainers:
         bundle = folder / BUNDLE
         shutil.rmtree(bundle, ignore_errors=True)
         bundle.mkdir(mode=0o700, parents=True)
-        subprocess.run(["/bin/cp", "-al", str(root), str(bundle / "rootfs")], check=True)  # noqa: S603
+        subprocess.run(["/bin/cp", "-al", str(root), str(bundle / "rootfs")], check=True, timeout=_COPY_TIMEOUT_S)  # noqa: S603
         # Step 3: what the worker may see beside the job's own paths.
         mounts = {str(folder): (str(folder), True), **{str(one): (str(one), False) for one in also_read}}
         if part.image.facts.host_files:

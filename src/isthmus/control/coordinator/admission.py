@@ -6,7 +6,7 @@ Each returns whether the event changes the state, and raises `ConflictError` or 
 from __future__ import annotations
 
 from isthmus.control.coordinator.agent_reports import report_differs
-from isthmus.control.queries.catalogue_versions import missing_versions
+from isthmus.control.queries.catalogue.catalogue_versions import missing_versions
 from isthmus.control.queries.enrolled_agent import admit_agent
 from isthmus.control.queries.peer_checks import describe_unreached, unreached_pairs
 from isthmus.control.queries.preemption_victims import victims_suffice

@@ -24,8 +24,9 @@ from isthmus.control.coordinator.admission import require_job
 from isthmus.control.coordinator.agent_reports import record_unsaved_work
 from isthmus.control.coordinator.event_rules import EVENT_RULES
 from isthmus.control.coordinator.schedule_queue import schedule_queue
-from isthmus.control.queries import agent_orders, catalogue_versions, peer_checks, user_views
-from isthmus.control.queries.bring_forecast import site_fetches
+from isthmus.control.queries import agent_orders, peer_checks, user_views
+from isthmus.control.queries.catalogue import catalogue_versions
+from isthmus.control.queries.catalogue.bring_forecast import site_fetches
 from isthmus.control.queries.enrolled_agent import admit_agent
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.preflight.conflicts import excluded_clusters, valid_conflicts
-from isthmus.control.queries.bring_forecast import unable_to_fetch
+from isthmus.control.queries.catalogue.bring_forecast import unable_to_fetch
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import NO_PLAN_AT_ALL, FreeChips, JobRecord, PlannerInput, PoolState
 from isthmus.control.state.update_indexes import job_at_key, park, queue_key, reindex_job

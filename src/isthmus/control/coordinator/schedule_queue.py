@@ -21,7 +21,7 @@ from isthmus.control.coordinator.plan_requests import (
 )
 from isthmus.control.coordinator.reachability import may_start
 from isthmus.control.coordinator.wound_wait import wound
-from isthmus.control.queries.catalogue_versions import missing_versions
+from isthmus.control.queries.catalogue.catalogue_versions import missing_versions
 from isthmus.control.queries.preflight_status import executes_checks, needs_preflight
 from isthmus.control.state import ledger
 from isthmus.control.state.indexes import QueueKey

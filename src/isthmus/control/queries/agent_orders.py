@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isthmus.control.queries.catalogue_versions import needed_versions
+from isthmus.control.queries.catalogue.catalogue_versions import needed_versions
 from isthmus.control.state.events import (
     AgentLost,
     DeadlinePassed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from isthmus.control.queries.bring_forecast import site_fetches, unable_to_fetch
+from isthmus.control.queries.catalogue.bring_forecast import site_fetches, unable_to_fetch
 from isthmus.control.queries.explain_wait import WaitQuery, query_job
 from isthmus.control.queries.forecast_inputs import ProgressByJob
 from isthmus.control.queries.user_views import job_view

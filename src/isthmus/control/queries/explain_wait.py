@@ -13,7 +13,7 @@ from itertools import islice
 
 from isthmus.control.algorithms.global_order import Objective, Release, WaitingJob
 from isthmus.control.algorithms.start_forecast import RUNTIME_SPREAD, StartForecast, forecast_starts
-from isthmus.control.queries.bring_forecast import bring_times, describe_bringing
+from isthmus.control.queries.catalogue.bring_forecast import bring_times, describe_bringing
 from isthmus.control.queries.forecast_inputs import (
     ProgressByJob,
     awaits_choice,

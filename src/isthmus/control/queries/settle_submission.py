@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.control.queries.catalogue_versions import pin_versions, with_pins_of
+from isthmus.control.queries.catalogue.catalogue_versions import pin_versions, with_pins_of
 from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
 from isthmus.core.errors import ConflictError, InputError, NotFoundError
 from isthmus.core.job import Job, ResumeSource, is_folder, with_own_folders

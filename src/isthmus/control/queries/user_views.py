@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from isthmus.control.queries.agent_orders import count_misplaced, held_parts, site_queue
-from isthmus.control.queries.bring_forecast import describe_bringing
-from isthmus.control.queries.catalogue_versions import missing_versions
+from isthmus.control.queries.catalogue.bring_forecast import describe_bringing
+from isthmus.control.queries.catalogue.catalogue_versions import missing_versions
 from isthmus.control.queries.preemption_victims import find_victims
 from isthmus.control.queries.preflight_status import has_passed_once, needs_preflight
 from isthmus.control.queries.shortages import describe_shortages

@@ -16,7 +16,7 @@ from isthmus.control.coordinator.admission import require_job, require_plan
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.placement import check_owner_name
 from isthmus.control.queries.accepted_output import name_clusters
-from isthmus.control.queries.catalogue_versions import pin_versions
+from isthmus.control.queries.catalogue.catalogue_versions import pin_versions
 from isthmus.control.queries.dry_run import (
     DRY_RUN_JOB_ID,
     checking_sites,

@@ -26,6 +26,7 @@ from pathlib import Path
 POLL_S = 0.05
 WATCH_S = 0.25
 _SET_CHILD_SUBREAPER = 36
+_CANCEL_TIMEOUT_S = 60.0
 _NUM_CANCELS = 30
 """How often slurmctld must have accepted a cancellation: beyond it, it knows no such job, and this step just ends."""
 
@@ -65,9 +66,9 @@ def watch_lease(hold: str, name: str) -> int:
         time.sleep(WATCH_S)
     num_left = _NUM_CANCELS
     while num_left:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             command = ["scancel", f"--user={os.geteuid()}", f"--name={name}"]
-            num_left -= subprocess.run(command, check=False).returncode == 0  # noqa: S603 - the node's own
+            num_left -= subprocess.run(command, check=False, timeout=_CANCEL_TIMEOUT_S).returncode == 0  # noqa: S603 - the node's own
         time.sleep(1.0)
     return 0
 

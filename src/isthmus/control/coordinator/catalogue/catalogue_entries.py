@@ -5,7 +5,7 @@ Entries belong to users, so an event names the owner, and nothing of another use
 
 from __future__ import annotations
 
-from isthmus.control.queries.catalogue_versions import require_entry, require_version
+from isthmus.control.queries.catalogue.catalogue_versions import require_entry, require_version
 from isthmus.control.state.catalogue_records import EntryKey, EntryRecord, VersionRecord
 from isthmus.control.state.events import EntryGranted, VersionAdded, VersionRemoved
 from isthmus.control.state.job_records import PoolState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isthmus.control.coordinator.job_preflight import exclude_sites
-from isthmus.control.queries.catalogue_versions import missing_versions
+from isthmus.control.queries.catalogue.catalogue_versions import missing_versions
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
 from isthmus.core.catalogue import HeldCopy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.queries.catalogue_versions import (
+from isthmus.control.queries.catalogue.catalogue_versions import (
     entry_view,
     list_entries,
     no_entry,

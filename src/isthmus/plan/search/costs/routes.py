@@ -51,6 +51,10 @@ class Routes:
             )
             for ends, link in links.items()
         }
+        self._index()
+
+    def _index(self) -> None:
+        """Prepare what is looked up by pairs of ends and by kinds of routes."""
         self._mutual_bytes_per_s: dict[str, dict[str, float]] = defaultdict(dict)
         for (a, b), there in self._routes.items():
             if back := self._routes.get((b, a)):

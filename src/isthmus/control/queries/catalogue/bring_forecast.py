@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from isthmus.control.queries.catalogue_versions import copy_at, missing_versions
+from isthmus.control.queries.catalogue.catalogue_versions import copy_at, missing_versions
 from isthmus.control.state.catalogue_records import JobVersion
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.catalogue import NeededVersion

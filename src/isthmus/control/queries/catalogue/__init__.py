@@ -1,0 +1,1 @@
+"""Reads of the catalogue: which versions a job needs, and what bringing them to a site costs."""

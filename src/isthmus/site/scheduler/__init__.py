@@ -1,0 +1,1 @@
+"""Parts at a site whose own scheduler holds the cards."""
