@@ -145,22 +145,22 @@ class SlurmCluster:
         )
         return done.stdout
 
-    def wait_idle(self, timeout_s: float = 20.0) -> None:
+    def wait_idle(self, timeout_s: float = 90.0) -> None:
         """Wait until every node is idle."""
         self._wait(
             lambda: self.run("sinfo", "-h", "-N", "-p", "normal", "-o", "%t").split() == ["idle"] * self.num_nodes,
             timeout_s,
         )
 
-    def wait_answer(self, timeout_s: float = 20.0) -> None:
+    def wait_answer(self, timeout_s: float = 90.0) -> None:
         """Wait until slurmctld answers."""
         self._wait(lambda: bool(self.run("squeue", "-h", "-o", "%A") or True), timeout_s)
 
-    def wait_registered(self, timeout_s: float = 20.0) -> None:
+    def wait_registered(self, timeout_s: float = 90.0) -> None:
         """Wait until every node has registered with slurmctld."""
         self._wait(lambda: not set("*~#$@^") & set(self.run("sinfo", "-h", "-N", "-o", "%t")), timeout_s)
 
-    def wait_empty(self, timeout_s: float = 20.0) -> None:
+    def wait_empty(self, timeout_s: float = 90.0) -> None:
         """Wait until no job is left."""
         self._wait(lambda: not self.live_jobs(), timeout_s)
 

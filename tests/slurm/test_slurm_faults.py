@@ -115,14 +115,14 @@ class FaultyRun:
 
 
 @pytest.mark.slow
-def test_no_fault_doubles_or_leaves_anything(whole: bool, alpha: SlurmCluster, tmp_path: Path) -> None:
+def test_no_fault_doubles_or_leaves_anything(whole: bool, beta: SlurmCluster, tmp_path: Path) -> None:
     """Random steps with kills of slurmctld between them; every run ends with an empty cluster."""
-    alpha.wait_empty()
+    beta.wait_empty()
     num_steps = num_runs = 0
     while num_steps < (NUM_WHOLE if whole else NUM_SHORT):
         folder = tmp_path / str(num_runs)
         folder.mkdir()
-        run = FaultyRun(alpha, folder, seed=num_runs)
+        run = FaultyRun(beta, folder, seed=num_runs)
         for _ in range(12):
             run.step()
         run.end()
