@@ -211,6 +211,17 @@ def test_code_is_added_to_a_base_image(site: Site) -> None:
 
 
 @pytest.mark.attack
+def test_program_of_another_is_not_started(tmp_path: Path) -> None:
+    """An image that starts a program of its own is refused before anything runs."""
+    facts = {"host_files": True, "code": "built_in", "libraries": {"isthmus": {}, "gloo": {}}, "command": ["/bin/true"]}
+    parameters = {"parameters": {"steps": {"passed_as": "argument", "name": "--steps"}}}
+    site = Site(tmp_path, ImageFacts.model_validate(facts | parameters))
+    with pytest.raises(InputError, match="another program"):
+        site.start("raise SystemExit(0)")
+    assert not list((tmp_path / "state" / "runs").rglob("config.json"))
+
+
+@pytest.mark.attack
 def test_layer_that_was_tampered_with_is_not_unpacked(site: Site) -> None:
     code, layout = site.folder / "code", site.folder / "images"
     code.mkdir()

@@ -118,11 +118,15 @@ class WorkerContainers:
     def _command(self, part: RenderedPart, folder: Path) -> tuple[str, ...]:
         """Return the program of the container: that of the image, or this agent's own worker with host files."""
         facts = part.image.facts
-        command = self._worker_command if facts.host_files and facts.code == "system" else part.command
+        if facts.code != "system":
+            raise InputError(
+                f"image {part.image.reference} starts another program than Isthmus' own; this site runs none",
+                hint="name another image in runtime.image; engine: command runs programs at sites without containers",
+            )
+        command = self._worker_command if facts.host_files else part.command
         if not command:
-            raise InputError(f"image {part.image.reference} names no command", hint="build it with --command")
-        own = (str(folder),) if facts.code == "system" else ()
-        return (*command, *part.arguments, *own)
+            raise InputError(f"image {part.image.reference} names no command", hint="name it in the file of --facts")
+        return (*command, *part.arguments, str(folder))
 
     def _environment(self, part: RenderedPart, folder: Path, devices: Sequence[str]) -> Mapping[str, str]:
         base: Mapping[str, str] = part.image.environment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from isthmus.core.base_model import FrozenModel, Name, PathName
 
@@ -17,6 +17,21 @@ ImageName = Annotated[
 """A name of an image, with a version after `:`; without one the newest is meant."""
 
 LabelText = Annotated[str, Field(max_length=256)]
+COMMUNICATION_PREFIXES = ("NCCL_", "TORCH_NCCL_", "RCCL_", "HCCL_", "GLOO_", "UCX_", "FI_")
+_WORDS_OF_FILES = ("PLUGIN", "MODULE", "PATH", "DIR", "FILE", "LIB", "PRELOAD", "CONF")
+"""Variables with such a word name files that a library loads or writes: code or another's file by way of data."""
+
+
+def _check_parameter(name: str) -> str:
+    """Return the name of a communication parameter; raise `ValueError` for any other variable."""
+    if not name.startswith(COMMUNICATION_PREFIXES):
+        raise ValueError(f"'{name}' is no communication parameter: they begin with {', '.join(COMMUNICATION_PREFIXES)}")
+    if word := next((one for one in _WORDS_OF_FILES if one in name), None):
+        raise ValueError(f"'{name}' names a file ({word}), which a job may not choose; ask the owner for a template")
+    return name
+
+
+ParameterName = Annotated[Name, AfterValidator(_check_parameter)]
 ParameterText = Annotated[str, Field(max_length=1024)]
 
 
@@ -32,4 +47,6 @@ class RuntimeChoice(FrozenModel):
     labels: Annotated[dict[Name, LabelText], Field(max_length=MAX_CHOICES)] = Field(default_factory=dict)
     code: PathName | None = None
     library: Name | None = None
-    communication: Annotated[dict[Name, ParameterText], Field(max_length=MAX_CHOICES)] = Field(default_factory=dict)
+    communication: Annotated[dict[ParameterName, ParameterText], Field(max_length=MAX_CHOICES)] = Field(
+        default_factory=dict
+    )
