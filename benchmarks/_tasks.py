@@ -31,6 +31,10 @@ FIBRE_MS = 10.0
 """2,000 km at two thirds of the speed of light, one way."""
 
 NOMINAL_GBPS = 10.0
+MEASURED_SCATTER = 0.01
+DEFAULT_IN_VIEW = ("task 6", "task 8")
+"""Tasks that were known when a default of the time model that predicts them was chosen."""
+
 SEQUENCE = 16384
 
 
@@ -126,25 +130,22 @@ OTHERS = (
 
 
 def calibrate() -> Calibration:
-    """Return the calibration on tasks 1 (compute) and 3 (WAN) alone."""
-    compute = fit_calibration(
-        DATA_SHEET,
-        ["H20/matmul_share", "H20/attention_share"],
-        [_seen(TASK_1)],
-        name="task-1",
-        source=TASK_1.name,
-    )
-    links = ("cluster1>cluster3", "cluster3>cluster1", "cluster1>cluster4", "cluster4>cluster1")
+    """Return the calibration on tasks 1 (compute) and 3 (WAN) alone, each matched as closely as it was measured."""
+    start = DATA_SHEET.model_copy(update={"residual": MEASURED_SCATTER})
+    keys = ["H20/matmul_share", "H20/attention_share"]
+    compute = fit_calibration(start, keys, [_seen(TASK_1)], name="task-1", source=TASK_1.name)
+    unknown = FittedParameter(value=0.5, relative=2.0)  # no rate of the link is published
     start = compute.model_copy(
-        update={"parameters": {**compute.parameters, "wan_share": FittedParameter(value=0.5, relative=2.0)}}
+        update={
+            "residual": MEASURED_SCATTER,
+            "parameters": {**compute.parameters, "cluster1<>cluster3/wan_share": unknown},
+        }
     )
     fitted = fit_calibration(
-        start, ["wan_share"], [_seen(TASK_3)], name="tasks-1-3", source="report 5.2, tasks 1 and 3"
+        start, ["cluster1<>cluster3/wan_share"], [_seen(TASK_3)], name="tasks-1-3", source="report 5.2, tasks 1 and 3"
     )
-    parameters = dict(fitted.parameters)
-    share = parameters.pop("wan_share")
-    parameters |= {f"{link}/wan_share": share for link in links}
-    return fitted.model_copy(update={"parameters": parameters})
+    share = fitted.parameters["cluster1<>cluster3/wan_share"]
+    return fitted.model_copy(update={"parameters": {**fitted.parameters, "cluster1<>cluster4/wan_share": share}})
 
 
 def _seen(task: Task) -> Observation:
@@ -174,7 +175,7 @@ def task_11(calibration: Calibration) -> Task:
 def rows() -> list[Row]:
     """Return a row per task and the errors over those with a published time that were not seen."""
     calibration = calibrate()
-    errors, found = [], []
+    errors, found = dict[str, float](), []
     for task in (TASK_1, TASK_3, *OTHERS, task_11(calibration)):
         forecast = predict(task.plan, pool(), task.profile, calibration)
         note = "calibrated on it" if task.name in calibration.fitted_on else task.note
@@ -191,11 +192,14 @@ def rows() -> list[Row]:
             )
         )
         if ratio and task.name not in calibration.fitted_on and task.name != "task 7":
-            errors.append(abs(ratio - 1))
-    mean, worst = 100 * statistics.fmean(errors), 100 * max(errors)
+            errors[task.name] = abs(ratio - 1)
+    mean, worst = 100 * statistics.fmean(errors.values()), 100 * max(errors.values())
     label = f"report 5.2, {len(errors)} published tasks predicted"
+    known = ", ".join(DEFAULT_IN_VIEW)
     return [
         *found,
-        Row(what=f"{label}: mean", ours=mean, unit="% error", target="at most 5", met=mean <= 5),
-        Row(what=f"{label}: worst", ours=worst, unit="% error", target="at most 10", met=worst <= 10),
-    ]
+        Row(what=f"{label}: mean ({known}: their defaults were chosen with them in view)", ours=mean, unit="% error",
+            target="at most 5", met=mean <= 5),
+        Row(what=f"{label}: worst ({known}: their defaults were chosen with them in view)", ours=worst, unit="% error",
+            target="at most 10", met=worst <= 10),
+    ]  # fmt: skip

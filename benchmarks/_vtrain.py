@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import itertools
+import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +15,9 @@ from benchmarks._models import cluster, even_plan, gpt
 from benchmarks.table import Row, compared
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
-from isthmus.plan import DATA_SHEET, Calibration, Observation, estimate_s, fit_calibration, fit_shapes
+from isthmus.plan import DATA_SHEET, Calibration, Observation, estimate_s, fit_calibration
 from isthmus.plan.profile.model_profile import ModelProfile
-from isthmus.plan.time.predict import simulate_plan
+from isthmus.plan.time.predict import Z_90_PERCENT, relative_uncertainty, simulate_plan
 from isthmus.plan.time.time_model_parameters import shape_scope
 
 REPOSITORY = "github.com/VIA-Research/vTrain"
@@ -26,13 +28,19 @@ KEYS = tuple(
     f"A100/{name}"
     for name in (
         "matmul_share", "attention_share", "memory_share", "launch_s", "skew_s", "link_share",
-        "link_latency_s", "network_share", "network_latency_s", "step_s",
+        "link_latency_s", "network_share", "network_latency_s", "step_s", "bias_factor",
     )
 )  # fmt: skip
 SHARE = 0.1
 """Part of the points that a calibration may see."""
 
 SEEDS = (0, 1, 2)
+
+ADDED = (0, 1, 2, 4, 8, 16)
+"""Numbers of runs that a calibration sees in the rows of added runs."""
+
+NUM_HELD_OUT = 60
+"""Points that those rows compare: none of them is ever fitted."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +98,7 @@ def split(points: Sequence[Point], seed: int) -> tuple[list[Point], list[Point]]
 def calibrated(points: Sequence[Point], *, shapes: bool) -> Calibration:
     """Return the calibration on `points`, with or without a factor for each shape they hold."""
     runs = [point.observation() for point in points]
-    made = fit_calibration(DATA_SHEET, KEYS, runs, name="vtrain", source=REPOSITORY)
-    return fit_shapes(made, runs) if shapes else made
+    return fit_calibration(DATA_SHEET, KEYS, runs, name="vtrain", source=REPOSITORY, shapes=shapes)
 
 
 def mean_error(points: Sequence[Point], calibration: Calibration) -> float:
@@ -123,6 +130,46 @@ def regret(points: Sequence[Point], calibration: Calibration) -> float:
     return 100 * statistics.fmean(losses)
 
 
+def within_band(points: Sequence[Point], calibration: Calibration) -> float:
+    """Return how many points, in per cent, are within the 90 % band of their predictions."""
+    held = 0
+    for point in points:
+        spread = Z_90_PERCENT * relative_uncertainty(point.plan, point.pool, point.profile, calibration)
+        held += abs(math.log(point.model_s(calibration) / point.measured_s)) <= spread
+    return 100 * held / len(points)
+
+
+def added_rows(points: Sequence[Point], label: str, seeds: Sequence[int]) -> list[Row]:
+    """Return the error on held-out points as runs are added, and how often the band holds, means over `seeds`."""
+    errors: dict[int, list[float]] = {count: [] for count in ADDED}
+    bands: dict[int, list[float]] = {count: [] for count in ADDED}
+    for seed in seeds:
+        order = random.Random(f"added {seed}").sample(list(points), min(len(points), ADDED[-1] + NUM_HELD_OUT))
+        held = order[ADDED[-1] :]
+        for count in ADDED:
+            made = calibrated(order[:count], shapes=True) if count else DATA_SHEET
+            errors[count].append(mean_error(held, made))
+            bands[count].append(within_band(held, made))
+    return growth_rows(f"{label}: {NUM_HELD_OUT} held out, {len(seeds)} orders", errors, bands)
+
+
+def growth_rows(label: str, errors: Mapping[int, Sequence[float]], bands: Mapping[int, Sequence[float]]) -> list[Row]:
+    """Return a row for each number of runs added, one of the largest rise, and one of the bands."""
+    means = {count: statistics.fmean(some) for count, some in errors.items()}
+    seen = [count for count in means if count]
+    rise = max(means[b] - means[a] for a, b in itertools.pairwise(means))
+    held = statistics.fmean(share for count in seen for share in bands[count])
+    return [
+        *(Row(what=f"{label}: error after {count} runs", ours=mean, unit="% mean error")
+          for count, mean in means.items()),
+        Row(what=f"{label}: largest rise as runs are doubled", ours=rise, unit="points", target="at most 1",
+            met=rise <= 1),
+        Row(what=f"{label}: 90 % band of the data sheet holds", ours=statistics.fmean(bands[0]), unit="% of points"),
+        Row(what=f"{label}: 90 % band after 1 to {seen[-1]} runs holds", ours=held, unit="% of points",
+            target="85 to 95", met=85 <= held <= 95),
+    ]  # fmt: skip
+
+
 def rows(folder: Path | None, *, quick: bool) -> list[Row]:
     """Return the rows of both tables, or one that says why there are none."""
     if folder is None or not (folder / "data").is_dir():
@@ -131,7 +178,9 @@ def rows(folder: Path | None, *, quick: bool) -> list[Row]:
     seeds = SEEDS[:1] if quick else SEEDS
     found: list[Row] = []
     for kind, target, peer in (("multi", 8.0, 15.0), ("single", 5.0, 39.0)):
-        found += _rows_of(read_points(folder, kind), kind, target, peer, seeds)
+        points = read_points(folder, kind)
+        found += _rows_of(points, kind, target, peer, seeds)
+        found += added_rows(points, f"vTrain {kind}-node", seeds)
     return found
 
 
@@ -140,7 +189,7 @@ def _rows_of(points: list[Point], kind: str, target: float, peer: float, seeds: 
     for seed in seeds:
         seen, unseen = split(points, seed)
         plain = calibrated(seen, shapes=False)
-        full = fit_shapes(plain, [p.observation() for p in seen])
+        full = calibrated(seen, shapes=True)
         physical.append(mean_error(unseen, plain))
         shaped.append(mean_error(unseen, full))
         best.append(regret(points, full))

@@ -1,5 +1,8 @@
 """How far predictions are from published measurements: `python -m benchmarks.published [--vtrain FOLDER]`.
 
+`--torchtitan`, `--flagperf` and `--bridge` name copies of the repositories of public sets, which adapters read; each is
+split by seed into runs that a calibration may see and runs that it is compared with. `--runs` prints each run of them.
+
 Three tables: the tasks of the cross-domain pooling report (5.2), vTrain's points (read from a copy of its
 repository, `--vtrain` or ISTHMUS_VTRAIN in the environment), and runs of papers and submissions. No prediction is
 compared with a run that its calibration has seen. The defaults of the time model were chosen with vTrain's points
@@ -15,6 +18,7 @@ import time
 from pathlib import Path
 
 from benchmarks import _rows, _tasks, _vtrain
+from benchmarks._public_rows import READERS, public_rows, run_lines
 from benchmarks.table import Row, print_rows
 from isthmus.core.files.user_files import load_plan, load_pool
 from isthmus.core.model import load_model
@@ -42,12 +46,25 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="one split, and no rows of papers")
     parser.add_argument("--vtrain", type=Path, help="a copy of vTrain's repository")
+    for name in READERS:
+        parser.add_argument(f"--{name}", type=Path, help=f"a copy of the repository of {name}'s set")
+    parser.add_argument("--only-sets", action="store_true", help="no rows but those of the public sets named")
+    parser.add_argument("--runs", action="store_true", help="a line for each run of the sets, instead of rows")
     args = parser.parse_args()
+    sets = {name: folder for name in READERS if (folder := getattr(args, name)) is not None}
+    if args.runs:
+        print("\n".join(line for name, folder in sets.items() for line in run_lines(name, folder)))
+        return 0
+    public = [row for name, folder in sets.items() for row in public_rows(name, folder)]
+    if args.only_sets:
+        print_rows(public, args.json)
+        return 0
     told = os.environ.get("ISTHMUS_VTRAIN")
     folder = args.vtrain or (Path(told) if told else None)
     rows = [*_tasks.rows(), estimate_row(), *_vtrain.rows(folder, quick=args.quick)]
     if not args.quick:
         rows += _rows.rows()
+    rows += public
     print_rows(rows, args.json)
     return 0
 

@@ -64,6 +64,7 @@ def unlike_layouts(space: SearchSpace, spots: Sequence[ChipSlot]) -> Iterator[Pl
     for islands in replica_group_sets(spots, space):
         if len(islands) < 2:
             continue
+        ring_s = space.ring_s(islands)
         options = [
             [
                 (shape, chain)
@@ -74,7 +75,7 @@ def unlike_layouts(space: SearchSpace, spots: Sequence[ChipSlot]) -> Iterator[Pl
             for island in islands
         ]
         for chosen in itertools.product(*options):
-            layout = make_mixed_size_layout(chosen, SAMPLES, 0.0)
+            layout = make_mixed_size_layout(chosen, SAMPLES, ring_s)
             if layout is not None:
                 yield layout
 

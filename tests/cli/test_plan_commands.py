@@ -98,11 +98,11 @@ def test_simulate_shows_people_a_table_and_writes_trace_and_page(folder):
 def test_chips_that_a_cluster_does_not_have_are_told_of(folder):
     """A forecast of such a plan holds for a larger cluster, and says so."""
     far = (folder / "far.yaml").read_text()
-    (folder / "large.yaml").write_text(far.replace("tp: 2", "tp: 1000", 1))
+    (folder / "large.yaml").write_text(far.replace("  tp: 2", "  tp: 2\n  cp: 512", 1))
     fits = answer("simulate", folder / "far.yaml", "--pool", folder / "pool.yaml")
     told = answer("simulate", folder / "large.yaml", "--pool", folder / "pool.yaml")
     assert not any("which has" in note for note in fits["assumptions"])
-    assert any("uses 1,000 chips of a/" in note for note in told["assumptions"])
+    assert any("uses 1,024 chips of a/" in note for note in told["assumptions"])
 
 
 def test_a_plan_without_a_model_asks_for_one(folder):
@@ -190,7 +190,10 @@ def test_memory_counts_the_sequences_that_a_chip_serves(folder):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--chip", "H20"], "--inference"),
+        (["--lengths", "8", "--chip", "H20"], "--inference"),
+        (["--inference", "--stack", "megatron"], "--inference"),
+        (["--stack", "megatorn"], "unknown stack 'megatorn'"),
+        (["--stack", "absent.yaml"], "absent.yaml"),
         (["--inference", "--lengths", "8"], "--chip"),
         (["--inference", "--chip", "H2O"], "unknown chip 'H2O'"),
         *(

@@ -167,7 +167,7 @@ def test_explain_says_what_makes_an_overfull_plan_fit(files: Path) -> None:
     large["stages"][0] |= {"recompute": "none", "recompute_layers": None}
     file.write_text(json.dumps(large))
     told = run(FakeServer(), "explain", file, "--pool", files / "pool.yaml", "--json").json
-    assert any("more than its 89.4 GiB" in one for one in told["sentences"])
+    assert any("usable of its 95.0 GiB" in one for one in told["sentences"])
     changes = [one["change"] for one in told["hints"]]
     assert "recompute: full in every stage" in changes
     large["stages"][0]["recompute"] = "full"

@@ -181,3 +181,10 @@ def test_ranks_of_a_node_see_all_its_devices_in_their_order() -> None:
     assert [ranks_of_node(part, rank) for rank in places] == [[0], [1, 2], [1, 2]]
     assert devices_for(part, 0) == ("g/0/3",)
     assert devices_for(part, 2) == ("g/1/0", "g/1/1")
+
+
+def test_a_command_job_is_what_it_was_after_a_way_as_json() -> None:
+    """The fields that a command does not use are filled in what a user writes; JSON of a job has them."""
+    given = job()
+    assert Job.model_validate_json(given.model_dump_json()) == given
+    assert Job.model_validate_json(given.model_dump_json(exclude_defaults=True)) == given

@@ -11,14 +11,13 @@ from isthmus.plan import (
     Observation,
     estimate_s,
     fit_calibration,
-    fit_shapes,
     load_calibration,
     predict,
     profile_model,
     save_calibration,
 )
+from isthmus.plan.calibrate.posterior import invert, solve_linear
 from isthmus.plan.time.calibration import FittedParameter
-from isthmus.plan.time.fit_calibration import solve_linear
 from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS, shape_scope
 from tests.plan.hand import model_of, plan_of, pool_of
 
@@ -57,7 +56,7 @@ def test_known_parameters_are_recovered_exactly_without_noise():
             value, rel=0.02 + 2 * fitted.relative_uncertainty(name, scope)
         )
     assert fitted.value("matmul_share", "A100") == pytest.approx(0.62, rel=0.02)
-    assert fitted.residual <= 0.011
+    assert fitted.residual <= 0.015, "what is left of the prior, which counts as three runs of 48"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -91,14 +90,17 @@ def test_an_outlier_hardly_moves_the_fit():
 
 
 def test_shapes_take_what_the_roofline_misses():
-    """A shape that runs 10 % slower than its roofline is predicted so once it was measured."""
+    """Shapes that run 10 % slower than the roofline are predicted so once measured; others stay."""
     runs = runs_of(0.0, factor=1.1)
-    fitted = fit_calibration(DATA_SHEET, list(TRUE), runs_of(0.0), name="f", source="synthetic")
-    shaped = fit_shapes(fitted, runs)
-    for run in runs:
-        assert abs(run.predict_s(shaped) / run.measured_s - 1) < abs(run.predict_s(fitted) / run.measured_s - 1) + 0.005
-    assert shaped.value("shape_time", runs[0].shape_scope) > 1.05
-    assert fit_shapes(fitted, runs[:2]) == fitted, "no shape was measured twice"
+    plain = fit_calibration(DATA_SHEET, list(TRUE), runs, name="f", source="synthetic")
+    shaped = fit_calibration(DATA_SHEET, list(TRUE), runs, name="f", source="synthetic", shapes=True)
+    errors = [
+        [abs(run.predict_s(one) / run.measured_s - 1) for run in runs if run.name.startswith("512")]
+        for one in (plain, shaped)
+    ]
+    assert sum(errors[1]) < 0.6 * sum(errors[0])
+    assert all(f"{run.shape_scope}/shape_time" in shaped.parameters for run in runs)
+    assert shaped.relative_uncertainty("shape_time") < DATA_SHEET.relative_uncertainty("shape_time")
 
 
 def test_a_fitted_chip_has_a_narrower_band_than_a_data_sheet():
@@ -151,5 +153,6 @@ def test_nothing_to_fit_to_is_refused():
 
 
 def test_linear_equations_are_solved():
-    """A system with a zero on its diagonal needs pivots."""
+    """A system with a zero on its diagonal needs pivots; an inverse is one from either side."""
     assert solve_linear([[0.0, 2.0], [1.0, 1.0]], [4.0, 5.0]) == pytest.approx([3.0, 2.0])
+    assert invert([[4.0, 1.0], [1.0, 3.0]])[0] == pytest.approx([3 / 11, -1 / 11])

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 
 from isthmus.core.errors import InputError, PlanError
-from isthmus.core.files.user_files import load_plan
+from isthmus.core.files.user_files import load_job, load_plan
 from isthmus.core.job import Job
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
+from isthmus.plan.export.export_plan import command_job_text
 from isthmus.plan.export.isthmus_runtime import to_isthmus_runtime
 from isthmus.plan.export.megatron import to_megatron
 from isthmus.plan.export.megatron_layout import layout_text
@@ -233,10 +234,43 @@ def test_the_script_gives_torchrun_what_the_parser_gets(tmp_path):
     command = ["bash", str(script), "--exit-interval", "3"]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
     assert said[0] == "0,1,2,3"
-    assert said[said.index("pretrain_gpt.py") + 1 :] == [*made.arguments, "--exit-interval", "3"]
+    assert said[said.index("./pretrain_gpt.py") + 1 :] == [*made.arguments, "--exit-interval", "3"]
     assert f"--nnodes {len(made.launches)}" in shlex.join(said)
     unknown = subprocess.run(command, env=environment | {"NODE_RANK": "9"}, capture_output=True, check=False)
     assert unknown.returncode == 2
+
+
+def test_started_as_one_rank_the_script_runs_that_rank(tmp_path):
+    """Where RANK is set, as in a job with `engine: command`, no torchrun starts further ranks."""
+    made = megatron(staged((5, 3)))
+    script, program = tmp_path / "run.sh", tmp_path / "python"
+    script.write_text(made.text)
+    program.write_text('#!/bin/sh\necho "$RANK $CUDA_VISIBLE_DEVICES"\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "RANK": "1", "MEGATRON_LM": "/m", "CUDA_VISIBLE_DEVICES": "5"}
+    said = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["1 5", "/m/pretrain_gpt.py", *made.arguments]
+
+
+def test_a_command_job_runs_an_export_with_the_ranks_of_its_launches(tmp_path):
+    """It is a valid job; its clusters and their numbers of ranks follow the order of the framework's ranks."""
+    made, file = megatron(staged((4, 4), dp=2, tp=2, clusters="ba")), tmp_path / "job.yaml"
+    file.write_text(command_job_text(made, tmp_path / "run.sh"))
+    job = load_job(file)
+    assert job.command is not None
+    assert list(job.command.ranks.items()) == [("b", 4), ("a", 4)]
+    assert job.command.arguments == ("bash", str(tmp_path / "run.sh"))
+    assert set(job.command.node_groups) == {"a", "b"}
+
+
+def test_a_command_job_is_refused_where_ranks_of_a_cluster_are_apart(tmp_path):
+    """A cluster that is left and entered again has two segments; a plan of the runtime needs no program."""
+    made = megatron(staged((3, 3, 2), clusters="aba"))
+    with pytest.raises(PlanError, match="not consecutive on one node group of a"):
+        command_job_text(made, tmp_path / "run.sh")
+    own = to_isthmus_runtime(staged((4, 4)), model_of(8))
+    with pytest.raises(PlanError, match="without a program"):
+        command_job_text(own, tmp_path / "run.sh")
 
 
 def test_torchtitan_gets_the_modules_of_every_piece():

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError
 from isthmus.core.messages.agent_messages import StepMetrics
+from isthmus.plan.calibrate.measured_runs import MeasuredRun, load_runs
 from isthmus.plan.export.log_summary import add_measured_run, summarise_log
 from isthmus.plan.export.training_logs import read_training_log
-from isthmus.plan.time.measured_runs import load_runs
 from tests.plan.plans import staged
 
 PLAN = staged((4, 4), dp=2, tp=2, sp=True)  # 16 samples of 4096 tokens on 8 chips
@@ -114,7 +114,7 @@ def test_a_log_of_another_batch_or_none_is_refused():
     """A run is compared with its own plan only; a file without iterations says which form was looked for."""
     with pytest.raises(InputError, match="has 32 samples, plan 'p' has 16"):
         read_training_log([megatron(1, 5.0, samples=32)], PLAN)
-    with pytest.raises(InputError, match="megatron or torchtitan or isthmus"):
+    with pytest.raises(InputError, match="megatron or torchtitan or nemo or isthmus"):
         read_training_log(["hello"], PLAN)
     with pytest.raises(InputError, match="the format of torchtitan"):
         read_training_log([megatron(1, 5.0)], PLAN, "torchtitan")
@@ -124,7 +124,65 @@ def test_a_run_is_added_to_a_table_or_replaced(tmp_path):
     """The table names files as seen from its folder, and keeps the runs it had."""
     plan, pool, table = tmp_path / "p" / "plan.yaml", tmp_path / "pool.yaml", tmp_path / "runs.yaml"
     for name, seconds in (("one", 5.0), ("two", 6.0), ("one", 5.5)):
-        add_measured_run(table, name=name, plan=plan, pool=pool, iteration_s=seconds)
+        add_measured_run(table, MeasuredRun(name=name, plan=str(plan), pool=str(pool), iteration_s=seconds))
     read = load_runs(table)
     assert {run.name: run.iteration_s for run in read.runs} == {"one": 5.5, "two": 6.0}
     assert "plan: p/plan.yaml" in table.read_text()
+
+
+def nemo(step: int, seconds: float, samples: int = 16, loss: float = 11.5) -> str:
+    """Return a line as NeMo 2 prints it."""
+    return (
+        f"Training epoch 0, iteration {step}/49 | lr: 1.961e-06 | global_batch_size: {samples} | global_step: {step} | "
+        f"reduced_train_loss: {loss} | train_step_timing in s: {seconds} | consumed_samples: {samples * (step + 1)}"
+    )
+
+
+def test_nemo_lines_give_time_and_loss_in_both_its_forms():
+    """NeMo 2 prints a line a step, NeMo 1 redraws a progress bar in one line."""
+    log = read_training_log([nemo(0, 30.0, loss=12.0), nemo(1, 5.5), nemo(2, 5.6, loss=11.0)], PLAN)
+    assert (log.format, log.peak_memory_bytes) == ("nemo", None)
+    found = summarise_log(log, 1)
+    assert (found.iteration_s, found.iterations, found.last_loss) == (pytest.approx(5.55), 2, 11.0)
+    bars = [
+        f"Epoch 0: :  {n}%|# | {n}/100 [10:48<00:00, reduced_train_loss=10.9, global_step={n}.00, "
+        f"consumed_samples={16 * n}.0, train_step_timing in s={3 + n / 10:.3f}]"
+        for n in range(1, 6)
+    ]
+    log = read_training_log(["\r".join(bars)], PLAN)
+    assert [one.iteration_s for one in log.intervals] == pytest.approx([3.1, 3.2, 3.3, 3.4, 3.5])
+    with pytest.raises(InputError, match="has 32 samples"):
+        read_training_log([nemo(0, 5.0, samples=32)], PLAN)
+
+
+FORMS = (megatron(7, 5.5), torchtitan(7, 4096), nemo(7, 5.5))
+NUMBERS = ("5.5", "5500.0", "4,096", "7")
+BROKEN_NUMBERS = ("nan", "-1", "1e999", "1.2.3", "1,2,,3", "9" * 5000, "0", "")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(FORMS), st.sampled_from(("5.5", "5500.0", "4,096", "7")), st.sampled_from(BROKEN_NUMBERS)
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.text(max_size=40),
+)
+def test_hostile_logs_end_in_an_answer_or_a_named_mistake(rows, noise):
+    """Numbers that are none, beyond any run, or thousands of digits long never end in another error."""
+    lines = [line.replace(number, broken) for line, number, broken in rows] + [noise]
+    try:
+        found = summarise_log(read_training_log(lines, PLAN), 0)
+    except InputError:
+        return
+    assert 0 < found.min_s <= found.iteration_s <= found.max_s < float("inf")
+
+
+def test_a_log_that_jumps_over_iterations_and_a_line_without_end_are_read_at_once():
+    """A gap of ten to the eleventh iterations takes no memory; a line of a megabyte no time of its square."""
+    found = summarise_log(read_training_log([megatron(1, 5.0), megatron(10**11, 6.0)], PLAN), 1)
+    assert (found.iterations, found.iteration_s) == (10**11 - 1, 6.0)
+    with pytest.raises(InputError, match="no line with an iteration time"):
+        read_training_log(["memory (MB) | max allocated: " * 40_000], PLAN)

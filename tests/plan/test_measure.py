@@ -3,8 +3,8 @@
 import pytest
 
 from isthmus.core.chip import chip_catalogue
+from isthmus.plan.calibrate.micro_benchmarks import MIN_MESSAGE_S, Measurement, Timing, calibrate_chip, calibrate_links
 from isthmus.plan.time.calibration import DATA_SHEET
-from isthmus.plan.time.micro_benchmarks import MIN_MESSAGE_S, Measurement, Timing, calibrate_chip, calibrate_links
 from isthmus.plan.time.plan_links import simulated_links
 from isthmus.plan.time.predict import used_parameter_keys
 from tests.plan.hand import plan_of, pool_of

@@ -46,7 +46,7 @@ def test_a_fixed_number_of_stages_is_found_over_several_roomy_clusters() -> None
     [
         ({"pp": 7}, "parallel.pp 7: the model has 6 layers", "pp 6"),
         ({"tp": 3}, "parallel.tp 3 does not divide the 16 attention heads", "tp 2"),
-        ({"ep": 2}, "parallel.ep 2 does not divide the 0 experts of a layer", "ep 1"),
+        ({"ep": 2}, "parallel.ep 2 for a model without experts", "ep 1"),
         ({"dp": 17}, "parallel.dp 17: a step has 16 samples", "dp 16"),
     ],
 )

@@ -120,7 +120,7 @@ def test_what_ran_in_a_time_is_never_refuted_by_arithmetic(blocks, micro_batches
 def test_a_bound_that_meets_the_fastest_plan_proves_it_optimal():
     """Not all numbers of replicas of 128 chips are tried, and still the answer is known to be the best."""
     question = SearchRequest(
-        job=job(512), model=llama(*LLAMA2_7B), pool=pool({"a": [("A100", 128)]}, 1, 1), explain=False
+        job=job(1024), model=llama(*LLAMA2_7B), pool=pool({"a": [("A100", 128)]}, 1, 1), explain=False
     )
     answer = search_plans(question)
     assert answer.optimal

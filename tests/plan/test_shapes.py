@@ -4,11 +4,11 @@ import pytest
 
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.pool import NodeGroup
+from isthmus.plan.calibrate.measured_shapes import calibrate_shapes
+from isthmus.plan.calibrate.micro_benchmarks import MIN_RELATIVE_UNCERTAINTY, ShapeTiming
 from isthmus.plan.memory.stage_memory import StageDegrees
 from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.time.calibration import DATA_SHEET
-from isthmus.plan.time.measured_shapes import calibrate_shapes
-from isthmus.plan.time.micro_benchmarks import MIN_RELATIVE_UNCERTAINTY, ShapeTiming
 from isthmus.plan.time.predict import relative_uncertainty
 from isthmus.plan.time.stage_time import ChipModel, MicroBatchShape, stage_pass_time, update_s
 from tests.plan.hand import model_of, plan_of, pool_of

@@ -218,5 +218,5 @@ def test_what_does_not_fit_is_refused():
         predict(plan_of(clusters="ab"), apart, model)
     with pytest.raises(PlanError, match="has 8 layers, the model 16"):
         predict(plan_of(), pool_of("A100", "A100"), model_of(layers=16))
-    with pytest.raises(PlanError, match=r"stage 0 has ep 4 for 1 experts in a layer \(nearest valid: ep 1\)"):
+    with pytest.raises(PlanError, match=r"ep 4 for a model without experts \(nearest valid: ep 1\)"):
         predict(plan_of(ep=4), pool_of("A100", "A100"), model)

@@ -12,6 +12,15 @@ class FrozenModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether the other model is of the same class and has the same fields.
+
+        Equal fields are found at once, which matters where a job is packed: each default is compared.
+        """
+        if type(self) is type(other) and self.__dict__ == other.__dict__:
+            return True
+        return super().__eq__(other)
+
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
+from pydantic import Field, model_validator
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, PositiveFloat, PositiveInt
 from isthmus.core.units import Bytes
 
-Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
+Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4", "int8"]
+
+NARROW_PRECISIONS: frozenset[str] = frozenset(("fp8", "mxfp8", "nvfp4", "int8"))
+"""Precisions of at most 8 bits, which products alone use: attention, norms and the head keep 16 bits."""
 
 
 class InNodeLink(FrozenModel):
@@ -21,28 +25,72 @@ class InNodeLink(FrozenModel):
     bandwidth_bytes_per_s: PositiveFloat
 
 
+class AttentionRate(FrozenModel):
+    """What an attention kernel reaches, in operations of its causal half or of the whole square alike."""
+
+    kernel: Literal["flash2", "flash3", "cudnn", "sdpa"]
+    forward_flop_per_s: PositiveFloat
+    backward_flop_per_s: PositiveFloat
+    source: Annotated[str, Field(min_length=1)]
+
+
+class SustainedRates(FrozenModel):
+    """What public micro-benchmarks of a chip reached: large products, attention kernels, links; each has its source."""
+
+    matmul_flop_per_s: dict[Precision, PositiveFloat] = Field(default_factory=dict)
+    attention: tuple[AttentionRate, ...] = ()
+    link_bytes_per_s: PositiveFloat | None = None
+    network_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    sources: dict[str, str]
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> SustainedRates:
+        given = [key for key in ("matmul_flop_per_s", "link_bytes_per_s", "network_share") if getattr(self, key)]
+        if unnamed := [key for key in given if not self.sources.get(key)]:
+            raise ValueError(f"no source for {', '.join(unnamed)}; add them to `sources`")
+        return self
+
+    def matmul_ratio(self, precision: Precision, chip: Chip) -> float:
+        """Return the share of the peak that products reach in `precision` over that in bf16; 1 if one is unknown."""
+        known = self.matmul_flop_per_s
+        if precision not in known or "bf16" not in known:
+            return 1.0
+        return known[precision] / chip.flop_per_s(precision) / (known["bf16"] / chip.flop_per_s("bf16"))
+
+    def attention_ratio(self, kernel: str) -> float:
+        """Return the rate of an attention kernel's backward over its forward, 1 if it is not known."""
+        found = next((one for one in self.attention if one.kernel == kernel), None)
+        return found.backward_flop_per_s / found.forward_flop_per_s if found else 1.0
+
+
 class Chip(FrozenModel):
     """One device as a training framework sees it: the unit of scheduling and reservation.
 
     `peak_flop_per_s` maps a precision to the dense (not sparse) peak in operations per second;
-    `chips_per_card` is 2 if one card carries two such devices (throughput per card then counts both).
+    `reported_bytes` is the capacity that the device reports, `memory_bytes` that of the data sheet.
+    `chips_per_card` is 2 if one card carries two such devices (throughput per card then counts both). `sustained` are
+    rates that micro-benchmarks reached; without them the shares of the peak are defaults with a wide band.
     """
 
     name: Name
     vendor: str = "unknown"
     peak_flop_per_s: dict[Precision, PositiveFloat]
     memory_bytes: Bytes
+    reported_bytes: Bytes | None = None
     memory_bandwidth_bytes_per_s: PositiveFloat
     in_node_link: InNodeLink
     collective_library: str = "gloo"
     chips_per_card: PositiveInt = 1
     power_w: NonNegativeFloat = 0
+    sustained: SustainedRates | None = None
     source: str = "user"
 
     def flop_per_s(self, precision: Precision) -> float:
         """Return the peak at `precision`, or at the nearest wider format that the chip supports."""
         wider: dict[str, tuple[Precision, ...]] = {
             "fp8": ("fp8", "fp16", "bf16", "tf32", "fp32"),
+            "mxfp8": ("mxfp8", "fp8", "fp16", "bf16", "tf32", "fp32"),
+            "nvfp4": ("nvfp4", "mxfp8", "fp8", "fp16", "bf16", "tf32", "fp32"),
             "int8": ("int8", "fp16", "bf16", "fp32"),
             "fp16": ("fp16", "bf16", "tf32", "fp32"),
             "bf16": ("bf16", "fp16", "tf32", "fp32"),

@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, GetCoreSchemaHandler, field_validator, model_validator
+from pydantic_core import CoreSchema, core_schema
 
 from isthmus.core.base_model import (
     ComputeMode,
@@ -24,6 +25,7 @@ from isthmus.core.job_parts.command_job import NO_FILE, CommandConfig
 from isthmus.core.job_parts.runtime_choice import RuntimeChoice
 from isthmus.core.priority import Priority
 from isthmus.core.rights.storage_rules import Access
+from isthmus.core.stack import StackChoice
 
 TrainingTask = Literal["pretrain", "continue", "finetune"]
 
@@ -244,6 +246,9 @@ class Job(FrozenModel):
     checkpointed first and resume later. `deadline_s` counts from submission. `overlap: false` excludes schedules
     that overlap communication with computation.
 
+    `stack` is the training framework for which `isthmus plan` counts memory and time: a built-in one, a whole one, or
+    the path of one (`*.yaml`). A pool's workers run `isthmus` only.
+
     `transport` selects how messages between clusters are sent: by threads of the worker, or by a separate
     process (Linux only; each side makes one more copy through shared memory).
 
@@ -275,6 +280,7 @@ class Job(FrozenModel):
     placement: PlacementConstraints = PlacementConstraints()
     parallel: ParallelDegrees = ParallelDegrees()
     overlap: bool = True
+    stack: StackChoice = "isthmus"
     compute: ComputeMode = "real"
     transport: TransportKind = "thread"
     runtime: RuntimeChoice = RuntimeChoice()
@@ -284,7 +290,16 @@ class Job(FrozenModel):
     policy: Literal["auto", "manual"] = "manual"
     max_restarts: NonNegativeInt = 3
 
-    @model_validator(mode="before")
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema: fields that a command does not use are filled in what users write, which is plain data.
+
+        JSON comes from `model_dump_json` and has them; to fill them there would double the time to parse it.
+        """
+        fields = handler(source)
+        filled = core_schema.no_info_before_validator_function(cls._fill_unused_fields, fields)
+        return core_schema.json_or_python_schema(json_schema=fields, python_schema=filled)
+
     @classmethod
     def _fill_unused_fields(cls, data: Any) -> Any:
         """Fill the required fields that a command does not use."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,6 +23,10 @@ from isthmus.core.base_model import (
 )
 from isthmus.core.chip import Precision
 from isthmus.core.rank_numbering import number_stages
+from isthmus.core.stack import StackChoice
+
+MAX_STAGES = 100_000
+"""Most stages that the shorthand of equal replicas may stand for."""
 
 LayerRange = Annotated[tuple[NonNegativeInt, NonNegativeInt], Field(description="first layer, last layer exclusive")]
 
@@ -120,6 +126,11 @@ class Plan(FrozenModel):
     `compute: virtual` belongs to jobs of that kind, and to those with `engine: command`: each stage is one process,
     whatever its degrees.
 
+    `stack` is the training framework that the plan is for: `isthmus` is this project's runtime, which runs no other's
+    plans. It decides which tensors a chip keeps and what is fused and overlapped; see `isthmus schema stack`.
+
+    `equal_replicas: true` lists the stages of replica 0 alone: all `dp` replicas are like it.
+
     `rank_order: cluster` gives each cluster a contiguous segment of ranks; `stage` numbers the ranks in the order of
     the stages, as in plans that earlier releases stored.
     """
@@ -146,7 +157,40 @@ class Plan(FrozenModel):
     transport: Literal["buffered", "rendezvous"] = "buffered"
     overlap_gradients: bool = False
     compute: ComputeMode = "real"
+    stack: StackChoice = "isthmus"
     rank_order: Literal["cluster", "stage"] = "cluster"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_replicas(cls, data: Any) -> Any:
+        """Expand `equal_replicas`: the stages of the first replicas, repeated as they are until there are `dp`."""
+        if not isinstance(data, dict) or "equal_replicas" not in data:
+            return data
+        fields = {key: value for key, value in data.items() if key != "equal_replicas"}
+        if data["equal_replicas"] is False:
+            return fields
+        if data["equal_replicas"] is not True:
+            raise ValueError("equal_replicas is true or false")
+        stages, dp = fields.get("stages"), fields.get("dp", 1)
+        if not isinstance(stages, list | tuple) or not isinstance(dp, int) or isinstance(dp, bool):
+            return fields  # their own checks say what is wrong
+        if not all(isinstance(stage, dict) and not stage.get("replica") for stage in stages):
+            raise ValueError("equal_replicas: list the stages of replica 0 alone")
+        if dp < 1 or dp * len(stages) > MAX_STAGES:
+            raise ValueError(f"equal_replicas: {dp} replicas of {len(stages)} stages; at most {MAX_STAGES:,} stages")
+        fields["stages"] = [{**stage, "replica": replica} for replica in range(dp) for stage in stages]
+        return fields
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the plan as a file holds it: without defaults, equal replicas written once (`equal_replicas`)."""
+        document = self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        first = [stage.model_dump(exclude={"replica"}) for stage in self.pipeline(0)]
+        rows = ([one.model_dump(exclude={"replica"}) for one in self.pipeline(n)] for n in range(1, self.dp))
+        grouped = [stage.replica for stage in self.stages] == sorted(stage.replica for stage in self.stages)
+        if self.dp > 1 and grouped and all(row == first for row in rows):
+            document["stages"] = document["stages"][: len(first)]
+            document["equal_replicas"] = True
+        return document
 
     @model_validator(mode="after")
     def _check_layers(self) -> Plan:
@@ -308,6 +352,29 @@ class Plan(FrozenModel):
             batches = self.micro_batches_of(replica), self.micro_batch_size_of(replica)
             found.setdefault((*batches, *stages), []).append(replica)
         return tuple(map(tuple, found.values()))
+
+    @cached_property
+    def _holders(self) -> Counter[tuple[int, str, str, LayerRange, int]]:
+        """Replicas by (replica group, cluster, node group, layers, chips) of a stage; one group without local steps."""
+        groups = self.replica_groups if self.local_steps > 1 else (0,) * self.dp
+        return Counter(
+            (groups[one.replica], one.cluster, one.node_group, one.layers, one.num_chips) for one in self.stages
+        )
+
+    def reducing_replicas(self, stage: Stage) -> dict[str, tuple[int, int]]:
+        """Return the replicas that reduce gradients of a stage's layers in its cluster every step, itself included.
+
+        Maps each node group, that of `stage` first, to (number of replicas, chips of the fewest for a stage). A
+        replica that holds the layers in several node groups counts in each by its share of them, rounded up.
+        """
+        group = self.replica_groups[stage.replica] if self.local_steps > 1 else 0
+        (first, last), shares, chips = stage.layers, {stage.node_group: 0.0}, {stage.node_group: stage.num_chips}
+        for (own, cluster, name, layers, num_chips), count in self._holders.items():
+            common = min(last, layers[1]) - max(first, layers[0])
+            if common > 0 and own == group and cluster == stage.cluster:
+                shares[name] = shares.get(name, 0.0) + count * common / (last - first)
+                chips[name] = min(chips.get(name, num_chips), num_chips)
+        return {name: (math.ceil(share - 1e-9), chips[name]) for name, share in shares.items()}
 
     def gradient_peer_clusters(self, stage: int) -> tuple[str, ...]:
         """Return the other clusters that reduce gradients of the same layers with `stage`, in stage order."""

@@ -220,6 +220,8 @@ class Pool(FrozenModel):
                 "peak_flop_per_s": {k: v * scale.compute_scale for k, v in chip.peak_flop_per_s.items()},
                 "memory_bandwidth_bytes_per_s": chip.memory_bandwidth_bytes_per_s * scale.compute_scale,
                 "memory_bytes": round(chip.memory_bytes * scale.memory_scale),
+                "reported_bytes": None,
+                "sustained": None,
             }
         )
 

@@ -3,9 +3,24 @@
 This is the API for notebooks; see `docs/guide/plan.md` and `docs/guide/simulate.md`.
 """
 
-from isthmus.plan.export.export_plan import export_plan, framework_request
+from isthmus.plan.calibrate.fit_calibration import Observation, fit_calibration
+from isthmus.plan.calibrate.fit_memory import fit_memory
+from isthmus.plan.calibrate.fit_report import FitReport, describe_fit
+from isthmus.plan.calibrate.measured_runs import (
+    PlannedRun,
+    RunTable,
+    default_keys,
+    is_run_table,
+    load_runs,
+    planned_run,
+    planned_runs,
+)
+from isthmus.plan.calibrate.measured_shapes import calibrate_shapes
+from isthmus.plan.calibrate.micro_benchmarks import Measurement, ShapeTiming, Timing, calibrate_chip, calibrate_links
+from isthmus.plan.calibrate.next_run import CandidateRun, informative_runs
+from isthmus.plan.export.export_plan import command_job_text, export_plan, framework_request
 from isthmus.plan.export.isthmus_runtime import to_isthmus_runtime
-from isthmus.plan.export.log_summary import add_measured_run, compare_with_forecast, summarise_log
+from isthmus.plan.export.log_summary import add_measured_run, compare_with_forecast, measured_run, summarise_log
 from isthmus.plan.export.megatron import to_megatron
 from isthmus.plan.export.plan_export import PlanExport
 from isthmus.plan.export.torchtitan import to_torchtitan
@@ -13,6 +28,7 @@ from isthmus.plan.export.training_logs import LogFormat, read_training_log
 from isthmus.plan.memory.kv_cache_limits import parse_lengths, serving_limits
 from isthmus.plan.memory.memory_table import MeshDegrees, memory_table
 from isthmus.plan.memory.stage_memory import stage_memory
+from isthmus.plan.memory.stage_table import TrainingMemory, stage_table
 from isthmus.plan.profile.chip_score import DimensionWeights, evaluate_chips, model_weights, render_chip_scores
 from isthmus.plan.profile.layer_matrix import (
     communication_matrix,
@@ -21,6 +37,7 @@ from isthmus.plan.profile.layer_matrix import (
     render_layer_matrix,
 )
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.profile.stack_tensors import DEFAULT_STACK, stacked_profile
 from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.costs.job_limits import job_limits
 from isthmus.plan.search.costs.search_limits import SearchLimits
@@ -33,11 +50,7 @@ from isthmus.plan.search.finish.select_plans import Objective
 from isthmus.plan.search.search_plans import SearchRequest, SearchResult, make_plans, search_plans
 from isthmus.plan.search.suggest_changes import SuggestedChange, suggest_changes
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, load_calibration, save_calibration
-from isthmus.plan.time.fit_calibration import Observation, fit_calibration, fit_shapes
 from isthmus.plan.time.fit_plan import OverfullStage, fitting_changes, overfull_stages
-from isthmus.plan.time.measured_runs import RunTable, is_run_table, load_runs, observations
-from isthmus.plan.time.measured_shapes import calibrate_shapes
-from isthmus.plan.time.micro_benchmarks import Measurement, ShapeTiming, Timing, calibrate_chip, calibrate_links
 from isthmus.plan.time.model_flops import mfu_fraction
 from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
 from isthmus.plan.time.predict import PlanForecast, estimate_s, pipeline_bounds, predict
@@ -45,9 +58,12 @@ from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS
 
 __all__ = [
     "DATA_SHEET",
+    "DEFAULT_STACK",
     "TIME_MODEL_PARAMETERS",
     "Calibration",
+    "CandidateRun",
     "DimensionWeights",
+    "FitReport",
     "LogFormat",
     "Measurement",
     "MeshDegrees",
@@ -58,6 +74,7 @@ __all__ = [
     "PlanExport",
     "PlanForecast",
     "PlanLayout",
+    "PlannedRun",
     "RunTable",
     "SearchLimits",
     "SearchRequest",
@@ -66,22 +83,27 @@ __all__ = [
     "ShapeTiming",
     "SuggestedChange",
     "Timing",
+    "TrainingMemory",
     "TrainingWorkload",
     "add_measured_run",
     "calibrate_chip",
     "calibrate_links",
     "calibrate_shapes",
     "calibration_for",
+    "command_job_text",
     "communication_matrix",
     "compare_with_forecast",
+    "default_keys",
+    "describe_fit",
     "draw_plan",
     "estimate_s",
     "evaluate_chips",
     "export_plan",
     "fit_calibration",
-    "fit_shapes",
+    "fit_memory",
     "fitting_changes",
     "framework_request",
+    "informative_runs",
     "is_run_table",
     "iteration_estimate_s",
     "job_limits",
@@ -89,14 +111,16 @@ __all__ = [
     "load_calibration",
     "load_runs",
     "make_plans",
+    "measured_run",
     "memory_table",
     "mfu_fraction",
     "model_weights",
-    "observations",
     "overfull_stages",
     "parse_lengths",
     "pipeline_bounds",
     "plan_page",
+    "planned_run",
+    "planned_runs",
     "predict",
     "profile_model",
     "read_training_log",
@@ -108,7 +132,9 @@ __all__ = [
     "score_plan",
     "search_plans",
     "serving_limits",
+    "stacked_profile",
     "stage_memory",
+    "stage_table",
     "suggest_changes",
     "summarise_log",
     "to_isthmus_runtime",

@@ -15,6 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from isthmus.cli.command import command
+from isthmus.cli.commands.fit_runs import fit_runs, read_runs, render_fit
 from isthmus.cli.commands.measure_links import Routes, measure_links, measure_messages
 from isthmus.cli.commands.plan_commands import PANEL, CalibrationOption, read_calibration
 from isthmus.cli.environment.cli_environment import CliEnvironment
@@ -23,25 +24,21 @@ from isthmus.core.bounded_file import read_within
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.files.user_files import load_pool
+from isthmus.core.files.validation_errors import chip_hint
 from isthmus.core.model import load_model
 from isthmus.core.pool import Pool
 from isthmus.plan import (
     TIME_MODEL_PARAMETERS,
     Calibration,
     Measurement,
-    RunTable,
     calibrate_chip,
     calibrate_links,
     calibrate_shapes,
-    fit_calibration,
-    load_runs,
-    observations,
     profile_model,
     save_calibration,
 )
 
 commands = typer.Typer()
-DEFAULT_FIT = "matmul_share,wan_share"
 
 
 class PartsBenchmark(NamedTuple):
@@ -61,7 +58,9 @@ class PartsBenchmark(NamedTuple):
     commands,
     panel=PANEL,
     examples=[
-        "isthmus calibrate runs.yaml --fit H20/matmul_share,wan_share --output ours.yaml",
+        "isthmus calibrate --from train.log --plan plan.yaml --pool pool.yaml --output ours.yaml",
+        "isthmus calibrate runs.yaml --output ours.yaml",
+        "isthmus calibrate runs.yaml --fit 'H20/matmul_share,a<>b/wan_share,shape_time' --json",
         "isthmus calibrate --measure --chip CPU-core --output here.yaml",
         "isthmus calibrate --measure --pool pool.yaml --output here.yaml",
         "isthmus calibrate --measure --model config.json --micro-batch 1 --sequence 256 --copies 2",
@@ -72,13 +71,25 @@ def calibrate(
     runs: Annotated[
         Path | None, typer.Argument(metavar="[RUNS]", help="A table of measured iterations (YAML).")
     ] = None,
-    fit: Annotated[str, typer.Option(metavar="NAMES", help="Parameters to fit, comma-separated.")] = DEFAULT_FIT,
+    logs: Annotated[
+        list[Path] | None,
+        typer.Option("--from", metavar="LOG", help="Log of a run of --plan: Megatron-LM, torchtitan, NeMo, Isthmus."),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="With --from: the plan that was run, with its model.")
+    ] = None,
+    warm_up: Annotated[int, typer.Option(metavar="N", min=0, help="With --from: first iterations to skip.")] = 5,
+    fit: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Parameters to fit, comma-separated (default: all that the runs use)."),
+    ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Run micro-benchmarks on this machine's chip instead.")
     ] = False,
     chip: Annotated[str, typer.Option(metavar="CHIP", help="Name of this machine's chip.")] = "CPU-core",
     pool: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --measure: also measure the links of this pool.")
+        Path | None,
+        typer.Option(metavar="FILE", help="With --from: the plan's pool. With --measure: also measure its links."),
     ] = None,
     routes: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The routes.json of a running emulator of that pool.")
@@ -100,24 +111,26 @@ def calibrate(
         typer.Option("--output", "-o", metavar="FILE", help="Calibration file to write (default: print)."),
     ] = None,
 ) -> None:
-    """Fit time-model parameters with their uncertainty and write a calibration file.
+    """Fit the time model to measured runs, and say what they taught; or measure this machine's chip.
 
-    The file lists the runs it was fitted on; these are excluded from comparisons with its predictions.
+    Every run narrows what it informs; other parameters keep their priors (`--base`, or data sheets). Shapes of
+    layers and memory are fitted as well. The file lists the runs it was fitted on, which are excluded from comparisons
+    with its predictions. The answer names what was learned, what was not, and the runs that would teach most.
     """
-    # Step 1: read the inputs. Step 2: fit runs, or run micro-benchmarks. Step 3: write and print the result.
-    if measure == (runs is not None):
-        raise InputError("give either a table of runs or --measure", hint="they exclude each other")
+    if measure == (runs is not None or bool(logs)):
+        raise InputError("give a table of runs, --from or --measure", hint="--measure excludes the other two")
     start = read_calibration(base)
-    if runs is not None:
-        keys = [key.strip() for key in fit.split(",") if key.strip()]
-        read = load_runs(runs)
-        _require_known(keys, read)
-        made = fit_calibration(start, keys, observations(read), name=name, source=read.source)
-    else:
-        links = None if pool is None else (load_pool(pool), _read_routes(routes))
-        made = _measure_chip(chip, name, start, copies, PartsBenchmark(model, micro_batch, sequence) if model else None)
-        if links is not None:
-            made = _add_links(made, *links, model, micro_batch * sequence)
+    if not measure:
+        made, report = fit_runs(read_runs(runs, logs or [], plan, pool, warm_up), start, fit, name)
+        if output:
+            save_calibration(made, output)
+        answer = made.model_dump(mode="json") | {"report": report.as_dict()}
+        env.answer(answer, lambda: render_fit(made, report, output))
+        return
+    links = None if pool is None else (load_pool(pool), _read_routes(routes))
+    made = _measure_chip(chip, name, start, copies, PartsBenchmark(model, micro_batch, sequence) if model else None)
+    if links is not None:
+        made = _add_links(made, *links, model, micro_batch * sequence)
     if output:
         save_calibration(made, output)
     env.answer(made, lambda: _render_calibration(made, output))
@@ -133,21 +146,6 @@ def _read_routes(file: Path | None) -> Routes | None:
             f"cannot read routes from {file}: {error}", hint="give the routes.json of the emulator"
         ) from error
     return read
-
-
-def _require_known(keys: list[str], runs: RunTable) -> None:
-    """Raise `InputError` for an unknown parameter, or for a chip or link that no run uses."""
-    if not keys:
-        raise InputError("no parameter to fit", hint="choose with --fit from " + ", ".join(TIME_MODEL_PARAMETERS))
-    pools = [load_pool(run.pool) for run in runs.runs]
-    chips = [pool.chip(group).name for pool in pools for one in pool.clusters for group in one.node_groups]
-    scopes = dict.fromkeys([*chips, *(f"{one.source}>{one.target}" for pool in pools for one in pool.links)])
-    for key in keys:
-        scope, slash, name = key.rpartition("/")
-        if name not in TIME_MODEL_PARAMETERS:
-            raise InputError(f"unknown parameter '{key}'", hint="known: " + ", ".join(TIME_MODEL_PARAMETERS))
-        if slash and scope.partition(":")[0] not in scopes:
-            raise InputError(f"'{key}': no run uses '{scope}'", hint="the runs use " + ", ".join(scopes))
 
 
 def _add_links(made: Calibration, pool: Pool, routes: Routes | None, model: Path | None, tokens: int) -> Calibration:
@@ -168,7 +166,7 @@ def _measure_chip(chip: str, name: str, start: Calibration, copies: int, parts: 
     """Return `start` with chip parameters measured by `copies` concurrent processes on this machine."""
     known = chip_catalogue()
     if chip not in known:
-        raise InputError(f"unknown chip '{chip}'", hint="known: " + ", ".join(known))
+        raise InputError(f"unknown chip '{chip}'", hint=chip_hint(chip, known))
     found = _run_benchmarks(copies, parts.process_options() if parts else ())
     made = calibrate_chip(known[chip], found[0], name=name)
     made = made.model_copy(update={"parameters": {**start.parameters, **made.parameters}})
@@ -214,5 +212,5 @@ def _render_calibration(made: Calibration, output: Path | None) -> RenderableTyp
         for key, one in made.parameters.items()
     ]
     where = f"written to {output}" if output else "not written; use --output FILE"
-    fitted = f"{made.name}: fitted on {len(made.fitted_on)} runs with residual {made.residual:.1%}; {where}"
+    fitted = f"{made.name}: {len(made.fitted_on)} micro-benchmarks; {where}"
     return Group(table("", ("parameter", "value", "uncertainty", "meaning"), rows, "value"), Text(""), Text(fitted))

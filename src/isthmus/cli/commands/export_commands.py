@@ -30,8 +30,10 @@ from isthmus.plan import (
     LogFormat,
     PlanExport,
     add_measured_run,
+    command_job_text,
     compare_with_forecast,
     export_plan,
+    measured_run,
     predict,
     read_training_log,
     summarise_log,
@@ -48,6 +50,7 @@ Framework = Literal["megatron", "torchtitan", "isthmus"]
         "isthmus export plan.yaml --to megatron --pool pool.yaml --output run.sh",
         "isthmus export plan.yaml --to torchtitan --pool pool.yaml --job job.yaml --output plan_config.py",
         "isthmus export plan.yaml --to megatron --pool pool.yaml --json   (with the map of ranks)",
+        "isthmus export plan.yaml --to megatron --pool pool.yaml -o run.sh --command-job job.yaml",
     ],
 )
 def export(
@@ -74,6 +77,10 @@ def export(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="File to write (default: print)."),
     ] = None,
+    command_job: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write a job that runs the file of --output in the pool."),
+    ] = None,
 ) -> None:
     """Export a plan to Megatron-LM, torchtitan or the Isthmus runtime.
 
@@ -84,16 +91,21 @@ def export(
     read = load_model(Path(model or (requested.model if requested else model_path(given, None))).resolve())
     if to != "isthmus" and pool is None:
         raise InputError(f"{to} needs a launch command per node", hint="give the pool with --pool")
+    if command_job and output is None:
+        raise InputError("--command-job needs the file that the job runs", hint="name it with --output")
     made = export_plan(to, given, read, load_pool(pool) if pool else None, job=requested, data=data)
+    job_text = command_job_text(made, output) if command_job and output else None
     if output:
         _write_export(output, made)
+    if command_job and job_text:
+        _write_text(command_job, job_text)
     if env.as_json:
         env.print_json(made.as_dict())
         return
     for note in made.notes:
         env.print_note(f"note: {note}")
     if output:
-        env.print(f"written to {output}")
+        env.print(f"written to {output}" + (f" and {command_job}" if command_job else ""))
     else:
         env.write_text(made.text)
 
@@ -101,8 +113,12 @@ def export(
 def _write_export(file: Path, made: PlanExport) -> None:
     if made.framework == "torchtitan" and not (file.suffix == ".py" and file.stem.isidentifier()):
         raise InputError(f"{file} is not a Python module name", hint="use a name such as plan_config.py")
+    _write_text(file, made.text)
+
+
+def _write_text(file: Path, text: str) -> None:
     try:
-        file.write_text(made.text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {file}: {error}", hint="choose a file in an existing folder") from error
 
@@ -133,23 +149,24 @@ def measured(
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run (default: the log's name).")] = None,
 ) -> None:
-    """Compare a prediction with the log of a run by Megatron-LM, torchtitan or the Isthmus runtime.
+    """Compare a prediction with the log of a run by Megatron-LM, torchtitan, NeMo or the Isthmus runtime.
 
     The first iterations are skipped, and with them the logging intervals that contain them.
     """
     given, chosen, run = load_plan(plan), read_calibration(calibration), name or log[0].stem
     chosen.require_unseen(run)
-    found = summarise_log(read_training_log(_log_lines(log), given, format), warm_up)
+    found = summarise_log(read_training_log(log_lines(log), given, format), warm_up)
     forecast = predict(given, load_pool(pool), load_model(model_path(given, model)), chosen)
     if add:
         if given.model is None:
             raise InputError(f"plan '{given.id}' has no model", hint="--add needs it; set `model` in the plan")
-        add_measured_run(add, name=run, plan=plan, pool=pool, iteration_s=found.iteration_s)
+        add_measured_run(add, measured_run(found, name=run, plan=plan, pool=pool))
     answer = {"run": run, **compare_with_forecast(found, forecast)}
     env.answer(answer, lambda: _render_comparison(answer))
 
 
-def _log_lines(files: list[Path]) -> Iterator[str]:
+def log_lines(files: list[Path]) -> Iterator[str]:
+    """Yield the lines of log files, one file after the other; raise `InputError` for one that cannot be read."""
     for file in files:
         try:
             with file.open(encoding="utf-8", errors="replace") as opened:

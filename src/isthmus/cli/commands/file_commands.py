@@ -24,8 +24,9 @@ from isthmus.core.files.user_files import (
     load_site,
 )
 from isthmus.core.files.yaml_lines import read_yaml
-from isthmus.core.model import require_trainable
+from isthmus.core.model import load_model, require_trainable
 from isthmus.core.owner.owner_policy import OwnerPolicy
+from isthmus.core.runs.check_plan import ModelSizes, require_possible
 
 commands = typer.Typer()
 PANEL = "Files"
@@ -49,7 +50,11 @@ def schema(
 @command(
     commands,
     panel=PANEL,
-    examples=["isthmus check job.yaml", "isthmus check pool.yaml --json", "isthmus check p.yaml --kind plan"],
+    examples=[
+        "isthmus check job.yaml",
+        "isthmus check pool.yaml --json",
+        "isthmus check plan.yaml --model config.json --pool pool.yaml   (whether these chips can run it)",
+    ],
 )
 def check(
     env: CliEnvironment,
@@ -58,13 +63,20 @@ def check(
         FileKind | None,
         typer.Option(metavar=KINDS, help="The kind of file (default: detected)."),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="For a plan: its model, whose heads and experts it must divide.")
+    ] = None,
+    pool: Annotated[Path | None, typer.Option(metavar="FILE", help="For a plan: the pool with its nodes.")] = None,
 ) -> None:
     """Check a file locally.
 
-    An error shows its line, field, value and the nearest valid word.
+    An error shows its line, field, value and the nearest valid word. A plan is checked with its model, if it names one
+    that is at hand, and with `--pool`.
     """
     found = kind or _detect_kind(file)
-    summary = _CHECKS[found](file)
+    if (model or pool) and found != "plan":
+        raise InputError(f"--model and --pool are for plans, {file} is a {found}", hint="remove them")
+    summary = _check_plan(file, model, pool) if found == "plan" else _CHECKS[found](file)
     env.answer({"file": str(file), "kind": found, "ok": True} | summary, lambda: _summary_text(file, found, summary))
 
 
@@ -105,8 +117,11 @@ def _check_job(file: Path) -> dict[str, Any]:
     return found | {"tokenizer": read.job.data.tokenizer}
 
 
-def _check_plan(file: Path) -> dict[str, Any]:
+def _check_plan(file: Path, model: str | None, pool: Path | None) -> dict[str, Any]:
     plan = load_plan(file)
+    named = model or (plan.model if plan.model and Path(plan.model).exists() else None)
+    read = load_model(named) if named else None
+    require_possible(plan, ModelSizes.of(read) if read else None, load_pool(pool) if pool else None)
     return {"id": plan.id, "stages": len(plan.stages), "layers": plan.num_layers}
 
 
@@ -121,7 +136,7 @@ def _check_site(file: Path) -> dict[str, Any]:
 
 
 _CHECKS = {
-    "pool": _check_pool, "job": _check_job, "plan": _check_plan, "policy": _check_policy, "site": _check_site,
+    "pool": _check_pool, "job": _check_job, "policy": _check_policy, "site": _check_site,
 }  # fmt: skip
 
 

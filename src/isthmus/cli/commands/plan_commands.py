@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from rich.console import Group, RenderableType
@@ -15,15 +15,21 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.tables import table
 from isthmus.core.chip import Chip, chip_catalogue
 from isthmus.core.errors import InputError
-from isthmus.core.files.user_files import load_plan, load_pool
+from isthmus.core.files.user_files import load_model_file, load_plan, load_pool, read_stack_choice
+from isthmus.core.files.validation_errors import chip_hint
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
+from isthmus.core.pool import Pool
+from isthmus.core.runs.cross_traffic import CrossTraffic
+from isthmus.core.stack import find_stack, stack_names
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan import (
     DATA_SHEET,
+    DEFAULT_STACK,
     Calibration,
     MeshDegrees,
     PlanForecast,
+    TrainingMemory,
     communication_matrix,
     is_run_table,
     layer_matrix,
@@ -37,8 +43,9 @@ from isthmus.plan import (
     render_communication,
     render_layer_matrix,
     serving_limits,
+    stage_table,
 )
-from isthmus.sim import chrome_trace, timeline_page
+from isthmus.sim import Interference, chrome_trace, timeline_page
 
 commands = typer.Typer()
 PANEL = "Know before you run"
@@ -49,6 +56,10 @@ ModelOption = Annotated[
 ]
 CalibrationOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A calibration file (default: data sheets).")
+]
+StackOption = Annotated[
+    str | None,
+    typer.Option("--stack", metavar="NAME|FILE", help=f"The framework: {', '.join(stack_names())}, or a file."),
 ]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder or config.json.")]
 
@@ -63,7 +74,7 @@ def find_chips(names: list[str] | None, pool: Path | None) -> list[Chip]:
     known = {**chip_catalogue(), **({chip.name: chip for chip in load_pool(pool).chips} if pool else {})}
     for name in names or ():
         if name not in known:
-            raise InputError(f"unknown chip '{name}'", hint="available: " + ", ".join(known))
+            raise InputError(f"unknown chip '{name}'", hint=chip_hint(name, known))
     return [known[name] for name in dict.fromkeys(names or known)]
 
 
@@ -81,7 +92,9 @@ def model_path(plan: Plan, given: str | None) -> str:
     examples=[
         "isthmus simulate plan.yaml --pool pool.yaml",
         "isthmus simulate plan.yaml --pool pool.yaml --calibration a100.yaml --json",
+        "isthmus simulate plan.yaml --pool pool.yaml --interfering traffic.yaml",
         "isthmus simulate plan.yaml --pool pool.yaml --trace trace.json --page timeline.html",
+        "isthmus simulate plan.yaml --pool pool.yaml --stack megatron",
     ],
 )
 def simulate(
@@ -90,14 +103,22 @@ def simulate(
     pool: PoolOption,
     model: ModelOption = None,
     calibration: CalibrationOption = None,
+    stack: StackOption = None,
+    interfering: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Traffic of others on the links: docs/guide/simulate.md.")
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the links' jitter.")] = 0,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto.")] = None,
     page: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page with the timeline.")] = None,
 ) -> None:
     """Simulate one iteration of a plan: time, throughput, bubbles, communication, memory, links."""
     given = load_plan(plan)
+    if stack is not None:
+        given = given.model_copy(update={"stack": read_stack_choice(stack, Path())})
     inputs = given, load_pool(pool), load_model(model_path(given, model)), read_calibration(calibration)
-    forecast, bounds = predict(*inputs, seed=seed, details=bool(trace or page)), pipeline_bounds(*inputs)
+    others = _read_traffic(interfering, inputs[1]) if interfering else {}
+    forecast = predict(*inputs, seed=seed, interference=others, details=bool(trace or page))
+    bounds = pipeline_bounds(*inputs)
     if trace:
         _write_text(trace, json.dumps(chrome_trace(forecast.result)))
     if page:
@@ -111,6 +132,20 @@ def simulate(
         {**forecast.as_dict(), "bounds": bounds._asdict()},
         lambda: Group(render_forecast(forecast), Text(""), Text(path)),
     )
+
+
+def _read_traffic(file: Path, pool: Pool) -> dict[tuple[str, str], Interference]:
+    """Return the traffic of others by direction; raise `InputError` for one that the pool has no link for."""
+    found = {}
+    for flow in load_model_file(file, CrossTraffic).traffic:
+        if pool.link(flow.source, flow.target) is None:
+            known = ", ".join(f"{link.source} to {link.target}" for link in pool.links) or "none"
+            raise InputError(f"{file}: no link from {flow.source} to {flow.target}", hint=f"links of the pool: {known}")
+        rate = flow.gbps * 1e9 / 8
+        found[flow.source, flow.target] = Interference(
+            bytes_per_s=rate, start_s=flow.start_s, on_s=flow.on_s, off_s=flow.off_s
+        )
+    return found
 
 
 def _write_text(file: Path, text: str) -> None:
@@ -255,6 +290,7 @@ def profile(
         "isthmus memory config.json --parallel tp=8 --sequence 8192 --inference --json",
         "isthmus memory config.json --parallel tp=8 --inference --chip H20 --lengths 1024,2048,32768",
         "isthmus memory config.json --parallel tp=4,pp=4 --sequence 32768 --accounting report",
+        "isthmus memory config.json --parallel dp=8 --sequence 8192 --stack torchtitan --zero 3 --chip H100",
     ],
 )
 def memory(
@@ -266,29 +302,61 @@ def memory(
     accounting: Annotated[
         Literal["default", "report"], typer.Option(metavar="default|report", help="Accounting rules.")
     ] = "default",
+    stack: StackOption = None,
+    zero: Annotated[int, typer.Option(min=0, max=3, metavar="N", help="ZeRO stage over dp and cp.")] = 0,
+    micro_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences per micro-batch.")] = 1,
+    precision: Annotated[
+        Literal["bf16", "fp32", "fp8"], typer.Option(metavar="bf16|fp32|fp8", help="Precision of products.")
+    ] = "bf16",
+    recompute: Annotated[
+        Literal["none", "selective", "full"],
+        typer.Option(metavar="none|selective|full", help="Activations that the backward pass recomputes."),
+    ] = "none",
     chip: Annotated[
-        str | None, typer.Option(metavar="CHIP", help="With --inference: count the sequences that fit on it.")
+        str | None,
+        typer.Option(metavar="CHIP", help="Whether training fits on it; with --inference, the sequences that fit."),
     ] = None,
     lengths: Annotated[
         str | None, typer.Option(metavar="TOKENS,...", help="Measured lengths, with --chip (default: --sequence).")
     ] = None,
 ) -> None:
-    """Print memory per chip: weights by group, gradients, optimizer, activations of a layer, KV cache."""
-    if chip is not None and not inference:
-        raise InputError("--chip without --inference", hint="training keeps no KV cache: add --inference")
-    if lengths is not None and chip is None:
-        raise InputError("--lengths without --chip", hint="add --chip, whose memory holds the sequences")
+    """Print memory per chip: by stage as the stack keeps it, weights by group, activations of a layer, KV cache."""
+    if lengths is not None and (chip is None or not inference):
+        raise InputError("--lengths without --chip and --inference", hint="they count sequences that a chip serves")
     degrees = MeshDegrees.parse(parallel)
-    answer = memory_table(
-        load_model(model), degrees, sequence_length=sequence, inference=inference, accounting=accounting
-    )
-    if chip is not None:
+    read, on = load_model(model), find_chips([chip], None)[0] if chip is not None else None
+    answer = memory_table(read, degrees, sequence_length=sequence, inference=inference, accounting=accounting)
+    if not inference and accounting == "default":
+        training = TrainingMemory(
+            sequence_length=sequence, stack=find_stack(read_stack_choice(stack or DEFAULT_STACK, Path())),
+            micro_batch_size=micro_batch, precision=precision, zero=cast("Literal[0, 1, 2, 3]", zero),
+            recompute=recompute,
+        )  # fmt: skip
+        answer["stages"] = stage_table(read, degrees, training, on)
+        if zero or training.stack.name != DEFAULT_STACK:
+            answer["per_chip"] |= _largest_stage(answer["stages"])
+    elif stack is not None or zero:
+        raise InputError("--stack and --zero are of training", hint="leave out --inference and --accounting report")
+    if on is not None and inference:
         sample = parse_lengths(lengths) if lengths is not None else (sequence,)
-        answer["concurrent_sequences"] = serving_limits(answer, find_chips([chip], None)[0].memory_bytes, sample)
+        answer["concurrent_sequences"] = serving_limits(answer, on.memory_bytes, sample)
     env.answer(answer, lambda: table("", ("item", "bytes", ""), _flatten(answer), "bytes"))
 
 
-_COUNTS = frozenset({"layers_per_chip", "by_maximum", "by_mean", "by_distribution", "tightest_length"})
+def _largest_stage(stages: list[dict[str, float]]) -> dict[str, float]:
+    """Return gradients, optimizer and static bytes of the stage with the largest state."""
+    names = ("weights", "gradients", "optimizer")
+    largest = max(stages, key=lambda stage: sum(stage[name] for name in names))
+    return {
+        "gradients": largest["gradients"],
+        "optimizer": largest["optimizer"],
+        "static": sum(largest[name] for name in names),
+    }
+
+
+_COUNTS = frozenset(
+    {"in_flight", "fits", "layers_per_chip", "by_maximum", "by_mean", "by_distribution", "tightest_length"}
+)
 """Entries of the table that are no bytes."""
 
 
@@ -299,8 +367,11 @@ def _flatten(value: dict[str, Any], path: str = "") -> list[tuple[str, str, str]
         name = f"{path}{key}"
         if isinstance(one, dict):
             rows += _flatten(one, f"{name}.")
+        elif isinstance(one, list):
+            for index, each in enumerate(one):
+                rows += _flatten(each, f"{name}.{index}.")
         elif isinstance(one, str) or key in _COUNTS:
-            rows.append((name, str(one), ""))
+            rows.append((name, one if isinstance(one, str) else f"{one:g}", ""))
         else:
             rows.append((name, f"{one:,.0f}", format_bytes(one)))
     return rows

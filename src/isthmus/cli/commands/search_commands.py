@@ -10,13 +10,13 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from isthmus.cli.command import command
-from isthmus.cli.commands.plan_commands import model_path
+from isthmus.cli.commands.plan_commands import StackOption, model_path
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.interrupt import interruptible
 from isthmus.cli.terminal.plan_pages import explain_page, search_page
 from isthmus.client.read_job import read_job
 from isthmus.core.errors import InputError
-from isthmus.core.files.user_files import load_plan, load_pool
+from isthmus.core.files.user_files import load_plan, load_pool, read_stack_choice
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.units import format_bytes, format_seconds
@@ -86,6 +86,7 @@ def plan(
         Framework | None,
         typer.Option("--for", metavar="|".join(get_args(Framework)), help="Only plans that export to this framework."),
     ] = None,
+    stack: StackOption = None,
     save: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write each plan to its own file.")] = None,
 ) -> None:
     """Search for the best plans for a job; explain each choice and each rejection.
@@ -97,12 +98,15 @@ def plan(
     given = read_job(job)
     if framework and runnable:
         raise InputError("--for excludes --runnable, which means the Isthmus runtime", hint="remove one of them")
+    wanted = given.job
+    if stack is not None:
+        wanted = wanted.model_copy(update={"stack": read_stack_choice(stack, Path())})
     limits = SearchLimits(executable=runnable, tp=tp, pp=pp, dp=dp, micro_batch_size=micro_batch, schedule=schedule)
     on = load_pool(pool)
     with interruptible() as interrupted:
         started_s = time.monotonic()
         request = SearchRequest(
-            job=given.job,
+            job=wanted,
             model=given.model,
             pool=on,
             objective=objective,
@@ -186,7 +190,7 @@ def explain(
     hints = fitting_changes(given, on, profile) if overfull else ()
     sentences += [
         f"Stage {one.stage} on {given.stages[one.stage].cluster} needs {format_bytes(one.peak_bytes)} per chip, "
-        f"more than its {format_bytes(one.chip_bytes)}."
+        f"more than the {format_bytes(one.limit_bytes)} usable of its {format_bytes(one.chip_bytes)}."
         for one in overfull
     ]
     if picture:

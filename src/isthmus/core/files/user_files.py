@@ -26,14 +26,18 @@ from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_job import job_problems
+from isthmus.core.runs.check_plan import plan_problems
+from isthmus.core.runs.field_problem import FieldProblem
+from isthmus.core.stack import Stack, find_stack, is_stack_file
 
-FileKind = Literal["pool", "job", "plan", "policy", "site"]
+FileKind = Literal["pool", "job", "plan", "policy", "site", "stack"]
 FILE_KINDS: dict[str, type[BaseModel]] = {
     "pool": Pool,
     "job": Job,
     "plan": Plan,
     "policy": OwnerPolicy,
     "site": SiteFile,
+    "stack": Stack,
 }
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -54,12 +58,30 @@ def load_site(path: str | Path) -> SiteFile:
     return _load(Path(path), SiteFile)
 
 
+def load_stack(path: str | Path) -> Stack:
+    """Read the file of a stack."""
+    return _load(Path(path), Stack)
+
+
+def read_stack_choice(choice: str, folder: Path) -> str | Stack:
+    """Return a choice of a stack: a built-in name, or the content of a file relative to `folder`.
+
+    Raises `InputError` for an unknown name, `FileError` for a file that cannot be read or is no stack.
+    """
+    return load_stack(folder / _expand_home(choice)) if is_stack_file(choice) else find_stack(choice).name
+
+
 def load_plan(path: str | Path) -> Plan:
     """Read a plan, hand-written or from `isthmus plans --json`.
 
-    A relative model path is resolved against the folder of the file.
+    Relative paths of the model and of a stack's file are resolved against the folder of the file. Raises `FileError`
+    also for fields that are valid each but not together (`check_plan.py`).
     """
-    plan = _load(Path(path), Plan)
+    file = Path(path)
+    document, lines = read_yaml(file)
+    plan = _validate(file, Plan, _with_stack(document, file), lines)
+    for problem in plan_problems(plan):
+        raise _problem_error(problem, file, lines)
     if plan.model is None or "://" in plan.model:
         return plan
     return plan.model_copy(update={"model": str(Path(path).resolve().parent / _expand_home(plan.model))})
@@ -79,14 +101,26 @@ def load_job(path: str | Path) -> Job:
     """
     file = Path(path)
     document, lines = read_yaml(file)
-    job = _resolve_paths(_validate(file, Job, document, lines), file)
+    job = _resolve_paths(_validate(file, Job, _with_stack(document, file), lines), file)
     for problem in job_problems(job):
-        place = tuple(problem.field.split("."))
-        line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
-        raise FileError(
-            problem.message, file=str(file), line=line, field=problem.field, value=problem.value, hint=problem.hint
-        )
+        raise _problem_error(problem, file, lines)
     return job
+
+
+def _with_stack(document: Any, file: Path) -> Any:
+    """Return a document in which the path of a stack's file is replaced by its content."""
+    if not isinstance(document, dict) or not is_stack_file(document.get("stack")):
+        return document
+    return {**document, "stack": read_stack_choice(document["stack"], file.resolve().parent)}
+
+
+def _problem_error(problem: FieldProblem, file: Path, lines: LineNumbers) -> FileError:
+    """Return the error of fields that are valid each but not together, with the line of the field named."""
+    place = tuple(int(step) if step.isdecimal() else step for step in problem.field.split("."))
+    line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
+    return FileError(
+        problem.message, file=str(file), line=line, field=problem.field, value=problem.value, hint=problem.hint
+    )
 
 
 def _resolve_paths(job: Job, file: Path) -> Job:
@@ -178,6 +212,8 @@ def json_schema(kind: FileKind) -> dict[str, Any]:
     schema = FILE_KINDS[kind].model_json_schema(by_alias=True)
     if kind == "pool":
         _add_short_forms(schema)
+    if kind == "plan":
+        schema["properties"]["equal_replicas"] = {"type": "boolean", "default": False}
     meanings = field_meanings()
     for name, definition in ((schema["title"], schema), *schema.get("$defs", {}).items()):
         for field, text in meanings.get(name, {}).items():

@@ -30,7 +30,8 @@ def to_file_error(
     cause = (details.get("ctx") or {}).get("error")
     if isinstance(cause, UnknownNameError):
         place = _find_value(document, cause.value, cause.kind) or place
-        message, hint = str(cause), suggest_name(cause.value, cause.known)
+        message = str(cause)
+        hint = chip_hint(cause.value, cause.known) if cause.kind == "chip" else suggest_name(cause.value, cause.known)
     else:
         message, hint = _message_and_hint(details, document, place, model_type)
     line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
@@ -102,6 +103,17 @@ def suggest_name(word: str, known: Iterable[str]) -> str | None:
     if match:
         return f"did you mean '{lower[match[0]]}'?"
     return "known: " + ", ".join(known) if 0 < len(known) <= 24 else None
+
+
+def chip_hint(word: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown chip: the nearest known one, and how to define another."""
+    lower = {name.lower(): name for name in known}
+    match = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.0)
+    nearest = f"did you mean '{lower[match[0]]}'? " if match else ""
+    return (
+        f"{nearest}`isthmus chips` lists all known ones. Define another under `chips:` of the pool file, with name, "
+        "peak_flop_per_s, memory_bytes, memory_bandwidth_bytes_per_s and in_node_link (docs/extend/add-a-chip.md)"
+    )
 
 
 def _document_location(loc: Location, document: Any) -> Location:

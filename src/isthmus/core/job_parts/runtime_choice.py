@@ -50,3 +50,7 @@ class RuntimeChoice(FrozenModel):
     communication: Annotated[dict[ParameterName, ParameterText], Field(max_length=MAX_CHOICES)] = Field(
         default_factory=dict
     )
+
+    def __hash__(self) -> int:
+        """Return a hash, which dictionaries have not: pydantic copies a default value without one at each use."""
+        return hash((self.image, *self.labels.items(), self.code, self.library, *self.communication.items()))

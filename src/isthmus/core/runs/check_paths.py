@@ -17,43 +17,47 @@ _WRITTEN_FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "merge
 
 def path_problems(job: Job) -> Iterator[FieldProblem]:
     """Yield the folders of a job that lie in one another where the job or the next one would misread them."""
-    output, checkpoints = job.output, job.checkpoints.folder
-    yield from _data_problems(job)
-    for field, folder in (("output", output), ("checkpoints.folder", checkpoints)):
+    folders = (("output", job.output), ("checkpoints.folder", job.checkpoints.folder))
+    output, checkpoints = (_normal(folder) for _, folder in folders)
+    yield from _data_problems(job, folders)
+    for field, folder in folders:
         if is_catalogue_name(folder):
             yield FieldProblem(field, folder, f"{folder} is an entry of the catalogue", "name a folder of the sites")
-    if is_inside(output, checkpoints):
+    if _holds(checkpoints, output):
         hint = f"use a folder beside it, such as {_beside(checkpoints, 'output')}"
-        yield FieldProblem("output", output, f"{output} lies in checkpoints.folder {checkpoints}", hint)
-    for field, folder in (("output", output), ("checkpoints.folder", checkpoints)):
-        if same_path(folder, job.model) or same_path(posixpath.join(folder, "config.json"), job.model):
+        what = f"{job.output} lies in checkpoints.folder {job.checkpoints.folder}"
+        yield FieldProblem("output", job.output, what, hint)
+    model, resume = _normal(job.model), None if job.resume_folder is None else _normal(job.resume_folder)
+    for (field, folder), name in zip(folders, (output, checkpoints), strict=True):
+        if model == name or (model.endswith("config.json") and model == _normal(posixpath.join(name, "config.json"))):
             hint = f"use a folder beside it, such as {_beside(folder, field.partition('.')[0])}"
             yield FieldProblem(field, folder, f"{folder} is the folder of the model {job.model}", hint)
-        if job.resume_folder is not None and same_path(folder, job.resume_folder):
+        if name == resume:
             what = f"{folder} is the folder to resume from, which stays unchanged"
             yield FieldProblem(field, folder, what, f"use a folder beside it, such as {_beside(folder, 'resumed')}")
 
 
-def _data_problems(job: Job) -> Iterator[FieldProblem]:
-    """Yield data paths that are listed twice, and folders of the job that data paths would read."""
-    seen: set[str] = set()
+def _data_problems(job: Job, folders: tuple[tuple[str, str], ...]) -> Iterator[FieldProblem]:
+    """Yield data paths that are listed twice, and `folders` (by field) of the job that data paths would read."""
+    names = dict[str, tuple[str, bool]]()
     for path in job.data.paths:
-        if (name := _normal(path)) in seen:
+        if (name := _normal(path)) in names:
             yield FieldProblem("data.paths", path, f"{path} is listed twice", "list it once: its text counts once")
-        seen.add(name)
-    for field, folder in (("output", job.output), ("checkpoints.folder", job.checkpoints.folder)):
-        for path in job.data.paths:
-            if reads_folder(path, folder):
+        names[name] = path, _is_pattern(path)
+    for field, folder in folders:
+        inner = _normal(folder)
+        for name, (path, is_pattern) in names.items():
+            if reads_folder(path, folder) if is_pattern else _holds(name, inner):
                 what = f"{folder} lies in data path {path}: its files would be read as training data"
                 yield FieldProblem(field, folder, what, f"use a folder outside, such as {_outside(path, folder)}")
-            elif is_inside(_static_root(path), folder):
+            elif _holds(inner, _normal(_static_root(path)) if is_pattern else name):
                 what = f"{folder} contains the training data {path}"
                 yield FieldProblem(field, folder, what, f"use a folder of its own, such as {_beside(folder, 'run')}")
 
 
 def reads_folder(data_path: str, folder: str) -> bool:
     """Return whether the data path, a file, folder or glob, names files that would be written to `folder`."""
-    if not any(sign in data_path for sign in _WILDCARDS):
+    if not _is_pattern(data_path):
         return is_inside(folder, data_path)
     pattern = _normal(data_path)
     if "**" in pattern:
@@ -65,8 +69,16 @@ def reads_folder(data_path: str, folder: str) -> bool:
 
 def is_inside(path: str, folder: str) -> bool:
     """Return whether `path` is `folder` or lies in it, by name."""
-    inner, outer = _normal(path), _normal(folder)
-    return inner == outer or inner.startswith(outer.rstrip("/") + "/")
+    return _holds(_normal(folder), _normal(path))
+
+
+def _is_pattern(path: str) -> bool:
+    return "*" in path or "?" in path or "[" in path
+
+
+def _holds(folder: str, path: str) -> bool:
+    """Return whether a normal name is that of a folder or lies in it."""
+    return folder == path or path.startswith(folder.rstrip("/") + "/")
 
 
 def same_path(one: str, other: str) -> bool:
@@ -75,6 +87,8 @@ def same_path(one: str, other: str) -> bool:
 
 
 def _normal(path: str) -> str:
+    if path and not ("/." in path or "//" in path or path.startswith(".") or path.endswith("/")):
+        return path  # nothing to resolve, as in most names
     scheme, mark, rest = path.rpartition("://")
     return scheme + mark + posixpath.normpath(rest)
 

@@ -1,16 +1,25 @@
-"""`export_plan`: exports a plan to a framework, and `framework_request`: searches only plans that export there."""
+"""`export_plan`: exports a plan to a framework.
+
+`command_job_text`: a job that runs the export in the pool. `framework_request`: searches only plans that export there.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import yaml
 
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
+from isthmus.core.job_parts.command_job import CommandConfig
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
+from isthmus.core.runs.check_plan import ModelSizes, require_possible
 from isthmus.plan.export.incompatibility import Incompatibility, require_compatible
 from isthmus.plan.export.isthmus_runtime import NAME as ISTHMUS
 from isthmus.plan.export.isthmus_runtime import to_isthmus_runtime
@@ -18,13 +27,14 @@ from isthmus.plan.export.megatron import megatron_model_incompatibilities, to_me
 from isthmus.plan.export.node_launches import no_devices_text
 from isthmus.plan.export.plan_export import PlanExport
 from isthmus.plan.export.torchtitan import to_torchtitan, torchtitan_model_incompatibilities
-from isthmus.plan.search.costs.framework_rules import FRAMEWORKS, MEGATRON, FrameworkRules
+from isthmus.plan.search.costs.framework_rules import FRAMEWORKS, MEGATRON, TORCHTITAN, FrameworkRules
 from isthmus.plan.search.costs.slots import cluster_slots, eligible_clusters
 
 if TYPE_CHECKING:
     from isthmus.plan.search.search_plans import SearchRequest
 
 _WRITERS = {"megatron": to_megatron, "torchtitan": to_torchtitan}
+_PROGRAMS = {MEGATRON.name: "bash", TORCHTITAN.name: "python"}
 EXPORT_TARGETS = (*_WRITERS, ISTHMUS)
 """The frameworks to export to."""
 
@@ -35,8 +45,9 @@ def export_plan(
     """Return the export of `plan` to one of `EXPORT_TARGETS`; all but `isthmus` need the pool.
 
     Raises `PlanError` with all reasons why the framework cannot run it. The hint names what does work: a new search,
-    or another framework that takes this very plan.
+    or another framework that takes this very plan. A plan that no chips can run is refused by `require_possible`.
     """
+    require_possible(plan, ModelSizes.of(model), pool)
     try:
         return _write(framework, plan, model, pool, job, data)
     except PlanError as error:
@@ -65,6 +76,40 @@ def _takes(framework: str, plan: Plan, model: Model, pool: Pool | None) -> bool:
     except PlanError:
         return False
     return True
+
+
+def command_job_text(made: PlanExport, file: Path) -> str:
+    """Return the job that runs the export written to `file`, one rank per device, as a job file.
+
+    The pool gives each cluster consecutive ranks on one node group, in the order of the job. Raises `PlanError` if the
+    framework needs another order of ranks, or is the Isthmus runtime, which needs no program.
+    """
+    if made.framework not in _PROGRAMS:
+        raise PlanError(
+            "the Isthmus runtime runs its plans without a program", hint="submit the job with `isthmus submit`"
+        )
+    places = [(one.cluster, one.node_group) for one in made.launches]
+    segments = [place for place, _ in itertools.groupby(places)]
+    clusters = [cluster for cluster, _ in segments]
+    if repeated := [one for one in dict.fromkeys(clusters) if clusters.count(one) > 1]:
+        raise PlanError(
+            f"the ranks of plan '{made.plan}' are not consecutive on one node group of {', '.join(repeated)}",
+            hint="a command job has one segment of ranks at each cluster: launch the export on each node instead",
+        )
+    ranks = dict.fromkeys(clusters, 0)
+    for one in made.launches:
+        ranks[one.cluster] += len(one.devices)
+    command = CommandConfig(
+        arguments=(_PROGRAMS[made.framework], str(file.resolve())), ranks=ranks, node_groups=dict(segments)
+    )
+    job = {
+        "version": 1,
+        "name": f"{made.plan}-{made.framework.lower()}",
+        "engine": "command",
+        "command": command.model_dump(mode="json", include={"arguments", "ranks", "node_groups"}),
+        "policy": "auto",
+    }
+    return yaml.safe_dump(job, sort_keys=False)
 
 
 def framework_request(request: SearchRequest, framework: str) -> SearchRequest:

@@ -29,7 +29,7 @@ def to_isthmus_runtime(plan: Plan, model: Model, *, job: Job | None = None) -> P
     if plan.schedule != "interleaved":
         overrides |= {"chunks": None}
     kept = plan.model_copy(update=overrides)
-    document = kept.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    document = kept.as_document()
     text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
     return PlanExport(framework=NAME, plan=plan.id, text=text)
 

@@ -157,7 +157,8 @@ def _notes(plan: Plan, data: str | None) -> tuple[str, ...]:
 def _script(plan: Plan, flags: Sequence[Flag], launches: Sequence[NodeLaunch]) -> str:
     """Return the shell script for all nodes, each with its `NODE_RANK` and the same `MASTER_ADDR`."""
     cases = [
-        f"  {one.node_rank}) devices={','.join(map(str, one.devices))} nproc={len(one.devices)} ;;" for one in launches
+        f"    {one.node_rank}) devices={','.join(map(str, one.devices))} nproc={len(one.devices)} ;;"
+        for one in launches
     ]
     lines = [" ".join(shlex.quote(word) for word in one.as_words()) for one in flags]
     return "\n".join(
@@ -165,18 +166,23 @@ def _script(plan: Plan, flags: Sequence[Flag], launches: Sequence[NodeLaunch]) -
             "#!/usr/bin/env bash",
             f"# Plan '{plan.id}' for Megatron-LM, written by `isthmus export`. In a checkout of Megatron-LM:",
             "#   MASTER_ADDR=HOST NODE_RANK=N bash THIS_FILE [further arguments]",
+            "# As a rank that is started with RANK set, it runs that rank alone. MEGATRON_LM may name the checkout.",
             "#",
             *(f"# {line}" for line in rank_map(launches)),
             "set -euo pipefail",
-            'case "${NODE_RANK:?the number of this node, see above}" in',
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+            'if [ -n "${RANK:-}" ]; then',
+            "  launch=(python)",
+            "else",
+            '  case "${NODE_RANK:?the number of this node, see above}" in',
             *cases,
-            '  *) echo "no such node: $NODE_RANK" >&2; exit 2 ;;',
-            "esac",
-            "export CUDA_VISIBLE_DEVICES=$devices CUDA_DEVICE_MAX_CONNECTIONS=1",
-            f'exec torchrun --nnodes {len(launches)} --nproc-per-node "$nproc" --node-rank "$NODE_RANK" \\',
-            '  --master-addr "${MASTER_ADDR:?the host of node rank 0}" \\',
-            '  --master-port "${MASTER_PORT:-29500}" \\',
-            "  pretrain_gpt.py \\",
+            '    *) echo "no such node: $NODE_RANK" >&2; exit 2 ;;',
+            "  esac",
+            "  export CUDA_VISIBLE_DEVICES=$devices",
+            f'  launch=(torchrun --nnodes {len(launches)} --nproc-per-node "$nproc" --node-rank "$NODE_RANK"',
+            '    --master-addr "${MASTER_ADDR:?the host of node rank 0}" --master-port "${MASTER_PORT:-29500}")',
+            "fi",
+            'exec "${launch[@]}" "${MEGATRON_LM:-.}/pretrain_gpt.py" \\',
             *(f"  {line} \\" for line in lines),
             '  "$@"',
             "",

@@ -24,6 +24,8 @@ class MicroBatchLoad:
     tokens: float
     sequence_length: int
     precision_bytes: int
+    fused_weight_gradients: bool = False
+    """Whether products add weight gradients to those of the step, without a tensor of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +66,11 @@ def _peak_gradient_bytes(layer: LayerProfile, shard: Sharding, load: MicroBatchL
     sizes, block = (load.tokens, load.sequence_length, load.precision_bytes), layer.feed_forward
     inner_bytes = block.working_bytes(*sizes, shard=shard)
     freed_bytes = block.activation_bytes(*sizes, shard=shard)
+    weight_bytes = 0 if load.fused_weight_gradients else load.precision_bytes
     return max(
         inner_bytes,
-        inner_bytes / 2 + _weight_elements(layer, shard, ("down",)) * load.precision_bytes,
-        _weight_elements(layer, shard, ("gate", "up"), expert=True) * load.precision_bytes - inner_bytes,
+        inner_bytes / 2 + _weight_elements(layer, shard, ("down",)) * weight_bytes,
+        _weight_elements(layer, shard, ("gate", "up"), expert=True) * weight_bytes - inner_bytes,
         layer.attention.working_bytes(*sizes, shard=shard) - freed_bytes,
         layer.norms.working_bytes(*sizes, shard=shard) - freed_bytes,
     )
@@ -105,8 +108,10 @@ def _step_bytes(
     freed = 0.0
     if is_last:
         logits = load.tokens * profile.vocab_size / shard.tp
-        yield 8 * logits
-        yield (2 * each - 4) * logits + table
+        peak_bytes = profile.stack.loss.peak_bytes
+        table_bytes = 0.0 if load.fused_weight_gradients else table
+        yield (8 if peak_bytes is None else peak_bytes) / profile.stack.loss.chunks * logits
+        yield (2 * each - 4 if peak_bytes is None else each - 4) * logits + table_bytes
         sizes = (load.tokens, load.sequence_length, each)
         ends = (profile.head, profile.final_norm)
         freed = sum(part.activation_bytes(*sizes, shard=shard) for part in ends)
@@ -117,4 +122,4 @@ def _step_bytes(
         yield layer.working_bytes - freed
         freed += layer.activation_bytes
     if is_first:
-        yield table - freed
+        yield (0.0 if load.fused_weight_gradients else table) - freed

@@ -24,14 +24,14 @@ def plan_stage_memory(plan: Plan, profile: ModelProfile, stages: Sequence[Stage]
     return combine_copies(own, _memory_of_layers(plan, profile, stages, index, len(stages) - 1 - index))
 
 
-def max_in_flight(memory: StageMemory, chip_bytes: int) -> int:
+def max_in_flight(memory: StageMemory, limit_bytes: float) -> int:
     """Return how many micro-batches in flight fit next to static memory and buffers, at least one.
 
-    `memory` is that of one micro-batch in flight. The allocator's reserve counts as free: it is released before
-    an allocation fails.
+    `memory` is that of one micro-batch in flight, `limit_bytes` what the allocator may reserve (`memory_limit_bytes`).
     """
-    free_bytes = chip_bytes - memory.static_bytes - memory.buffers_bytes
-    each_bytes = memory.activations_bytes
+    reserved = memory.total_bytes / memory.allocated_bytes if memory.allocated_bytes else 1.0
+    free_bytes = limit_bytes - reserved * (memory.static_bytes + memory.buffers_bytes)
+    each_bytes = reserved * memory.activations_bytes
     return max(1, int(free_bytes / each_bytes)) if each_bytes > 0 else 1 << 20
 
 

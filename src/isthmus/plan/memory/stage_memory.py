@@ -1,15 +1,9 @@
 """`stage_memory`: the peak memory of one chip of a pipeline stage in training.
 
-The accounting is mixed-precision Adam as the runtime implements it, in bytes per parameter:
-
-| precision | weights | gradients | optimizer |
-|---|---|---|---|
-| `fp32` | 4 | 4 | 8: two moments |
-| `bf16` | 2: the compute copy | 4: fp32 | 12: fp32 parameters and two moments |
-
-An outer optimizer (local steps) adds 8 to the optimizer: the fp32 parameters of the last average, and a
-momentum. Activations are the tensors that autograd saves (`isthmus.plan.profile`) for every micro-batch in
-flight.
+The profile's stack says how many bytes per parameter a chip keeps (mixed-precision Adam of this project's runtime: 2
+for the compute copy, 4 for gradients in fp32, 12 for parameters and two moments in fp32). An outer optimizer (local
+steps) adds 8: the fp32 parameters of the last average, and a momentum. Activations are the tensors that the stack
+keeps (`isthmus.plan.profile`) for every micro-batch in flight.
 """
 
 from __future__ import annotations
@@ -19,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from isthmus.core.errors import PlanError
+from isthmus.core.stack import StateBytes
 from isthmus.plan.memory.backward_peak import LayerMemory, MicroBatchLoad, layer_memory, working_bytes
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, Recompute, Sharding
 
 TrainingPrecision = Literal["bf16", "fp32"]
 
 _COMPUTE_BYTES = {"bf16": 2, "fp32": 4}
-_OPTIMIZER_BYTES = {"bf16": 12, "fp32": 8}
 _GRADIENT_BYTES = 4
 OUTER_OPTIMIZER_BYTES = 8
 """Bytes per parameter of an outer optimizer: the last averaged parameters and a momentum, in fp32."""
@@ -43,7 +37,7 @@ class StageMemory:
     buffers_bytes: float
     """Tensors live only while a layer or the head is computed, and message buffers."""
     reserve_bytes: float
-    """Memory lost to fragmentation in the allocator."""
+    """Memory lost at least to fragmentation in the allocator."""
 
     @property
     def static_bytes(self) -> float:
@@ -57,8 +51,20 @@ class StageMemory:
 
     @property
     def total_bytes(self) -> float:
-        """Peak bytes taken from the device, including the allocator's reserve."""
+        """Peak bytes that the allocator needs at least: those in use and what fragments lose."""
         return self.allocated_bytes + self.reserve_bytes
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the bytes by kind, and their sums."""
+        names = ("weights", "gradients", "optimizer", "activations", "buffers", "reserve")
+        kinds = {name: float(getattr(self, f"{name}_bytes")) for name in names}
+        return {**kinds, "allocated": self.allocated_bytes, "needed": self.total_bytes}
+
+    def with_in_flight(self, micro_batches: int) -> StageMemory:
+        """Return the memory with this many micro-batches in flight; this memory has one."""
+        share = self.reserve_bytes / self.allocated_bytes if self.allocated_bytes else 0.0
+        one = replace(self, activations_bytes=micro_batches * self.activations_bytes)
+        return replace(one, reserve_bytes=share * one.allocated_bytes)
 
 
 def combine_copies(one: StageMemory, other: StageMemory) -> StageMemory:
@@ -146,22 +152,23 @@ def stage_memory(
     optimizer_on_host: bool = False,
     outer_optimizer: bool = False,
     imbalance: float = 0.0,
-    reserve_fraction: float = 0.05,
+    reserve_fraction: float | None = None,
 ) -> StageMemory:
     """Return the peak memory of one chip of the stage of decoder layers `[first, last)`.
 
     `in_flight` micro-batches hold activations at the peak. `recompute` applies to `recompute_layers` of the
     layers (default all); the others save all activations. `imbalance` ranges from 0 (balanced experts) to 1
     (all tokens at this chip's experts). `outer_optimizer` is held in addition (local steps).
-    `reserve_fraction` of the sum is lost in the allocator. Raises `PlanError` for an empty or unknown range
-    of layers, or a degree below 1.
+    `reserve_fraction` of the sum is lost in the allocator (default: the stack's). Raises `PlanError` for an empty
+    or unknown range of layers, or a degree below 1.
     """
     # Step 1: the memory of each layer and the static memory of the stage.
     degrees = StageDegrees(tp=tp, cp=cp, ep=ep, dp=dp, sp=sp, zero=zero)
     each = _COMPUTE_BYTES[precision]
     load = MicroBatchLoad(
-        tokens=micro_batch_size * sequence_length / cp, sequence_length=sequence_length, precision_bytes=each
-    )
+        tokens=micro_batch_size * sequence_length / cp, sequence_length=sequence_length, precision_bytes=each,
+        fused_weight_gradients=profile.stack.fused_weight_gradients,
+    )  # fmt: skip
     modes = _layer_recompute(profile, layers, recompute, recompute_layers)
     held = _layer_memories(profile, modes, layers, degrees, imbalance, load)
     shard = Sharding(tp=tp, sp=sp, ep=ep, etp=degrees.etp)
@@ -178,15 +185,39 @@ def stage_memory(
     if not (is_first and is_last):
         buffers += 2 * profile.boundary_bytes(load.tokens, each)
     if zero == 3:
-        buffers += max(one.dense_parameters + one.expert_parameters for one in held) * each
+        buffers += _gathered_bytes(profile, held, shard, each, is_first=is_first, is_last=is_last)
+    if zero:
+        buffers += profile.stack.buffer_bytes
+    reserve = profile.stack.allocator.least_share if reserve_fraction is None else reserve_fraction
     return StageMemory(
         weights_bytes=static.weights_bytes,
         gradients_bytes=static.gradients_bytes,
         optimizer_bytes=static.optimizer_bytes,
         activations_bytes=kept,
         buffers_bytes=buffers,
-        reserve_bytes=reserve_fraction * (static.total_bytes + kept + buffers),
+        reserve_bytes=reserve * (static.total_bytes + kept + buffers),
     )
+
+
+def _gathered_bytes(
+    profile: ModelProfile,
+    held: Sequence[LayerMemory],
+    shard: Sharding,
+    compute_bytes: int,
+    *,
+    is_first: bool,
+    is_last: bool,
+) -> float:
+    """Return the bytes of weights that ZeRO 3 has gathered at the peak, and of gradients that are not yet reduced."""
+    rule = profile.stack.gathered
+    largest = max(one.dense_parameters + one.expert_parameters for one in held)
+    layers = min(rule.layers, len(held))
+    if rule.whole_stage_with_pipeline and not (is_first and is_last):
+        layers = len(held)
+    ends = 0
+    if rule.ends:
+        ends = is_first * profile.embedding.on_chip(shard) + is_last * profile.head.on_chip(shard)
+    return (rule.element_bytes or compute_bytes) * (layers * largest + ends) + rule.gradient_bytes * largest
 
 
 def _layer_recompute(
@@ -221,6 +252,11 @@ def _layer_memories(
     return held
 
 
+def state_bytes(profile: ModelProfile, precision: TrainingPrecision) -> StateBytes:
+    """Return the bytes per parameter of the profile's stack with this precision."""
+    return profile.stack.state.of("fp8" if profile.eight_bit else precision)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _StaticBytes:
     weights_bytes: float
@@ -250,13 +286,14 @@ def _static_bytes(
     dense = sum(one.dense_parameters for one in held) + sum(part.on_chip(shard) for part in ends)
     experts = sum(one.expert_parameters for one in held)
 
-    def dealt(bytes_each: int, stage: int) -> float:
+    def dealt(bytes_each: float, stage: int) -> float:
         return bytes_each * (dense / degrees.zero_shards(stage) + experts / degrees.zero_shards(stage, expert=True))
 
+    each = state_bytes(profile, precision)
     return _StaticBytes(
-        weights_bytes=dealt(_COMPUTE_BYTES[precision], 3),
-        gradients_bytes=dealt(_GRADIENT_BYTES, 2),
-        optimizer_bytes=dealt(_OPTIMIZER_BYTES[precision] + OUTER_OPTIMIZER_BYTES * outer, 1),
+        weights_bytes=dealt(each.weights, 3),
+        gradients_bytes=dealt(each.gradients, 2),
+        optimizer_bytes=dealt(each.optimizer + OUTER_OPTIMIZER_BYTES * outer, 1),
     )
 
 
@@ -277,6 +314,8 @@ def _activation_bytes(
     ends = [profile.embedding] if is_first else []
     ends += [profile.final_norm, profile.head] if is_last else []
     kept += sum(part.activation_bytes(*sizes, shard=shard) for part in ends)
+    if not profile.stack.keeps_stage_tensors:
+        return kept
     crossing = profile.boundary_bytes(load.tokens, load.precision_bytes)
     if not is_last:
         kept += crossing

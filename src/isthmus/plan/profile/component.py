@@ -80,7 +80,7 @@ class SavedTensor:
     """Whether each token counts once per expert that it is routed to."""
     per_key: bool = False
     """Whether each token counts once per token of its sequence."""
-    element_bytes: int | None = None
+    element_bytes: float | None = None
     """Bytes per element, None for those of the compute precision."""
     cut: Literal["tp", "sp", "none"] = "sp"
     """Sharding: `tp` always shards the width, `sp` the tokens with sequence parallelism, `none` nothing."""
@@ -90,6 +90,8 @@ class SavedTensor:
     """Whether selective recomputation drops it; element-wise work or saved query and key restore it."""
     longer_than: int | None = None
     """Saved only for sequences longer than this."""
+    only_selective: bool = False
+    """Saved only under selective recomputation."""
     below_fp32: bool = False
     """Saved only if the compute precision is narrower than fp32."""
 
@@ -142,6 +144,8 @@ class Component:
     core: AttentionCore | None = None
     kv_width: int = 0
     """KV-cache elements per token."""
+    input_width: float | None = None
+    """Elements per token of the first products' input; None: those of the saved input."""
     num_experts: int = 0
     experts_per_token: int = 0
     shared_experts: int = 0
@@ -214,7 +218,9 @@ class Component:
         kept = [
             saved
             for saved in self.saved
-            if not (recompute == "selective" and saved.recomputable) and not (recompute == "moe" and saved.routed)
+            if not (recompute == "selective" and saved.recomputable)
+            and not (recompute == "moe" and saved.routed)
+            and (recompute == "selective" or not saved.only_selective)
         ]
         return self._sum_bytes(kept, tokens, sequence_length, precision_bytes, shard)
 
@@ -245,3 +251,11 @@ class Component:
         """Return the memory traffic of a forward pass: weights read, saved tensors written and read once."""
         activations = self.activation_bytes(num_tokens, sequence_length, precision_bytes)
         return self.weight_bytes_read(num_tokens, precision_bytes) + 2 * activations
+
+
+def input_width(part: Component) -> float:
+    """Return the width of a component's input, its own or that of its saved input."""
+    if part.input_width is not None:
+        return part.input_width
+    named = ("projection.input", "feed_forward.input", "head.input")
+    return next((saved.width for saved in part.saved if saved.name in named), 1.0)

@@ -6,10 +6,11 @@ It reads the dimensions from `config.json`; the rest is arithmetic on `Component
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from isthmus.core.model import Model
+from isthmus.core.stack import Stack, find_stack
 from isthmus.plan.profile.attention import AttentionKernel, attention_component
 from isthmus.plan.profile.component import (
     RECOMPUTE,
@@ -48,6 +49,14 @@ class LayerProfile:
     attention: Component
     feed_forward: Component
     norms: Component
+    repeated_weights: tuple[str, ...] = ()
+    """Weights whose products selective recomputation repeats."""
+    repeats_attention: bool = True
+    """Whether selective recomputation repeats the attention core."""
+    traffic_ratio: float = 1.0
+    """Memory traffic of element-wise work over twice the saved bytes."""
+    attention_kernel: str = "any"
+    """The attention kernel of the stack, by which chips state sustained rates."""
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -115,7 +124,7 @@ class ModelProfile:
 
     With `tied_embeddings` the head has no weights; in a pipeline the last stage holds a copy of the
     embedding. `position_width` is the number of elements that the rotary embedding saves per position of a
-    sequence.
+    sequence. `stack` is the framework whose saved tensors the components have, `eight_bit` whether with 8-bit products.
     """
 
     architecture: str
@@ -127,6 +136,8 @@ class ModelProfile:
     head: Component
     tied_embeddings: bool
     position_width: int
+    stack: Stack = field(default_factory=lambda: find_stack("isthmus"))
+    eight_bit: bool = False
 
     @property
     def num_layers(self) -> int:

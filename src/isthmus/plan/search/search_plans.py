@@ -13,6 +13,7 @@ from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Cluster, Pool
 from isthmus.core.process.gc_pause import collection_paused
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.profile.stack_tensors import stacked_profile
 from isthmus.plan.search.bound.prove_bound import OPTIMALITY_GAP, prove_bound
 from isthmus.plan.search.compose.best_layouts import BestLayouts
 from isthmus.plan.search.compose.plan_layout import PlanLayout
@@ -36,6 +37,7 @@ from isthmus.plan.search.finish.simulate_finalists import (
 )
 from isthmus.plan.search.finish.write_plan import ScoredPlan, add_prediction
 from isthmus.plan.search.pipelines.search_space import SearchSpace
+from isthmus.plan.time.chip_rates import complete_calibration
 
 SMALL_POOL_CHIPS = 32
 """Pools of at most this many chips get the larger simulation effort: their plans are cheap to simulate."""
@@ -242,11 +244,12 @@ def _run_searches(
 def _make_workload(request: SearchRequest) -> TrainingWorkload:
     model, training = request.model, request.job.training
     profile = profile_model(model) if isinstance(model, Model) else model
+    chips = [request.pool.chip(group) for cluster in request.pool.clusters for group in cluster.node_groups]
     return TrainingWorkload(
-        profile=profile,
+        profile=stacked_profile(profile, request.job.stack, training.precision),
         sequence_length=training.sequence_length,
         precision=training.precision,
-        calibration=calibration_for(request.pool),
+        calibration=complete_calibration(calibration_for(request.pool), chips, request.job.stack),
         optimizer_on_host=training.optimizer_on_host,
     )
 

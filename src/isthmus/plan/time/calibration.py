@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -20,6 +20,12 @@ from isthmus.core.errors import FileError, InputError
 from isthmus.core.files.validation_errors import to_file_error
 from isthmus.core.files.yaml_lines import read_yaml
 from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS
+
+LEAST_VALUE = 1e-6
+"""Where a fit starts for a parameter whose default is 0."""
+
+Correlation = Annotated[float, Field(ge=-1, le=1)]
+"""A correlation of two parameters."""
 
 
 class FittedParameter(FrozenModel):
@@ -32,8 +38,10 @@ class FittedParameter(FrozenModel):
 class Calibration(FrozenModel):
     """Parameters by name, or by `CHIP/name` and `FROM>TO/name` for a single chip or link.
 
-    `fitted_on` names the runs or micro-benchmarks of the fit; `residual` is its remaining relative error
-    (standard deviation of the logarithm). Missing parameters have their defaults.
+    `A<>B/name` is a parameter of both directions of a link. `fitted_on` names the runs or micro-benchmarks of the
+    fit; `residual` is the scatter of runs that no parameter explains (standard deviation of the logarithm),
+    `memory_residual` that of peaks of memory; `correlations` are those of the parameters' logarithms, each pair once.
+    Missing parameters have their defaults.
     """
 
     version: Literal[1] = 1
@@ -41,19 +49,30 @@ class Calibration(FrozenModel):
     source: str
     fitted_on: tuple[str, ...] = ()
     parameters: dict[str, FittedParameter] = Field(default_factory=dict)
-    residual: NonNegativeFloat = 0.1
+    correlations: dict[str, dict[str, Correlation]] = Field(default_factory=dict)
+    residual: NonNegativeFloat = 0.05
+    memory_residual: NonNegativeFloat = 0.1
 
     @model_validator(mode="after")
     def _check_names(self) -> Calibration:
         for key in self.parameters:
             if key.rpartition("/")[2] not in TIME_MODEL_PARAMETERS:
                 raise ValueError(f"unknown parameter '{key}'; known: {', '.join(TIME_MODEL_PARAMETERS)}")
+        for key in (*self.correlations, *(other for row in self.correlations.values() for other in row)):
+            if key not in self.parameters:
+                raise ValueError(f"correlation of '{key}', which is none of the calibration's parameters")
         return self
 
     def scoped_key(self, name: str, scope: str = "") -> str:
-        """Return the key of parameter `name` for a chip or link: its own if present, else the general one."""
-        own = f"{scope}/{name}"
-        return own if scope and own in self.parameters else name
+        """Return the key of parameter `name` for a chip or link: its own if present, else the general one.
+
+        A link without its own may share one with its opposite direction.
+        """
+        if not scope:
+            return name
+        source, arrow, target = scope.partition(">")
+        tied = (f"{source}<>{target}", f"{target}<>{source}") if arrow else ()
+        return next((key for one in (scope, *tied) if (key := f"{one}/{name}") in self.parameters), name)
 
     def value(self, name: str, scope: str = "") -> float:
         """Return a parameter's value for a chip or link (`scope`), or its default."""
@@ -65,12 +84,29 @@ class Calibration(FrozenModel):
         found = self.parameters.get(self.scoped_key(name, scope))
         return found.relative if found else TIME_MODEL_PARAMETERS[name].relative
 
+    def key_value(self, key: str) -> float:
+        """Return the value of a key, that of its chip or link if it has none, or the default; positive for a fit."""
+        found = self.parameters.get(key)
+        scope, _, name = key.rpartition("/")
+        return found.value if found else self.value(name, scope) or LEAST_VALUE
+
+    def key_relative(self, key: str) -> float:
+        """Return the relative uncertainty of a key, that of its chip or link if it has none, or the default's."""
+        found = self.parameters.get(key)
+        scope, _, name = key.rpartition("/")
+        return found.relative if found else self.relative_uncertainty(name, scope)
+
+    def correlation(self, a: str, b: str) -> float:
+        """Return the correlation of two keys: 1 of a key with itself, 0 unless a fit has found another."""
+        if a == b:
+            return 1.0
+        return self.correlations.get(a, {}).get(b) or self.correlations.get(b, {}).get(a) or 0.0
+
     def with_values(self, values: Mapping[str, float]) -> Calibration:
         """Return a calibration with new values for some keys and unchanged uncertainties."""
         parameters = dict(self.parameters)
         for key, value in values.items():
-            scope, _, name = key.rpartition("/")
-            parameters[key] = FittedParameter(value=value, relative=self.relative_uncertainty(name, scope))
+            parameters[key] = FittedParameter(value=value, relative=self.key_relative(key))
         return self.model_copy(update={"parameters": parameters})
 
     def require_unseen(self, run: str) -> None:
@@ -94,6 +130,7 @@ class ChipRates:
     attention_share: float
     memory_share: float
     launch_s: float
+    bias_factor: float
     skew_s: float
     link_share: float
     link_latency_s: float

@@ -100,11 +100,16 @@ def all_to_all_s(topology: Topology, num_bytes: float, size: int, stride: int = 
     return max(local_s, between_s)
 
 
-def send_s(topology: Topology, num_bytes: float, *, same_node: bool) -> float:
-    """Return the seconds of one message between two chips."""
+def send_s(topology: Topology, num_bytes: float, *, same_node: bool, target: Topology | None = None) -> float:
+    """Return the seconds of one message between two chips; `target` is the receiver's, if it differs.
+
+    Between nodes the slower of their networks carries it.
+    """
     if same_node:
         return topology.link_latency_s + num_bytes / topology.link_bytes_per_s
-    return topology.network_latency_s + num_bytes / topology.network_bytes_per_s
+    other = target or topology
+    rate = min(topology.network_bytes_per_s, other.network_bytes_per_s)
+    return max(topology.network_latency_s, other.network_latency_s) + num_bytes / rate
 
 
 @cache

@@ -9,16 +9,20 @@ from isthmus.core.errors import IsthmusError
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
+from isthmus.core.stack import find_stack
+from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes
+from isthmus.plan.memory.plan_stage_memory import stage_degrees
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.time.predict import PlanForecast, predict
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverfullStage:
-    """A stage (index into `Plan.stages`) whose peak exceeds the memory of its chip."""
+    """A stage (index into `Plan.stages`) whose peak exceeds what its allocator may reserve on the chip."""
 
     stage: int
     peak_bytes: float
+    limit_bytes: float
     chip_bytes: float
 
 
@@ -26,9 +30,11 @@ def overfull_stages(plan: Plan, pool: Pool, forecast: PlanForecast) -> tuple[Ove
     """Return the stages of `plan` that do not fit their chips on `pool`, in plan order."""
     found = []
     for index, (stage, run) in enumerate(zip(plan.stages, _in_plan_order(plan, forecast), strict=True)):
-        chip_bytes = pool.chip(pool.node_group(stage.cluster, stage.node_group)).memory_bytes
-        if run > chip_bytes:
-            found.append(OverfullStage(stage=index, peak_bytes=run, chip_bytes=chip_bytes))
+        stack = find_stack(plan.stack)
+        chip_bytes = device_bytes(pool.chip(pool.node_group(stage.cluster, stage.node_group)))
+        limit_bytes = memory_limit_bytes(chip_bytes, stack, stage_degrees(plan, stage))
+        if run > limit_bytes:
+            found.append(OverfullStage(stage=index, peak_bytes=run, limit_bytes=limit_bytes, chip_bytes=chip_bytes))
     return tuple(found)
 
 

@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanPart, StageTime
 from isthmus.core.pool import Pool
+from isthmus.core.runs.check_plan import require_possible
+from isthmus.core.stack import find_stack
+from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes, stage_memory_dict
+from isthmus.plan.memory.plan_stage_memory import stage_degrees
+from isthmus.plan.memory.stage_memory import StageMemory
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.profile.stack_tensors import DEFAULT_STACK
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, ChipRates
-from isthmus.plan.time.collectives import all_reduce_s
+from isthmus.plan.time.chip_rates import with_chip_rates
 from isthmus.plan.time.model_flops import mfu_fraction
+from isthmus.plan.time.model_sizes import model_sizes
 from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
-from isthmus.plan.time.plan_links import simulated_links
+from isthmus.plan.time.plan_links import share_key, simulated_links
+from isthmus.plan.time.replica_reduction import replicas_all_reduce_s
 from isthmus.plan.time.replica_schedules import first_equal_replicas, replica_schedule
 from isthmus.plan.time.stage_costs import StageCost, stage_costs
 from isthmus.plan.time.stage_time import HOST_LINK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S
@@ -65,6 +73,8 @@ class PlanForecast:
     """Model FLOPs utilisation: the share of the chips' peak that the model's own operations use."""
     cost: float
     """Price of one iteration, in the pool's currency."""
+    memory: tuple[StageMemory, ...]
+    """Peak memory of the stages of the first replica, per chip, with all micro-batches in flight."""
 
     @property
     def iteration_s(self) -> float:
@@ -93,6 +103,10 @@ class PlanForecast:
             "mfu_fraction": self.mfu_fraction,
             "cost": self.cost,
             "stages": [stage.as_dict() for stage in self.result.stages],
+            "memory": [
+                stage_memory_dict(memory, cost.memory_limit_bytes, cost.device_bytes, cost.stack)
+                for memory, cost in zip(self.memory, self.stages, strict=True)
+            ],
             "links": [link.as_dict() for link in self.result.links if link.num_bytes],
             "calibration": self.calibration,
             "assumptions": list(self.assumptions),
@@ -116,6 +130,7 @@ def predict(
     groups missing in the pool, `PlanError` for a plan that does not fit the model, or for missing links.
     """
     profile = profile_model(model) if isinstance(model, Model) else model
+    require_possible(plan, model_sizes(profile), pool)
     run, first = simulate_plan(
         plan,
         pool,
@@ -126,7 +141,7 @@ def predict(
         interference=interference,
         details=details,
     )
-    spread = Z_90_PERCENT * relative_uncertainty(plan, pool, profile, calibration)
+    spread = Z_90_PERCENT * relative_uncertainty(plan, pool, profile, with_chip_rates(calibration, plan, pool))
     return PlanForecast(
         plan=plan.id,
         result=run,
@@ -137,9 +152,13 @@ def predict(
         high_s=run.iteration_s * math.exp(spread),
         calibration=calibration.name,
         stages=first,
-        assumptions=_assumptions(plan, pool, calibration, run),
+        assumptions=(*_assumptions(plan, pool, calibration, run), *_traffic_notes(plan, pool, interference or {})),
         mfu_fraction=mfu_fraction(plan, pool, profile, plan.precision or "bf16", run.iteration_s),
         cost=_price_per_s(plan, pool) * run.iteration_s,
+        memory=tuple(
+            cost.memory.with_in_flight(_num_in_flight(cost, done.peak_memory_bytes))
+            for cost, done in zip(first, run.stages, strict=False)
+        ),
     )
 
 
@@ -154,7 +173,8 @@ def simulate_plan(
     interference: Mapping[tuple[str, str], Interference] | None = None,
     details: bool = False,
 ) -> tuple[SimulationResult, tuple[StageCost, ...]]:
-    """Return only the simulation and the costs of the first replica's stages; otherwise as `predict`."""
+    """Return only the simulation and the costs of the first replica's stages; the plan must pass `require_possible`."""
+    calibration = with_chip_rates(calibration, plan, pool)
     wires = simulated_links(plan, pool, calibration, dict(interference or {}))
     replicas, first = _replicas(plan, pool, profile, calibration, wires)
     training = SimulatedTraining(
@@ -166,8 +186,11 @@ def simulate_plan(
 
 def pipeline_bounds(plan: Plan, pool: Pool, model: Model, calibration: Calibration = DATA_SHEET) -> ReplicaBounds:
     """Return the closed-form bounds of the replica with the longest critical path. Raises as `predict`."""
+    profile = profile_model(model)
+    require_possible(plan, model_sizes(profile), pool)
+    calibration = with_chip_rates(calibration, plan, pool)
     wires = simulated_links(plan, pool, calibration)
-    replicas, _ = _replicas(plan, pool, profile_model(model), calibration, wires)
+    replicas, _ = _replicas(plan, pool, profile, calibration, wires)
     distinct = {id(one): one for one in replicas}.values()
     return max(replica_bounds(one, wires) for one in distinct)
 
@@ -191,6 +214,12 @@ def _replicas(
     return tuple(replica_of[replica] for replica in first_equal), first
 
 
+def _num_in_flight(cost: StageCost, peak_bytes: float) -> int:
+    """Return the micro-batches in flight at a simulated peak."""
+    each = cost.load.activation_bytes
+    return round((peak_bytes - cost.load.static_bytes) / each) if each else 0
+
+
 def _price_per_s(plan: Plan, pool: Pool) -> float:
     groups = ((stage.num_chips, pool.node_group(stage.cluster, stage.node_group)) for stage in plan.stages)
     return sum(count * group.price_per_chip_hour for count, group in groups) / 3600
@@ -209,13 +238,18 @@ def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: Simulati
         notes.append(local_steps_note(plan))
     if plan.optimizer_on_host:
         notes.append(host_update_note())
+    stack = find_stack(plan.stack)
+    if stack.name != DEFAULT_STACK:
+        notes.append(f"stack '{stack.name}': {stack.version}")
     stages = [stage for replica in range(plan.dp) for stage in plan.pipeline(replica)]
     for number, (stage, done) in enumerate(zip(stages, run.stages, strict=True)):
         chip = pool.chip(pool.node_group(stage.cluster, stage.node_group))
-        if done.peak_memory_bytes > chip.memory_bytes:
+        chip_bytes = device_bytes(chip)
+        limit_bytes = memory_limit_bytes(chip_bytes, stack, stage_degrees(plan, stage))
+        if done.peak_memory_bytes > limit_bytes:
             notes.append(
                 f"stage {number} needs {done.peak_memory_bytes / 1e9:.1f} GB, more than the "
-                f"{chip.memory_bytes / 1e9:.1f} GB of {chip.name}"
+                f"{limit_bytes / 1e9:.1f} GB usable of {chip.name}'s {chip_bytes / 1e9:.1f} GB"
             )
     for cluster in dict.fromkeys(stage.cluster for stage in stages):
         for group, taken in PlanPart.from_plan(plan, cluster).chips.items():
@@ -223,6 +257,19 @@ def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: Simulati
             if taken > available:
                 notes.append(f"the plan uses {taken:,} chips of {cluster}/{group}, which has {available:,}")
     return tuple(notes)
+
+
+def _traffic_notes(plan: Plan, pool: Pool, interference: Mapping[tuple[str, str], Interference]) -> Iterator[str]:
+    """Yield what traffic of others does to the plan's links."""
+    for (a, b), other in interference.items():
+        link = pool.link(a, b)
+        if link is None or not {a, b} <= set(plan.clusters):
+            yield f"traffic of others from {a} to {b} crosses no link of this plan"
+        elif link.link_class == "reserved":
+            yield f"traffic of others from {a} to {b} takes nothing: the link's rate is reserved"
+        else:
+            share = "always" if not other.off_s else f"{other.on_s:g} of every {other.on_s + other.off_s:g} s"
+            yield f"traffic of others from {a} to {b}: {other.bytes_per_s * 8 / 1e9:g} Gbit/s, {share}"
 
 
 def host_update_note() -> str:
@@ -246,9 +293,10 @@ def estimate_s(plan: Plan, pool: Pool, model: Model | ModelProfile, calibration:
     """Return an estimate of the iteration time in seconds, without simulation.
 
     The slowest stage or round trip sets a pipeline's pace; replicas wait for the slowest, then reduce
-    gradients. All schedules are estimated as 1F1B.
+    gradients. All schedules are estimated as 1F1B. The plan must pass `require_possible`.
     """
     profile = profile_model(model) if isinstance(model, Model) else model
+    calibration = with_chip_rates(calibration, plan, pool)
     wires = simulated_links(plan, pool, calibration)
     slowest_s = 0.0
     for replica in dict.fromkeys(first_equal_replicas(plan)):
@@ -275,36 +323,46 @@ def _hop_s(a: StageCost, b: StageCost, links: Mapping[tuple[str, str], Simulated
 def _reduce_s(cost: StageCost) -> float:
     if cost.num_reducing < 2:
         return 0.0
-    chips = cost.stage.num_chips
-    return all_reduce_s(cost.chip_model.topology, cost.load.gradient_bytes / chips, cost.num_reducing, chips)
+    return replicas_all_reduce_s(cost.reducing, cost.load.gradient_bytes)
 
 
 def relative_uncertainty(plan: Plan, pool: Pool, profile: ModelProfile, calibration: Calibration) -> float:
-    """Return the relative uncertainty of the iteration time, from the parameters and the model's residual.
+    """Return the relative uncertainty of the iteration time, from the parameters and the scatter of runs.
 
-    Parameters count as independent; each is varied by its standard deviation.
+    Each parameter is varied by its standard deviation; those of one fit are correlated, others independent.
     """
-    base_s = estimate_s(plan, pool, profile, calibration)
+    effects = parameter_effects(plan, pool, profile, calibration)
     total = calibration.residual**2
+    for place, (key, effect) in enumerate(effects):
+        total += effect**2
+        total += 2 * sum(effect * other * calibration.correlation(key, name) for name, other in effects[:place])
+    return math.sqrt(max(total, calibration.residual**2))
+
+
+def parameter_effects(
+    plan: Plan, pool: Pool, profile: ModelProfile, calibration: Calibration
+) -> list[tuple[str, float]]:
+    """Return each uncertain parameter with the relative change of the time by one of its standard deviations."""
+    base_s, found = estimate_s(plan, pool, profile, calibration), []
     for key in used_parameter_keys(plan, pool, calibration):
-        scope, _, name = key.rpartition("/")
-        relative = calibration.relative_uncertainty(name, scope)
-        if not relative:
-            continue
-        varied = calibration.with_values({key: calibration.value(name, scope) * math.exp(relative)})
-        total += math.log(estimate_s(plan, pool, profile, varied) / base_s) ** 2
-    return math.sqrt(total)
+        relative = calibration.key_relative(key)
+        if relative:
+            varied = calibration.with_values({key: calibration.key_value(key) * math.exp(relative)})
+            found.append((key, math.log(estimate_s(plan, pool, profile, varied) / base_s)))
+    return found
 
 
 def used_parameter_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tuple[str, ...]:
     """Return the distinct keys of the parameters that a prediction of `plan` uses."""
     chips = {pool.chip(pool.node_group(s.cluster, s.node_group)).name for s in plan.stages}
     keys = [calibration.scoped_key(name, chip) for chip in sorted(chips) for name in ChipRates.__dataclass_fields__]
-    keys += _shape_keys(plan, chips, calibration)
+    keys += ["shape_time", *_shape_keys(plan, chips, calibration)]
     for replica in range(plan.dp):
         for a, b in plan.hops(replica):
-            ends = [(name, f"{x}>{y}") for x, y in ((a, b), (b, a)) for name in ("wan_share", "message_s")]
-            keys += [calibration.scoped_key(name, scope) for name, scope in ends]
+            for x, y in ((a, b), (b, a)):
+                link = pool.link(x, y)
+                keys += [share_key(calibration, link)] if link else []
+                keys.append(calibration.scoped_key("message_s", f"{x}>{y}"))
     return tuple(dict.fromkeys(keys))
 
 

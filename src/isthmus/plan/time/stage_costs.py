@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from isthmus.core.errors import PlanError
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
+from isthmus.core.stack import Stack
+from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes
 from isthmus.plan.memory.plan_stage_memory import max_in_flight, plan_stage_memory, stage_degrees, weight_element_bytes
-from isthmus.plan.memory.stage_memory import StageDegrees, StageMemory
+from isthmus.plan.memory.stage_memory import StageDegrees, StageMemory, state_bytes
 from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.stack_tensors import stacked_profile
 from isthmus.plan.time.calibration import Calibration
-from isthmus.plan.time.collectives import all_gather_s, all_reduce_bytes_per_s, send_s
+from isthmus.plan.time.collectives import send_s
+from isthmus.plan.time.replica_reduction import (
+    ReplicaPlace,
+    replicas_all_gather_s,
+    replicas_all_reduce_bytes_per_s,
+)
 from isthmus.plan.time.stage_time import (
     GRADIENT_BYTES,
     ChipModel,
@@ -36,10 +43,21 @@ class StageCost:
     """The stage's input to the simulator."""
     memory: StageMemory
     """Memory with one micro-batch in flight."""
+    memory_limit_bytes: float
+    """What the allocator may reserve on the chip."""
+    device_bytes: int
+    """Capacity of the chip that the limit starts from."""
+    stack: Stack
+    """The framework that the plan is for."""
     max_in_flight: int
     """Number of micro-batches in flight that fit in memory."""
-    num_reducing: int
-    """Number of replicas, its own included, that reduce its gradients every step."""
+    reducing: tuple[ReplicaPlace, ...]
+    """Where the replicas of its cluster that reduce its gradients every step are, its own included."""
+
+    @property
+    def num_reducing(self) -> int:
+        """Number of replicas of its cluster, its own included, that reduce its gradients every step."""
+        return sum(place.count for place in self.reducing)
 
 
 def stage_costs(
@@ -47,21 +65,10 @@ def stage_costs(
 ) -> tuple[StageCost, ...]:
     """Return the cost of every stage of a replica, (num_stages,).
 
-    Raises `PlanError` if plan and model differ in layers, or a stage has more expert-parallel ranks than experts;
-    `InputError` for unknown clusters or node groups.
+    The plan must pass `require_possible`. Raises `InputError` for unknown clusters or node groups.
     """
-    if plan.num_layers != profile.num_layers:
-        raise PlanError(
-            f"the plan has {plan.num_layers} layers, the model {profile.num_layers}",
-            hint="the last stage must end at the model's last layer",
-        )
+    profile = stacked_profile(profile, plan.stack, plan.precision)
     stages = plan.pipeline(replica)
-    experts = max(1, *(layer.feed_forward.num_experts for layer in profile.layers))
-    for index, stage in enumerate(stages):
-        if stage.ep > experts:
-            raise PlanError(
-                f"stage {index} has ep {stage.ep} for {experts} experts in a layer", hint=f"nearest valid: ep {experts}"
-            )
     return tuple(_stage_cost(plan, pool, profile, calibration, stages, index) for index in range(len(stages)))
 
 
@@ -75,6 +82,9 @@ class _PlacedStage:
     degrees: StageDegrees
     time: PassTime
     memory: StageMemory
+    reducing: tuple[ReplicaPlace, ...]
+    next_stage: Stage | None
+    next_chip_model: ChipModel
 
 
 def _stage_cost(
@@ -86,8 +96,7 @@ def _stage_cost(
     index: int,
 ) -> StageCost:
     stage = stages[index]
-    group = pool.node_group(stage.cluster, stage.node_group)
-    chip_model = ChipModel.of(group, pool.chip(group), calibration)
+    chip_model = _chip_model(pool, calibration, stage)
     micro_batch = MicroBatchShape(
         micro_batch_size=plan.micro_batch_size_of(stage.replica),
         sequence_length=plan.sequence_length,
@@ -99,48 +108,106 @@ def _stage_cost(
         recompute=stage.recompute, recompute_layers=stage.recompute_layers,
         overlap_experts=plan.schedule == "dualpipe",
     )  # fmt: skip
-    memory = plan_stage_memory(plan, profile, stages, index)
+    memory = _fitted_memory(plan_stage_memory(plan, profile, stages, index), chip_model)
+    follower = stages[index + 1] if index + 1 < len(stages) else None
     placed = _PlacedStage(
-        stage=stage, chip_model=chip_model, micro_batch=micro_batch, degrees=degrees, time=time, memory=memory
-    )
+        stage=stage, chip_model=chip_model, micro_batch=micro_batch, degrees=degrees, time=time, memory=memory,
+        reducing=_reducing_places(plan, pool, calibration, stage), next_stage=follower,
+        next_chip_model=_chip_model(pool, calibration, follower or stage),
+    )  # fmt: skip
+    limit_bytes = _limit_bytes(chip_model, profile, degrees)
     return StageCost(
         stage=stage,
         chip_model=chip_model,
         time=time,
         load=_stage_load(plan, profile, placed),
         memory=memory,
-        max_in_flight=max_in_flight(memory, chip_model.chip.memory_bytes),
-        num_reducing=degrees.dp,
+        memory_limit_bytes=limit_bytes,
+        device_bytes=device_bytes(chip_model.chip),
+        stack=profile.stack,
+        max_in_flight=max_in_flight(memory, limit_bytes),
+        reducing=placed.reducing,
     )
+
+
+def _chip_model(pool: Pool, calibration: Calibration, stage: Stage) -> ChipModel:
+    group = pool.node_group(stage.cluster, stage.node_group)
+    return ChipModel.of(group, pool.chip(group), calibration)
+
+
+def _reducing_places(plan: Plan, pool: Pool, calibration: Calibration, stage: Stage) -> tuple[ReplicaPlace, ...]:
+    """Return the node groups of the stage's cluster whose replicas reduce its gradients, its own first."""
+    return tuple(
+        ReplicaPlace(
+            topology=_chip_model(pool, calibration, stage.model_copy(update={"node_group": name})).topology,
+            count=count,
+            num_chips=num_chips,
+        )
+        for name, (count, num_chips) in plan.reducing_replicas(stage).items()
+    )
+
+
+def _fitted_memory(memory: StageMemory, chip_model: ChipModel) -> StageMemory:
+    """Return a stage's memory with the chip's factor on activations; the allocator's reserve keeps its proportion."""
+    factor = chip_model.calibration.value("activation_memory", chip_model.chip.name)
+    fitted = replace(memory, activations_bytes=memory.activations_bytes * factor)
+    grown = fitted.allocated_bytes / memory.allocated_bytes
+    return replace(fitted, reserve_bytes=memory.reserve_bytes * grown)
+
+
+def _limit_bytes(chip_model: ChipModel, profile: ModelProfile, degrees: StageDegrees) -> float:
+    """Return what a stage's allocator may reserve: less what was measured outside it, or what its stack keeps there."""
+    chip_bytes = device_bytes(chip_model.chip)
+    outside_bytes = chip_model.calibration.value("outside_memory_bytes", chip_model.chip.name)
+    if outside_bytes:
+        return max(0.0, chip_bytes - outside_bytes)
+    return memory_limit_bytes(chip_bytes, profile.stack, degrees)
 
 
 def _stage_load(plan: Plan, profile: ModelProfile, placed: _PlacedStage) -> StageLoad:
     """Return what the simulator takes of a stage: seconds and bytes over all of its chips, memory per chip."""
     stage, host, degrees, memory = placed.stage, placed.chip_model, placed.degrees, placed.memory
-    parameters = memory.weights_bytes / weight_element_bytes(plan)
+    each = weight_element_bytes(plan)
+    parameters = memory.weights_bytes / state_bytes(profile, "fp32" if each == 4 else "bf16").weights
     if plan.zero == 3:
         parameters *= degrees.zero_shards(3)
     dealt = degrees.zero_shards(1)
     boundary = profile.boundary_bytes(
         placed.micro_batch.micro_batch_size * plan.sequence_length, placed.micro_batch.precision_bytes
     )
-    dp = degrees.dp
-    near = 2 * stage.num_chips * dp <= host.topology.chips_per_node
-    rate = all_reduce_bytes_per_s(host.topology, max(2, dp), stage.num_chips)
+    rate = replicas_all_reduce_bytes_per_s(placed.reducing)
+    reserved = memory.total_bytes / memory.allocated_bytes
+    behind_s = placed.time.backward_s if plan.overlap_gradients or profile.stack.overlap_gradients else 0.0
+    gathered_s = _gather_s(placed, parameters * each)
     return StageLoad(
         cluster=stage.cluster,
-        forward_s=placed.time.forward_s + _exposed_gather_s(degrees, host, memory, placed.time.forward_s),
-        backward_s=placed.time.backward_s + _exposed_gather_s(degrees, host, memory, placed.time.backward_s),
+        forward_s=max(placed.time.forward_s, gathered_s),
+        backward_s=max(placed.time.backward_s, gathered_s),
         update_s=host.rates.step_s + _update_s(plan, host, parameters / dealt, placed.micro_batch.precision_bytes),
         boundary_bytes=boundary,
-        hop_s=send_s(host.topology, boundary / stage.num_chips, same_node=near),
-        static_bytes=memory.static_bytes + memory.buffers_bytes + memory.reserve_bytes,
-        activation_bytes=memory.activations_bytes,
+        hop_s=_hop_s(placed, boundary),
+        static_bytes=reserved * (memory.static_bytes + memory.buffers_bytes),
+        activation_bytes=reserved * memory.activations_bytes,
         layers=stage.layers,
-        gradient_bytes=stage.num_chips * _exposed_gradient_bytes(plan, dp, parameters, rate, placed.time.backward_s),
+        gradient_bytes=stage.num_chips
+        * _exposed_gradient_bytes(plan, degrees.dp, parameters, rate / stage.num_chips, behind_s),
         averaged_bytes=stage.num_chips * parameters * GRADIENT_BYTES if plan.local_steps > 1 else 0.0,
-        local_bytes_per_s=rate * stage.num_chips,
+        local_bytes_per_s=rate,
     )
+
+
+def _hop_s(placed: _PlacedStage, boundary_bytes: float) -> float:
+    """Return the seconds of a micro-batch's message to the next stage, if that is in the same cluster.
+
+    Stages of one node group share a node where both, in all replicas, fit into one. Unlike node groups are joined
+    by the nodes' network.
+    """
+    stage, topology, follower = placed.stage, placed.chip_model.topology, placed.next_stage or placed.stage
+    if follower.node_group == stage.node_group or follower.cluster != stage.cluster:
+        near = 2 * stage.num_chips * placed.degrees.dp <= topology.chips_per_node
+        return send_s(topology, boundary_bytes / stage.num_chips, same_node=near)
+    num_bytes = boundary_bytes / min(stage.num_chips, follower.num_chips)
+    return send_s(topology, num_bytes, same_node=False, target=placed.next_chip_model.topology)
 
 
 def _update_s(plan: Plan, chip_model: ChipModel, parameters: float, precision_bytes: int) -> float:
@@ -149,22 +216,21 @@ def _update_s(plan: Plan, chip_model: ChipModel, parameters: float, precision_by
     return update_s(chip_model, parameters, precision_bytes)
 
 
-def _exposed_gradient_bytes(plan: Plan, dp: int, parameters: float, bytes_per_s: float, backward_s: float) -> float:
+def _exposed_gradient_bytes(plan: Plan, dp: int, parameters: float, bytes_per_s: float, behind_s: float) -> float:
     """Return the bytes of gradients per chip whose reduction is exposed, that is, not overlapped.
 
     ZeRO reduces gradients and gathers weights of half their size. With bucketed reduction they overlap the
-    backward of the last micro-batch.
+    backward of the last micro-batch (`behind_s`).
     """
     whole = parameters * GRADIENT_BYTES * (0.75 if plan.zero else 1.0)
     reduce_s = 2 * (dp - 1) / dp * whole / bytes_per_s
-    if not plan.overlap_gradients or dp < 2:
+    if dp < 2:
         return whole
-    return whole * max(0.0, 1 - backward_s / reduce_s)
+    return whole * max(0.0, 1 - behind_s / reduce_s)
 
 
-def _exposed_gather_s(degrees: StageDegrees, chip_model: ChipModel, memory: StageMemory, pass_s: float) -> float:
-    """Return the exposed seconds of ZeRO 3's weight all-gather in a pass."""
-    if degrees.zero < 3:
+def _gather_s(placed: _PlacedStage, num_bytes: float) -> float:
+    """Return the seconds of ZeRO 3's all-gather of a stage's weights, `num_bytes` per chip, which a pass hides."""
+    if placed.degrees.zero < 3:
         return 0.0
-    gathered_s = all_gather_s(chip_model.topology, memory.weights_bytes * degrees.dp, degrees.dp)
-    return max(0.0, gathered_s - pass_s)
+    return replicas_all_gather_s(placed.reducing, num_bytes * placed.stage.num_chips)

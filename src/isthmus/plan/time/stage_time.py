@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from isthmus.core.chip import Chip, Precision
+from isthmus.core.chip import NARROW_PRECISIONS, Chip, Precision
 from isthmus.core.pool import NodeGroup
 from isthmus.plan.memory.stage_memory import StageDegrees
 from isthmus.plan.profile.component import Recompute
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
 from isthmus.plan.time.calibration import Calibration, ChipRates, smooth_max
+from isthmus.plan.time.chip_rates import ANY_KERNEL
 from isthmus.plan.time.collectives import Topology, all_gather_s, all_reduce_s, all_to_all_s
 from isthmus.plan.time.stage_work import (
-    LOGIT_BYTES,
     ChipMicroBatch,
     ChipWork,
     CollectiveCall,
@@ -49,7 +49,6 @@ _COLLECTIVES: dict[str, Callable[[Topology, float, int, int], float]] = {
     "all_gather": all_gather_s,
     "all_to_all": all_to_all_s,
 }
-_EIGHT_BIT: frozenset[Precision] = frozenset(("fp8", "int8"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +154,15 @@ def pass_time(
     """
     # Step 1: compute time by the roofline.
     rates, peak = chip_model.rates, chip_model.chip.flop_per_s(precision)
-    wide: Precision = "bf16" if precision in _EIGHT_BIT else precision
+    wide: Precision = "bf16" if precision in NARROW_PRECISIONS else precision
     memory = chip_model.chip.memory_bandwidth_bytes_per_s * rates.memory_share
+    sustained = chip_model.chip.sustained if work.attention_kernel != ANY_KERNEL else None
+    peak *= sustained.matmul_ratio(precision, chip_model.chip) if sustained else 1.0
     matmul_s = work.matmul_flops / (peak * rates.matmul_share) + work.matmul_bytes / memory
     core_s = work.attention_flops / (chip_model.chip.flop_per_s(wide) * rates.attention_share)
+    core_ratio = work.attention_backward_ratio / (
+        sustained.attention_ratio(work.attention_kernel) if sustained else 1.0
+    )
     moved_s = work.moved_bytes / memory
     moved_back_s = 2 * moved_s if backward_bytes is None else backward_bytes / memory
     # Step 2: collectives: overlapped with another micro-batch, with weight gradients (backward), or exposed.
@@ -179,10 +183,11 @@ def pass_time(
     forward_s = smooth_max(max(forward_s, hidden_s), launch_s)
     # Step 4: the backward pass, with recomputation.
     weight_s = rates.backward_overlap * work.overlapping_flops / (peak * rates.matmul_share)
-    back_s = 2 * matmul_s + work.attention_backward_ratio * core_s + moved_back_s
+    back_s = 2 * matmul_s + core_ratio * core_s + moved_back_s
     exchanged_s = exposed_s + max(0.0, overlapping_s - weight_s)
+    selective_s = core_s * work.repeats_attention + work.repeated_flops / (peak * rates.matmul_share)
     recompute_s, recompute_launch_s = _recompute_s(
-        recompute, compute_s, core_s, moved_s, exposed_s + overlapping_s, launch_s
+        recompute, compute_s, selective_s, moved_s, exposed_s + overlapping_s, launch_s
     )
     backward_s = smooth_max(
         max(back_s + exchanged_s + recompute_s, hidden_s), BACKWARD_LAUNCHES * launch_s + recompute_launch_s
@@ -192,20 +197,20 @@ def pass_time(
         forward_s=forward_s,
         backward_s=backward_s,
         matmul_s=(3 + whole) * matmul_s,
-        attention_s=(1 + work.attention_backward_ratio + whole) * core_s,
+        attention_s=(1 + core_ratio + whole) * core_s,
         memory_s=(1 + whole) * moved_s + moved_back_s,
         exchange_s=(1 + whole) * (exposed_s + overlapping_s) + exchanged_s,
     )
 
 
 def _recompute_s(
-    recompute: Recompute, compute_s: float, core_s: float, moved_s: float, exchanged_s: float, launch_s: float
+    recompute: Recompute, compute_s: float, selective_s: float, moved_s: float, exchanged_s: float, launch_s: float
 ) -> tuple[float, float]:
     """Return the seconds that recomputation adds to a backward pass, and the seconds of its launches."""
     if recompute == "full":
         return compute_s + exchanged_s, launch_s
     if recompute == "selective":
-        return core_s + moved_s / 2, launch_s / 4
+        return selective_s + moved_s / 2, launch_s / 4
     if recompute == "moe":
         return compute_s / 2, launch_s / 2
     return 0.0, 0.0
@@ -239,7 +244,7 @@ def stage_pass_time(
         work = _cached_layer_work(layer, share)
         one = pass_time(chip_model, work, micro_batch.precision, mode, overlap_experts=overlap_experts)
         total = total + one.scaled(count * chip_model.shape_factor(layer, share))
-    wide: Precision = "bf16" if micro_batch.precision in _EIGHT_BIT else micro_batch.precision
+    wide: Precision = "bf16" if micro_batch.precision in NARROW_PRECISIONS else micro_batch.precision
     if first == 0:
         time = embedding_pass_time(profile, chip_model, share, wide)
         total = total + time.scaled(chip_model.end_factor("embedding_time", profile, share))
@@ -247,7 +252,7 @@ def stage_pass_time(
         total = total + head_pass_time(profile, chip_model, share, wide).scaled(
             chip_model.end_factor("head_time", profile, share)
         )
-    return total
+    return total.scaled(chip_model.rates.bias_factor)
 
 
 def embedding_pass_time(
@@ -262,7 +267,8 @@ def head_pass_time(
 ) -> PassTime:
     """Return the times of one micro-batch in final norm, head and loss, by the roofline."""
     work = head_work(profile, micro_batch)
-    backward_bytes = work.moved_bytes * LOGIT_BYTES[1] / LOGIT_BYTES[0]
+    loss = profile.stack.loss
+    backward_bytes = work.moved_bytes * loss.backward_bytes / loss.forward_bytes
     return pass_time(chip_model, work, precision, backward_bytes=backward_bytes)
 
 

@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from isthmus.plan.memory.stage_memory import StageDegrees
-from isthmus.plan.profile.component import Component, Sharding, Weight
+from isthmus.plan.profile.component import Component, Sharding, Weight, input_width
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
-
-LOGIT_BYTES = (48, 32)
-"""Bytes moved per logit, forward and backward, by an unfused cross-entropy in fp32."""
 
 _REDUCED_WEIGHTS = ("o", "down", "shared_down")
 """Weights whose products end in a tensor-parallel all-reduce; the gradients of the others can overlap one."""
@@ -48,6 +45,12 @@ class ChipWork:
     """Operations of the attention core."""
     attention_backward_ratio: float = 2.0
     """Backward over forward operations of the attention core."""
+    attention_kernel: str = "any"
+    """The kernel of the attention core, by which chips state sustained rates."""
+    repeated_flops: float = 0.0
+    """The part of `matmul_flops` that selective recomputation repeats."""
+    repeats_attention: bool = True
+    """Whether selective recomputation repeats the attention core."""
     moved_bytes: float = 0.0
     """Other memory traffic."""
     num_launches: float = 0.0
@@ -81,7 +84,12 @@ def layer_work(layer: LayerProfile, micro_batch: ChipMicroBatch) -> ChipWork:
         matmul_bytes=sum(one[2] for one in counts),
         attention_flops=core,
         attention_backward_ratio=core_backward,
-        moved_bytes=2 * kept + residual,
+        attention_kernel=layer.attention_kernel,
+        repeated_flops=sum(
+            _repeated_flops(part, layer.repeated_weights, shard, micro_batch) for part in layer.components
+        ),
+        repeats_attention=layer.repeats_attention,
+        moved_bytes=2 * kept * layer.traffic_ratio + residual,
         num_launches=1.0,
         collectives=tuple(_layer_collectives(layer, micro_batch, hidden_bytes)),
     )
@@ -102,10 +110,10 @@ def _matmul_work(part: Component, shard: Sharding, micro_batch: ChipMicroBatch) 
     return flops, first, moved
 
 
-def input_width(part: Component) -> float:
-    """Return the width of a component's input, from its saved tensors."""
-    named = ("projection.input", "feed_forward.input", "head.input")
-    return next((saved.width for saved in part.saved if saved.name in named), 1.0)
+def _repeated_flops(part: Component, names: tuple[str, ...], shard: Sharding, micro_batch: ChipMicroBatch) -> float:
+    """Return the operations of the products that selective recomputation repeats."""
+    chosen = (_chip_matrix(one, shard, micro_batch) for one in part.weights if one.name in names)
+    return sum(2 * each * rows for each, rows in chosen)
 
 
 def _chip_matrix(weight: Weight, shard: Sharding, micro_batch: ChipMicroBatch) -> tuple[float, float]:
@@ -175,7 +183,7 @@ def head_work(profile: ModelProfile, micro_batch: ChipMicroBatch) -> ChipWork:
         matmul_flops=flops,
         overlapping_flops=first,
         matmul_bytes=moved,
-        moved_bytes=LOGIT_BYTES[0] * logits + 4 * hidden_bytes,
+        moved_bytes=profile.stack.loss.forward_bytes * logits + 4 * hidden_bytes,
         collectives=exchanges,
     )
 

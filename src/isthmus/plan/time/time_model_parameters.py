@@ -33,6 +33,11 @@ TIME_MODEL_PARAMETERS: dict[str, ParameterSpec] = {
         default=0.85,
         relative=0.15,
     ),
+    "bias_factor": ParameterSpec(
+        description="measured over modelled time of a pass that no other parameter explains: the model's bias",
+        default=1.0,
+        relative=0.1,
+    ),
     "launch_s": ParameterSpec(
         description="seconds for the host to launch the forward pass of a layer", default=0.7e-3, relative=0.5
     ),
@@ -79,10 +84,25 @@ TIME_MODEL_PARAMETERS: dict[str, ParameterSpec] = {
         default=1.0,
         relative=0.0,
     ),
+    "activation_memory": ParameterSpec(
+        description="measured over counted bytes of activations",
+        default=1.0,
+        relative=0.15,
+    ),
+    "outside_memory_bytes": ParameterSpec(
+        description="bytes of a chip that its framework's allocator does not hold (contexts, communication)",
+        default=0.0,
+        relative=0.0,
+    ),
     "message_s": ParameterSpec(
         description="seconds per message over a WAN link in addition to delay and transfer (forwarding)",
         default=0.0,
         relative=0.0,
+    ),
+    "reserved_share": ParameterSpec(
+        description="share of a reserved WAN link's rate that the transport reaches, unless `wan_share` was fitted",
+        default=0.95,
+        relative=0.05,
     ),
     "wan_share": ParameterSpec(
         description="share of a WAN link's rate, net of headers and loss, reached by the transport",

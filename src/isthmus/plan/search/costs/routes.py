@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from isthmus.core.link_throughput import effective_bytes_per_s
 from isthmus.core.pool import Pool
 from isthmus.plan.time.calibration import Calibration
+from isthmus.plan.time.plan_links import reached_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,7 @@ class Routes:
         self._routes = {
             ends: Route(
                 link.delay_s,
-                effective_bytes_per_s(link, links.get(ends[::-1]))
-                * min(calibration.value("wan_share", f"{link.source}>{link.target}"), 1.0),
+                reached_bytes_per_s(calibration, link, links.get(ends[::-1])),
                 not link.jitter_ms,
             )
             for ends, link in links.items()

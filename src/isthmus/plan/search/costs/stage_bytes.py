@@ -10,14 +10,12 @@ import itertools
 from functools import cached_property
 
 from isthmus.plan.memory.backward_peak import MicroBatchLoad, layer_memory
-from isthmus.plan.memory.stage_memory import StageDegrees, stage_memory
+from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes
+from isthmus.plan.memory.stage_memory import StageDegrees, stage_memory, state_bytes
 from isthmus.plan.profile.model_profile import Recompute
 from isthmus.plan.search.costs.slots import ChipSlot
 from isthmus.plan.search.costs.stage_seconds import StageSeconds
-from isthmus.plan.search.costs.workload import STATIC_BYTES, TrainingWorkload, ZeroStage
-
-ALLOCATOR_RESERVE = 1.05
-"""Allocator reserve, as in `stage_memory`."""
+from isthmus.plan.search.costs.workload import TrainingWorkload, ZeroStage
 
 _MODES: tuple[Recompute, Recompute] = ("none", "full")
 
@@ -38,7 +36,14 @@ class StageBytes(StageSeconds):
             tokens=self.batch.micro_batch_size * self.batch.sequence_length / self.degrees.cp,
             sequence_length=self.batch.sequence_length,
             precision_bytes=4 if self.workload.stored_precision == "fp32" else 2,
+            fused_weight_gradients=self.workload.profile.stack.fused_weight_gradients,
         )
+
+    @cached_property
+    def memory_limit_bytes(self) -> float:
+        """What the allocator may reserve on a chip of a stage."""
+        stack = self.workload.profile.stack
+        return memory_limit_bytes(device_bytes(self.chip), stack, self.degrees)
 
     @cached_property
     def _memory_sums(self) -> tuple[list[float], list[float], list[float], list[float]]:
@@ -65,7 +70,8 @@ class StageBytes(StageSeconds):
         """By (is first, is last, recomputes): parameters, kept bytes and working bytes beside the layers'."""
         task, degrees, found = self.workload, self.degrees, {}
         dense, expert, kept, saved = self._memory_sums
-        per_parameter = sum(STATIC_BYTES[task.stored_precision])
+        each = state_bytes(task.profile, task.stored_precision)
+        per_parameter = each.weights + each.gradients + each.optimizer
         indices = {id(layer): index for index, layer in enumerate(task.profile.layers)}.values()
         for is_first, is_last, recomputed in itertools.product((False, True), repeat=3):
             answers = []
@@ -123,7 +129,7 @@ class StageBytes(StageSeconds):
         each, each_expert = self._static_bytes(dp, zero)
         static = (dense[last] - dense[first] + rest) * each + (expert[last] - expert[first]) * each_expert
         keeps = beside + kept[last] - kept[first] - (saved[first + recomputed] - saved[first])
-        return ALLOCATOR_RESERVE * (static + in_flight * keeps + working)
+        return self.workload.reserved_ratio * (static + in_flight * keeps + working)
 
     def _static_bytes(self, dp: int, zero: ZeroStage) -> tuple[float, float]:
         """Return the static bytes per dense and per expert parameter."""

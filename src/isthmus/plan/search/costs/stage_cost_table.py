@@ -11,12 +11,9 @@ from isthmus.plan.memory.stage_memory import StageDegrees
 from isthmus.plan.search.costs.layer_ranges import RangeTimes, range_times
 from isthmus.plan.search.costs.recomputation import fewest_recomputed
 from isthmus.plan.search.costs.slots import ChipSlot
-from isthmus.plan.search.costs.stage_bytes import ALLOCATOR_RESERVE, StageBytes
+from isthmus.plan.search.costs.stage_bytes import StageBytes
 from isthmus.plan.search.costs.workload import TrainingWorkload, ZeroStage
 from isthmus.plan.search.splits.split_equal_layers import LayerTimes
-
-MEMORY_FRACTION = 0.95
-"""Share of a chip's memory that a stage may use."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class StageCostTable(StageBytes):
 
         Algorithm 1 of the heterogeneous-training report.
         """
-        limit = self.chip.memory_bytes * MEMORY_FRACTION
+        limit = self.memory_limit_bytes
         count = last - first
 
         def needs(recomputed: int) -> float:
@@ -107,7 +104,7 @@ class StageCostTable(StageBytes):
         dense, expert, kept, _ = self._memory_sums
         each, each_expert = self._static_bytes(dp, zero)
         layer_bytes = dense[1] * each + expert[1] * each_expert + in_flight * kept[1]
-        limit = self.chip.memory_bytes * MEMORY_FRACTION / ALLOCATOR_RESERVE
+        limit = self.memory_limit_bytes / self.workload.reserved_ratio
         plain, recomputed = (
             self._end_memory[is_first, is_last, False],
             self._end_memory[is_first, is_last, True],
@@ -166,7 +163,7 @@ class StageCostTable(StageBytes):
         dense, expert, kept, saved = self._memory_sums
         forward, backward, more = self._time_sums
         each, each_expert = self._static_bytes(dp, zero)
-        room = self.chip.memory_bytes * MEMORY_FRACTION / ALLOCATOR_RESERVE - 1.0  # one byte for rounding
+        room = self.memory_limit_bytes / self.workload.reserved_ratio - 1.0  # one byte for rounding
         for last in lasts:
             is_last = last == self.workload.profile.num_layers
             plain, recomputed = (self._end_memory[first == 0, is_last, one] for one in (False, True))

@@ -51,7 +51,12 @@ class StageSeconds:
         work = layer_work(layer, batch.per_chip(self.degrees))
         plain = pass_time(self.chip_model, work, task.precision)
         recomputed = pass_time(self.chip_model, work, task.precision, "full")
-        return plain.forward_s, plain.backward_s, recomputed.backward_s - plain.backward_s
+        factor = self.chip_model.rates.bias_factor
+        return (
+            plain.forward_s * factor,
+            plain.backward_s * factor,
+            (recomputed.backward_s - plain.backward_s) * factor,
+        )
 
     @property
     def _paced_flop_per_s(self) -> float:

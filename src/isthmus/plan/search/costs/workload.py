@@ -7,12 +7,9 @@ from functools import cached_property
 from typing import Literal
 
 from isthmus.core.chip import Precision
-from isthmus.plan.memory.stage_memory import OUTER_OPTIMIZER_BYTES
+from isthmus.plan.memory.stage_memory import OUTER_OPTIMIZER_BYTES, state_bytes
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
 from isthmus.plan.time.calibration import Calibration
-
-STATIC_BYTES = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
-"""Bytes per parameter of weights, gradients and optimizer, by stored precision."""
 
 ZeroStage = Literal[0, 1, 2, 3]
 """Stage of the ZeRO optimizer; 0: off."""
@@ -51,12 +48,17 @@ class TrainingWorkload:
         )
 
     @property
-    def static_bytes(self) -> tuple[int, int, int]:
+    def static_bytes(self) -> tuple[float, float, float]:
         """Bytes per parameter on the chip of weights, gradients and optimizer (outer optimizer included)."""
-        weights, gradients, optimizer = STATIC_BYTES[self.stored_precision]
+        each = state_bytes(self.profile, self.stored_precision)
         if self.optimizer_on_host:
-            return weights, gradients, 0
-        return weights, gradients, optimizer + OUTER_OPTIMIZER_BYTES * (self.local_steps > 1)
+            return each.weights, each.gradients, 0.0
+        return each.weights, each.gradients, each.optimizer + OUTER_OPTIMIZER_BYTES * (self.local_steps > 1)
+
+    @property
+    def reserved_ratio(self) -> float:
+        """Bytes that the allocator needs at least over those in use."""
+        return 1.0 + self.profile.stack.allocator.least_share
 
     @property
     def stored_precision(self) -> Literal["fp32", "bf16"]:

@@ -11,7 +11,6 @@ from isthmus.core.pool import Cluster
 from isthmus.core.units import format_bytes
 from isthmus.plan.search.costs.job_limits import describe_degrees
 from isthmus.plan.search.costs.slots import ChipSlot
-from isthmus.plan.search.costs.stage_cost_table import MEMORY_FRACTION
 from isthmus.plan.search.explore.branch_and_bound import BranchAndBound
 from isthmus.plan.search.pipelines.pipeline_shape import PipelineShape
 
@@ -169,11 +168,12 @@ def _memory_reason(shape: PipelineShape) -> str:
         needed += cost_table.num_chips * cost_table.stage_bytes(
             *part, in_flight, part[1] - part[0], shape.dp, shape.zero
         )
-    whole = needed <= MEMORY_FRACTION * _memory_bytes(shape)
+    usable = sum(one.memory_limit_bytes * one.num_chips for one in shape.cost_tables)
+    whole = needed <= usable
     return (
         f"too little memory: with all layers recomputed the model needs about {format_bytes(needed)} on "
         f"{sum(one.num_chips for one in shape.cost_tables)} chips, which have {format_bytes(_memory_bytes(shape))}, "
-        f"{MEMORY_FRACTION:.0%} of it usable"
+        f"{usable / _memory_bytes(shape):.0%} of it usable"
         + ("; enough in total, but no split into whole layers fits every chip" if whole else "")
     )
 

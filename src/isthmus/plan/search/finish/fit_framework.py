@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from isthmus.plan.search.compose.plan_layout import PlacedPipeline, PlanLayout
 from isthmus.plan.search.costs.framework_rules import FrameworkRules, RecomputeRule
-from isthmus.plan.search.costs.stage_cost_table import MEMORY_FRACTION
 
 
 def fit_framework(layout: PlanLayout, rules: FrameworkRules | None) -> PlanLayout | None:
@@ -53,4 +52,4 @@ def _fits(pipeline: PlacedPipeline, stage: int, recomputed: int) -> bool:
     cost_table = shape.cost_tables[stage]
     in_flight = min(shape.max_in_flight(stage), max(pipeline.micro_batch_counts))
     num_bytes = cost_table.stage_bytes(cut.first, cut.last, in_flight, recomputed, shape.dp, shape.zero)
-    return num_bytes <= cost_table.chip.memory_bytes * MEMORY_FRACTION
+    return num_bytes <= cost_table.memory_limit_bytes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from isthmus.core.plan import Plan
+from isthmus.core.stack import find_stack
+from isthmus.plan.profile.stack_tensors import DEFAULT_STACK
 
 RUNTIME_SCHEDULES = ("1f1b", "dualpipe", "gpipe", "interleaved", "overlapped", "zero_bubble")
 """Schedules that the runtime supports."""
@@ -13,6 +15,9 @@ def runtime_incompatibility(plan: Plan) -> str | None:
 
     At job start the runtime also checks that plan and job agree and that it can train the model.
     """
+    stack = find_stack(plan.stack).name
+    if stack != DEFAULT_STACK:
+        return f"stack {stack}: a plan for another framework"
     if plan.local_steps > 1:
         return f"{plan.local_steps} local steps between averages: the runtime reduces gradients every step"
     if plan.zero > 1:

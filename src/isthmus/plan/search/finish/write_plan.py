@@ -73,6 +73,7 @@ def write_plan(layout: PlanLayout, job: Job, workload: TrainingWorkload, *, exec
         precision=None if executable else job.training.precision,
         model=None if executable else job.model,
         compute=job.compute,
+        stack=job.stack,
     )
 
 

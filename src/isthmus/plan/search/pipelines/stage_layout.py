@@ -157,15 +157,17 @@ class StageLayout:
             elif cost_table.virtual:
                 found.append(0.0)
             else:
-                near = 2 * cost_table.num_chips * self.dp <= a.group.chips_per_node
-                found.append(
-                    send_s(
-                        cost_table.chip_model.topology,
-                        self.message_bytes / cost_table.num_chips,
-                        same_node=near,
-                    )
-                )
+                found.append(self._near_hop_s(a, b, cost_table, self.cost_tables[i + 1]))
         return tuple(found)
+
+    def _near_hop_s(self, a: ChipSlot, b: ChipSlot, sender: StageCostTable, receiver: StageCostTable) -> float:
+        """Return the seconds of a message inside a cluster: unlike node groups are joined by their nodes' network."""
+        topology, chips = sender.chip_model.topology, sender.num_chips
+        if a.group.name != b.group.name:
+            num_bytes = self.message_bytes / min(chips, receiver.num_chips)
+            return send_s(topology, num_bytes, same_node=False, target=receiver.chip_model.topology)
+        near = 2 * chips * self.dp <= a.group.chips_per_node
+        return send_s(topology, self.message_bytes / chips, same_node=near)
 
     def max_in_flight(self, stage: int) -> int:
         """Return the most micro-batches that a stage holds at once."""

@@ -1,0 +1,206 @@
+"""`Stack`: a training framework as the planner sees it: what it keeps in memory, fuses, overlaps and recomputes.
+
+Built-in stacks are the YAML files of `isthmus.core.stacks`; `docs/design/memory-model.md` explains the terms.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import AfterValidator, Field, model_validator
+
+from isthmus.core.base_model import Fraction, FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from isthmus.core.errors import InputError
+
+StatePrecision = Literal["bf16", "fp32", "fp8"]
+Source = Annotated[str, Field(min_length=1)]
+
+
+class StateBytes(FrozenModel):
+    """Bytes per parameter that a chip keeps, before sharding: weights, gradients, optimizer."""
+
+    weights: PositiveFloat
+    gradients: NonNegativeFloat
+    optimizer: NonNegativeFloat
+
+
+class StackState(FrozenModel):
+    """The state by precision. Without an entry for `fp8`, that of `bf16` counts."""
+
+    bf16: StateBytes
+    fp32: StateBytes
+    fp8: StateBytes | None = None
+    source: Source
+
+    def of(self, precision: StatePrecision) -> StateBytes:
+        """Return the bytes per parameter with this compute precision."""
+        if precision == "fp32":
+            return self.fp32
+        return self.fp8 or self.bf16 if precision == "fp8" else self.bf16
+
+
+class TensorRule(FrozenModel):
+    """What differs from autograd's list for the tensors whose names match `tensors` (`*` matches anything).
+
+    `kept` is the share that the forward pass keeps, `selective` the share of this that selective recomputation
+    keeps (default: as the model class says); bytes are per element (default: as the model class says).
+    """
+
+    tensors: str
+    kept: Fraction = 1.0
+    selective: Fraction | None = None
+    element_bytes: PositiveFloat | None = None
+    fp8_bytes: PositiveFloat | None = None
+    source: Source
+
+
+class AddedTensor(FrozenModel):
+    """A tensor that the stack keeps in addition, `times` as wide as the tensor named `like`, sharded alike.
+
+    `when` limits it to products of 8 bits (`fp8`) or to selective recomputation (`selective`).
+    """
+
+    name: str
+    like: str
+    times: PositiveFloat = 1.0
+    element_bytes: PositiveFloat | None = None
+    when: Literal["always", "fp8", "selective"] = "always"
+    source: Source
+
+
+class SelectiveRecompute(FrozenModel):
+    """What selective recomputation repeats: the products of these weights, and the attention core or not."""
+
+    weights: tuple[str, ...] = ()
+    attention: bool = True
+    source: Source
+
+
+class LossMemory(FrozenModel):
+    """The loss: bytes per logit at the peak beside the kept ones, and bytes moved forward and backward.
+
+    `chunks` is the number of parts that a chunked loss computes one after another.
+    """
+
+    peak_bytes: NonNegativeFloat | None = None
+    forward_bytes: PositiveFloat
+    backward_bytes: PositiveFloat
+    chunks: Annotated[int, Field(ge=1)] = 1
+    source: Source
+
+
+class GatheredWeights(FrozenModel):
+    """Weights that ZeRO 3 (FSDP) has gathered at a time: `layers` of them, or with a pipeline all of the stage.
+
+    `element_bytes` (default: of the compute precision) are of a gathered weight, `gradient_bytes` of a gradient of one
+    layer before it is reduced. With `ends`, embedding and head stay gathered.
+    """
+
+    layers: NonNegativeInt = 1
+    whole_stage_with_pipeline: bool = False
+    ends: bool = False
+    element_bytes: PositiveFloat | None = None
+    gradient_bytes: NonNegativeFloat = 0.0
+    source: Source
+
+
+class AllocatorShares(FrozenModel):
+    """What the allocator reserves beyond the bytes in use, as a share of them.
+
+    `usual_share` is what it has reserved at the end. When memory runs out it gives blocks back, and `least_share`
+    remains lost: that decides whether a plan fits.
+    """
+
+    usual_share: Fraction
+    least_share: Fraction
+    source: Source
+
+
+class OutsideMemory(FrozenModel):
+    """Memory of the chip that the framework's allocator does not own.
+
+    The sum of a share of the chip, the context of the process (and libraries), and the buffers of each group of chips
+    with a collective of its own (tensor, pipeline, context, expert, data).
+    """
+
+    share: Fraction = 0.0
+    context_bytes: NonNegativeFloat = 0.0
+    group_bytes: NonNegativeFloat = 0.0
+    source: Source
+
+
+class Stack(FrozenModel):
+    """A training framework, its version, and what it does with memory and time; see `docs/design/memory-model.md`."""
+
+    name: Name
+    version: str
+    state: StackState
+    tensors: tuple[TensorRule, ...] = ()
+    added: tuple[AddedTensor, ...] = ()
+    selective: SelectiveRecompute
+    loss: LossMemory
+    gathered: GatheredWeights
+    fused_weight_gradients: bool = False
+    keeps_stage_tensors: bool = True
+    buffer_bytes: NonNegativeFloat = 0.0
+    allocator: AllocatorShares
+    outside: OutsideMemory
+    attention_kernel: Literal["any", "flash2", "flash3", "cudnn", "sdpa"] = "any"
+    traffic_ratio: PositiveFloat = 1.0
+    overlap_gradients: bool = False
+    sources: dict[str, Source] = Field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.version))
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> Stack:
+        """Raise unless each number beside the parts, which name their own, has a source."""
+        defaults = {"buffer_bytes": 0.0, "traffic_ratio": 1.0}
+        unnamed = [key for key, none in defaults.items() if getattr(self, key) != none and key not in self.sources]
+        if unnamed:
+            raise ValueError(f"no source for {', '.join(unnamed)}; add them to `sources`")
+        return self
+
+
+def _check_stack_name(name: str) -> str:
+    """Return `name` if it is a built-in stack; raise `ValueError` otherwise."""
+    if name not in stack_names():
+        raise ValueError(
+            f"unknown stack '{name}'; known: {', '.join(stack_names())}, or the path of an own file (*.yaml)"
+        )
+    return name
+
+
+StackChoice = Annotated[str, AfterValidator(_check_stack_name)] | Stack
+"""A built-in stack by name, or a whole one (the readers of plan and job files replace a path by its content)."""
+
+
+@cache
+def stack_names() -> tuple[str, ...]:
+    """Return the names of the built-in stacks, sorted."""
+    files = resources.files("isthmus.core").joinpath("stacks").iterdir()
+    return tuple(sorted(one.name.removesuffix(".yaml") for one in files if one.name.endswith(".yaml")))
+
+
+@cache
+def _built_in(name: str) -> Stack:
+    text = resources.files("isthmus.core").joinpath("stacks", f"{name}.yaml").read_text(encoding="utf-8")
+    return Stack.model_validate(yaml.safe_load(text))
+
+
+def find_stack(choice: str | Stack) -> Stack:
+    """Return the stack of a choice; raise `InputError` for an unknown name."""
+    if isinstance(choice, Stack):
+        return choice
+    if choice not in stack_names():
+        raise InputError(f"unknown stack '{choice}'", hint=f"one of {', '.join(stack_names())}, or a path of a file")
+    return _built_in(choice)
+
+
+def is_stack_file(choice: object) -> bool:
+    """Return whether a choice of a stack is the path of a file."""
+    return isinstance(choice, str) and choice.endswith((".yaml", ".yml"))

@@ -1,0 +1,60 @@
+"""`with_chip_rates`: a calibration completed by the sustained rates that chips state, where nothing was measured.
+
+A value that a calibration has, for the chip or in general, stays; the rates of a chip come before the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from isthmus.core.chip import Chip
+from isthmus.core.plan import Plan
+from isthmus.core.pool import Pool
+from isthmus.core.stack import Stack, find_stack
+from isthmus.plan.time.calibration import Calibration, FittedParameter
+
+RELATIVE = {"matmul_share": 0.12, "attention_share": 0.2, "link_share": 0.1, "network_share": 0.15}
+"""Relative uncertainty of a share from a micro-benchmark of another machine: one shape, one node, one version."""
+
+ANY_KERNEL = "any"
+"""Attention kernel of a stack that names none: no rates of micro-benchmarks are taken for it."""
+
+
+def with_chip_rates(calibration: Calibration, plan: Plan, pool: Pool) -> Calibration:
+    """Return `calibration` with the sustained rates of the plan's chips, for the kernels of the plan's stack."""
+    if find_stack(plan.stack).attention_kernel == ANY_KERNEL:
+        return calibration
+    groups = {(stage.cluster, stage.node_group) for stage in plan.stages}
+    chips = {chip.name: chip for chip in (pool.chip(pool.node_group(*group)) for group in groups)}
+    return complete_calibration(calibration, tuple(chips.values()), plan.stack)
+
+
+def complete_calibration(calibration: Calibration, chips: Sequence[Chip], stack: str | Stack) -> Calibration:
+    """Return `calibration` with the sustained rates of `chips`, for the kernels of the stack."""
+    kernel, added = find_stack(stack).attention_kernel, {}
+    for chip in chips if kernel != ANY_KERNEL else ():
+        for name, share in _shares(chip, kernel).items():
+            key = f"{chip.name}/{name}"
+            if name not in calibration.parameters and key not in calibration.parameters:
+                added[key] = FittedParameter(value=share, relative=RELATIVE[name])
+    if not added:
+        return calibration
+    return calibration.model_copy(update={"parameters": {**calibration.parameters, **added}})
+
+
+def _shares(chip: Chip, kernel: str) -> dict[str, float]:
+    """Return the shares of the data sheet's rates that micro-benchmarks of a chip reached."""
+    rates = chip.sustained
+    if rates is None:
+        return {}
+    found: dict[str, float] = {}
+    if "bf16" in rates.matmul_flop_per_s:
+        found["matmul_share"] = rates.matmul_flop_per_s["bf16"] / chip.flop_per_s("bf16")
+    attention = next((one for one in rates.attention if one.kernel == kernel), None)
+    if attention is not None:
+        found["attention_share"] = attention.forward_flop_per_s / chip.flop_per_s("bf16")
+    if rates.link_bytes_per_s:
+        found["link_share"] = rates.link_bytes_per_s / chip.in_node_link.bandwidth_bytes_per_s
+    if rates.network_share:
+        found["network_share"] = rates.network_share
+    return found

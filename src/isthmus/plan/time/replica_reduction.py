@@ -1,0 +1,79 @@
+"""Collectives of gradients over replicas whose chips may be in unlike node groups of one cluster.
+
+Chips of one node use its links; nodes are joined by their network, and two nodes by the slower of theirs. A
+collective is hierarchical: inside the nodes, then between all of them. With a single node group the times are those
+of `collectives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from isthmus.plan.time.collectives import (
+    NETWORK_HOP_S,
+    NODE_HOP_S,
+    Topology,
+    all_gather_s,
+    all_reduce_bytes_per_s,
+    all_reduce_s,
+    ring_all_reduce_s,
+    tree_all_reduce_s,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaPlace:
+    """`count` replicas of a stage in one node group, each on `num_chips` chips."""
+
+    topology: Topology
+    count: int
+    num_chips: int
+
+    @property
+    def tiers(self) -> tuple[int, int]:
+        """Replicas per node, and nodes."""
+        return self.topology.tiers(self.count, self.num_chips)
+
+    @property
+    def network_bytes_per_s(self) -> float:
+        """Rate at which the chips of one node exchange a stage's gradients with other nodes."""
+        return self.topology.network_bytes_per_s * self.num_chips * self.tiers[0]
+
+
+def replicas_all_reduce_s(places: Sequence[ReplicaPlace], num_bytes: float) -> float:
+    """Return the seconds of an all-reduce of a stage's `num_bytes` over the replicas of all `places`."""
+    if len(places) == 1:
+        one = places[0]
+        return all_reduce_s(one.topology, num_bytes / one.num_chips, one.count, one.num_chips)
+    inside_s = 0.0
+    for one in places:
+        inside, _ = one.tiers
+        if inside > 1:
+            args = (num_bytes / one.num_chips, inside, one.topology.link_bytes_per_s, NODE_HOP_S)
+            local_s = one.topology.link_latency_s + min(ring_all_reduce_s(*args), tree_all_reduce_s(*args))
+            inside_s = max(inside_s, local_s)
+    nodes, rate = sum(one.tiers[1] for one in places), min(one.network_bytes_per_s for one in places)
+    args = (num_bytes, nodes, rate, NETWORK_HOP_S)
+    latency_s = max(one.topology.network_latency_s for one in places)
+    return inside_s + latency_s + min(ring_all_reduce_s(*args), tree_all_reduce_s(*args))
+
+
+def replicas_all_reduce_bytes_per_s(places: Sequence[ReplicaPlace]) -> float:
+    """Return the rate R of a large all-reduce over p replicas, which takes 2 (p - 1) / p x bytes / R seconds.
+
+    R is that of all chips of a stage; a replica that reduces with no other counts as one of two.
+    """
+    if len(places) == 1:
+        one = places[0]
+        return one.num_chips * all_reduce_bytes_per_s(one.topology, max(2, one.count), one.num_chips)
+    size, num_bytes = sum(one.count for one in places), 1e15
+    return 2 * (size - 1) / size * num_bytes / replicas_all_reduce_s(places, num_bytes)
+
+
+def replicas_all_gather_s(places: Sequence[ReplicaPlace], num_bytes: float) -> float:
+    """Return the seconds of an all-gather to a stage's whole `num_bytes`, as half of an all-reduce between nodes."""
+    if len(places) == 1:
+        one = places[0]
+        return all_gather_s(one.topology, num_bytes / one.num_chips, one.count, one.num_chips)
+    return replicas_all_reduce_s(places, num_bytes) / 2
