@@ -25,7 +25,9 @@ def cluster_of(slurm: SlurmCluster) -> Cluster:
     return Cluster(name=slurm.name, owner="o", node_groups=(group,))
 
 
-def adapter_of(slurm: SlurmCluster, state: Path, command: Sequence[str]) -> SlurmAdapter:
-    """Return an adapter of the cluster whose workers run `command`."""
-    commands = SlurmCommands(config=str(slurm.conf), timeout_s=5.0)
-    return SlurmAdapter(SlurmSite(SITE, cluster_of(slurm)), state, commands, tuple(command))
+def adapter_of(
+    slurm: SlurmCluster, state: Path, command: Sequence[str], commands: SlurmCommands | None = None
+) -> SlurmAdapter:
+    """Return an adapter of the cluster whose workers run `command`, by `commands` if given."""
+    own = commands or SlurmCommands(config=str(slurm.conf), timeout_s=5.0)
+    return SlurmAdapter(SlurmSite(SITE, cluster_of(slurm)), state, own, tuple(command))

@@ -13,12 +13,15 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
 PROGRAMS = ("slurmctld", "slurmd", "squeue", "salloc", "munged")
+
+_PID_FILE_S = 10.0
+"""Time in which a started slurmctld writes its process id."""
 
 _CONF = """
 ClusterName={name}
@@ -71,6 +74,7 @@ class SlurmCluster:
         self.name, self.root, self.num_nodes, self.num_cards = name, root, nodes, cards
         self.conf = root / "etc" / "slurm.conf"
         self.environment = {**os.environ, "SLURM_CONF": str(self.conf)}
+        self.num_crashes = self.num_kills = 0
 
     @property
     def nodes(self) -> list[str]:
@@ -116,7 +120,37 @@ class SlurmCluster:
 
     def kill_controller(self) -> None:
         """End slurmctld with SIGKILL."""
-        _kill(self.root / "run" / "ctld.pid", signal.SIGKILL)
+        deadline_s = time.monotonic() + _PID_FILE_S
+        while not self._pid_file.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        _kill(self._pid_file, signal.SIGKILL)
+        self.num_kills += 1
+        self._pid_file.unlink(missing_ok=True)
+
+    def save_state(self) -> None:
+        """Have slurmctld save its state, by an orderly restart: killed later, it shows no job again that has ended."""
+        self.revive_controller()
+        pid = int(self._pid_file.read_text())
+        self._pid_file.unlink()
+        os.kill(pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + _PID_FILE_S
+        while psutil.pid_exists(pid) and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        self.start_controller()
+        self.wait_answer()
+        self.wait_registered()
+
+    def revive_controller(self) -> None:
+        """Start slurmctld again if it has crashed, as systemd does: 22.05 does now and then after a restart."""
+        with contextlib.suppress(OSError, ValueError):
+            if not psutil.pid_exists(int(self._pid_file.read_text())):
+                self._pid_file.unlink()
+                self.start_controller()
+                self.num_crashes += 1
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.root / "run" / "ctld.pid"
 
     def end(self) -> None:
         """Cancel all jobs, then end every daemon."""
@@ -168,9 +202,14 @@ class SlurmCluster:
         """Return the ids of jobs that have or want cards; a killed slurmctld may show ended ones as completing."""
         return self.run("squeue", "-h", "-t", "pending,running,suspended,configuring", "-o", "%A").split()
 
+    def num_held(self) -> int:
+        """Return how many allocations of an agent run."""
+        return sum(name.startswith("isthmus-") for name in self.run("squeue", "-h", "-t", "R", "-o", "%j").split())
+
     def _wait(self, holds, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
         while True:
+            self.revive_controller()
             with contextlib.suppress(subprocess.SubprocessError):
                 if holds():
                     return
@@ -181,6 +220,19 @@ class SlurmCluster:
         subprocess.run(
             command, env=self.environment, check=True, timeout=20, capture_output=True, stdin=subprocess.DEVNULL
         )
+
+
+@contextlib.contextmanager
+def slurm_clusters(folder: Path, nodes: int, cards: int, *names: str) -> Iterator[dict[str, SlurmCluster]]:
+    """Run clusters of `nodes` nodes with `cards` cards each below `folder`; return them by name."""
+    clusters = {name: SlurmCluster(name, folder / name, nodes, cards) for name in names}
+    try:
+        for cluster in clusters.values():
+            cluster.start()
+        yield clusters
+    finally:
+        for cluster in clusters.values():
+            cluster.end()
 
 
 def missing_programs() -> Sequence[str]:

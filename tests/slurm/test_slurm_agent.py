@@ -3,61 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from isthmus.agent.service.agent_service import AgentService
-from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
-from isthmus.core.pool import Cluster, NodeGroup
-from isthmus.core.process.boot_clock import boot_time_s
+from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed, RankStart
+from isthmus.core.errors import UnavailableError
 from tests.site.samples import order
+from tests.slurm.running_agent import LOOP, RunningAgent
 from tests.slurm.samples import adapter_of
 from tests.slurm.slurm_cluster import SlurmCluster
 
-LOOP = ("sh", "-c", 'echo "$ISTHMUS_CARDS" > "$1/cards"; while :; do sleep 0.05; done', "worker")
 PLACES = ("east/h20", "east/h20")
-
-
-class RunningAgent:
-    """An agent's service on a Slurm cluster, driven by the test; `restart` is a new life of it."""
-
-    def __init__(self, slurm: SlurmCluster, state: Path) -> None:
-        self._slurm, self._state, self._orders = slurm, state, tuple[PartOrder, ...]()
-        self.restart()
-
-    def restart(self) -> None:
-        group = NodeGroup(name="h20", chip="H20", nodes=self._slurm.num_nodes, chips_per_node=self._slurm.num_cards)
-        self.service = AgentService(
-            cluster=Cluster(name="east", owner="o", node_groups=(group,)),
-            adapter=adapter_of(self._slurm, self._state, LOOP),
-            state=self._state,
-            clock=boot_time_s,
-        )
-
-    def until(self, what: str, happened: Callable[[], object], *parts: PartOrder, timeout_s: float = 40.0) -> None:
-        """Tick, and repeat the server's orders, until something has happened."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            self.service.tick()
-            if parts:
-                self.service.apply_orders(AgentOrders(parts=parts))
-            if happened():
-                return
-            assert time.monotonic() < deadline_s, f"{what}: {self.states}"
-            time.sleep(0.05)
-
-    @property
-    def states(self) -> dict[str, str]:
-        return {f"{part.job}/{part.attempt}": f"{part.state} {part.detail}" for part in self.service.observed_parts()}
-
-    def state(self, job: str = "a") -> str:
-        found = [part.state for part in self.service.observed_parts() if part.job == job]
-        return found[0] if found else ""
-
-    def num_jobs(self) -> int:
-        return len(self._slurm.run("squeue", "-h", "-o", "%A").split())
 
 
 @pytest.fixture
@@ -122,3 +80,46 @@ def test_a_part_preempts_a_users_job_only_when_it_is_prepared(agent: RunningAgen
     assert alpha.run("squeue", "-h", "-j", users, "-o", "%t").strip() in ("PD", "CG")
     agent.until("released", lambda: agent.state() == "released", order("released", places=PLACES))
     alpha.run("scancel", users)
+
+
+@pytest.mark.slow
+def test_a_part_is_refused_if_slurm_would_preempt_another_job(agent: RunningAgent, alpha: SlurmCluster) -> None:
+    """Two jobs could make room; an order that names the one that Slurm would not take disturbs neither."""
+    service = agent.service
+    service.machine.site.policy = service.machine.site.policy.model_copy(update={"preemptible_from": "middle"})
+    names = []
+    for _ in range(2):
+        submitted = alpha.run("sbatch", "--parsable", "--gpus=4", "-N1", "--wrap", "sleep 600", "-o", "/dev/null")
+        names.append(f"slurm-{submitted.strip()}")
+        agent.until("the user's job is seen", lambda: (names[-1], 0) in service.machine.parts)
+    needs = (RankNeed(node_group="h20", num_cards=1),) * 2
+    request = HoldRequest(id="0" * 32, job="a", attempt=1, ranks=needs, lease_s=60, victims=tuple(names))
+    (chosen,) = service.adapter.probe(request).victims
+    (spared,) = set(names) - {chosen}
+    wanted = order("ready", places=PLACES, victims=({"job": spared, "attempt": 0},), priority="high")
+    agent.until("refused", lambda: agent.state() == "refused", wanted)
+    assert f"would preempt {chosen}, which the order does not name" in agent.states["a/1"]
+    wanted = order("ready", job="b", places=PLACES, victims=({"job": chosen, "attempt": 0},), priority="high")
+    agent.until("ready", lambda: agent.state("b") == "ready", wanted)
+    assert alpha.run("squeue", "-h", "-o", "%t").split() == ["R", "R"]
+    alpha.run("scancel", "--user=root")
+
+
+@pytest.mark.slow
+def test_a_hold_that_slurm_has_lost_ends_and_asks_for_nothing(alpha: SlurmCluster, tmp_path: Path) -> None:
+    """Two looks agree that the allocation is gone: the id is used up, no other allocation is made under it, and a start
+    on the cards of the lost one is an error that may be repeated."""
+    adapter = adapter_of(alpha, tmp_path / "state", LOOP)
+    need = RankNeed(node_group="h20", num_cards=1)
+    request = HoldRequest(id="1" * 32, job="a", attempt=1, ranks=(need,), lease_s=60)
+    hold = adapter.hold(request)
+    assert hold.state == "granted"
+    alpha.run("scancel", "--user=root")
+    alpha.wait_empty()
+    alpha.wait_idle()
+    assert [adapter.hold(request).state for _ in range(3)] == ["granted", "ended", "ended"]
+    assert alpha.live_jobs() == []
+    folder = tmp_path / "worker"
+    folder.mkdir()
+    with pytest.raises(UnavailableError, match="not granted, or has other cards"):
+        adapter.start(RankStart(folder=folder, cards=("h20/alpha2/9",), hold=request.id))

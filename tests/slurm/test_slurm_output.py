@@ -25,7 +25,7 @@ NODE = "NodeName=a1 Arch=x86_64 Gres=gpu:h20:8(S:0-1) GresUsed=gpu:h20:2 State={
 
 def test_jobs_are_read_with_nodes_and_cards() -> None:
     """Cards are counted per node, per job or per task, whichever the user asked for."""
-    first, second = parse_jobs(JOBS)
+    first, second = parse_jobs(JOBS).values()
     assert (first.id, first.state, first.nodes, first.num_cards("gpu"), first.requeue) == (
         7,
         "R",
@@ -52,13 +52,23 @@ def test_a_line_that_cannot_be_read_is_an_error_that_names_it(line: str) -> None
         parse_jobs(f"{JOBS}{line}\n")
 
 
+def test_a_line_that_was_there_before_is_the_same_job() -> None:
+    """It is not parsed again; a line that changed is, and what is gone is gone."""
+    before = parse_jobs(JOBS)
+    after = parse_jobs(JOBS.replace("8|PD|", "8|CG|").removesuffix("\n"), before)
+    assert [row.state for row in after.values()] == ["R", "CG"]
+    same = [row for row in after.values() if any(row is one for one in before.values())]
+    assert [row.id for row in same] == [7]
+    assert [row.id for row in parse_jobs(JOBS.splitlines()[1], before).values()] == [8]
+
+
 def test_cut_and_mangled_output_is_read_or_refused() -> None:
     """A reply cut anywhere, or with bytes changed, gives jobs that were there or an error, no other exception."""
-    rng, whole = random.Random(7), {row.id: row for row in parse_jobs(JOBS)}
+    rng, whole = random.Random(7), {row.id: row for row in parse_jobs(JOBS).values()}
     for _ in range(500):
         text = JOBS[: rng.randrange(len(JOBS))]
         with contextlib.suppress(UnavailableError):
-            assert all(row == whole[row.id] for row in parse_jobs(text)), text
+            assert all(row == whole[row.id] for row in parse_jobs(text).values()), text
         mangled = "".join(rng.choice("|,[]-\n 0x") if rng.random() < 0.1 else letter for letter in JOBS)
         with contextlib.suppress(UnavailableError):
             parse_jobs(mangled)

@@ -2,6 +2,7 @@
 
 The agent renews it only when the server has answered, and every worker ends itself once it has ended: so the server
 knows, without hearing from a lost site, when nothing runs there any more (C. Gray, D. Cheriton: Leases, SOSP 1989).
+Workers on the agent's machine share its clock. Elsewhere only the duration counts that was left at the writing.
 """
 
 from __future__ import annotations
@@ -20,15 +21,29 @@ _MAX_BYTES = 4096
 
 
 class RunLease(FrozenModel):
-    """The lease of `lease_s` that ends at `until_s` (`boot_time_s`) in the machine's start `boot`."""
+    """The lease of `lease_s` that ends at `until_s` (`boot_time_s`) in the machine's start `boot`.
+
+    It was written at `written_s` of that clock.
+    """
 
     boot: str
     lease_s: NonNegativeFloat
     until_s: NonNegativeFloat
+    written_s: NonNegativeFloat = 0.0
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether the present start of this machine wrote it, so that `boot_time_s` here is its clock."""
+        return self.boot == boot_id()
+
+    @property
+    def left_s(self) -> float:
+        """What was left of it when it was written."""
+        return max(0.0, self.until_s - self.written_s)
 
 
 def write_run_lease(path: Path, lease: RunLease) -> None:
-    """Replace the lease; without a flush to disk, since no worker outlives the machine's start.
+    """Replace the lease; without a flush to disk, since an agent of a later start writes another.
 
     Workers read it that run as other accounts.
     """
@@ -39,10 +54,9 @@ def write_run_lease(path: Path, lease: RunLease) -> None:
 
 
 def read_run_lease(path: Path) -> RunLease | None:
-    """Return the lease; None if it is missing, damaged or of another start of the machine: then it has ended."""
+    """Return the lease; None if it is missing or damaged: then it has ended."""
     try:
         with path.open("rb") as file:
-            lease = RunLease.model_validate_json(file.read(_MAX_BYTES))
+            return RunLease.model_validate_json(file.read(_MAX_BYTES))
     except (OSError, ValidationError):
         return None
-    return lease if lease.boot == boot_id() else None

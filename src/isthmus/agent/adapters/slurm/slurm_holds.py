@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import Hold, HoldRequest
-from isthmus.agent.adapters.slurm import rank_runner
 from isthmus.core.messages.worker_folder import write_atomically
+from isthmus.core.process import rank_runner
 
 JOB_PREFIX = "isthmus-"
 
@@ -30,10 +30,14 @@ salloc --no-shell --job-name="$name" "$@" 2>"$said"; status=$?
 echo "status $status" >>"$said"
 job=$(sed -n 's/.*Granted job allocation \\([0-9][0-9]*\\).*/\\1/p' "$said")
 [ -n "$job" ] || exit 0
-exec srun --jobid="$job" --overlap --nodes=1 --ntasks=1 --gres=none --quiet --input=none --output=none --error=none \\
-    --chdir=/ -- $RUNNER --watch "$hold" "$name"
+for try in $(seq 60); do
+    srun --jobid="$job" --overlap --nodes=1 --ntasks=1 --gres=none --quiet --input=none --output=none --error=none \\
+        --chdir=/ -- $RUNNER --watch "$hold" "$name" && exit 0
+    [ -e "$hold/released" ] && exec scancel --name="$name"
+    sleep 1
+done
 """
-"""Holds an allocation with `salloc --no-shell`, then starts the watcher of its lease inside it.
+"""Holds an allocation with `salloc --no-shell`, then starts the watcher of its lease inside it, if need be again.
 
 It runs in a session of its own, so it outlives the agent: an allocation has its watcher also if the agent is killed
 between the two."""
@@ -67,9 +71,10 @@ class HoldFolder:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def renew(self, request: HoldRequest) -> None:
-        """Renew the lease; the first time also store the request."""
-        if not (self.path / "request.json").exists():
+    def renew(self, request: HoldRequest) -> bool:
+        """Renew the lease; the first time also store the request. Return whether it is the first time."""
+        is_new = not (self.path / "request.json").exists()
+        if is_new:
             ranks = [(rank.node_group, rank.num_cards) for rank in request.ranks]
             text = {"job": request.job, "attempt": request.attempt, "ranks": ranks}
             write_atomically(self.path / "request.json", json.dumps(text))
@@ -77,6 +82,7 @@ class HoldFolder:
         with contextlib.suppress(OSError, ValueError, IndexError):
             number = int((self.path / "lease").read_text(encoding="ascii").split()[0])
         write_atomically(self.path / "lease", f"{number + 1} {request.lease_s}\n")
+        return is_new
 
     def ranks(self) -> list[tuple[str, int]]:
         """Return node group and number of cards of each rank."""
@@ -84,6 +90,11 @@ class HoldFolder:
             found = json.loads((self.path / "request.json").read_text(encoding="utf-8"))
             return [(group, num) for group, num in found["ranks"]]
         return []
+
+    def part_name(self) -> str:
+        """Return job and attempt of the part that holds, as `JOB/ATTEMPT`."""
+        found = json.loads((self.path / "request.json").read_text(encoding="utf-8"))
+        return f"{found['job']}/{found['attempt']}"
 
     def grant(self, jobs: list[int], cards: tuple[tuple[str, ...], ...]) -> None:
         """Store the allocations and the cards of each rank."""

@@ -7,8 +7,10 @@ jobs has none of them; only this account's own jobs are asked for their names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 
 from isthmus.core.errors import UnavailableError
 
@@ -70,26 +72,34 @@ class NodeRow:
         return _count(self.resources, resource)
 
 
-def parse_jobs(text: str) -> list[JobRow]:
-    """Return the jobs of `squeue -h -a -r -O JOB_FIELDS`, each field ended by `|`."""
-    rows: list[JobRow] = []
+def parse_jobs(text: str, known: Mapping[str, JobRow] = MappingProxyType({})) -> dict[str, JobRow]:
+    """Return by line the jobs of `squeue -h -a -O JOB_FIELDS`, each field ended by `|`.
+
+    Lines of `known`, an earlier answer, are not parsed again.
+    """
+    rows: dict[str, JobRow] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        fields = line.split("|")
-        if len(fields) != len(JOB_FIELDS) + 1:
-            raise _unreadable("squeue", number, line)
-        try:
-            row = JobRow(
-                id=int(fields[0]), state=fields[1], uid=int(fields[2]), priority=int(fields[3]), partition=fields[4],
-                submitted=fields[5], num_nodes=_first_number(fields[6]), num_tasks=_first_number(fields[7]),
-                nodes=tuple(expand_nodes(fields[8])), requeue=fields[9] == "1",
-                asked=(fields[10], fields[11], fields[12]),
-            )  # fmt: skip
-        except ValueError as error:
-            raise _unreadable("squeue", number, line) from error
-        if row.state not in _STATES:
-            raise _unreadable("squeue", number, line)
-        rows.append(row)
+        row = known.get(line)
+        if row is None:
+            try:
+                row = _parse_job(line)
+            except ValueError as error:
+                raise _unreadable("squeue", number, line) from error
+        rows[line] = row
     return rows
+
+
+def _parse_job(line: str) -> JobRow:
+    """Return the job of one line; raise `ValueError` if it is none."""
+    fields = line.split("|")
+    if len(fields) != len(JOB_FIELDS) + 1 or fields[1] not in _STATES:
+        raise ValueError(line)
+    return JobRow(
+        id=int(fields[0]), state=fields[1], uid=int(fields[2]), priority=int(fields[3]), partition=fields[4],
+        submitted=fields[5], num_nodes=_first_number(fields[6]), num_tasks=_first_number(fields[7]),
+        nodes=tuple(expand_nodes(fields[8])), requeue=fields[9] == "1",
+        asked=(fields[10], fields[11], fields[12]),
+    )  # fmt: skip
 
 
 def parse_nodes(text: str) -> list[NodeRow]:
@@ -168,6 +178,7 @@ def _first_number(text: str) -> int:
     return int(text.partition("-")[0])
 
 
+@lru_cache(maxsize=4096)
 def _count(text: str, resource: str) -> int:
     """Return how many of `resource` (`gpu`, or with its type `gpu:h20`) a list of resources names."""
     total = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 
-from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
+from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob, HoldRequest
+from isthmus.agent.adapters.slurm.slurm_holds import allocation_units
 from isthmus.agent.adapters.slurm.slurm_output import JobRow, NodeRow
 from isthmus.core.errors import InputError
 from isthmus.core.files.validation_errors import suggest_name
@@ -13,6 +14,11 @@ from isthmus.core.pool import Cluster
 
 OPTIONS = ("account", "config", "max_minutes", "preempting_partition", "timeout_s")
 _DEFAULT_RESOURCE = "gpu"
+
+
+def job_name(job: int) -> str:
+    """Return the name of a job of others at the site."""
+    return f"slurm-{job}"
 
 
 class SlurmSite:
@@ -43,6 +49,26 @@ class SlurmSite:
     def resource(self, group: str) -> str:
         """Return what Slurm calls a card of a node group."""
         return self._groups[group].resource or _DEFAULT_RESOURCE
+
+    def units(self, request: HoldRequest) -> list[tuple[str, int, list[int]]]:
+        """Return the allocations of a hold; raise `InputError` for what `site.yaml` does not name."""
+        for rank in request.ranks:
+            self.partition(rank.node_group)
+        if request.preempts and not self.preempting_partition:
+            raise InputError("site.yaml names no preempting_partition", hint="set options.preempting_partition")
+        return allocation_units([(rank.node_group, rank.num_cards) for rank in request.ranks])
+
+    def asks(self, group: str, num_cards: int, num_ranks: int, *, preempts: bool) -> tuple[str, ...]:
+        """Return the options with which a command asks for cards."""
+        partition = self.preempting_partition if preempts else self.partition(group)
+        limit = (f"--time={self.max_minutes}",) if self.max_minutes else ()
+        account = (f"--account={self.account}",) if self.account else ()
+        resource = self.resource(group).removeprefix("gpu").removeprefix(":")
+        cards = f"{resource}:{num_cards}" if resource else str(num_cards)
+        return (
+            f"--partition={partition}", f"--ntasks={num_ranks}", f"--gpus-per-task={cards}", "--chdir=/", *limit,
+            *account,
+        )  # fmt: skip
 
     def card_nodes(self, rows: Iterable[NodeRow]) -> list[CardNode]:
         """Return the nodes with cards, by node group."""
@@ -84,7 +110,7 @@ class SlurmSite:
                 left[node] = left.get(node, [])[share:]
             found.append(
                 ForeignJob(
-                    name=f"slurm-{row.id}", priority=row.priority, wanted={group: num}, cards=tuple(cards),
+                    name=job_name(row.id), priority=row.priority, wanted={group: num}, cards=tuple(cards),
                     running=running, preemptible=row.requeue,
                 )
             )  # fmt: skip

@@ -1,0 +1,37 @@
+"""`kill -9` of slurmctld within 2 s of 20 accepted jobs: jobs lost and doubled, beside jobs of plain `sbatch`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.table import Row, compared
+from tests.slurm.killed_jobs import KilledJobs
+from tests.slurm.slurm_cluster import slurm_clusters
+
+NUM_KILLS, NUM_JOBS = 50, 20
+
+
+def rows(quick: bool) -> list[Row]:
+    """Kill slurmctld at random times by seeds."""
+    num, num_jobs = (2, 6) if quick else (NUM_KILLS, NUM_JOBS)
+    rounds: list[KilledJobs] = []
+    with tempfile.TemporaryDirectory() as folder, slurm_clusters(Path(folder), 3, 8, "east") as slurms:
+        for seed in range(num):
+            one = KilledJobs(slurms["east"], Path(folder) / f"run-{seed}", seed, num_jobs)
+            one.run(with_plain_jobs=True)
+            rounds.append(one)
+            counts = (one.num_lost, one.num_doubled, one.num_restarted, one.num_plain_lost)
+            print(f"kill {seed}: lost, doubled, restarted, plain lost: {counts}", file=sys.stderr, flush=True)
+    what = f"slurmctld killed within 2 s of {num_jobs} accepted jobs, {num} times"
+    lost, doubled = sum(one.num_lost for one in rounds), sum(one.num_doubled for one in rounds)
+    return [
+        compared(f"{what}: jobs lost", lost, "jobs", "plain sbatch", sum(one.num_plain_lost for one in rounds),
+                 target="0", met=lost == 0),
+        Row(what=f"{what}: jobs doubled", ours=doubled, unit="jobs", target="0", met=doubled == 0),
+        Row(what=f"{what}: parts that ended and began again", ours=sum(one.num_restarted for one in rounds),
+            unit="parts"),
+        Row(what=f"{what}: all cards back after the release, longest", ours=max(one.release_s for one in rounds),
+            unit="s", target="at most 60", met=max(one.release_s for one in rounds) <= 60),
+    ]  # fmt: skip

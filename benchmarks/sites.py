@@ -1,0 +1,72 @@
+"""Real sites: jobs over real Slurm clusters on this machine, and what their schedulers' faults do to them.
+
+`start`: one job over two Slurm clusters through a real server and two agents, from its submission to the first line of
+the last rank's program, beside a bare `srun` of the same line on the slower cluster just before. `look`: one look of an
+agent at 2,000 jobs. `kills`: slurmctld killed within 2 s of 20 accepted jobs, beside jobs of plain `sbatch`. `faults`:
+lost and late replies, killed daemons, agents that forget everything, and releases at any step, by seeds. The parts on
+Slurm need root and its Debian packages. `kubernetes`: one look at 2,000 pods of a real API server (`make kubernetes`).
+`courier`: a run folder whose log grows by 10 MB/s is carried over a link with random cuts.
+
+  python -m benchmarks.sites                  # all
+  python -m benchmarks.sites --quick          # fewer jobs, kills and faults
+  python -m benchmarks.sites --only look      # one part; may be repeated
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+from benchmarks import (
+    _sites_courier,
+    _sites_kubernetes,
+    _sites_slurm_faults,
+    _sites_slurm_kills,
+    _sites_slurm_look,
+    _sites_slurm_start,
+)
+from benchmarks.table import Row, print_rows
+from tests.kubernetes.api_server import missing_programs as missing_server
+from tests.slurm.slurm_cluster import missing_programs
+
+SLURM_PARTS: dict[str, Callable[[bool], list[Row]]] = {
+    "start": _sites_slurm_start.rows,
+    "look": _sites_slurm_look.rows,
+    "kills": _sites_slurm_kills.rows,
+    "faults": _sites_slurm_faults.rows,
+}
+PARTS: dict[str, Callable[[bool], list[Row]]] = {
+    **SLURM_PARTS,
+    "kubernetes": _sites_kubernetes.rows,
+    "courier": _sites_courier.rows,
+}
+"""The rows of each part; the argument asks for a short run."""
+
+
+def main() -> int:
+    """Run the parts and print their rows; 1 if a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer cases")
+    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    for name in arguments.only or PARTS:
+        if name in SLURM_PARTS and (missing_programs() or os.geteuid() != 0):
+            print(
+                f"{name}: needs root and Slurm: apt-get install -y slurmctld slurmd slurm-client munge", file=sys.stderr
+            )
+            continue
+        if name == "kubernetes" and missing_server():
+            print(f"{name}: needs {', '.join(missing_server())}", file=sys.stderr)
+            continue
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        rows += PARTS[name](arguments.quick)
+    print_rows(rows, arguments.json)
+    return int(any(row.met is False for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

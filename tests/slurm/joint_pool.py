@@ -1,0 +1,114 @@
+"""`JointPool`: a real server, and agents on two real Slurm clusters; jobs across both start a program of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from isthmus.agent import AgentConfig, run_agent
+from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
+from isthmus.core.job import Job
+from isthmus.core.messages.api_views import Submission
+from isthmus.core.model import load_model
+from isthmus.core.owner.site_file import NodeSelector, SiteFile
+from isthmus.core.pool import Cluster, Link, Owner, Pool
+from tests.control.processes import STAND_IN, RealPool, until
+from tests.e2e.site import make_files, make_job
+from tests.slurm.samples import cluster_of
+from tests.slurm.slurm_cluster import SlurmCluster
+
+NOTE_START = (
+    "sh", "-c", 'for f; do :; done; date +%s.%N > "$f/up.tmp"; mv "$f/up.tmp" "$f/up"; exec "$@"', "note",
+)  # fmt: skip
+"""Before a worker's program: notes when its first line ran."""
+
+
+def pool_of(slurms: Mapping[str, SlurmCluster]) -> Pool:
+    """Return a pool of the clusters, whose cards are cores of this machine, 10 ms and 1 Gbit/s apart."""
+    names = list(slurms)
+    clusters = []
+    for name, slurm in slurms.items():
+        (group,) = cluster_of(slurm).node_groups
+        group = group.model_copy(update={"chip": "CPU-core"})
+        clusters.append(Cluster(name=name, owner=f"owner-{name}", node_groups=(group,)))
+    links = tuple(
+        Link(source=a, target=b, bandwidth_gbps=1, delay_ms=10) for a in names for b in names if a != b
+    )  # fmt: skip
+    return Pool(owners=tuple(Owner(name=one.owner) for one in clusters), clusters=tuple(clusters), links=links)
+
+
+class JointPool(RealPool):
+    """The processes of a pool over `slurms` (site name to cluster), each of which may be killed and started again."""
+
+    def __init__(
+        self, folder: Path, slurms: Mapping[str, SlurmCluster], command: Sequence[str] = (*NOTE_START, *STAND_IN)
+    ) -> None:
+        self.folder, self.port, self.url, self.pool = folder, 0, "", pool_of(slurms)
+        self.slurms, self._command, self.processes = dict(slurms), tuple(command), {}
+        make_files(folder)
+        self.start_server()
+        self.user = self.create_token("user", "ann")
+        self._owners = {site.name: self.create_token("owner", site.owner) for site in self.pool.clusters}
+        for site in self.pool.clusters:
+            self.start(site.name)
+
+    def start_server(self, _crash: tuple[str, int] = ("", 0)) -> None:
+        """Start the server with its own planner."""
+        url = self.folder / "server" / "url"
+        url.unlink(missing_ok=True)
+        self._launch("server", serve, self.folder / "server", self.port, self.pool)
+        until(url.exists, "the server listens")
+        self.url = url.read_text()
+        self.port = int(self.url.rpartition(":")[2])
+
+    def start(self, name: str, crash: tuple[str, int] = ("", 0)) -> None:
+        """Start the server or the agent of a cluster, with what its last life left."""
+        if name == "server":
+            self.start_server(crash)
+            return
+        slurm = self.slurms[name]
+        self._launch(
+            name, act, self.url, self._owners[name], self.pool.cluster(name), self.folder / name, slurm.conf,
+            self._command,
+        )  # fmt: skip
+
+    def joint_job(self, name: str, **changes: Any) -> Job:
+        """Return a job of as many stages as the pool has cards, so that no site holds it alone."""
+        num_cards = sum(slurm.num_nodes * slurm.num_cards for slurm in self.slurms.values())
+        return make_job(self.folder, name, **({"parallel": {"pp": num_cards, "dp": 1}} | changes))
+
+    def submit_joint(self, job: Job) -> str:
+        """Submit a job; return its id."""
+        body = Submission(job=job, model=load_model(job.model), key=job.name)
+        answer = self.call("POST", "/v1/jobs", body.model_dump(mode="json"))
+        assert answer is not None
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def ups(self, job: str, attempt: int = 1) -> list[float]:
+        """Return when the ranks of an attempt began, in seconds since the epoch, as far as they have."""
+        files = self.folder.glob(f"*/runs/{job}/{attempt}/rank-*/up")
+        return sorted(float(file.read_text()) for file in files)
+
+
+def serve(state: Path, port: int, pool: Pool) -> None:
+    """Be a server that notes its URL in `<state>/url`."""
+
+    def announce(listening: ServerInfo) -> None:
+        (state / "url.tmp").write_text(listening.url)
+        (state / "url.tmp").replace(state / "url")
+
+    run_server(ServerConfig(state=state, port=port, pool=pool), announce)
+
+
+def act(url: str, token: str, cluster: Cluster, state: Path, conf: Path, command: tuple[str, ...]) -> None:
+    """Be an agent on a Slurm cluster."""
+    site = SiteFile(
+        kind="slurm",
+        node_groups={"h20": NodeSelector(partition="normal", resource="gpu")},
+        options={"preempting_partition": "high", "config": str(conf)},
+    )
+    run_agent(
+        AgentConfig(server=url, token=token, cluster=cluster, state=state, site=site, worker_command=command)
+    )  # fmt: skip
