@@ -19,12 +19,17 @@ from isthmus.agent.adapters.scheduler_adapter import RankStart
 from isthmus.agent.containers.image_tool import build_image, unpack_image
 from isthmus.agent.containers.read_images import read_images
 from isthmus.agent.containers.worker_containers import BUNDLE, RENDER_FILE, WorkerContainers
+from isthmus.agent.files.site_storage import SiteStorage
+from isthmus.agent.files.version_cache import VersionCache
+from isthmus.core.catalogue import CopyKey
 from isthmus.core.errors import InputError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
+from isthmus.core.rights.storage_rules import AllowedStorage, StorageRoot, StorageRules
 from isthmus.core.rights.worker_rights import ContainerRules, WorkerRights
 from isthmus.render import ImageFacts
+from tests.control.catalogued import manifest
 from tests.render.samples import make_job
 
 HOST = ImageFacts(host_files=True, libraries={"isthmus": {}})  # type: ignore[dict-item]
@@ -64,6 +69,7 @@ class Site:
                     "checkpoints": make_job().checkpoints.model_copy(update={"folder": str(folder / "out" / "c")})}
         )  # fmt: skip
         (folder / "out").mkdir()
+        self.allowed: AllowedStorage | None = None
 
     def start(self, program: str, rank: int = 0) -> Path:
         folder = self.folder / "state" / "runs" / "0123" / "1" / str(rank)
@@ -72,7 +78,7 @@ class Site:
             {"id": "p", "micro_batches": 1, "micro_batch_size": 1, "sequence_length": 8,
              "stages": [{"cluster": "a", "node_group": "cpu-core", "layers": [0, 4], "tp": 2}]}
         )  # fmt: skip
-        spec = WorkerSpec(run="0123", attempt=1, rank=rank, job=self.job, plan=plan)
+        spec = WorkerSpec(run="0123", attempt=1, rank=rank, job=self.job, plan=plan, storage=self.allowed)
         command = (sys.executable, "-c", program)
         rules = ContainerRules(images=str(self.folder / "images"))
         state = self.folder / "state"
@@ -148,6 +154,59 @@ outside = pathlib.Path({str(site.folder)!r})
         "mounts",
     }
     assert not (folder / BUNDLE / "rootfs").exists()
+
+
+def cached(cache: VersionCache, owner: str, files: dict[str, bytes]) -> CopyKey:
+    """Put a version of these files into a site's cache, as if it had been brought."""
+    of = manifest(files)
+    key = CopyKey(owner=owner, version=of.version)
+    cache.reserve(key, of, ())
+    for file in of.files:
+        cache.write(key, file, 0, files[file.path])
+        assert cache.finish(key, file)
+    cache.publish(key, of)
+    return key
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("with_roots", [False, True])
+def test_worker_reads_the_versions_that_its_job_names_and_no_other_of_the_cache(site: Site, with_roots: bool) -> None:
+    """A version of the catalogue lies in the agent's cache, whose other versions are not in the container."""
+    cache = VersionCache(site.folder / "state" / "cache", 1 << 20)
+    mine = cached(cache, "ann", {"a/0.txt": b"mine", "b.txt": b"too"})
+    other = cached(cache, "ann", {"secret.txt": b"another"})
+    roots = (StorageRoot(path=str(site.folder / "out")), StorageRoot(path=str(site.folder / "data"), access="read"))
+    storage = SiteStorage(StorageRules(roots=roots if with_roots else ()), None, cache)
+    named = site.job.data.model_copy(update={"paths": (f"catalogue:ann/wiki@{mine.version}",)})
+    asked = site.job.model_copy(update={"data": named})
+    site.job, site.allowed = storage.resolve_job("0123", asked, "ann")
+    assert (site.allowed is not None) == with_roots
+    program = f"""
+import json, pathlib, sys
+here, there = pathlib.Path({site.job.data.paths[0]!r}), pathlib.Path({str(cache.place(other))!r})
+def tried(action):
+    try:
+        return action()
+    except OSError as error:
+        return error.strerror
+seen = {{
+    "files": sorted(one.relative_to(here).as_posix() for one in here.rglob("*") if one.is_file()),
+    "text": tried(lambda: (here / "a/0.txt").read_text()),
+    "write": tried(lambda: (here / "b.txt").write_text("x")),
+    "other": tried(lambda: (there / "secret.txt").read_text()),
+    "cache": sorted(one.name for one in here.parent.iterdir()),
+}}
+(pathlib.Path(sys.argv[1]) / "seen.json").write_text(json.dumps(seen))
+"""
+    folder = site.start(program)
+    assert site.wait(folder) == 0, (folder / "log").read_text()
+    assert json.loads((folder / "seen.json").read_text()) == {
+        "files": ["a/0.txt", "b.txt"],
+        "text": "mine",
+        "write": "Read-only file system",
+        "other": "No such file or directory",
+        "cache": [mine.version],
+    }
 
 
 def test_memory_beyond_the_limit_ends_the_worker(site: Site) -> None:

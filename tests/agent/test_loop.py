@@ -25,6 +25,7 @@ from isthmus.agent.service.agent_loop import (
     run_agent,
     stop_workers,
 )
+from isthmus.agent.service.remove_state_folder import RemovedFiles, remove_state_folder
 from isthmus.agent.service.sync_client import SyncClient
 from isthmus.core.errors import AuthError, ConflictError, InputError, IsthmusError, ProtocolError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
@@ -40,12 +41,15 @@ class Answering:
         self.answers: list[tuple[int, object]] = [(200, AgentOrders().model_dump(mode="json"))]
         self.reports: list[AgentReport] = []
         self.tokens: set[str] = set()
+        self.paths: list[str] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                outer.reports.append(AgentReport.model_validate_json(body))
+                outer.paths.append(self.path)
+                if self.path.endswith("/sync"):
+                    outer.reports.append(AgentReport.model_validate_json(body))
                 outer.tokens.add(self.headers["authorization"])
                 status, answer = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
                 data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
@@ -99,10 +103,10 @@ def test_it_reports_when_due_and_no_sooner(loop: AgentLoop, server: Answering) -
 
 
 def test_while_something_changes_it_is_quick(loop: AgentLoop, server: Answering) -> None:
-    """A part on its way is reported every 50 ms, whatever the server's pace."""
-    server.will_say(orders(order("prepared")), orders(order("prepared")))
+    """What orders changed is reported at once, a part on its way every 50 ms, whatever the server's pace."""
+    server.will_say(*[orders(order("prepared"))] * 2, AgentOrders(poll_after_s=60))
+    assert loop.step(0.0) == 0.0
     assert loop.step(0.0) == pytest.approx(FAST_POLL_S)
-    loop.step(FAST_POLL_S)
     assert [part.state for part in server.reports[1].parts] == ["prepared"]
 
 
@@ -177,6 +181,51 @@ def test_a_certificate_file_that_is_none_is_named(tmp_path: Path) -> None:
 
 def config(server: Answering, state: Path) -> AgentConfig:
     return AgentConfig(server=server.url, token="t", cluster=EAST, state=state)
+
+
+def test_the_agent_of_a_site_that_leaves_ends_and_says_so_until_it_is_heard(tmp_path: Path, server: Answering) -> None:
+    """Steps: the server says that the empty site leaves; the agent ends; the answer to its last message is lost."""
+    leaving = (200, AgentOrders(leaves=True).model_dump(mode="json"))
+    server.will_say(leaving, leaving, (503, {"message": "lost"}), (200, {"site": "east", "gone": True}))
+    run_agent(config(server, tmp_path))
+    assert server.paths == ["/v1/agents/east/sync"] * 2 + ["/v1/agents/east/left"] * 2
+
+
+def test_the_files_of_an_agent_that_has_left_are_removed(tmp_path: Path, server: Answering) -> None:
+    """What the agent made goes; files of others, jobs of the site's own users and the targets of links stay."""
+    state, outside = tmp_path / "state", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    leaving = (200, AgentOrders(leaves=True).model_dump(mode="json"))
+    server.will_say(leaving, leaving, (200, {"site": "east", "gone": True}))
+    run_agent(config(server, state))
+    (state / "runs").mkdir(exist_ok=True)
+    (state / "runs" / "link").symlink_to(outside)
+    (state / "notes").touch()
+    (state / "local" / "own").mkdir(parents=True)
+    with lock_state_folder(state, "agent"), pytest.raises(UnavailableError, match="another agent uses"):
+        remove_state_folder(state)
+    found = remove_state_folder(state)
+    assert found.left == (str(state / "local"), str(state / "notes"))
+    assert sorted(one.name for one in state.iterdir()) == ["local", "notes"]
+    assert (outside / "kept").exists()
+
+
+def test_the_folder_of_an_agent_goes_with_its_last_file_and_no_other_folder_does(
+    tmp_path: Path, server: Answering
+) -> None:
+    """Repeating it is no error; a folder without an agent's identity is not touched."""
+    state, other = tmp_path / "state", tmp_path / "other"
+    leaving = (200, AgentOrders(leaves=True).model_dump(mode="json"))
+    server.will_say(leaving, leaving, (200, {"site": "east", "gone": True}))
+    run_agent(config(server, state))
+    assert remove_state_folder(state).left == ()
+    assert not state.exists()
+    assert remove_state_folder(state) == RemovedFiles(removed=(), left=())
+    (other / "runs").mkdir(parents=True)
+    with pytest.raises(InputError, match="is not the state folder of an agent"):
+        remove_state_folder(other)
+    assert (other / "runs").exists()
 
 
 def test_a_second_agent_on_the_same_state_is_turned_away(tmp_path: Path, server: Answering) -> None:

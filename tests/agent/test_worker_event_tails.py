@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from isthmus.agent.service.worker_event_tails import TAIL_BYTES, WorkerEventTails
-from isthmus.core.messages.agent_messages import MAX_EVENT_CHARS, MAX_PART_EVENTS
+from isthmus.core.messages.agent_messages import MAX_EVENT_CHARS, MAX_PART_EVENTS, MAX_REFUSED_EVENTS
 
 
 def line(rank: int, time_s: float, kind: str = "resumed", **more: Any) -> bytes:
@@ -35,6 +37,16 @@ def test_events_of_all_ranks_are_reported_in_the_order_of_time(tmp_path: Path) -
     with (ranks[1] / "events.jsonl").open("ab") as file:
         file.write(line(1, 4.0, "saved", step=9))
     assert [one.kind for one in tails.newest(ranks)][-1] == "saved"
+
+
+@pytest.mark.attack
+def test_a_stranger_at_the_ranks_hides_no_other_event(tmp_path: Path) -> None:
+    """Each rank of many says once a minute that it has turned callers away: a few of these are reported."""
+    refusals = [b"".join(line(rank, 100.0 + n, "refused") for n in range(30)) for rank in range(8)]
+    ranks = folders(tmp_path, line(0, 1.0, "died") + refusals[0], *refusals[1:])
+    found = WorkerEventTails().newest(ranks)
+    assert [one.kind for one in found] == ["died", *["refused"] * MAX_REFUSED_EVENTS]
+    assert {one.time_s for one in found[1:]} == {129.0}
 
 
 def test_hostile_files_cost_nothing_but_their_own_events(tmp_path: Path) -> None:

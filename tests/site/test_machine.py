@@ -391,6 +391,14 @@ def test_the_run_lease_counts_from_when_the_answered_report_was_sent(site: Site)
     assert machine.handle(leased(106, lease_s=30)) == [RenewRunLease(lease_s=30, until_s=136)]
 
 
+def test_a_run_lease_that_other_machines_count_is_written_often() -> None:
+    """Workers there begin once they have seen a renewal; a tenth of the lease would be a long wait."""
+    machine = SiteMachine("east", DeviceIdAllocator({"h20": ("h20/0/0",)}), renewal_s=2)
+    assert machine.handle(leased(100)) == [RenewRunLease(lease_s=60, until_s=160)]
+    assert machine.handle(leased(101)) == []
+    assert machine.handle(leased(102)) == [RenewRunLease(lease_s=60, until_s=162)]
+
+
 def test_orders_that_arrive_after_their_lease_start_nothing(site: Site) -> None:
     """The server may have given the job to other sites meanwhile."""
     machine = site.machine

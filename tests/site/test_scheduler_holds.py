@@ -11,11 +11,16 @@ from isthmus.site import (
     ForeignPart,
     HoldObserved,
     InventoryObserved,
+    ObservedWorker,
     OrdersReceived,
+    ProbeObserved,
     SiteMachine,
     SitePart,
+    StartWorker,
+    StopWorker,
     WorkersObserved,
 )
+from isthmus.site.machine import CHECKIN_TIMEOUT_S
 from isthmus.site.site_invariants import check_site
 from tests.site.samples import INVENTORY, order
 
@@ -26,9 +31,11 @@ KEY = ("a", 1)
 class Scheduled:
     """A site machine that asks for holds, and the events of its scheduler."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, asks_for_probes: bool = False) -> None:
         policy = OwnerPolicy(preemptible_from="middle")
-        self.machine = SiteMachine("east", DeviceIdAllocator(INVENTORY), asks_for_holds=True, policy=policy)
+        self.machine = SiteMachine(
+            "east", DeviceIdAllocator(INVENTORY), asks_for_holds=True, asks_for_probes=asks_for_probes, policy=policy
+        )
         self.now_s = 0.0
 
     @property
@@ -43,6 +50,11 @@ class Scheduled:
         devices = ((card,),) if state == "granted" else ()
         seen = HoldObserved(now_s=self.now_s, part=KEY, number=number, state=state, devices=devices)  # type: ignore[arg-type]
         self.machine.handle(seen)
+        check_site(self.machine)
+
+    def probed(self, *preempted: str, victims: tuple[str, ...] = ("slurm-7",)) -> None:
+        keys = tuple((name, 0) for name in victims)
+        self.machine.handle(ProbeObserved(now_s=self.now_s, part=KEY, victims=keys, preempted=preempted))
         check_site(self.machine)
 
     def look(self, *foreign: ForeignPart, devices: dict[str, tuple[str, ...]] | None = None) -> None:
@@ -161,3 +173,81 @@ def test_the_inventory_may_change_under_a_running_part(site: Scheduled) -> None:
     assert (site.part.state, site.machine.free_chips()["h20"]) == ("running", 1)
     site.obey(order("released", places=PLACES))
     assert site.machine.free_chips()["h20"] == 1
+
+
+@pytest.fixture
+def probing() -> Scheduled:
+    """A site whose cards users' jobs 7 and 8 have; job a is to preempt the first of them."""
+    site = Scheduled(asks_for_probes=True)
+    site.look(others(*INVENTORY["h20"][:2]), ForeignPart(name="slurm-8", devices={"h20": INVENTORY["h20"][2:]},
+                                                         level="middle", preemptible=True))  # fmt: skip
+    return site
+
+
+def wanted(*victims: str, desired: str = "ready") -> PartOrder:
+    named = tuple({"job": name, "attempt": 0} for name in victims)
+    return order(desired, places=PLACES, victims=named, priority="high")
+
+
+def test_victims_are_claimed_once_the_scheduler_agrees(probing: Scheduled) -> None:
+    """Until it has said that it would preempt these and no other the part waits; then nothing is asked again."""
+    probing.obey(wanted("slurm-7"))
+    assert (probing.part.state, probing.part.probe, probing.part.hold) == ("queued", "asked", "")
+    probing.probed("slurm-7")
+    probing.obey(wanted("slurm-7"))
+    assert (probing.part.state, probing.part.probe) == ("ready", "agreed")
+    probing.obey(wanted("slurm-7", desired="prepared"))
+    assert (probing.part.state, probing.part.commits) == ("evicting", True)
+
+
+def test_a_part_is_refused_that_would_cost_others_than_its_victims(probing: Scheduled) -> None:
+    """Before any other site evicts for it; the reason names them."""
+    probing.obey(wanted("slurm-7"))
+    probing.probed("slurm-7", "slurm-8", "b/2")
+    assert (probing.part.state, probing.part.probe) == ("refused", "")
+    assert "would preempt b/2, slurm-8" in probing.part.detail
+
+
+def test_other_victims_are_another_question(probing: Scheduled) -> None:
+    """An answer to the earlier one counts for nothing."""
+    probing.obey(wanted("slurm-7"))
+    probing.obey(wanted("slurm-8"))
+    probing.probed("slurm-7")
+    assert (probing.part.state, probing.part.probe) == ("queued", "asked")
+    probing.probed("slurm-8", victims=("slurm-8",))
+    probing.obey(wanted("slurm-7"))
+    assert (probing.part.state, probing.part.probe) == ("queued", "asked"), "an agreement is one about its victims"
+    probing.obey(order("queued", places=PLACES))
+    probing.probed("slurm-7")
+    assert (probing.part.state, probing.part.probe) == ("queued", "")
+
+
+def test_a_start_that_came_to_nothing_is_repeated_in_its_hold(site: Scheduled) -> None:
+    """The scheduler was down as it started: every second again, at most until the worker is late."""
+    site.obey(order("prepared", places=PLACES))
+    site.answer("granted")
+    site.obey(order("running", places=PLACES))
+
+    def absent(now_s: float) -> list[object]:
+        site.now_s = now_s
+        seen = ObservedWorker(job="a", attempt=1, rank=0, state="absent")
+        return [type(one) for one in site.machine.handle(WorkersObserved(now_s=now_s, workers=(seen,)))]
+
+    assert absent(0.5) == []
+    assert absent(1.0) == [StartWorker]
+    assert absent(1.5) == []
+    assert absent(2.0) == [StartWorker]
+    assert StopWorker in absent(CHECKIN_TIMEOUT_S)
+    assert site.part.state in ("failed", "stopping"), site.part.state
+
+
+def test_without_its_hold_a_start_is_not_repeated(site: Scheduled) -> None:
+    """The scheduler has given the cards to others: the part fails and says so."""
+    site.obey(order("prepared", places=PLACES))
+    site.answer("granted")
+    site.obey(order("running", places=PLACES))
+    site.answer("ended")
+    seen = ObservedWorker(job="a", attempt=1, rank=0, state="absent")
+    site.machine.handle(WorkersObserved(now_s=5.0, workers=(seen,)))
+    assert site.part.state == "failed"
+    assert "its hold has ended" in site.part.detail

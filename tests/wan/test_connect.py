@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError, PeerError, UnavailableError
+from isthmus.wan import listen, local_address
 from isthmus.wan.dial import dial, format_address, parse_address
 
 
@@ -143,3 +144,16 @@ def test_a_route_that_never_answers_ends_with_the_time_out() -> None:
                 dial(("127.0.0.1", 1), format_address(*proxy), timeout_s=0.05)
         finally:
             done.set()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "0.0.0.0", "no such host.invalid", ""])
+def test_an_address_of_this_machine_or_none_at_all_stays(host: str) -> None:
+    """Only an address of another machine is replaced; what is wrong is left for `listen` to name."""
+    assert local_address(host) == host
+
+
+def test_an_address_of_another_machine_is_never_listened_at() -> None:
+    """The documentation's network 192.0.2.0/24 is nowhere: either there is no route, or the own end of one is bound."""
+    found = local_address("192.0.2.1")
+    if found != "192.0.2.1":
+        listen(found).close()

@@ -101,6 +101,18 @@ class TestAsRoot:
 
     pytestmark = needs_root
 
+    def test_a_rank_on_another_node_than_its_agent_listens_at_its_own_node(self) -> None:
+        """With the address of another machine it gets the one on its route there; its own address it keeps."""
+        script = "import sys; from isthmus.wan import listen, local_address as f; found = f(sys.argv[1]); print(found);"
+        script += "listen(found).close()"
+        with emulated_namespaces(joined()) as namespaces:
+            own, other = (namespaces.sites[name].address for name in "ab")
+            for asked in (own, other):
+                command = [sys.executable, "-c", script, asked]
+                with namespaces.run_in("a", command, stdout=subprocess.PIPE, text=True) as run:
+                    assert run.communicate(timeout=60)[0].strip() == own
+                assert run.returncode == 0
+
     @pytest.mark.on_the_clock
     def test_the_round_trip_is_the_stated_one_and_nothing_is_lost_without_loss(self) -> None:
         """Within 2 ms; every datagram is echoed; the counters agree."""

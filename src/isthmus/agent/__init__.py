@@ -6,8 +6,10 @@ from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter, WorkerSta
 from isthmus.agent.containers.image_tool import build_image
 from isthmus.agent.containers.read_images import read_images
 from isthmus.agent.containers.site_runtime import read_registration, read_site_runtime
+from isthmus.agent.service.agent_key import draw_key, read_key
 from isthmus.agent.service.agent_loop import AgentConfig, run_agent
 from isthmus.agent.service.agent_state_folder import LocalJobFile, submit_local_job
+from isthmus.agent.service.remove_state_folder import remove_state_folder
 
 __all__ = [
     "AgentConfig",
@@ -17,9 +19,12 @@ __all__ = [
     "WorkerStatus",
     "build_image",
     "check_scheduler",
+    "draw_key",
     "read_images",
+    "read_key",
     "read_registration",
     "read_site_runtime",
+    "remove_state_folder",
     "run_agent",
     "submit_local_job",
 ]

@@ -19,6 +19,7 @@ from isthmus.site.machine_events import (
     LogWarning,
     ObservedWorker,
     OrdersReceived,
+    ProbeObserved,
     QueueObserved,
     RenewRunLease,
     ReorderQueue,
@@ -33,6 +34,7 @@ from isthmus.site.machine_events import (
     WriteRankMap,
 )
 from isthmus.site.parts import CLAIMING, HOLDING, PartKey, SitePart, SiteWorker
+from isthmus.site.scheduler.scheduler_holds import victim_name
 from isthmus.site.site_invariants import check_site
 from isthmus.site.site_report import UNSAVED_STEP_S
 
@@ -57,6 +59,7 @@ __all__ = [
     "ObservedWorker",
     "OrdersReceived",
     "PartKey",
+    "ProbeObserved",
     "QueueObserved",
     "RenewRunLease",
     "ReorderQueue",
@@ -74,4 +77,5 @@ __all__ = [
     "WriteRankMap",
     "awaits_checkpoint",
     "check_site",
+    "victim_name",
 ]

@@ -25,6 +25,7 @@ from isthmus.site.machine_events import (
     LocalJobSubmitted,
     LocalJobWithdrawn,
     OrdersReceived,
+    ProbeObserved,
     QueueObserved,
     ShutdownRequested,
     SiteEvent,
@@ -63,7 +64,9 @@ class SiteMachine:
 
     `devices` allocates its devices; `parts`, `fence` and the run lease are those that a previous agent process saved.
     A site that `has_own_storage` has its own storage: jobs start once their files have been copied there. One that
-    `asks_for_holds` has a scheduler that owns its devices: parts start once it has granted their hold.
+    `asks_for_holds` has a scheduler that owns its devices: parts start once it has granted their hold. With
+    `asks_for_probes` it also agrees to the victims of a part before that claims them. With `renewal_s`
+    workers on other machines see within that time that the run lease is renewed.
     """
 
     def __init__(
@@ -75,10 +78,12 @@ class SiteMachine:
         fence: int = 0,
         run_lease_s: float = 0.0,
         run_lease_until_s: float = math.inf,
+        renewal_s: float = math.inf,
         priorities: PriorityMap | None = None,
         policy: OwnerPolicy | None = None,
         has_own_storage: bool = False,
         asks_for_holds: bool = False,
+        asks_for_probes: bool = False,
         now_s: float = 0.0,
         stop_grace_s: float = STOP_GRACE_S,
         checkin_timeout_s: float = CHECKIN_TIMEOUT_S,
@@ -91,6 +96,7 @@ class SiteMachine:
             policy=policy or OwnerPolicy(),
             has_own_storage=has_own_storage,
             asks_for_holds=asks_for_holds,
+            asks_for_probes=asks_for_probes,
             stop_grace_s=stop_grace_s,
             checkin_timeout_s=checkin_timeout_s,
             silence_timeout_s=silence_timeout_s,
@@ -98,6 +104,7 @@ class SiteMachine:
             fence=fence,
             run_lease_s=run_lease_s,
             run_lease_until_s=run_lease_until_s,
+            renewal_s=renewal_s,
         )
         self.next_due_s: float = math.inf
         self.site.num_arrivals = max((part.arrived for part in self.parts.values()), default=0)
@@ -181,7 +188,7 @@ class SiteMachine:
                 reconcile_queue(site, event.entries)
             case FetchObserved():
                 observe_fetch(site, event)
-            case InventoryObserved() | HoldObserved():
+            case InventoryObserved() | HoldObserved() | ProbeObserved():
                 observe_scheduler(site, event)
             case HoursObserved():
                 self._observe_hours(event)

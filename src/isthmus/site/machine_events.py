@@ -142,6 +142,16 @@ class HoldObserved:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeObserved:
+    """The names of the jobs that the scheduler would preempt for a part, asked for when the part had `victims`."""
+
+    now_s: float
+    part: PartKey
+    victims: tuple[PartKey, ...]
+    preempted: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class HoursObserved:
     """Whether the owner admits the pool's jobs at this hour."""
 
@@ -172,6 +182,7 @@ SiteEvent = (
     | HoursObserved
     | InventoryObserved
     | HoldObserved
+    | ProbeObserved
     | ShutdownRequested
 )
 

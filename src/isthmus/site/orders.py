@@ -10,7 +10,7 @@ from isthmus.site.machine_events import FetchFiles, FetchObserved, LogWarning, W
 from isthmus.site.part_lifecycle import fail_part, move_part, release_part
 from isthmus.site.parts import SitePart, SiteWorker
 from isthmus.site.pool_claims import claim_for_pool
-from isthmus.site.scheduler.scheduler_holds import ask_for_hold, drop_hold, take_held_devices
+from isthmus.site.scheduler.scheduler_holds import ask_for_hold, ask_for_probe, drop_hold, take_held_devices
 from isthmus.site.site_queue import set_pool_order
 from isthmus.site.site_state import SiteState
 
@@ -114,8 +114,9 @@ def _claim_devices(site: SiteState, part: SitePart, order: PartOrder, now_s: flo
     if (part.state, order.desired, part.victims) == ("ready", "ready", victims):
         part.since_s = now_s
         return
+    part.probe = part.probe if part.victims == victims else ""
     refusal = _adopt_plan(site, part, order) or claim_for_pool(site, part, victims)
-    if not refusal and not victims and order.desired == "ready" and not ask_for_hold(site, part, commits=False):
+    if not refusal and order.desired == "ready" and not _is_obtainable(site, part):
         for worker in part.workers.values():
             worker.devices = ()
         if part.state != "queued":
@@ -137,6 +138,11 @@ def _claim_devices(site: SiteState, part: SitePart, order: PartOrder, now_s: flo
     else:
         take_held_devices(site, part)
         move_part(site, part, "ready", now_s)
+
+
+def _is_obtainable(site: SiteState, part: SitePart) -> bool:
+    """Return whether the site's scheduler holds the part's devices, or would preempt its victims for them."""
+    return ask_for_probe(site, part) if part.victims else ask_for_hold(site, part, commits=False)
 
 
 def _fetch_files(site: SiteState, part: SitePart, order: PartOrder) -> bool:

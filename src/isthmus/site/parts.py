@@ -144,6 +144,8 @@ class SitePart:
     held: tuple[tuple[str, ...], ...] = ()
     # The hold may preempt the jobs of others.
     commits: bool = False
+    # Whether the scheduler agrees that the part costs its `victims` and no other job.
+    probe: Literal["", "asked", "agreed"] = ""
     # A job of the site's own users that the site's scheduler runs.
     foreign: bool = False
     # Its latest states, for error messages.

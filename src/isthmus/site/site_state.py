@@ -36,12 +36,16 @@ class SiteState:
     # The lease that the pool's workers end themselves on, and its end; 0: they run without limit.
     run_lease_s: float = 0.0
     run_lease_until_s: float = math.inf
+    # Time by which its end must move, at the latest, for it to be written again.
+    renewal_s: float = math.inf
     # The owner admits the pool's jobs at this hour.
     is_open: bool = True
     # The site has its own storage, to which files of jobs are copied.
     has_own_storage: bool = False
     # The site's scheduler holds the devices.
     asks_for_holds: bool = False
+    # And can say beforehand which jobs a part would preempt.
+    asks_for_probes: bool = False
     # The agent is shutting down.
     shutting_down: bool = False
     # Parts that train may save a checkpoint before.

@@ -26,8 +26,10 @@ from isthmus.site.site_report import round_unsaved_s
 from isthmus.site.site_state import SiteState
 
 _UNKNOWN_STATUS = 1
+_START_INTERVAL_S = 1.0
+"""Interval at which a start that a scheduler has not carried out is repeated."""
 _RENEWAL_SHARE = 0.1
-"""Share of the lease by which its end must move for it to be written again."""
+"""Share of the lease by which its end must move for it to be written again, if that is less than `renewal_s`."""
 
 
 def observe_worker(site: SiteState, observed: ObservedWorker, now_s: float) -> None:
@@ -99,7 +101,7 @@ def renew_run_lease(site: SiteState, event: OrdersReceived) -> bool:
     if event.now_s >= until_s:
         site.instructions.append(LogWarning(text=f"dropped orders that arrived {event.now_s - sent_s:g} s late"))
         return False
-    if lease_s != site.run_lease_s or until_s - site.run_lease_until_s >= _RENEWAL_SHARE * lease_s:
+    if lease_s != site.run_lease_s or until_s - site.run_lease_until_s >= min(_RENEWAL_SHARE * lease_s, site.renewal_s):
         site.run_lease_s, site.run_lease_until_s = lease_s, until_s
         site.instructions.append(RenewRunLease(lease_s=lease_s, until_s=until_s))
     return True
@@ -131,12 +133,20 @@ def _observe_failure(site: SiteState, part: SitePart, observed: ObservedWorker, 
 
 
 def _observe_absent(site: SiteState, part: SitePart, rank: int, now_s: float) -> None:
-    """Start a worker that a previous agent process failed to start, or make sure that it never starts."""
+    """Start a worker that a previous agent process failed to start, or make sure that it never starts.
+
+    Where a scheduler holds the devices a start may come to nothing while that is down: it is repeated in the same hold
+    until the worker is late.
+    """
     worker = part.workers[rank]
-    if part.state == "running" and not worker.started:
-        worker.started = True
+    is_held = site.asks_for_holds and part.hold == "granted"
+    if part.state == "running" and worker.started and is_held and now_s - worker.last_write_s < _START_INTERVAL_S:
+        return
+    if part.state == "running" and (not worker.started or is_held):
+        worker.started, worker.last_write_s = True, now_s
         site.instructions.append(StartWorker(part=part, rank=rank))
         return
     if part.state == "running":
-        fail_part(site, part, "own", now_s, f"rank {rank} could not be started: its folder is not writable")
+        why = "its hold has ended" if site.asks_for_holds else "its folder is not writable"
+        fail_part(site, part, "own", now_s, f"rank {rank} could not be started: {why}")
     site.instructions.append(StopWorker(part=part, rank=rank, force=True))

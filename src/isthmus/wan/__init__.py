@@ -4,7 +4,7 @@ from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
 from isthmus.wan.dial import dial, format_address
 from isthmus.wan.emulator import run_links
 from isthmus.wan.netns import Namespaces, emulated_namespaces
-from isthmus.wan.tcp_listener import PortRange, listen
+from isthmus.wan.tcp_listener import PortRange, listen, local_address
 
 __all__ = [
     "BackgroundLinks",
@@ -15,5 +15,6 @@ __all__ = [
     "format_address",
     "links_in_background",
     "listen",
+    "local_address",
     "run_links",
 ]

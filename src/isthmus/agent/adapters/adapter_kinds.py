@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from isthmus.agent.adapters.kubernetes.api_access import read_access
+from isthmus.agent.adapters.kubernetes.kubernetes_adapter import KubernetesAdapter
+from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
+from isthmus.agent.adapters.kubernetes.kubernetes_site import KubernetesSite
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, LocalAdapter
+from isthmus.agent.adapters.ray.ray_adapter import RayAdapter
+from isthmus.agent.adapters.ray.ray_rest import RayRest
+from isthmus.agent.adapters.ray.ray_site import RaySite
 from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter, SchedulerCheck
 from isthmus.agent.adapters.slurm.slurm_adapter import SlurmAdapter
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
 from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
+from isthmus.agent.courier.courier import Courier
 from isthmus.core.errors import InputError
 from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.owner.site_file import SiteFile
@@ -23,12 +31,20 @@ ENTRY_POINT_GROUP = "isthmus.adapters"
 
 @dataclass(frozen=True, kw_only=True)
 class SiteContext:
-    """What an adapter is made from; `state` is the agent's folder, which nodes of the scheduler must see as well."""
+    """What an adapter is made from; `state` is the agent's folder, `host` the address of the agent's machine.
+
+    Nodes of the scheduler must see `state` as well, or their files travel by the courier.
+    """
 
     site: SiteFile
     cluster: Cluster
     state: Path
     worker_command: tuple[str, ...] = WORKER_COMMAND
+    host: str = "127.0.0.1"
+
+    def open_courier(self, *, host: str = "", port: int = 0) -> Courier:
+        """Return the agent's end of the courier, which workers reach at `host` (empty: the agent's own)."""
+        return Courier(self.state, host or self.host, port=port)
 
 
 AdapterFactory = Callable[[SiteContext], SchedulerAdapter]
@@ -66,4 +82,32 @@ def _make_slurm(context: SiteContext) -> SchedulerAdapter:
     return SlurmAdapter(SlurmSite(context.site, context.cluster), context.state, commands, context.worker_command)
 
 
-_BUILT_IN: dict[str, AdapterFactory] = {"local": _make_local, "slurm": _make_slurm}
+def _make_ray(context: SiteContext) -> SchedulerAdapter:
+    site, options = RaySite(context.site, context.cluster), context.site.options
+    token, token_file = "", str(options.get("token_file", ""))
+    if token_file:
+        try:
+            token = Path(token_file).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise InputError(f"options.token_file {token_file} cannot be read: {error.strerror}") from error
+    rest = RayRest(str(options["address"]), timeout_s=float(options.get("timeout_s", 10.0)), token=token)
+    courier = context.open_courier(
+        host=str(options.get("courier_host", "")), port=int(options.get("courier_port", 0))
+    )  # fmt: skip
+    return RayAdapter(site, context.state, rest, courier, context.worker_command)
+
+
+def _make_kubernetes(context: SiteContext) -> SchedulerAdapter:
+    site, options = KubernetesSite(context.site, context.cluster), context.site.options
+    access = read_access(str(options.get("kubeconfig", "")), str(options.get("context", "")))
+    client = KubernetesClient(access, timeout_s=site.timeout_s)
+    courier = context.open_courier(host=site.courier_host, port=site.courier_port)
+    return KubernetesAdapter(site, context.state, client, courier, context.worker_command)
+
+
+_BUILT_IN: dict[str, AdapterFactory] = {
+    "local": _make_local,
+    "slurm": _make_slurm,
+    "kubernetes": _make_kubernetes,
+    "ray": _make_ray,
+}

@@ -48,6 +48,8 @@ class Capabilities:
     probes: bool = False
     preempts: bool = False
     orders: bool = False
+    # A restart may lose what it had acknowledged, and then changes the epoch; else the epoch names its store.
+    forgets: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +95,13 @@ class HoldRequest:
     attempt: int
     ranks: tuple[RankNeed, ...]
     lease_s: float
-    # `commit` may preempt jobs of others.
-    preempts: bool = False
+    # Jobs that `commit` may preempt, named as in `Probe`.
+    victims: tuple[str, ...] = ()
+
+    @property
+    def preempts(self) -> bool:
+        """Whether `commit` may preempt jobs."""
+        return bool(self.victims)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +120,10 @@ class Hold:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """When a request could start, in seconds from now (None: unknown), and which jobs it would preempt."""
+    """When a request could start, in seconds from now (None: unknown), and which jobs it would preempt.
+
+    Jobs of others go by their name, parts of this agent by `JOB/ATTEMPT`.
+    """
 
     start_in_s: float | None = None
     victims: tuple[str, ...] = ()
@@ -124,10 +134,10 @@ class SchedulerLook:
     """One look at the scheduler."""
 
     nodes: tuple[CardNode, ...]
-    # Names the run of the scheduler that answered; a restart changes it.
+    # Names the run of the scheduler that answered; a restart changes it within a few looks.
     epoch: str = ""
     foreign: tuple[ForeignJob, ...] = ()
-    # The live holds of this agent, also those of an earlier process of it.
+    # The live holds of this agent, also those of an earlier process of it; `ended` ones must be released again.
     holds: tuple[Hold, ...] = ()
     # The site's queue in start order, without duplicates.
     queue: tuple[QueueEntry, ...] = ()

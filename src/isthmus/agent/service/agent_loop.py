@@ -26,11 +26,12 @@ from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.files.version_cache import VersionCache
 from isthmus.agent.files.version_fetcher import VersionFetcher
 from isthmus.agent.files.version_source import VersionSource
+from isthmus.agent.service.agent_key import AgentKey
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.agent.service.own_address import own_address, resolve_host
 from isthmus.agent.service.state_identity import open_identity
 from isthmus.agent.service.sync_client import SyncClient
-from isthmus.core.errors import ConflictError, InputError, IsthmusError, UnavailableError
+from isthmus.core.errors import AuthError, ConflictError, InputError, IsthmusError, UnavailableError
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster, Pool
@@ -65,8 +66,8 @@ class AgentConfig:
 
     # URL of the control plane.
     server: str
-    # Token of the cluster's owner.
-    token: str
+    # Token of the cluster's owner; None: the key in the state folder, which the agent renews.
+    token: str | None
     cluster: Cluster
     # Folder that persists across restarts.
     state: Path
@@ -120,26 +121,42 @@ class Backoff:
 class AgentLoop:
     """The loop around the agent service and the sync client; `step` is one non-blocking iteration."""
 
-    def __init__(self, service: AgentService, client: SyncClient, rng: random.Random) -> None:
-        self.service, self._client = service, client
+    def __init__(
+        self, service: AgentService, client: SyncClient, rng: random.Random, key: AgentKey | None = None
+    ) -> None:
+        self.service, self._client, self._key = service, client, key
         self._backoff = Backoff(rng)
         self._incarnation = uuid.UUID(int=rng.getrandbits(128), version=4).hex
         self._reported_parts: object = None
         self._next_report_s, self._disconnected = 0.0, False
+        self.leaves = False
+        """Whether the server has said that the site, which is empty, leaves the pool."""
 
     def step(self, now_s: float) -> float:
-        """Poll, sync if due or if a part has changed, and return the seconds until the next step."""
+        """Poll, sync if due or if a part has changed, and return the seconds until the next step.
+
+        What orders have changed is reported at once.
+        """
         self.service.tick()
-        observed = self.service.observed_parts()
-        if now_s >= self._next_report_s or (observed != self._reported_parts and not self._disconnected):
+        if now_s >= self._next_report_s or self._has_news():
             self._sync(now_s)
+            if self._has_news():
+                return 0.0
         pause_s = FAST_POLL_S if self.service.needs_fast_poll else POLL_S
         return max(0.0, min(pause_s, self._next_report_s - now_s))
 
+    def _has_news(self) -> bool:
+        """Return whether the server can learn of a change of a part."""
+        return not self._disconnected and self.service.observed_parts() != self._reported_parts
+
     def _sync(self, now_s: float) -> None:
         try:
+            if self._key is not None:
+                self._key.renew_if_due(self._client)
             report, batch = self.service.report(self._incarnation)
             orders = self._client.sync(report)
+            if self._key is not None:
+                self._key.confirm()
         except UnavailableError as error:
             wait_s = self._backoff.next_wait_s()
             if not self._disconnected:
@@ -154,6 +171,7 @@ class AgentLoop:
         self._disconnected, self._reported_parts = False, report.parts
         self.service.outbox.acknowledge(batch)
         self.service.apply_orders(orders)
+        self.leaves = orders.leaves
         quick = batch.full or self.service.needs_fast_poll
         self._next_report_s = now_s + (FAST_POLL_S if quick else orders.poll_after_s)
 
@@ -172,7 +190,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     agent (workers keep running for a later agent); `ConflictError` for a copied state folder (nothing in it is
     touched), or if another agent took the cluster over (after stopping the workers).
     """
-    stop, at_once = stop or threading.Event(), threading.Event()
+    stop, at_once, wake = stop or threading.Event(), threading.Event(), threading.Event()
     check_rights(config.policy.workers)
     containers = _worker_containers(config)
 
@@ -180,12 +198,16 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         if stop.is_set() or number == signal.SIGTERM or not config.interactive:
             at_once.set()
         stop.set()
+        wake.set()
 
     with (
         handled_stop_signals(on_stop),
         lock_state_folder(config.state, "agent"),
-        SyncClient(config.server, config.token, config.cluster.name, config.ca) as exchange,
+        SyncClient(config.server, config.token or "", config.cluster.name, config.ca) as exchange,
     ):
+        key = None if config.token is not None else _load_key(config)
+        if key is not None:
+            exchange.use_token(key.token)
         host = resolve_host(config.host) if config.host else _own_address(config.server, stop)
         if host is None:
             return
@@ -195,7 +217,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         _log.info("%s", describe_isolation(rights, has_roots=bool(config.policy.storage.roots)))
         shell = AgentService(
             cluster=config.cluster,
-            adapter=make_adapter(_site_context(config)),
+            adapter=make_adapter(_site_context(config, host)),
             state=config.state,
             clock=boot_time_s,
             host=host,
@@ -209,16 +231,46 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             identity=identity,
             containers=containers,
             secrets=config.secrets,
+            on_answer=wake.set,
         )
-        loop = AgentLoop(shell, exchange, random.SystemRandom())
+        loop = AgentLoop(shell, exchange, random.SystemRandom(), key)
         try:
-            while not stop.is_set():
-                stop.wait(loop.step(time.monotonic()))
+            while not stop.is_set() and not loop.leaves:
+                wake.wait(loop.step(time.monotonic()))
+                wake.clear()
         except ConflictError:
             stop_workers(loop, saves_first=False, at_once=at_once)
             raise
         stop_workers(loop, saves_first=config.interactive and not at_once.is_set(), at_once=at_once)
         loop.send_final_report()
+        if loop.leaves:
+            _leave_pool(exchange, config.cluster.name, stop)
+
+
+def _leave_pool(server: SyncClient, cluster: str, stop: threading.Event) -> None:
+    """Report the end of the agent until the server answers, or `stop` is set."""
+    backoff = Backoff(random.SystemRandom())
+    while True:
+        try:
+            server.leave()
+        except UnavailableError as error:
+            _log.warning("%s; retrying", error)
+        else:
+            _log.info("cluster %s has left the pool", cluster)
+            return
+        if stop.wait(backoff.next_wait_s()):
+            return
+
+
+def _load_key(config: AgentConfig) -> AgentKey:
+    """Return the key of the state folder; raise `AuthError` if it has none, or that of another cluster."""
+    key = AgentKey.load(config.state, time.time)
+    if key is None or key.site != config.cluster.name:
+        raise AuthError(
+            f"the state folder {config.state} has no key of cluster '{config.cluster.name}'",
+            hint="join first: isthmus site join CODE --state DIR; or give a token of the owner with --token-file",
+        )
+    return key
 
 
 def _worker_containers(config: AgentConfig) -> WorkerContainers | None:
@@ -235,10 +287,14 @@ def _worker_containers(config: AgentConfig) -> WorkerContainers | None:
     return WorkerContainers(rules, config.policy.workers, config.state, pool, config.worker_command)
 
 
-def _site_context(config: AgentConfig) -> SiteContext:
+def _site_context(config: AgentConfig, host: str) -> SiteContext:
     config.site.check_cluster(config.cluster)
     return SiteContext(
-        site=config.site, cluster=config.cluster, state=config.state.absolute(), worker_command=config.worker_command
+        site=config.site,
+        cluster=config.cluster,
+        state=config.state.absolute(),
+        worker_command=config.worker_command,
+        host=host,
     )
 
 

@@ -7,6 +7,7 @@ that is killed at any point resumes from the same state.
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import sys
 import time
@@ -94,6 +95,9 @@ _NOT_STARTED_STATUS = 126
 LOOK_INTERVAL_S = 2.0
 """Interval between two looks at a scheduler that answers through commands or requests."""
 
+RENEWAL_S = 2.0
+"""Interval at which the run lease is written where workers may run on other machines: they wait for a renewal."""
+
 _OPTIMISTIC = "optimistic: the site's scheduler holds no cards, so a start may find them taken"
 
 _MISSING_LEASE_S = 5.0
@@ -110,7 +114,8 @@ class AgentService:
     of the catalogue to its cache (None: the site brings none). Workers listen at
     `host`, within `ports` if given. With `checks_peers` the agent takes part in the checks that sites reach each other.
     No worker may read the files `secrets`. Workers start with the keys that the server sent for their links; without
-    them, with `needs_keys` or beyond loopback, they do not start.
+    them, with `needs_keys` or beyond loopback, they do not start. `on_answer` is called in another thread when the
+    scheduler has answered: the next `tick` takes it up.
     """
 
     def __init__(
@@ -132,6 +137,7 @@ class AgentService:
         containers: WorkerContainers | None = None,
         secrets: Sequence[Path] = (),
         wall_clock: Callable[[], float] = time.time,
+        on_answer: Callable[[], object] = lambda: None,
     ) -> None:
         self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
@@ -143,7 +149,7 @@ class AgentService:
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
         self._table = PartTable(self.state_folder.path)
         known = self._table.load()
-        self._calls = SchedulerCalls(blocks=adapter.capabilities.blocks)
+        self._calls = SchedulerCalls(blocks=adapter.capabilities.blocks, on_answer=on_answer)
         self._look = SchedulerLook(nodes=())
         key = identity.key if identity else cluster.name
         self._holds = SiteHolds(adapter, self._calls, key, self._handle)
@@ -153,6 +159,7 @@ class AgentService:
         self._identity, self._sent_s = identity, clock()
         self.state_folder.make_lease_folder()
         lease = read_run_lease(self.state_folder.run_lease)
+        lease = lease if lease and lease.is_of_this_machine else None
         self.machine = SiteMachine(
             cluster.name,
             DeviceIdAllocator(self._devices()),
@@ -160,10 +167,12 @@ class AgentService:
             fence=known.fence,
             run_lease_s=lease.lease_s if lease else 0.0,
             run_lease_until_s=lease.until_s if lease else clock() + _MISSING_LEASE_S,
+            renewal_s=RENEWAL_S if adapter.capabilities.blocks else math.inf,
             priorities=cluster.priorities,
             policy=self.policy,
             has_own_storage=fetcher is not None,
             asks_for_holds=adapter.capabilities.holds == "scheduler",
+            asks_for_probes=adapter.capabilities.probes,
             now_s=clock(),
         )
         self._versions = versions
@@ -236,7 +245,9 @@ class AgentService:
         now_s, self._look = self._clock(), look
         if self.adapter.capabilities.blocks:
             level = self.cluster.priorities.middle
-            foreign = tuple(foreign_part(job, level) for job in look.foreign if job.running and job.cards)
+            may = self.adapter.capabilities.preempts
+            running = (job for job in look.foreign if job.running and job.cards)
+            foreign = tuple(foreign_part(job, level, may_preempt=may) for job in running)
             self._handle(InventoryObserved(now_s=now_s, devices=self._devices(), foreign=foreign))
             self._holds.observe_look(look)
         entries = tuple((entry.job, entry.attempt) for entry in look.queue)
@@ -393,7 +404,8 @@ class AgentService:
                 case ReportLocalExit(part=part):
                     WorkerFolder(self.state_folder.local / part.job).write_exit(instruction.exit_status)
                 case RenewRunLease(lease_s=lease_s, until_s=until_s):
-                    lease = RunLease(boot=boot_id(), lease_s=lease_s, until_s=min(until_s, NO_LIMIT_S))
+                    until_s, now_s = min(until_s, NO_LIMIT_S), self._clock()
+                    lease = RunLease(boot=boot_id(), lease_s=lease_s, until_s=until_s, written_s=now_s)
                     write_run_lease(self.state_folder.run_lease, lease)
                 case ReorderQueue():
                     moves = [

@@ -23,11 +23,13 @@ class _Call:
 class SchedulerCalls:
     """Makes calls one after the other, in a thread if `blocks`; answers are handed over by `collect`.
 
-    A key has one call at a time: a scheduler that hangs collects no queue of equal questions.
+    A key has one call at a time: a scheduler that hangs collects no queue of equal questions. `on_answer` is called in
+    that thread when there is something to collect.
     """
 
-    def __init__(self, *, blocks: bool) -> None:
+    def __init__(self, *, blocks: bool, on_answer: Callable[[], object] = lambda: None) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="scheduler") if blocks else None
+        self._on_answer = on_answer
         self._calls: dict[Hashable, _Call] = {}
         self._last_error = ""
 
@@ -52,7 +54,9 @@ class SchedulerCalls:
             return
         report = on_error or self._log_error
         if self._pool is not None:
-            self._calls[key] = _Call(self._pool.submit(call), on_answer, report)
+            future = self._pool.submit(call)
+            self._calls[key] = _Call(future, on_answer, report)
+            future.add_done_callback(lambda _: self._on_answer())
             return
         try:
             answer = call()

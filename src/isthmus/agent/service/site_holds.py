@@ -14,12 +14,13 @@ from isthmus.agent.adapters.scheduler_adapter import (
     ForeignJob,
     Hold,
     HoldRequest,
+    Probe,
     RankNeed,
     SchedulerAdapter,
     SchedulerLook,
 )
 from isthmus.agent.service.scheduler_calls import SchedulerCalls
-from isthmus.site import ForeignPart, HoldObserved, SitePart
+from isthmus.site import ForeignPart, HoldObserved, PartKey, ProbeObserved, SiteEvent, SitePart, victim_name
 
 WAITING_INTERVAL_S = 0.3
 """Interval at which a hold that is not granted is asked for again."""
@@ -37,10 +38,11 @@ class SiteHolds:
     """Holds of one site; `key` is the agent's own secret, `observe` gets what became of them."""
 
     def __init__(
-        self, adapter: SchedulerAdapter, calls: SchedulerCalls, key: str, observe: Callable[[HoldObserved], object]
+        self, adapter: SchedulerAdapter, calls: SchedulerCalls, key: str, observe: Callable[[SiteEvent], object]
     ) -> None:
         self._adapter, self._calls, self._key, self._observe = adapter, calls, key, observe
         self._due_s: dict[str, float] = {}
+        self._probe_due_s: dict[str, float] = {}
         self._unwanted: set[str] = set()
 
     def hold_id(self, part: SitePart) -> str:
@@ -54,7 +56,9 @@ class SiteHolds:
         return not self._unwanted and not self._due_s
 
     def reconcile(self, parts: Iterable[SitePart], now_s: float, run_lease_s: float) -> None:
-        """Ask for the holds that `parts` want, and release the others."""
+        """Ask for the holds and probes that `parts` want, and release the other holds."""
+        parts = tuple(parts)
+        self._probe((part for part in parts if part.probe == "asked"), now_s)
         wanted = {self.hold_id(part): part for part in parts if part.hold}
         for hold_id in [hold_id for hold_id in self._due_s if hold_id not in wanted]:
             del self._due_s[hold_id]
@@ -66,7 +70,8 @@ class SiteHolds:
             )
         for hold_id, part in wanted.items():
             if now_s >= self._due_s.get(hold_id, now_s):
-                request = _request(hold_id, part, run_lease_s)
+                victims = (victim_name(key) for key in part.victims if part.commits)
+                request = _request(hold_id, part, run_lease_s, victims)
                 granted = part.hold == "granted"
                 pause_s = request.lease_s / _RENEWALS_PER_LEASE if granted else WAITING_INTERVAL_S
                 self._due_s[hold_id] = now_s + pause_s
@@ -77,6 +82,20 @@ class SiteHolds:
     def observe_look(self, look: SchedulerLook) -> None:
         """Release what the scheduler holds for this agent and no part wants."""
         self._unwanted |= {hold.id for hold in look.holds} - self._due_s.keys()
+
+    def _probe(self, parts: Iterable[SitePart], now_s: float) -> None:
+        """Ask what each of `parts` would preempt; after an error again."""
+        asked = {self.hold_id(part): part for part in parts}
+        self._probe_due_s = {hold_id: due_s for hold_id, due_s in self._probe_due_s.items() if hold_id in asked}
+        for hold_id, part in asked.items():
+            if now_s >= self._probe_due_s.get(hold_id, now_s):
+                self._probe_due_s[hold_id] = now_s + WAITING_INTERVAL_S
+                request = _request(hold_id, part, 0.0, (victim_name(key) for key in part.victims))
+                answer = partial(self._probed, part.key, part.victims, now_s)
+                self._calls.submit(("probe", hold_id), partial(self._adapter.probe, request), answer)
+
+    def _probed(self, key: PartKey, victims: tuple[PartKey, ...], now_s: float, probe: Probe) -> None:
+        self._observe(ProbeObserved(now_s=now_s, part=key, victims=victims, preempted=probe.victims))
 
     def _released(self, hold_id: str, _answer: object) -> None:
         self._unwanted.discard(hold_id)
@@ -89,16 +108,21 @@ class SiteHolds:
         )  # fmt: skip
 
 
-def foreign_part(job: ForeignJob, level: str) -> ForeignPart:
-    """Return a running job of others for the site machine; `level` is that of jobs without one."""
+def foreign_part(job: ForeignJob, level: str, *, may_preempt: bool) -> ForeignPart:
+    """Return a running job of others for the site machine; `level` is that of jobs without one.
+
+    Unless its scheduler `may_preempt` jobs for the pool, none can be a victim.
+    """
     devices: dict[str, tuple[str, ...]] = {}
     for card in job.cards:
         group = card.partition("/")[0]
         devices[group] = (*devices.get(group, ()), card)
-    return ForeignPart(name=job.name, devices=devices, level=job.level or level, preemptible=job.preemptible)
+    return ForeignPart(
+        name=job.name, devices=devices, level=job.level or level, preemptible=may_preempt and job.preemptible
+    )
 
 
-def _request(hold_id: str, part: SitePart, run_lease_s: float) -> HoldRequest:
+def _request(hold_id: str, part: SitePart, run_lease_s: float, victims: Iterable[str]) -> HoldRequest:
     running = part.state not in ("queued", "ready", "evicting", "prepared")
     lease_s = max(MIN_RUNNING_LEASE_S, run_lease_s) if running else min(part.lease_s or MAX_LEASE_S, MAX_LEASE_S)
     return HoldRequest(
@@ -107,5 +131,5 @@ def _request(hold_id: str, part: SitePart, run_lease_s: float) -> HoldRequest:
         attempt=part.attempt,
         ranks=tuple(RankNeed(node_group=worker.node_group, num_cards=worker.chips) for worker in part.workers.values()),
         lease_s=lease_s,
-        preempts=part.commits and bool(part.victims),
+        victims=tuple(victims),
     )

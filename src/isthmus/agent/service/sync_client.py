@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class SyncClient:
         except OSError as error:
             raise InputError(f"cannot load certificate file {ca}: {error.strerror or error}") from error
         self._path, self._versions = f"/v1/agents/{cluster}/sync", f"/v1/agents/{cluster}/versions"
+        self._left, self._key = f"/v1/agents/{cluster}/left", f"/v1/agents/{cluster}/key"
         self._server = server
         self._client = httpx.Client(
             base_url=server,
@@ -72,6 +74,18 @@ class SyncClient:
             return AgentOrders.model_validate(body)
         except ValidationError as error:
             raise ProtocolError(f"malformed orders: {error.errors()[0]['msg']}") from error
+
+    def renew_key(self, digest: str) -> None:
+        """Have the next key of this agent accepted, by its SHA-256; raises like `sync`."""
+        self._exchange("POST", self._key, json.dumps({"key": digest}))
+
+    def use_token(self, token: str) -> None:
+        """Send `token` with every request from now on."""
+        self._client.headers["Authorization"] = f"Bearer {token}"
+
+    def leave(self) -> None:
+        """Report that this agent has ended for good; raises like `sync`."""
+        self._exchange("POST", self._left, "{}")
 
     def manifest(self, key: CopyKey) -> FileManifest:
         """Return the files of a version that a part of this site needs, as its digest says.

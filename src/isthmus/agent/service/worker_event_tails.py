@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
 from pydantic import ValidationError
 
-from isthmus.core.messages.agent_messages import MAX_EVENT_CHARS, MAX_PART_EVENTS, PartEvent, PartEventKind
+from isthmus.core.messages.agent_messages import (
+    MAX_EVENT_CHARS,
+    MAX_PART_EVENTS,
+    MAX_REFUSED_EVENTS,
+    PartEvent,
+    PartEventKind,
+)
 from isthmus.core.messages.worker_folder import WorkerEvent, WorkerFolder, open_regular
 
 TAIL_BYTES = 64 * 2**10
@@ -25,7 +31,7 @@ class WorkerEventTails:
     def newest(self, folders: Iterable[Path]) -> tuple[PartEvent, ...]:
         """Return the newest events of the workers of one part, oldest first."""
         found = [event for folder in folders for event in self._events(WorkerFolder(folder).events_path)]
-        return tuple(sorted(found, key=lambda one: (one.time_s, one.rank, one.number))[-MAX_PART_EVENTS:])
+        return _newest(sorted(found, key=_place))
 
     def forget(self, folders: Iterable[Path]) -> None:
         """Drop what is known of removed workers."""
@@ -59,7 +65,18 @@ def _read_tail(file: Path, size: int) -> tuple[PartEvent, ...]:
                     detail=event.detail[:MAX_EVENT_CHARS], step=event.step, seconds=event.seconds,
                 )
             )  # fmt: skip
-    return tuple(found[-MAX_PART_EVENTS:])
+    return _newest(found)
+
+
+def _newest(events: Sequence[PartEvent]) -> tuple[PartEvent, ...]:
+    """Return the last of the events; those about refused callers crowd out no others."""
+    refused = [one for one in events if one.kind == "refused"][-MAX_REFUSED_EVENTS:]
+    others = [one for one in events if one.kind != "refused"][-(MAX_PART_EVENTS - len(refused)) :]
+    return tuple(sorted((*others, *refused), key=_place))
+
+
+def _place(event: PartEvent) -> tuple[float, int, int]:
+    return event.time_s, event.rank, event.number
 
 
 def _parse_event(line: bytes) -> WorkerEvent | None:

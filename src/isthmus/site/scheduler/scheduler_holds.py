@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
-from isthmus.site.machine_events import ForeignPart, HoldObserved, InventoryObserved
+from isthmus.site.machine_events import ForeignPart, HoldObserved, InventoryObserved, ProbeObserved
 from isthmus.site.part_lifecycle import move_part, release_part
-from isthmus.site.parts import CLAIMING, SitePart, SiteWorker
+from isthmus.site.parts import CLAIMING, PartKey, SitePart, SiteWorker
 from isthmus.site.site_state import SiteState
 
 
@@ -26,9 +26,23 @@ def ask_for_hold(site: SiteState, part: SitePart, *, commits: bool) -> bool:
     return part.hold == "granted"
 
 
+def ask_for_probe(site: SiteState, part: SitePart) -> bool:
+    """Want to know whether the scheduler would preempt the part's victims and no other job; return whether it would."""
+    if site.asks_for_probes and not part.probe:
+        part.probe = "asked"
+        site.mark_changed(part)
+    return not site.asks_for_probes or part.probe == "agreed"
+
+
 def drop_hold(part: SitePart) -> None:
     """Want no hold any more."""
-    part.hold, part.commits, part.held = "", False, ()
+    part.hold, part.commits, part.held, part.probe = "", False, (), ""
+
+
+def victim_name(key: PartKey) -> str:
+    """Return what adapters call a victim: a job of others by its name, a part of the pool by job and attempt."""
+    job, attempt = key
+    return f"{job}/{attempt}" if attempt else job
 
 
 def take_held_devices(site: SiteState, part: SitePart) -> None:
@@ -39,10 +53,12 @@ def take_held_devices(site: SiteState, part: SitePart) -> None:
         site.devices.record_transition(part, part.state, part.state)
 
 
-def observe_scheduler(site: SiteState, seen: InventoryObserved | HoldObserved) -> None:
-    """Apply a look at the site's scheduler, or its answer to a hold."""
+def observe_scheduler(site: SiteState, seen: InventoryObserved | HoldObserved | ProbeObserved) -> None:
+    """Apply a look at the site's scheduler, or its answer to a hold or a probe."""
     if isinstance(seen, HoldObserved):
         _observe_hold(site, seen)
+    elif isinstance(seen, ProbeObserved):
+        _observe_probe(site, seen)
     else:
         _observe_inventory(site, seen)
 
@@ -70,6 +86,22 @@ def _observe_hold(site: SiteState, seen: HoldObserved) -> None:
         move_part(site, part, "refused", seen.now_s, f"{site.cluster}: the scheduler ended the hold of its devices")
     elif part.state == "prepared":
         release_part(site, part, seen.now_s, f"{site.cluster}: the scheduler ended the hold of its devices")
+
+
+def _observe_probe(site: SiteState, seen: ProbeObserved) -> None:
+    """Refuse a part for which the scheduler would preempt jobs that the pool has not chosen."""
+    part = site.parts.get(seen.part)
+    if part is None or part.probe != "asked" or part.victims != seen.victims:
+        return
+    others = sorted(set(seen.preempted) - {victim_name(key) for key in part.victims})
+    if not others:
+        part.probe = "agreed"
+        site.mark_changed(part)
+        return
+    drop_hold(part)
+    part.set_workers({})
+    detail = f"{site.cluster}: its scheduler would preempt {', '.join(others)}, which the order does not name"
+    move_part(site, part, "refused", seen.now_s, detail)
 
 
 def _observe_inventory(site: SiteState, seen: InventoryObserved) -> None:

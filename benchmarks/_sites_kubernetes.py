@@ -1,0 +1,92 @@
+"""One look of an agent at a Kubernetes cluster with 2,000 pods of others, beside a list of them all."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from benchmarks.table import Row, compared
+from isthmus.agent.adapters.kubernetes.api_access import read_access
+from isthmus.agent.adapters.kubernetes.kubernetes_adapter import KubernetesAdapter
+from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
+from isthmus.agent.courier.courier import Courier
+from tests.kubernetes.api_server import ApiServer
+from tests.kubernetes.conftest import fill_server
+from tests.kubernetes.samples import pod, site_of
+
+NUM_PODS, NUM_QUICK_PODS, LOOKS, PAUSE_S = 2000, 200, 30, 0.3
+
+
+class CountingTransport(httpx.BaseTransport):
+    """Requests that are counted."""
+
+    def __init__(self, inner: httpx.BaseTransport) -> None:
+        self._inner, self.num = inner, 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Pass a request on."""
+        self.num += 1
+        return self._inner.handle_request(request)
+
+
+def rows(quick: bool) -> list[Row]:
+    """Look at the pods of others, in turn with a full list."""
+    num = NUM_QUICK_PODS if quick else NUM_PODS
+    with tempfile.TemporaryDirectory() as folder:
+        server = ApiServer(Path(folder) / "server")
+        try:
+            server.start()
+            fill_server(server)
+            server.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}})
+            for number in range(num):
+                server.apply({"apiVersion": "v1", "kind": "Pod", **_pod(number)})
+            return _measure(server, Path(folder), num)
+        finally:
+            server.end()
+
+
+def _measure(server: ApiServer, folder: Path, num: int) -> list[Row]:
+    access = read_access(str(server.kubeconfig()))
+    transport = CountingTransport(httpx.HTTPTransport(verify=access.tls or True))
+    client = KubernetesClient(access, transport=transport)
+    adapter = KubernetesAdapter(site_of(), folder / "state", client, Courier(folder / "state"), ("true",))
+    assert len(adapter.observe().foreign) == num
+    looks, bare, cpu, bare_cpu = [], [], [], []
+    transport.num = 0
+    for _ in range(LOOKS):
+        for action, times, cpus in ((adapter.observe, looks, cpu), (lambda: _list_all(server), bare, bare_cpu)):
+            took_s, cpu_s = _measured(action)
+            times.append(1e3 * took_s)
+            cpus.append(1e3 * cpu_s)
+            time.sleep(PAUSE_S)
+    requests = transport.num / LOOKS
+    what, peer = f"Kubernetes: one look at {num:,} pods", "a list of them"
+    return [
+        compared(f"{what}, p50", statistics.median(looks), "ms", peer, statistics.median(bare), target="at most 100",
+                 met=statistics.median(looks) <= 100),
+        Row(what=f"{what}: requests, with renewed watches", ours=requests, unit="requests", target="one, watches apart",
+            met=requests < 1.5),
+        compared(f"{what}, p50", statistics.median(cpu), "CPU ms", peer, statistics.median(bare_cpu)),
+    ]  # fmt: skip
+
+
+def _pod(number: int) -> dict[str, object]:
+    body = pod(f"p{number}", 1)
+    del body["spec"]["priority"]
+    return {"metadata": body["metadata"], "spec": body["spec"]}
+
+
+def _list_all(server: ApiServer) -> None:
+    server.api.get("/api/v1/pods", params={"limit": 0}).json()
+
+
+def _measured(action: Callable[[], object]) -> tuple[float, float]:
+    """Return the time and this process' CPU time of an action, in seconds."""
+    cpu_s, begin_s = time.process_time(), time.perf_counter()
+    action()
+    return time.perf_counter() - begin_s, time.process_time() - cpu_s

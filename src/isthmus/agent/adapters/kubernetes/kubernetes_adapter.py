@@ -1,0 +1,198 @@
+"""`KubernetesAdapter`: cards of a Kubernetes cluster by its REST interface.
+
+A hold is a workload under our own id whose pods take the cards. In each pod a keeper waits for what is to run there, so
+a worker starts without another decision of the scheduler, and its cards stay between two attempts. Starts, stops, ends
+and renewals are files of the run folders, which the courier carries, so they survive a dead API server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from isthmus.agent.adapters.kubernetes.hold_record import HoldRecord, alone_in
+from isthmus.agent.adapters.kubernetes.kubernetes_checks import check_kubernetes, preempting_value
+from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
+from isthmus.agent.adapters.kubernetes.kubernetes_holds import KubernetesHolds, TicketOffice
+from isthmus.agent.adapters.kubernetes.kubernetes_objects import parse_node, parse_pod
+from isthmus.agent.adapters.kubernetes.kubernetes_site import KubernetesSite, is_foreign
+from isthmus.agent.adapters.kubernetes.pod_keeper import ENDED, ORDER
+from isthmus.agent.adapters.kubernetes.watched_list import WatchedList
+from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, worker_environment
+from isthmus.agent.adapters.local_queue_file import LocalQueueFile
+from isthmus.agent.adapters.scheduler_adapter import (
+    Capabilities,
+    CardNode,
+    Hold,
+    HoldRequest,
+    QueueMove,
+    RankStart,
+    SchedulerAdapter,
+    SchedulerCheck,
+    SchedulerLook,
+    WorkerStatus,
+)
+from isthmus.agent.adapters.worker_limits import TEMPORARY_FOLDER
+from isthmus.agent.courier.start_file import write_start
+from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.messages.agent_messages import QueueEntry
+from isthmus.core.messages.worker_folder import WorkerFolder, write_atomically
+from isthmus.core.process.rank_runner import take_folder
+
+_KILLED_STATUS = 137
+_NEVER = "0"
+"""Owner in the `pid` file of a folder that was stopped before its start."""
+
+
+class KubernetesAdapter(SchedulerAdapter):
+    """Hold cards of a Kubernetes cluster and run workers on them (see `SchedulerAdapter`).
+
+    `courier` carries the run folders to and from the pods, in which `program` runs.
+    """
+
+    def __init__(
+        self,
+        site: KubernetesSite,
+        state: Path,
+        client: KubernetesClient,
+        courier: TicketOffice,
+        program: Sequence[str] = WORKER_COMMAND,
+    ) -> None:
+        preempts = bool(site.preempting_priority)
+        self.capabilities = Capabilities(holds="scheduler", preempts=preempts, forgets=False)
+        self._site, self._client, self._courier = site, client, courier
+        self._program = tuple("{python}" if word == sys.executable else word for word in program)
+        self._queue = LocalQueueFile(state / "queue")
+        resources = site.resources
+        self._nodes = WatchedList(client, "/api/v1/nodes", "NodeList", lambda item: parse_node(item, resources))
+        self._pods = WatchedList(client, "/api/v1/pods", "PodList", lambda item: parse_pod(item, resources))
+        self._holds = KubernetesHolds(
+            site, client, courier, state.absolute() / "holds", self._card_nodes, self._pods.refresh
+        )
+        self._epoch = ""
+        self._preempts_below: int | None = None
+        self._lock = threading.RLock()
+
+    def observe(self) -> SchedulerLook:
+        """List this site's own pods; nodes and the pods of others come by their watches."""
+        with self._lock:
+            own, holds = self._holds.observe()
+            if not self._epoch:
+                path = f"/api/v1/namespaces/{self._holds.namespace}"
+                self._epoch = str(self._client.get(path)["metadata"]["uid"])
+                self._preempts_below = preempting_value(self._site, self._client)
+            nodes = self._card_nodes()
+            taken = {card for hold in holds for cards in hold.cards for card in cards}
+            mine = {pod.uid for pod in own}
+            others = [
+                pod
+                for pod in self._pods.refresh().values()
+                if not pod.ended and pod.uid not in mine and not self._holds.is_ours(pod)
+            ]
+            return SchedulerLook(
+                nodes=tuple(nodes), epoch=self._epoch, holds=holds, queue=self._queue.entries(),
+                foreign=self._site.foreign_jobs(others, nodes, taken, self._preempts_below),
+            )  # fmt: skip
+
+    def hold(self, request: HoldRequest) -> Hold:
+        """Ask for free cards, or renew the lease."""
+        return self._acquire(request, preempts=False)
+
+    def commit(self, request: HoldRequest) -> Hold:
+        """As `hold`; with `preempts` at the priority whose pods preempt."""
+        return self._acquire(request, preempts=any(is_foreign(victim) for victim in request.victims))
+
+    def release(self, hold_id: str) -> None:
+        """Use up the id, then delete what it has; its pods end by themselves as well."""
+        self._holds.release(hold_id)
+
+    def start(self, rank: RankStart) -> None:
+        """Order the start from the keeper in the pod that has the rank's cards (see `SchedulerAdapter.start`)."""
+        folder = rank.folder.absolute()
+        if (folder / "pid").exists():
+            return
+        record = self._holds.record(rank.hold)
+        hold = record.granted()
+        if hold is None:
+            raise UnavailableError(f"the hold of {folder} is not granted")
+        number = next((at for at, cards in enumerate(hold.cards) if rank.cards[0] in cards), None)
+        if number is None:
+            raise InputError(f"card {rank.cards[0]} is not in the hold of {folder}")
+        keeper = record.rank_folder(number)
+        with alone_in(keeper):
+            if not (keeper / f"{ORDER}{_order_name(folder)}").exists():
+                self._order_start(rank, folder, record, number)
+
+    def _order_start(self, rank: RankStart, folder: Path, record: HoldRecord, number: int) -> None:
+        limits = WorkerFolder(folder).read_limits()
+        environment = worker_environment({}, rank.cards, {}, limits)
+        if limits is not None:
+            environment["TMPDIR"] = str(folder / TEMPORARY_FOLDER)
+        write_start(folder, rank.command or (*self._program, str(folder)), environment)
+        write_atomically(folder / "hold", f"{rank.hold} {number}")
+        order = record.rank_folder(number) / f"{ORDER}{_order_name(folder)}"
+        write_atomically(order, self._courier.ticket(folder, record.path), mode=0o600)
+
+    def poll(self, folder: Path) -> WorkerStatus:
+        """Return the status from the folder's files; a worker without `exit` has ended with its courier or its hold."""
+        folder = folder.absolute()
+        if not (folder / "pid").exists():
+            if not (folder / "hold").exists():
+                return WorkerStatus(state="absent")
+            if not self._has_lost(folder) or not take_folder(str(folder), _NEVER):
+                return WorkerStatus(state="running")
+        status = WorkerFolder(folder).read_exit()
+        if status is None and self._has_lost(folder):
+            status = WorkerFolder(folder).read_exit()
+            status = _KILLED_STATUS if status is None else status
+            with contextlib.suppress(OSError):  # on a full disk the next poll derives the same status
+                WorkerFolder(folder).write_exit(status)
+        return WorkerStatus(state="running") if status is None else WorkerStatus(state="exited", exit_status=status)
+
+    def stop(self, folder: Path, *, force: bool) -> None:
+        """Leave the signal where the courier finds it; a folder that has not started can no longer start."""
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "pid").exists() and take_folder(str(folder), _NEVER):
+            WorkerFolder(folder).write_exit(_KILLED_STATUS)
+        elif force or not (folder / "stop").exists():
+            write_atomically(folder / "stop", "KILL" if force else "TERM")
+
+    def order(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
+        """Order the pool's parts in the agent's own queue; the cluster's is never changed."""
+        self._queue.reorder(moves, removed)
+
+    def check(self) -> Sequence[SchedulerCheck]:
+        """Return what `isthmus site check` finds."""
+        return check_kubernetes(self._site, self._client)
+
+    def _acquire(self, request: HoldRequest, *, preempts: bool) -> Hold:
+        for rank in request.ranks:
+            self._site.group(rank.node_group)
+        if preempts and not self._site.preempting_priority:
+            raise InputError("site.yaml names no preempting_priority", hint="set options.preempting_priority")
+        with self._lock:
+            return self._holds.acquire(request, preempts=preempts)
+
+    def _card_nodes(self) -> list[CardNode]:
+        return self._site.card_nodes(self._nodes.refresh().values())
+
+    def _has_lost(self, folder: Path) -> bool:
+        """Return whether nothing of an ordered worker can run: its courier has ended, or its pods in the last look."""
+        with contextlib.suppress(OSError, ValueError):
+            if (folder / "pid").exists() and (folder / "pid").read_text(encoding="ascii").split()[0] == _NEVER:
+                return True
+            hold_id, number = (folder / "hold").read_text(encoding="ascii").split()
+            record = self._holds.record(hold_id)
+            if (record.rank_folder(int(number)) / f"{ENDED}{_order_name(folder)}").exists():
+                return True
+            return record.is_released and self._holds.has_no_pod(hold_id)
+        return False
+
+
+def _order_name(folder: Path) -> str:
+    return hashlib.sha256(str(folder).encode(errors="surrogateescape")).hexdigest()[:32]

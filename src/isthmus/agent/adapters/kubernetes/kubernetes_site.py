@@ -1,0 +1,181 @@
+"""`KubernetesSite`: how nodes and pods of a Kubernetes cluster are the node groups, cards and jobs of a site."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence, Set
+
+from isthmus.agent.adapters.kubernetes.kubernetes_objects import NodeInfo, PodInfo
+from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
+from isthmus.core.errors import InputError
+from isthmus.core.files.validation_errors import suggest_name
+from isthmus.core.owner.site_file import NodeSelector, SiteFile
+from isthmus.core.pool import Cluster, NodeGroup
+
+OPTIONS = (
+    "bind_s", "context", "courier_host", "courier_port", "grace_s", "image", "kubeconfig", "max_minutes", "namespace",
+    "preempting_priority", "priority", "python", "queue", "timeout_s", "workload",
+)  # fmt: skip
+WORKLOADS = ("job", "jobset", "volcano")
+_DEFAULT_RESOURCE = "nvidia.com/gpu"
+_PART = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = re.compile(rf"([a-z0-9.-]{{1,253}}/)?{_PART}")
+_LABEL_VALUE = re.compile(rf"({_PART})?")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_JOB_PREFIX = "k8s-"
+
+
+class KubernetesSite:
+    """The mapping of `site.yaml` for `cluster`. Raises `InputError` for options or labels that Kubernetes cannot have.
+
+    A site's holds are workloads of one kind in one namespace. A `queue` is Volcano's, or, for Jobs and JobSets, one of
+    Kueue, which then decides when a hold is admitted. `priority` and `preempting_priority` name priority classes: of
+    Kueue (WorkloadPriorityClass) with such a queue, else of the cluster (PriorityClass).
+    """
+
+    def __init__(self, file: SiteFile, cluster: Cluster) -> None:
+        for option in file.options:
+            if option not in OPTIONS:
+                raise InputError(f"unknown option of a Kubernetes site: '{option}'", hint=suggest_name(option, OPTIONS))
+        options = {name: str(value) for name, value in file.options.items()}
+        self.file, self.cluster = file, cluster
+        self.workload = options.get("workload", "job")
+        if self.workload not in WORKLOADS:
+            raise InputError(f"unknown workload '{self.workload}'", hint=suggest_name(self.workload, WORKLOADS))
+        self.image, self.python = options.get("image", ""), options.get("python", "python3")
+        if not self.image:
+            raise InputError("site.yaml names no image for the ranks", hint="set options.image; it has isthmus in it")
+        self.namespace, self.queue = _name(options, "namespace"), _name(options, "queue")
+        self.priority, self.preempting_priority = _name(options, "priority"), _name(options, "preempting_priority")
+        self.courier_host = options.get("courier_host", "")
+        self.courier_port = round(_number(options, "courier_port", 0.0, most=65535))
+        self.timeout_s = _number(options, "timeout_s", 10.0)
+        self.bind_s = _number(options, "bind_s", 3.0)
+        self.grace_s = round(_number(options, "grace_s", 30.0))
+        self.max_s = round(_number(options, "max_minutes", 0.0) * 60)
+        self._groups = {group.name: self._selector(group.name) for group in cluster.node_groups}
+
+    @property
+    def kueue(self) -> bool:
+        """Whether Kueue admits the holds."""
+        return bool(self.queue) and self.workload != "volcano"
+
+    @property
+    def gang(self) -> bool:
+        """Whether the cluster starts all pods of a hold or none, so that a hold may wait in its queue."""
+        return self.kueue or self.workload == "volcano"
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """What Kubernetes calls the cards of the node groups."""
+        return tuple(dict.fromkeys(self.resource(group) for group in self._groups))
+
+    def group(self, name: str) -> NodeGroup:
+        """Return a node group; raise `InputError` for an unknown one."""
+        if name not in self._groups:
+            raise InputError(f"unknown node group '{name}'", hint=suggest_name(name, self._groups))
+        return next(group for group in self.cluster.node_groups if group.name == name)
+
+    def resource(self, group: str) -> str:
+        """Return what Kubernetes calls a card of a node group."""
+        return self._groups[group].resource or _DEFAULT_RESOURCE
+
+    def labels(self, group: str) -> dict[str, str]:
+        """Return the labels of a node group's nodes."""
+        return dict(self._groups[group].labels)
+
+    def card_nodes(self, nodes: Iterable[NodeInfo]) -> list[CardNode]:
+        """Return the nodes with cards, each in the first node group whose labels it has, by node group."""
+        nodes, taken, found = sorted(nodes, key=lambda node: node.name), set[str](), list[CardNode]()
+        for group, selector in self._groups.items():
+            resource = self.resource(group)
+            for node in nodes:
+                fits = all(node.labels.get(key) == value for key, value in selector.labels.items())
+                if node.name in taken or not fits or not node.count(resource):
+                    continue
+                taken.add(node.name)
+                found.append(
+                    CardNode(
+                        name=node.name, node_group=group,
+                        cards=tuple(f"{group}/{node.name}/{card}" for card in range(node.count(resource))),
+                        usable=node.ready and set(node.taints) <= {resource},
+                    )
+                )  # fmt: skip
+        return found
+
+    def foreign_jobs(
+        self, pods: Iterable[PodInfo], nodes: Sequence[CardNode], taken: Set[str], preempts_below: int | None
+    ) -> tuple[ForeignJob, ...]:
+        """Return the jobs of others that use or want cards; the pods of one owner are one job.
+
+        Kubernetes tells how many cards a pod has and not which, so a running pod is given cards of its node that no
+        hold has. Jobs below the priority `preempts_below` can be preempted.
+        """
+        left = {node.name: [card for card in node.cards if card not in taken] for node in nodes}
+        group_of = {node.name: node.node_group for node in nodes}
+        jobs: dict[str, list[PodInfo]] = {}
+        for pod in sorted(pods, key=lambda pod: pod.name):
+            jobs.setdefault(pod.owner, []).append(pod)
+        found: list[ForeignJob] = []
+        for owner, members in sorted(jobs.items()):
+            wanted, cards = dict[str, int](), list[str]()
+            for pod in members:
+                group = group_of.get(pod.node) if pod.node else self._waits_for(pod)
+                count = pod.count(self.resource(group)) if group is not None else 0
+                if group is None or not count:
+                    continue
+                wanted[group] = wanted.get(group, 0) + count
+                cards += left.get(pod.node, [])[:count]
+                left[pod.node] = left.get(pod.node, [])[count:]
+            if wanted:
+                priority = max(pod.priority for pod in members)
+                found.append(
+                    ForeignJob(
+                        name=f"{_JOB_PREFIX}{owner}", priority=priority, wanted=wanted, cards=tuple(cards),
+                        running=any(pod.node for pod in members),
+                        preemptible=preempts_below is not None and priority < preempts_below,
+                    )
+                )  # fmt: skip
+        return tuple(found)
+
+    def _waits_for(self, pod: PodInfo) -> str | None:
+        """Return the first node group with the cards that a pod without a node waits for."""
+        return next((group for group in self._groups if pod.count(self.resource(group))), None)
+
+    def _selector(self, group: str) -> NodeSelector:
+        selector = self.file.node_groups.get(group)
+        if selector is None:
+            raise InputError(f"site.yaml names no labels for node group '{group}'", hint="add node_groups")
+        if selector.partition:
+            raise InputError(
+                f"node group '{group}': Kubernetes has no partitions", hint="name labels, and options.queue for a queue"
+            )
+        for key, value in selector.labels.items():
+            if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+                raise InputError(f"node group '{group}': '{key}: {value}' cannot be a label of a node")
+        if selector.resource and not _LABEL_KEY.fullmatch(selector.resource):
+            raise InputError(f"node group '{group}': '{selector.resource}' cannot be the name of a resource")
+        return selector
+
+
+def is_foreign(job: str) -> bool:
+    """Return whether a victim is a job of others, not a part of this agent."""
+    return job.startswith(_JOB_PREFIX)
+
+
+def _name(options: dict[str, str], option: str) -> str:
+    name = options.get(option, "")
+    if name and not _NAME.fullmatch(name):
+        raise InputError(f"options.{option}: '{name}' cannot be a name at a Kubernetes cluster")
+    return name
+
+
+def _number(options: dict[str, str], option: str, default: float, most: float = 1e9) -> float:
+    text = options.get(option, "")
+    try:
+        found = float(text) if text else default
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= most:
+        raise InputError(f"options.{option}: '{text}' is no number from 0 to {most:g}")
+    return found

@@ -1,0 +1,205 @@
+"""The holder: a Ray driver that holds placement groups for one agent and starts ranks inside them.
+
+It runs under the courier on the Ray cluster, `python holder.py FOLDER ARCHIVE`, and knows nothing of Isthmus:
+
+    hold-ID.json    from the agent: bundles, labels, number of renewals, lease in seconds, whether it is released
+    rank-ID.json    from the agent: hold, bundle and the ticket of a rank
+    state-ID.json   to the agent: `waiting`, `granted` with the node of each bundle, or `ended`
+
+A hold ends when it is released, or its lease after the last renewal was seen. Its ranks end before its cards are given
+back. The holder ends once it holds nothing and has seen no renewal of its own lease.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+import ray
+
+POLL_S = 0.05
+CLEAR_S = 10.0
+"""How long ranks of an ended hold have to end by themselves, which they do, before Ray ends their processes."""
+
+
+def keep_rank(archive: bytes, ticket: str) -> int:
+    """Run the courier of a rank until it has ended; it ends with this process, by the end of a pipe."""
+    import os
+    import subprocess
+    import sys
+    import tempfile
+    from pathlib import Path
+
+    folder = Path(tempfile.mkdtemp(prefix="isthmus-rank-"))
+    (folder / "courier.pyz").write_bytes(archive)
+    descriptor = os.open(folder / "ticket", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(ticket)
+    open_read, open_write = os.pipe()
+    done_read, done_write = os.pipe()
+    # Through a shell that ends at once: Ray kills the children of a worker, and the courier has still to report.
+    script = 'exec 3<&0; setsid "$@" <&3 2>/dev/null &'
+    command = (sys.executable, str(folder / "courier.pyz"), "--ticket", str(folder / "ticket"), "--while-open")
+    more = ("--first-contact-s", "20", "--linger-s", "30", "--work", str(folder / "work"))
+    arguments = ["sh", "-c", script, "sh", *command, *more]
+    subprocess.run(arguments, stdin=open_read, stdout=done_write, check=True, timeout=60.0)  # noqa: S603 - the agent's courier
+    os.close(open_read)
+    os.close(done_write)
+    try:
+        while os.read(done_read, 1):
+            pass
+    finally:
+        os.close(open_write)
+        os.close(done_read)
+    return 0
+
+
+class Held:
+    """One hold: its placement group, its lease, its ranks."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.group = placement_group(order["bundles"], strategy="PACK", bundle_label_selector=order["labels"] or None)
+        self.bundles, self.ranks = order["bundles"], list[Any]()
+        self.state: dict[str, Any] = {"state": "waiting"}
+        self._renewals, self._until_s = -1, 0.0
+        self.ended_s: float | None = None
+
+    def see(self, order: dict[str, Any]) -> None:
+        """Take over what the agent says."""
+        if order["renewals"] != self._renewals:
+            self._renewals, self._until_s = order["renewals"], time.monotonic() + order["lease_s"]
+        if order["released"]:
+            self._until_s = 0.0
+
+    def step(self) -> None:
+        """Grant the hold once Ray has its cards; end it with its lease."""
+        if self.ended_s is None and time.monotonic() >= self._until_s:
+            self.ended_s = time.monotonic()
+        if self.state["state"] == "ended":
+            return
+        if self.ended_s is not None:
+            _, running = ray.wait(self.ranks, num_returns=len(self.ranks), timeout=0) if self.ranks else ([], [])
+            late = time.monotonic() - self.ended_s > CLEAR_S
+            if running and late:
+                for rank in running:
+                    ray.cancel(rank, force=True)
+            if not running or late:
+                remove_placement_group(self.group)
+                self.state = {"state": "ended"}
+        elif self.state["state"] == "waiting" and self.group.wait(0):
+            nodes = placement_group_table(self.group)["bundles_to_node_id"]
+            self.state = {"state": "granted", "nodes": [nodes[number] for number in range(len(self.bundles))]}
+
+    def start(self, order: dict[str, Any], archive: Any) -> None:
+        """Start a rank on the node of its bundle."""
+        if self.state["state"] != "granted" or self.ended_s is not None:
+            return
+        bundle = order["bundle"]
+        resources = {name: num for name, num in self.bundles[bundle].items() if name not in ("CPU", "GPU")}
+        where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
+        task = ray.remote(keep_rank).options(
+            num_cpus=0, num_gpus=self.bundles[bundle].get("GPU", 0), resources=resources, max_retries=0,
+            scheduling_strategy=where, name="isthmus-rank",
+        )  # fmt: skip
+        self.ranks.append(task.remote(archive, order["ticket"]))
+
+
+class Holder:
+    """All holds of one agent; `step` looks at the folder once."""
+
+    def __init__(self, folder: Path, archive: bytes) -> None:
+        self._folder, self._archive = folder, ray.put(archive)
+        self._held: dict[str, Held] = {}
+        self._started: set[str] = set()
+        self._written: dict[str, str] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held."""
+        return all(held.state["state"] == "ended" for held in self._held.values())
+
+    def step(self) -> None:
+        """Do what the agent's files say, and write what became of it."""
+        orders = {path.name: path for path in self._folder.iterdir() if path.suffix == ".json"}
+        for name in sorted(name for name in orders if name.startswith("hold-")):
+            order = self._read(orders[name])
+            if order is not None:
+                if name not in self._held:
+                    self._held[name] = Held(order)
+                self._held[name].see(order)
+        for name in sorted(orders):
+            if name.startswith("rank-") and name not in self._started:
+                order = self._read(orders[name])
+                held = self._held.get(f"hold-{order['hold']}.json") if order is not None else None
+                if order is not None and held is not None and held.state["state"] != "waiting":
+                    self._started.add(name)
+                    held.start(order, self._archive)
+        self._started &= set(orders)
+        for name, held in list(self._held.items()):
+            held.step()
+            state = self._folder / name.replace("hold-", "state-", 1)
+            text = json.dumps(held.state)
+            if self._written.get(name) != text:
+                temporary = state.with_name(f".{state.name}")
+                temporary.write_text(text)
+                temporary.replace(state)
+                self._written[name] = text
+            if name not in orders and held.state["state"] == "ended":
+                state.unlink(missing_ok=True)
+                del self._held[name], self._written[name]
+            elif name not in orders:
+                held.see({"renewals": -2, "lease_s": 0.0, "released": True})
+
+    def end(self) -> None:
+        """Give everything back."""
+        for held in self._held.values():
+            for rank in held.ranks:
+                ray.cancel(rank, force=True)
+            remove_placement_group(held.group)
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        """Return a file of the agent, which replaces them at once; None if it has gone or is as it was read before."""
+        try:
+            found = path.stat()
+            stamp = found.st_ino, found.st_mtime_ns
+            if path.name.startswith("hold-") and self._seen.get(path.name) == stamp:
+                return None
+            order: dict[str, Any] = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        self._seen[path.name] = stamp
+        return order
+
+
+def main(folder: Path, archive: bytes) -> int:
+    """Hold until nothing is held and the agent renews no more."""
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
+    ray.init(address="auto", log_to_driver=False, logging_level="warning")
+    holder, hold = Holder(folder, archive), Path(os.environ["ISTHMUS_HOLD"])
+    text, until_s = "", time.monotonic() + 60.0
+    try:
+        while not stopped:
+            holder.step()
+            seen = (hold / "lease").read_text()
+            if seen != text:
+                text, until_s = seen, time.monotonic() + float(seen.split()[1])
+            if holder.is_empty and (time.monotonic() >= until_s or (hold / "released").exists()):
+                break
+            time.sleep(POLL_S)
+    finally:
+        holder.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]).read_bytes()))

@@ -1,0 +1,254 @@
+"""`RayAdapter`: cards of a Ray cluster over its REST interface.
+
+A hold is a placement group of the agent's holder job; a rank is a task in it with a courier beside the program. Orders,
+ends and leases travel by the courier, so ranks start, stop and end while Ray's dashboard is down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, worker_environment
+from isthmus.agent.adapters.local_queue_file import LocalQueueFile
+from isthmus.agent.adapters.ray.holder_job import HolderJob
+from isthmus.agent.adapters.ray.ray_checks import check_ray
+from isthmus.agent.adapters.ray.ray_holds import RayHold
+from isthmus.agent.adapters.ray.ray_rest import RayNode, RayRest
+from isthmus.agent.adapters.ray.ray_site import RaySite
+from isthmus.agent.adapters.scheduler_adapter import (
+    Capabilities,
+    Hold,
+    HoldRequest,
+    QueueMove,
+    RankStart,
+    SchedulerAdapter,
+    SchedulerCheck,
+    SchedulerLook,
+    WorkerStatus,
+)
+from isthmus.agent.adapters.worker_limits import TEMPORARY_FOLDER
+from isthmus.agent.courier.courier import Courier
+from isthmus.agent.courier.start_file import write_start
+from isthmus.core.errors import UnavailableError
+from isthmus.core.messages.agent_messages import QueueEntry
+from isthmus.core.messages.worker_folder import WorkerFolder, write_atomically
+from isthmus.core.process.rank_runner import take_folder
+
+_KILLED_STATUS = 137
+_NEVER = "0"
+"""Owner in the `pid` file of a folder that was stopped before its start."""
+
+
+class RayAdapter(SchedulerAdapter):
+    """Hold cards of a Ray cluster and run workers on them (see `SchedulerAdapter`).
+
+    All adapters of one `state` folder in a process share its `courier`.
+    """
+
+    capabilities = Capabilities(holds="scheduler")
+
+    def __init__(
+        self, site: RaySite, state: Path, rest: RayRest, courier: Courier, program: Sequence[str] = WORKER_COMMAND,
+    ) -> None:  # fmt: skip
+        self._site, self._rest, self._courier, self._program = site, rest, courier, tuple(program)
+        self._root = state.absolute() / "ray"
+        self._holds = self._root / "holds"
+        self._holder = HolderJob(self._root, rest, courier, str(site.file.options.get("python", "python")))
+        self._queue = LocalQueueFile(state / "queue")
+        self._lock = threading.Lock()
+
+    def observe(self) -> SchedulerLook:
+        """Look at nodes, their use and the holder job; renew the holder's lease."""
+        with self._locked():
+            epoch, nodes = self._rest.version()["session_name"], self._rest.nodes()
+            self._look_at_holder(epoch)
+            holds = tuple(self._live_holds(nodes))
+            ours: dict[str, set[str]] = {}
+            for card in (card for hold in holds for rank in hold.cards for card in rank):
+                ours.setdefault(card.split("/")[1], set()).add(card)
+            return SchedulerLook(
+                nodes=tuple(self._site.card_nodes(nodes)), epoch=epoch, holds=holds, queue=self._queue.entries(),
+                foreign=self._site.foreign_jobs(nodes, ours),
+            )  # fmt: skip
+
+    def hold(self, request: HoldRequest) -> Hold:
+        """Have the holder ask for a placement group; renew the lease. Ray grants all of it or nothing."""
+        for rank in request.ranks:
+            self._site.resource(rank.node_group)
+        with self._locked():
+            hold = RayHold(self._holds, request.id)
+            if hold.is_released:
+                return Hold(id=request.id, state="ended")
+            self._look_at_holder(self._rest.version()["session_name"])
+            if hold.is_released:  # with the holder job that had it
+                return Hold(id=request.id, state="ended")
+            hold.renew(request, self._holder.number)
+            self._holder.ensure()
+            self._order(hold)
+            found = self._read(hold, None)
+            return found or Hold(id=request.id, state="waiting" if not hold.is_released else "ended")
+
+    def release(self, hold_id: str) -> None:
+        """Use up the id: its ranks end, then the holder gives the cards back. Needs no answer from Ray."""
+        with self._locked():
+            hold = RayHold(self._holds, hold_id)
+            hold.release()
+            self._order(hold)
+
+    def start(self, rank: RankStart) -> None:
+        """Have the holder start the courier of a rank in its bundle (see `SchedulerAdapter.start`)."""
+        folder = rank.folder.absolute()
+        if (folder / "pid").exists():
+            return
+        with self._locked():
+            hold = RayHold(self._holds, rank.hold)
+            known = hold.granted()
+            if known is None or hold.is_released:
+                raise UnavailableError(f"the hold of {folder} is not granted, or has ended")
+            bundle = next(at for at, cards in enumerate(known.cards) if rank.cards[0] in cards)
+            if not (folder / "start.json").exists():
+                write_atomically(folder / "hold", rank.hold)
+                program = rank.command or (*self._program, str(folder))
+                program = tuple("{python}" if word == sys.executable else word for word in program)
+                limits = WorkerFolder(folder).read_limits()
+                environment = worker_environment({}, rank.cards, {}, limits)
+                if limits is not None:
+                    environment["TMPDIR"] = str(folder / TEMPORARY_FOLDER)
+                write_start(folder, program, environment)
+            ticket = self._courier.ticket(folder, hold.path).decode("ascii")
+            self._holder.write_order(_order_name(folder), {"hold": hold.id, "bundle": bundle, "ticket": ticket})
+
+    def poll(self, folder: Path) -> WorkerStatus:
+        """Return the status from the folder's files; without `exit` a worker has ended once its hold is long over."""
+        folder = folder.absolute()
+        status = WorkerFolder(folder).read_exit()
+        if status is None and not (folder / "pid").exists():
+            if not (folder / "start.json").exists():
+                return WorkerStatus(state="absent")
+            if not self._hold_of(folder).is_released or not take_folder(str(folder), _NEVER):
+                return WorkerStatus(state="running")
+        if status is None and self._has_lost(folder):
+            status = _KILLED_STATUS
+            with contextlib.suppress(OSError):  # on a full disk the next poll derives the same status
+                WorkerFolder(folder).write_exit(status)
+        return WorkerStatus(state="running") if status is None else WorkerStatus(state="exited", exit_status=status)
+
+    def stop(self, folder: Path, *, force: bool) -> None:
+        """Leave the signal for the courier; a folder without a worker can no longer start."""
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "pid").exists() and take_folder(str(folder), _NEVER):
+            WorkerFolder(folder).write_exit(_KILLED_STATUS)
+            return
+        if force or not (folder / "stop").exists():
+            temporary = folder / f".stop.{os.getpid()}.{threading.get_ident()}"
+            temporary.write_text("KILL" if force else "TERM", encoding="ascii")
+            temporary.replace(folder / "stop")
+
+    def order(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
+        """Order the pool's parts in the agent's own queue: Ray has none."""
+        self._queue.reorder(moves, removed)
+
+    def check(self) -> Sequence[SchedulerCheck]:
+        """Return what `isthmus site check` finds."""
+        return check_ray(self._site, self._rest)
+
+    def _look_at_holder(self, epoch: str) -> None:
+        """End the holds of a holder job that is over; renew the present one."""
+        before = self._holder.number
+        if self._holder.has_ended(epoch):
+            for hold in self._known():
+                if hold.holder() == before:
+                    hold.release()
+        self._holder.renew()
+
+    def _order(self, hold: RayHold) -> None:
+        """Tell the holder of a hold's renewals and of its end."""
+        ranks, (renewals, lease_s) = hold.ranks(), hold.lease()
+        if not ranks or hold.holder() != self._holder.number:
+            return
+        bundles = [{self._site.resource(group): num} for group, num in ranks]
+        labels = [self._site.labels(group) for group, _ in ranks]
+        order: dict[str, Any] = {
+            "bundles": bundles, "labels": labels if any(labels) else [], "renewals": renewals, "lease_s": lease_s,
+            "released": hold.is_released,
+        }  # fmt: skip
+        self._holder.write_order(f"hold-{hold.id}.json", order)
+
+    def _live_holds(self, nodes: Sequence[RayNode]) -> Iterator[Hold]:
+        """Yield the holds that are granted; what has ended is cleared away."""
+        for hold in self._known():
+            if not hold.is_released:
+                found = self._read(hold, nodes)
+                if found is not None and found.state == "granted":
+                    yield found
+            elif hold.holder() == self._holder.number:
+                order = self._holder.folder / f"hold-{hold.id}.json"
+                if order.exists() and self._holder.read_state(hold.id, len(hold.ranks()))[0] == "ended":
+                    self._holder.forget(hold.id)
+
+    def _read(self, hold: RayHold, nodes: Sequence[RayNode] | None) -> Hold | None:
+        """Return a hold by the holder's answer; None if it waits, or has ended, which is then noted."""
+        ranks = hold.ranks()
+        state, places = self._holder.read_state(hold.id, len(ranks))
+        if state == "ended":
+            hold.release()
+            return None
+        known = hold.granted()
+        if known is not None or state == "waiting":
+            return known
+        names = self._site.names(self._rest.nodes() if nodes is None else nodes)
+        if not set(places) <= names.keys():
+            raise UnavailableError(f"a node of hold {hold.id} is not alive")
+        taken = {card for one in self._known() if one.id != hold.id for card in _cards_of(one)}
+        cards: list[tuple[str, ...]] = []
+        for (group, num), node in zip(ranks, places, strict=True):
+            numbered = (f"{group}/{names[node]}/{number}" for number in range(1_000_000))
+            free = (card for card in numbered if card not in taken)
+            cards.append(tuple(next(free) for _ in range(num)))
+            taken.update(cards[-1])
+        return hold.grant(tuple(cards))
+
+    def _known(self) -> list[RayHold]:
+        """Return the holds of the state folder that Ray may have."""
+        with contextlib.suppress(FileNotFoundError):
+            return [RayHold(self._holds, name) for name in sorted(one.name for one in self._holds.iterdir())]
+        return []
+
+    def _hold_of(self, folder: Path) -> RayHold:
+        with contextlib.suppress(FileNotFoundError):
+            return RayHold(self._holds, (folder / "hold").read_text(encoding="ascii"))
+        return RayHold(self._holds, "none")
+
+    def _has_lost(self, folder: Path) -> bool:
+        """Return whether nothing of a claimed worker can run: it was never started, or its hold is long over."""
+        with contextlib.suppress(OSError, IndexError):
+            if (folder / "pid").read_text(encoding="utf-8").split()[0] == _NEVER:
+                return True
+        return self._hold_of(folder).is_over()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Be the only one that changes holds, also among agents that follow each other."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        with self._lock, (self._root / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _cards_of(hold: RayHold) -> Iterator[str]:
+    granted = None if hold.is_released else hold.granted()
+    for rank in granted.cards if granted is not None else ():
+        yield from rank
+
+
+def _order_name(folder: Path) -> str:
+    return f"rank-{hashlib.sha256(str(folder).encode(errors='surrogateescape')).hexdigest()[:32]}.json"

@@ -1,0 +1,91 @@
+"""`check_ray`: what `isthmus site check` finds out about a Ray cluster; nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from isthmus.agent.adapters.ray.ray_rest import RayNode, RayRest
+from isthmus.agent.adapters.ray.ray_site import RaySite
+from isthmus.agent.adapters.scheduler_adapter import SchedulerCheck
+from isthmus.core.errors import IsthmusError
+from isthmus.core.files.validation_errors import suggest_name
+
+MIN_VERSION = (2, 49)
+"""The first whose placement groups choose nodes by labels."""
+_NO_CARDS = ("CPU", "memory", "object_store_memory")
+
+
+def check_ray(site: RaySite, rest: RayRest) -> Sequence[SchedulerCheck]:
+    """Return the findings: does Ray answer, are resources, labels and cards those of `site.yaml` and `pool.yaml`."""
+    try:
+        found, nodes = rest.version(), rest.nodes()
+    except IsthmusError as error:
+        hint, place = error.hint or "start Ray's head with its dashboard", ("options", "address")
+        return [SchedulerCheck(check="scheduler", ok=False, detail=str(error), hint=hint, file_path=place)]
+    version, least = found["ray_version"], ".".join(map(str, MIN_VERSION))
+    recent = _numbers(version) >= MIN_VERSION
+    detail = f"Ray {version} answers, session {found['session_name']}"
+    checks = [SchedulerCheck(check="scheduler", ok=True, detail=detail)]
+    hint = "" if recent else f"install Ray {least} or later"
+    checks.append(SchedulerCheck(check="version", ok=recent, detail=f"Ray {version}", hint=hint))
+    return [*checks, *_check_selectors(site, nodes), *_check_cards(site, nodes), *_check_unmapped(site, nodes)]
+
+
+def _check_selectors(site: RaySite, nodes: Sequence[RayNode]) -> Iterator[SchedulerCheck]:
+    resources = sorted({name for node in nodes for name in node.total if _is_card(name)})
+    labels = sorted({name for node in nodes for name in node.labels})
+    for group in site.cluster.node_groups:
+        resource = site.resource(group.name)
+        known, place = resource in resources, ("node_groups", group.name, "resource")
+        yield SchedulerCheck(
+            check="resource", ok=known,
+            detail=f"resource '{resource}' exists" if known else f"unknown resource '{resource}'",
+            hint="" if known else suggest_name(resource, resources) or "", file_path=() if known else place,
+        )  # fmt: skip
+        for label, value in site.labels(group.name).items():
+            if label not in labels:
+                yield SchedulerCheck(
+                    check="label", ok=False, detail=f"no node has the label '{label}'",
+                    hint=suggest_name(label, labels) or "", file_path=("node_groups", group.name, "labels", label),
+                )  # fmt: skip
+                continue
+            values = sorted({node.labels[label] for node in nodes if label in node.labels})
+            yield SchedulerCheck(
+                check="label", ok=value in values, detail=f"label '{label}' is {', '.join(values)}, asked: '{value}'",
+                hint="" if value in values else suggest_name(value, values) or "",
+                file_path=() if value in values else ("node_groups", group.name, "labels", label),
+            )  # fmt: skip
+
+
+def _check_cards(site: RaySite, nodes: Sequence[RayNode]) -> Iterator[SchedulerCheck]:
+    found = site.card_nodes(nodes)
+    for group in site.cluster.node_groups:
+        there = [node for node in found if node.node_group == group.name]
+        have = sum(len(node.cards) for node in there)
+        same = len(there) == group.nodes and all(len(node.cards) == group.chips_per_node for node in there)
+        yield SchedulerCheck(
+            check="cards", ok=same,
+            detail=f"node group '{group.name}': {have} cards on {len(there)} nodes, {group.num_chips} on {group.nodes} "
+            "in pool.yaml",
+            hint="" if same else f"is '{site.resource(group.name)}' what Ray calls a card (`ray status`)?",
+            file_path=() if same else ("node_groups", group.name),
+        )  # fmt: skip
+
+
+def _check_unmapped(site: RaySite, nodes: Sequence[RayNode]) -> Iterator[SchedulerCheck]:
+    left = [node for node in nodes if site.group_of(node) is None and any(map(_is_card, node.total))]
+    if left:
+        names = site.names(nodes)
+        cards = [f"{names[node.id]} ({', '.join(filter(_is_card, node.total))})" for node in left]
+        yield SchedulerCheck(
+            check="cards", ok=False, detail=f"resources of no node group: {', '.join(cards)}",
+            file_path=("node_groups",), hint="add a node group with their resource or labels",
+        )  # fmt: skip
+
+
+def _is_card(resource: str) -> bool:
+    return resource not in _NO_CARDS and not resource.startswith(("node:", "accelerator_type:"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in version.split(".")[:2] if word.isdecimal())

@@ -1,0 +1,102 @@
+"""`RaySite`: how a Ray cluster's nodes and resources are the node groups and cards of a site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+from isthmus.agent.adapters.ray.ray_rest import RayNode
+from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
+from isthmus.core.errors import InputError
+from isthmus.core.files.validation_errors import suggest_name
+from isthmus.core.owner.site_file import SiteFile
+from isthmus.core.pool import Cluster
+
+OPTIONS = ("address", "courier_host", "courier_port", "python", "timeout_s", "token_file")
+DEFAULT_RESOURCE = "GPU"
+
+
+class RaySite:
+    """The mapping of `site.yaml` for `cluster`. Raises `InputError` for options and selectors that Ray cannot have."""
+
+    def __init__(self, file: SiteFile, cluster: Cluster) -> None:
+        for option in file.options:
+            if option not in OPTIONS:
+                raise InputError(f"unknown option of a Ray site: '{option}'", hint=suggest_name(option, OPTIONS))
+        if not file.options.get("address"):
+            raise InputError("site.yaml names no dashboard", hint="set options.address, such as http://HEAD:8265")
+        for group in cluster.node_groups:
+            selector = file.node_groups.get(group.name)
+            if selector is not None and selector.partition:
+                raise InputError(f"node group '{group.name}': Ray has no partitions", hint="name labels instead")
+        self.file, self.cluster = file, cluster
+        self._groups = {group.name: file.node_groups.get(group.name) for group in cluster.node_groups}
+
+    def resource(self, group: str) -> str:
+        """Return what Ray calls a card of a node group; raise `InputError` for an unknown one."""
+        if group not in self._groups:
+            raise InputError(f"unknown node group '{group}'", hint=suggest_name(group, self._groups))
+        selector = self._groups[group]
+        return selector.resource if selector is not None and selector.resource else DEFAULT_RESOURCE
+
+    def labels(self, group: str) -> dict[str, str]:
+        """Return the labels that a node of a node group must have."""
+        selector = self._groups[group]
+        return dict(selector.labels) if selector is not None else {}
+
+    def group_of(self, node: RayNode) -> str | None:
+        """Return the node group of a node with cards, None if it belongs to none."""
+        for group in self._groups:
+            has_labels = self.labels(group).items() <= node.labels.items()
+            if has_labels and node.total.get(self.resource(group), 0) >= 1:
+                return group
+        return None
+
+    def names(self, nodes: Iterable[RayNode]) -> dict[str, str]:
+        """Return a name for each node, by its id: Ray's, with the id's start where two nodes share it."""
+        nodes = list(nodes)
+        plain = {node.id: _plain(node.name) for node in nodes}
+        shared = {name for name in plain.values() if list(plain.values()).count(name) > 1}
+        return {node: f"{name}-{node[:8]}" if name in shared else name for node, name in plain.items()}
+
+    def card_nodes(self, nodes: Sequence[RayNode]) -> list[CardNode]:
+        """Return the nodes with cards, by node group and name."""
+        names, found = self.names(nodes), []
+        for node in nodes:
+            group = self.group_of(node)
+            if group is not None:
+                cards = tuple(f"{group}/{names[node.id]}/{card}" for card in range(self.num_cards(node, group)))
+                found.append(CardNode(name=names[node.id], node_group=group, cards=cards))
+        order = list(self._groups)
+        return sorted(found, key=lambda one: (order.index(one.node_group), one.name))
+
+    def num_cards(self, node: RayNode, group: str) -> int:
+        """Return how many cards a node has."""
+        return int(node.total.get(self.resource(group), 0))
+
+    def foreign_jobs(self, nodes: Sequence[RayNode], ours: Mapping[str, Set[str]]) -> tuple[ForeignJob, ...]:
+        """Return what others use, a job per node: Ray tells amounts and neither jobs nor cards.
+
+        `ours` are this agent's cards by name of the node. Raises nothing: an amount below ours counts as none.
+        """
+        names, found = self.names(nodes), []
+        for node in nodes:
+            group = self.group_of(node)
+            if group is None:
+                continue
+            own = ours.get(names[node.id], frozenset())
+            num = round(node.used.get(self.resource(group), 0)) - len(own)
+            cards = [f"{group}/{names[node.id]}/{card}" for card in range(self.num_cards(node, group))]
+            free = [card for card in cards if card not in own]
+            if num > 0:
+                found.append(
+                    ForeignJob(
+                        name=f"ray-{names[node.id]}", priority=0, wanted={group: num}, cards=tuple(free[-num:]),
+                        running=True,
+                    )
+                )  # fmt: skip
+        return tuple(found)
+
+
+def _plain(name: str) -> str:
+    """Return a name of a node as part of the id of a card."""
+    return "".join(one if one.isalnum() or one in "._-:" else "-" for one in name)

@@ -1,0 +1,218 @@
+"""Holds at the stand-in: asked for, granted, withdrawn and released, with lost replies, races and preemption."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from isthmus.agent.adapters.kubernetes.kubernetes_adapter import KubernetesAdapter
+from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed
+from isthmus.core.errors import AuthError, InputError, UnavailableError
+from tests.kubernetes.api_stand_in import ApiStandIn
+from tests.kubernetes.cluster_controllers import ClusterControllers
+from tests.kubernetes.samples import NAMESPACE, client_of, filled, pod, site_of
+
+
+class PlainTickets:
+    """Hands out a ticket by folder, and notes which were taken back."""
+
+    def __init__(self) -> None:
+        self.revoked: list[Path] = []
+
+    def ticket(self, folder: Path, hold: Path | None = None) -> bytes:
+        return f"{folder} {hold}".encode()
+
+    def revoke(self, folder: Path) -> None:
+        self.revoked.append(folder)
+
+
+class Cluster:
+    """A stand-in whose controllers act before each answer of a list, so that no test waits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server, self.folder, self.tickets = filled(ApiStandIn()), folder, PlainTickets()
+        api = httpx.Client(base_url="https://api.example", transport=self.server.transport())
+        self.controllers = ClusterControllers(api)
+        self.server.answer, self.acts, self._inside = self._act, True, False
+
+    def _act(self, method: str, path: str) -> None:
+        if method == "GET" and path.endswith("/pods") and self.acts and not self._inside:
+            self._inside = True
+            self.controllers.step()
+            self._inside = False
+
+    def adapter(self, **options: str | float) -> KubernetesAdapter:
+        return KubernetesAdapter(site_of(**options), self.folder, client_of(self.server), self.tickets, ("true",))
+
+    def objects(self, plural: str) -> list[dict[str, Any]]:
+        return [one for ((_, name), *_), one in self.server.objects.items() if name == plural]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.server.kill()
+
+
+def request(num_ranks: int = 1, num_cards: int = 1, **changes: Any) -> HoldRequest:
+    ranks = (RankNeed(node_group="h20", num_cards=num_cards),) * num_ranks
+    return HoldRequest(**{"id": uuid.uuid4().hex, "job": "a", "attempt": 1, "ranks": ranks, "lease_s": 60.0} | changes)
+
+
+@pytest.mark.parametrize("options", [{}, {"workload": "jobset"}, {"workload": "volcano"}, {"queue": "users"}])
+def test_a_hold_is_granted_whole_and_released_whole(options: dict[str, str], cluster: Cluster) -> None:
+    """With each kind of workload: cards of each rank on one node, and nothing left after the release."""
+    adapter, wanted = cluster.adapter(**options), request(2, 3)
+    adapter.hold(wanted)
+    hold = adapter.hold(wanted)
+    assert hold.state == "granted"
+    assert {card.split("/")[1] for cards in hold.cards for card in cards} == {"n1", "n2"}
+    assert [len(set(cards)) for cards in hold.cards] == [3, 3]
+    look = adapter.observe()
+    assert (look.holds, look.foreign) == ((hold,), ())
+    assert all(one["metadata"]["ownerReferences"] for one in cluster.objects("secrets"))
+    assert cluster.adapter(**options).observe().holds == (hold,)
+    adapter.release(wanted.id)
+    adapter.observe()
+    adapter.observe()
+    left = {plural: cluster.objects(plural) for plural in ("jobs", "jobsets", "pods", "secrets")}
+    assert not any(left.values()), left
+    assert adapter.hold(wanted).state == "ended"
+    assert len(cluster.tickets.revoked) == 2
+
+
+def test_a_hold_without_free_cards_asks_for_nothing(cluster: Cluster) -> None:
+    """It waits at the agent: no object is made that would take some of the cards."""
+    cluster.server.put("", "pods", pod("other", 3, "n1"), "other")
+    adapter = cluster.adapter()
+    assert adapter.hold(request(2, 4)).state == "waiting"
+    assert not cluster.objects("jobs")
+    assert adapter.hold(request(1, 4)).state == "granted"
+
+
+def test_a_try_that_is_overtaken_is_withdrawn(cluster: Cluster) -> None:
+    """Another user takes cards between the look and the pods: what was bound goes back, and the next try gets all."""
+    adapter, wanted = cluster.adapter(bind_s=0), request(2, 4)
+    adapter.observe()
+    cluster.acts = False
+    cluster.server.put("", "pods", pod("other", 1, "n2"), "other")
+    cluster.server.lose_replies(0)
+    cluster.acts = True
+    assert adapter.hold(wanted).state == "waiting"
+    adapter.observe()
+    assert not cluster.objects("jobs")
+    client_of(cluster.server).delete("/api/v1/namespaces/other/pods/other", grace_s=0)
+    for _ in range(3):
+        state = cluster.adapter().hold(wanted).state
+    assert state == "granted"
+
+
+@pytest.mark.parametrize("lost", range(1, 4))
+def test_lost_replies_make_no_second_object(lost: int, cluster: Cluster) -> None:
+    """Each of the requests of a hold is done and its reply lost in turn: asking again meets the same objects."""
+    adapter, wanted = cluster.adapter(), request(2, 1)
+    adapter.observe()
+    cluster.acts = False
+    cluster.server.lose_replies(lost)
+    for _ in range(lost):
+        with pytest.raises(UnavailableError):
+            adapter.hold(wanted)
+    cluster.acts = True
+    other = cluster.adapter()
+    hold = other.hold(wanted)
+    assert hold.state == "granted"
+    assert (len(cluster.objects("jobs")), len(cluster.objects("secrets")), len(cluster.objects("pods"))) == (1, 1, 2)
+    assert cluster.objects("secrets")[0]["metadata"]["ownerReferences"]
+    cluster.server.lose_replies(1)
+    with pytest.raises(UnavailableError):
+        other.release(wanted.id)
+    adapter.release(wanted.id)
+    assert not cluster.objects("jobs")
+
+
+def test_a_hold_that_loses_a_pod_ends_whole(cluster: Cluster) -> None:
+    """Its other pods go as well: never half a hold."""
+    adapter, wanted = cluster.adapter(), request(2, 4)
+    adapter.hold(wanted)
+    assert adapter.hold(wanted).state == "granted"
+    cluster.acts = False
+    client_of(cluster.server).delete(f"/api/v1/namespaces/{NAMESPACE}/pods/isthmus-{wanted.id}-0-1-0", grace_s=0)
+    names = [one["metadata"]["name"] for one in cluster.objects("pods")]
+    client_of(cluster.server).delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{names[0]}", grace_s=0)
+    assert adapter.observe().holds == ()
+    assert adapter.hold(wanted).state == "ended"
+    cluster.acts = True
+    adapter.observe()
+    assert (cluster.objects("jobs"), cluster.objects("pods")) == ([], [])
+
+
+def test_a_container_that_cannot_start_ends_the_hold_with_its_reason(cluster: Cluster) -> None:
+    """A misspelt image is no hold that waits for ever."""
+    adapter, wanted = cluster.adapter(), request()
+    assert adapter.hold(wanted).state == "granted"
+    (one,) = cluster.objects("pods")
+    waiting = {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}
+    one["status"] = {"phase": "Pending", **waiting}
+    hold = adapter.hold(wanted)
+    assert (hold.state, hold.detail) == ("ended", "ImagePullBackOff")
+
+
+def test_a_commit_preempts_and_a_hold_does_not(cluster: Cluster) -> None:
+    """Victims are pods of lower priority; a hold leaves them alone, and what is seen says which can be preempted."""
+    cluster.server.put("", "pods", pod("victim", 4, "n1"), "other")
+    cluster.server.put("", "pods", pod("high", 4, "n2", priority=2000), "other")
+    options = {"priority": "isthmus", "preempting_priority": "isthmus-preempting"}
+    adapter = cluster.adapter(**options)
+    wanted = request(1, 4, victims=("k8s-of-another",))
+    assert adapter.capabilities.preempts
+    assert {job.priority: job.preemptible for job in adapter.observe().foreign} == {0: True, 2000: False}
+    assert adapter.hold(wanted).state == "waiting"
+    assert len(cluster.objects("pods")) == 2
+    for _ in range(5):
+        hold = adapter.commit(wanted)
+    assert hold.cards == (("h20/n1/0", "h20/n1/1", "h20/n1/2", "h20/n1/3"),)
+    assert adapter.commit(wanted) == hold
+    with pytest.raises(InputError, match="preempting_priority"):
+        cluster.adapter().commit(wanted)
+
+
+def test_a_missing_right_is_named(cluster: Cluster) -> None:
+    """The error has verb and object, and nothing is half done."""
+    cluster.server.denied.add(("batch", "jobs", "create"))
+    with pytest.raises(AuthError, match="create resource jobs"):
+        cluster.adapter().hold(request())
+    assert not cluster.objects("jobs")
+
+
+def test_an_object_of_another_owner_under_our_name_is_refused(cluster: Cluster) -> None:
+    """It is neither taken for ours nor deleted by a hold."""
+    wanted = request()
+    cluster.server.put(
+        "batch",
+        "jobs",
+        {"metadata": {"name": f"isthmus-{wanted.id}-0"}, "spec": {"template": {}, "completions": 0}},
+        NAMESPACE,
+    )
+    with pytest.raises(InputError, match="is not this agent's"):
+        cluster.adapter().hold(wanted)
+
+
+def test_a_pod_that_claims_a_hold_elsewhere_is_a_job_of_others(cluster: Cluster) -> None:
+    """Our labels on another user's pod hide it from nobody."""
+    adapter, wanted = cluster.adapter(), request()
+    adapter.hold(wanted)
+    forged = pod("forged", 2, "n2")
+    forged["metadata"]["labels"] = {"isthmus.io/hold": wanted.id, "isthmus.io/site": "east"}
+    cluster.server.put("", "pods", forged, "other")
+    stranger = pod("stranger", 1, "n2", space=NAMESPACE)
+    stranger["metadata"]["labels"] = {"isthmus.io/hold": "../..", "isthmus.io/site": "east"}
+    cluster.server.put("", "pods", stranger, NAMESPACE)
+    look = cluster.adapter().observe()
+    assert sum(sum(job.wanted.values()) for job in look.foreign) == 3
+    assert [hold.id for hold in look.holds] == [wanted.id]

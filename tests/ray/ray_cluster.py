@@ -1,0 +1,152 @@
+"""`RayCluster`: a real Ray cluster on loopback, a head and a second node with cards of their own, as a test fixture."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.courier.relay import CuttingRelay
+
+INSTALL = 'pip install -c constraints.txt "ray[default]"'
+_NUM_PORTS = 90
+_NEVER_BYTES = 1 << 60
+"""Bytes after which no connection to the dashboard breaks by itself."""
+START_S = 280.0
+"""Ray's dashboard is a dozen processes, each of which imports Ray: a minute and more on two busy cores."""
+
+
+class RayCluster:
+    """Two nodes, `one` and `two`, with `cards` GPUs each, below `root`; `start` before use, `end` after."""
+
+    def __init__(self, root: Path, cards: int = 2) -> None:
+        self._root, self.num_cards, self.num_sessions = root, cards, 0
+        self._starters: list[psutil.Popen] = []
+        self._ports = _free_ports(_NUM_PORTS)
+        self._relay = CuttingRelay(self._ports[1], 0, _NEVER_BYTES)
+        self.address = f"http://127.0.0.1:{self._relay.port}"
+
+    def start(self) -> None:
+        """Start both nodes; wait until the dashboard lists both with their cards."""
+        self.num_sessions += 1
+        ports = self._ports
+        place = f"{self._root}/{self.num_sessions}"
+        head = (
+            "--head", f"--port={ports[0]}", "--dashboard-host=127.0.0.1", f"--dashboard-port={ports[1]}",
+            f"--ray-client-server-port={ports[2]}", f"--temp-dir={place}", "--include-dashboard=true",
+        )  # fmt: skip
+        self._start("one", ports[3:45], *head)
+        self._wait_port(ports[0])
+        self._start("two", ports[45:], f"--address=127.0.0.1:{ports[0]}")
+        self.wait_answer()
+
+    def wait_answer(self, num_nodes: int = 2, timeout_s: float | None = None) -> None:
+        """Wait until the dashboard lists the nodes, and its jobs answer."""
+        deadline_s = time.monotonic() + (timeout_s or START_S)
+        while True:
+            with contextlib.suppress(httpx.HTTPError, KeyError, TypeError, ValueError):
+                listed = self._get("/api/v0/nodes?detail=1")["data"]["result"]["result"]
+                usage = self._get("/api/cluster_status")["data"]["clusterStatus"]["loadMetricsReport"]["usageByNode"]
+                with_cards = [one for one in listed if one["state"] == "ALIVE" and "GPU" in one["resources_total"]]
+                jobs = self._get("/api/jobs/")
+                if len(with_cards) >= num_nodes and len(usage) >= num_nodes and isinstance(jobs, list):
+                    return
+            assert time.monotonic() < deadline_s, f"Ray does not answer: {self._root}"
+            time.sleep(0.1)
+
+    def _wait_port(self, port: int) -> None:
+        deadline_s = time.monotonic() + START_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+                return
+            assert time.monotonic() < deadline_s, f"Ray's head does not start: {self._root}"
+            time.sleep(0.1)
+
+    def jobs(self) -> list[dict[str, object]]:
+        """Return the jobs that Ray lists."""
+        return self._get("/api/jobs/")
+
+    def used_cards(self) -> float:
+        """Return how many cards Ray counts as used."""
+        usage = self._get("/api/cluster_status")["data"]["clusterStatus"]["loadMetricsReport"]["usageByNode"]
+        return sum(amounts.get("GPU", [0.0])[0] for amounts in usage.values())
+
+    def cut_dashboard(self) -> None:
+        """Let the dashboard be out of reach: connections break, and new ones are refused."""
+        self._relay.close()
+
+    def mend_dashboard(self) -> None:
+        """Let the dashboard be reached again."""
+        self._relay = CuttingRelay(self._ports[1], 0, _NEVER_BYTES, at=self._relay.port)
+
+    def kill(self) -> None:
+        """End every process of both nodes at once, as a loss of power does."""
+        found = self._processes()
+        for one in found:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        psutil.wait_procs([*found, *self._starters], timeout=10)
+        self._starters = []
+
+    def end(self) -> None:
+        """End every process."""
+        self.kill()
+        self._relay.close()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _start(self, name: str, ports: list[int], *options: str) -> None:
+        command = (
+            sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", f"--node-name={name}",
+            "--node-ip-address=127.0.0.1", "--num-cpus=4", f"--num-gpus={self.num_cards}",
+            "--object-store-memory=80000000", "--block", f"--dashboard-agent-listen-port={ports[0]}",
+            f"--min-worker-port={ports[1]}", f"--max-worker-port={ports[-1]}", *options,
+        )  # fmt: skip
+        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+        environment.pop("ISTHMUS_TOKEN", None)
+        with (Path(self._root) / f"{name}.log").open("ab") as out:
+            started = psutil.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self._root
+            )  # fmt: skip
+        self._starters.append(started)
+
+    def _processes(self) -> list[psutil.Process]:
+        """Return Ray's processes here; not couriers, which leave their parents, nor what they run."""
+        found: dict[int, psutil.Process] = {}
+        for one in self._starters:
+            with contextlib.suppress(psutil.Error):
+                found |= {child.pid: child for child in (one, *one.children(recursive=True))}
+        return list(found.values())
+
+    def _get(self, path: str) -> object:
+        return httpx.get(self.address + path, timeout=5.0, trust_env=False).raise_for_status().json()
+
+
+def missing_ray() -> str:
+    """Return the command that installs what a cluster needs, empty if it is there."""
+    return "" if importlib.util.find_spec("ray") is not None else INSTALL
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return consecutive free ports of the loopback interface."""
+    for first in range(30000 + os.getpid() % 5000, 60000, count):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in range(first, first + count):
+                one = stack.enter_context(socket.socket())
+                one.bind(("127.0.0.1", port))
+            return list(range(first, first + count))
+    raise OSError("no free ports")

@@ -1,0 +1,63 @@
+"""`StandInRay`: the REST interface of a Ray cluster in memory, which loses requests and replies as a test asks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+
+from isthmus.agent.adapters.ray.ray_rest import RayRest
+
+NODE = {"state": "ALIVE", "node_id": "ab12" * 14, "node_name": "one", "labels": {"ray.io/zone": "a"}}
+
+
+class StandInRay:
+    """Jobs by submission id, and answers that a test replaces; `lost` names what happens to the next POST."""
+
+    def __init__(self) -> None:
+        self.session, self.jobs, self.lost, self.num_submitted = "session_1", dict[str, str](), "", 0
+        self.nodes: Any = [NODE | {"resources_total": {"CPU": 4.0, "GPU": 2.0}}]
+        self.usage: Any = {NODE["node_id"]: {"GPU": [1.0, 2.0]}}
+        self.packages: dict[str, bytes] = {}
+        self.replaced: dict[str, httpx.Response] = {}
+
+    def rest(self) -> RayRest:
+        """Return a client of this cluster."""
+        return RayRest("http://ray", transport=httpx.MockTransport(self._answer))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        if path in self.replaced:
+            return self.replaced[path]
+        if self.lost == "request":
+            raise httpx.ConnectError("down", request=request)
+        if path == "/api/version":
+            return httpx.Response(200, json={"ray_version": "2.60.0", "session_name": self.session})
+        if path == "/api/v0/nodes":
+            return httpx.Response(200, json={"data": {"result": {"result": self.nodes}}})
+        if path == "/api/cluster_status":
+            status = {"loadMetricsReport": {"usageByNode": self.usage}}
+            return httpx.Response(200, json={"data": {"clusterStatus": status}})
+        if path.startswith("/api/packages/"):
+            self.packages[path.rpartition("/")[2]] = request.content
+            return httpx.Response(200)
+        return self._jobs(request, path)
+
+    def _jobs(self, request: httpx.Request, path: str) -> httpx.Response:
+        if request.method == "POST" and path == "/api/jobs/":
+            job = json.loads(request.content)["submission_id"]
+            if job in self.jobs:
+                return httpx.Response(500, text=f"Job with submission_id {job} already exists")
+            self.jobs[job], self.num_submitted = "PENDING", self.num_submitted + 1
+            if self.lost == "reply":
+                self.lost = "request"
+                raise httpx.ReadTimeout("late", request=request)
+            return httpx.Response(200, json={"submission_id": job})
+        job = path.split("/")[3]
+        if job not in self.jobs:
+            return httpx.Response(404, text=f"Job {job} does not exist")
+        if request.method == "DELETE":
+            del self.jobs[job]
+            return httpx.Response(200, json={"deleted": True})
+        return httpx.Response(200, json={"status": self.jobs[job]})

@@ -1,0 +1,138 @@
+"""An agent on a real Ray, and `isthmus site check` there: parts get cards of Ray's nodes and give everything back."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from isthmus.agent.courier.courier import Courier
+from isthmus.agent.service.agent_service import AgentService
+from isthmus.cli import main
+from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
+from isthmus.core.process.boot_clock import boot_time_s
+from tests.ray.ray_cluster import RayCluster
+from tests.ray.samples import adapter_of, cluster_of
+from tests.site.samples import order
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+LOOP = ("sh", "-c", 'echo "$ISTHMUS_CARDS" > "$1/cards"; while :; do sleep 0.05; done', "worker")
+PLACES = ("east/h20", "east/h20")
+POOL = """
+version: 1
+owners: [{{name: o}}]
+clusters:
+- {{name: east, owner: o, node_groups: [{{name: h20, chip: H20, nodes: {nodes}, chips_per_node: 2}}]}}
+"""
+SITE = """
+kind: ray
+node_groups:
+  {group}:
+    resource: {resource}
+options:
+  address: {address}
+"""
+
+
+class RunningAgent:
+    """An agent's service on a Ray cluster, driven by the test; `restart` is a new life of it."""
+
+    def __init__(self, ray: RayCluster, state: Path) -> None:
+        self._ray, self._state = ray, state
+        self.courier = Courier(state)
+        self._make()
+
+    def _make(self) -> None:
+        self.service = AgentService(
+            cluster=cluster_of(self._ray),
+            adapter=adapter_of(self._ray, self._state, self.courier, LOOP),
+            state=self._state,
+            clock=boot_time_s,
+        )
+
+    def restart(self) -> None:
+        """Let another agent, with another courier, go on with the state folder."""
+        self.courier.close()
+        self.courier = Courier(self._state)
+        self._make()
+
+    def until(self, what: str, happened: Callable[[], object], *parts: PartOrder, timeout_s: float = 120.0) -> None:
+        """Tick, and repeat the server's orders, until something has happened."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self.service.tick()
+            if parts:
+                self.service.apply_orders(AgentOrders(parts=parts))
+            if happened():
+                return
+            states = {part.job: f"{part.state} {part.detail}" for part in self.service.observed_parts()}
+            assert time.monotonic() < deadline_s, f"{what}: {states}"
+            time.sleep(0.05)
+
+    def state(self, job: str = "a") -> str:
+        found = [part.state for part in self.service.observed_parts() if part.job == job]
+        return found[0] if found else ""
+
+
+@pytest.fixture
+def agent(ray: RayCluster, tmp_path: Path) -> Iterator[RunningAgent]:
+    agent = RunningAgent(ray, tmp_path / "state")
+    agent.until("cards are seen", lambda: agent.service.machine.free_chips() == {"h20": 4})
+    yield agent
+    agent.service.shut_down()
+    agent.until("the agent stops", lambda: agent.service.stopped)
+    agent.until("Ray has its cards back", lambda: not ray.used_cards())
+    agent.courier.close()
+
+
+def test_a_part_runs_on_ray_through_a_restart_of_its_agent_and_returns_its_cards(
+    agent: RunningAgent, ray: RayCluster
+) -> None:
+    """Ready, prepared, running on its cards; another agent finds its ranks; after the release no card is in use."""
+    agent.until("ready", lambda: agent.state() == "ready", order("ready", places=PLACES))
+    agent.until("prepared", lambda: agent.state() == "prepared", order("prepared", places=PLACES))
+    agent.until("running", lambda: agent.state() == "running", order("running", places=PLACES))
+    part = agent.service.machine.parts["a", 1]
+    for rank in part.workers:
+        cards = agent.service.state_folder.worker_folder(part, rank) / "cards"
+        agent.until("a rank runs", cards.exists)
+        agent.until("its cards are named", cards.read_text)
+        assert cards.read_text().strip() == ",".join(part.workers[rank].devices)
+    agent.restart()
+    for _ in range(40):
+        agent.service.tick()
+        time.sleep(0.05)
+    assert agent.state() == "running"
+    agent.until("released", lambda: agent.state() == "released", order("released", places=PLACES))
+    agent.until("Ray has its cards back", lambda: not ray.used_cards())
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({}, 0, ("Ray 2.",)),
+        ({"resource": "GPUU"}, 2, ("site.yaml:5", "unknown resource 'GPUU'", "did you mean 'GPU'?")),
+        ({"nodes": 3}, 2, ("site.yaml:4", "4 cards on 2 nodes, 6 on 3 in pool.yaml")),
+        ({"group": "h2o"}, 2, ("site.yaml:4", "unknown node group 'h2o'", "did you mean 'h20'?")),
+        ({"address": "http://127.0.0.1:9"}, 2, ("does not answer", "options.address")),
+    ],
+)
+def test_a_check_of_the_site_says_what_fits_and_where_it_does_not(
+    changes: dict[str, object], status: int, words: tuple[str, ...], ray: RayCluster, tmp_path: Path
+) -> None:
+    """Exit status 2, the line of the file, and the nearest word that Ray knows."""
+    told = {"nodes": 2, "group": "h20", "resource": "GPU", "address": ray.address} | changes
+    (tmp_path / "pool.yaml").write_text(POOL.format_map(told))
+    (tmp_path / "site.yaml").write_text(SITE.format_map(told))
+    out = io.StringIO()
+    files = ("site", "check", str(tmp_path / "site.yaml"), "--pool", str(tmp_path / "pool.yaml"), "--json")
+    assert main(files, env=CliEnvironment(variables={}, stdout=out, stderr=out)) == status, out.getvalue()
+    assert all(word in out.getvalue() for word in words), out.getvalue()
+    if status == 0:
+        assert all(one["ok"] for one in json.loads(out.getvalue()))

@@ -1,0 +1,206 @@
+"""The parts of the `ray` adapter without a cluster: its holder job, its reading of answers, its mapping of nodes."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import httpx
+import pytest
+
+from isthmus.agent.adapters.ray.holder_job import HolderJob
+from isthmus.agent.adapters.ray.ray_checks import check_ray
+from isthmus.agent.adapters.ray.ray_holds import RayHold
+from isthmus.agent.adapters.ray.ray_rest import RayNode
+from isthmus.agent.adapters.ray.ray_site import RaySite
+from isthmus.agent.courier.courier import Courier
+from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.messages.worker_folder import write_atomically
+from isthmus.core.owner.site_file import NodeSelector, SiteFile
+from isthmus.core.pool import Cluster, NodeGroup
+from tests.ray.stand_in import StandInRay
+
+GROUP = NodeGroup(name="h20", chip="H20", nodes=1, chips_per_node=2)
+CLUSTER = Cluster(name="east", owner="o", node_groups=(GROUP,))
+ADDRESS = {"address": "http://ray"}
+PARTITION = NodeSelector(partition="p")
+
+
+@pytest.fixture
+def courier(tmp_path: Path) -> Iterator[Courier]:
+    made = Courier(tmp_path / "state")
+    yield made
+    made.close()
+
+
+def site(**selector: object) -> RaySite:
+    groups = {"h20": NodeSelector.model_validate(selector)} if selector else {}
+    return RaySite(SiteFile(kind="ray", node_groups=groups, options=dict(ADDRESS)), CLUSTER)
+
+
+def node(name: str, number: int = 1, **resources: float) -> RayNode:
+    return RayNode(id=f"{number:x}" * 56, name=name, labels={}, total=dict(resources), used={})
+
+
+def test_a_holder_job_whose_reply_is_lost_is_one(tmp_path: Path, courier: Courier) -> None:
+    """Steps: POST arrives, its reply is lost, Ray is down; later the agent submits again: one job."""
+    ray = StandInRay()
+    job = HolderJob(tmp_path / "ray", ray.rest(), courier)
+    ray.lost = "reply"
+    with pytest.raises(UnavailableError):
+        job.ensure()
+    ray.lost = ""
+    for again in (job, HolderJob(tmp_path / "ray", ray.rest(), courier)):
+        again.ensure()
+    assert (ray.num_submitted, list(ray.jobs)) == (1, [job.submission_id])
+
+
+@pytest.mark.attack
+def test_the_ticket_is_in_the_package_alone(tmp_path: Path, courier: Courier) -> None:
+    """Not in the id, entrypoint or metadata of the job, nor in a file that the holder's program reads."""
+    ray = StandInRay()
+    job = HolderJob(tmp_path / "ray", ray.rest(), courier)
+    job.ensure()
+    (package,) = ray.packages.values()
+    with zipfile.ZipFile(BytesIO(package)) as opened:
+        token = json.loads(opened.read("holder.ticket"))["token"]
+    assert token not in job.submission_id
+    assert all(token.encode() not in file.read_bytes() for file in job.folder.iterdir())
+
+
+def test_a_job_that_has_ended_is_followed_by_the_next_number(tmp_path: Path, courier: Courier) -> None:
+    """A number is used once; the ticket of the one before opens nothing any more."""
+    ray = StandInRay()
+    job = HolderJob(tmp_path / "ray", ray.rest(), courier)
+    job.ensure()
+    first = job.submission_id
+    assert not job.has_ended("session_1")
+    ray.jobs[first] = "FAILED"
+    assert job.has_ended("session_1")
+    job.ensure()
+    assert job.submission_id != first
+    assert list(ray.jobs) == [job.submission_id]
+
+
+def test_a_job_is_gone_after_two_looks_at_one_session(tmp_path: Path, courier: Courier) -> None:
+    """One look without it, or one in each of two sessions, proves nothing."""
+    ray = StandInRay()
+    job = HolderJob(tmp_path / "ray", ray.rest(), courier)
+    job.ensure()
+    ray.jobs.clear()
+    assert [job.has_ended(session) for session in ("session_1", "session_2", "session_3", "session_3")] == [
+        False, False, False, True
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/api/v0/nodes", httpx.Response(200, json={"data": None})),
+        ("/api/v0/nodes", httpx.Response(200, json={"data": {"result": {"result": [7]}}})),
+        ("/api/v0/nodes", httpx.Response(200, json={"data": {"result": {"result": [{"state": "ALIVE"}]}}})),
+        ("/api/v0/nodes", httpx.Response(200, text="<html>")),
+        ("/api/v0/nodes", httpx.Response(503, text="starting")),
+        ("/api/cluster_status", httpx.Response(200, json={"data": {"clusterStatus": None}})),
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_no_empty_cluster(path: str, answer: httpx.Response) -> None:
+    """The error names the request; nothing is taken for 'no nodes'."""
+    ray = StandInRay()
+    ray.replaced[path] = answer
+    with pytest.raises(UnavailableError, match=path):
+        ray.rest().nodes()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "text",
+    ['{"state": "granted", "nodes": ["a"]}', '{"state": "granted", "nodes": 7}', '{"state": "won"}', "[]", "{", "7"],
+)
+def test_an_answer_of_the_holder_that_cannot_be_read_grants_nothing(
+    text: str, tmp_path: Path, courier: Courier
+) -> None:
+    """Two ranks need two nodes, of a known state."""
+    job = HolderJob(tmp_path / "ray", StandInRay().rest(), courier)
+    job.ensure()
+    write_atomically(job.folder / "state-x.json", text)
+    with pytest.raises(UnavailableError):
+        job.read_state("x", 2)
+    assert job.read_state("y", 2) == ("waiting", ())
+
+
+def test_nodes_of_one_name_stay_apart() -> None:
+    """Ray names nodes by their address; two on one machine get the start of their ids as well."""
+    names = site().names([node("10.0.0.1", 1), node("10.0.0.1", 2), node("a b/c", 3)])
+    assert len(set(names.values())) == 3
+    assert all("/" not in name and " " not in name for name in names.values())
+
+
+def test_what_others_use_is_a_job_per_node() -> None:
+    """Used beyond our own cards; cards that are ours are never theirs."""
+    one = RayNode(id="a" * 56, name="one", labels={}, total={"GPU": 2.0}, used={"GPU": 2.0})
+    ours = {"one": {"h20/one/0"}}
+    (job,) = site().foreign_jobs([one], ours)
+    assert (job.name, job.cards, job.running) == ("ray-one", ("h20/one/1",), True)
+    assert site().foreign_jobs([one], {"one": {"h20/one/0", "h20/one/1"}}) == ()
+
+
+def test_a_hold_is_over_only_after_its_lease_and_a_margin(tmp_path: Path) -> None:
+    """Right after its release a worker may not have seen it; a release of another start of the machine counts anew."""
+    hold = RayHold(tmp_path, "a")
+    write_atomically(hold.path / "lease", "3 20.0\n")
+    hold.release()
+    assert not hold.is_over()
+    released = json.loads((hold.path / "released").read_text())
+    write_atomically(hold.path / "released", json.dumps(released | {"at_s": released["at_s"] - 100}))
+    assert hold.is_over()
+    write_atomically(hold.path / "released", json.dumps({"boot": "another", "at_s": 0.0}))
+    assert not hold.is_over()
+
+
+@pytest.mark.parametrize(
+    ("selector", "words"),
+    [
+        ({"resource": "GPUU"}, ("unknown resource 'GPUU'", "GPU")),
+        ({"labels": {"ray.io/zome": "a"}}, ("no node has the label 'ray.io/zome'", "ray.io/zone")),
+        ({"labels": {"ray.io/zone": "b"}}, ("label 'ray.io/zone' is a, asked: 'b'",)),
+    ],
+)
+def test_a_check_names_the_nearest_word(selector: dict[str, object], words: tuple[str, ...]) -> None:
+    """Of resources and labels that Ray's nodes have."""
+    wrong = [one for one in check_ray(site(**selector), StandInRay().rest()) if not one.ok]
+    assert wrong
+    assert all(any(word in f"{one.detail} {one.hint}" for one in wrong) for word in words)
+
+
+def test_a_check_finds_what_no_group_has() -> None:
+    """A resource of no node group, an old Ray, and a dashboard that is down."""
+    ray = StandInRay()
+    ray.nodes = [*ray.nodes, {**ray.nodes[0], "node_id": "cd" * 28, "resources_total": {"CPU": 1.0, "TPU": 4.0}}]
+    assert any("(TPU)" in one.detail for one in check_ray(site(), ray.rest()) if not one.ok)
+    ray.replaced["/api/version"] = httpx.Response(200, json={"ray_version": "2.9.3", "session_name": "s"})
+    assert next(one.check for one in check_ray(site(), ray.rest()) if not one.ok) == "version"
+    ray.lost, ray.replaced = "request", {}
+    (found,) = check_ray(site(), ray.rest())
+    assert (found.ok, found.file_path) == (False, ("options", "address"))
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (SiteFile(kind="ray"), "names no dashboard"),
+        (SiteFile(kind="ray", options={**ADDRESS, "adress": "x"}), "unknown option of a Ray site: 'adress'"),
+        (
+            SiteFile(kind="ray", node_groups={"h20": NodeSelector(partition="p")}, options=dict(ADDRESS)),
+            "no partitions",
+        ),
+    ],
+)
+def test_a_site_file_that_ray_cannot_have_is_refused(file: SiteFile, words: str) -> None:
+    """Options and selectors of other kinds, with what to write instead."""
+    with pytest.raises(InputError, match=words) as caught:
+        RaySite(file, CLUSTER)
+    assert caught.value.hint
