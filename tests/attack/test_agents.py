@@ -336,6 +336,30 @@ def test_a_site_cannot_silence_the_rank_of_another_site(server: Server) -> None:
 
 
 @pytest.mark.attack
+def test_callers_that_a_rank_has_turned_away_are_in_the_audit_log_once(server: Server) -> None:
+    """1. A stranger dials a rank: its event is in each report. 2. A second one. 3. Forged ones of another's rank.
+
+    The history of the job, which is short, has none of them.
+    """
+    found = server.committed().id
+
+    def refusal(number: int, rank: int = 0, detail: str = "refused connections: 3 from 192.0.2.7") -> PartEvent:
+        return PartEvent(rank=rank, number=number, kind="refused", time_s=1.0, detail=detail)
+
+    forged = refusal(5, rank=1), refusal(6, rank=7)
+    for events in ((refusal(0),), (refusal(0),), (refusal(0), refusal(9, detail="\x1b[2Jagain"), *forged)):
+        server.sync(report(EAST, part_of(found, events=events)))
+    unknown = ObservedPart(job="another", attempt=1, state="prepared", events=(refusal(20),))
+    server.sync(report(EAST, part_of(found), unknown))
+    records = server.call("GET", "/v1/audit", token="root").json()["records"]
+    assert [(one["subject"], one["detail"]) for one in records if one["action"] == "link-refused"] == [
+        (found, "rank 0 at east: refused connections: 3 from 192.0.2.7"),
+        (found, "rank 0 at east: ?[2Jagain"),
+    ]
+    assert "refused connections" not in server.call("GET", f"/v1/jobs/{found}/history").text
+
+
+@pytest.mark.attack
 def test_a_site_reports_metrics_of_its_ranks_and_of_possible_steps_only(server: Server) -> None:
     """Another's rank, an attempt that never was, steps beyond the job's, endless names and lists: all are dropped."""
     found = server.committed().id

@@ -44,7 +44,9 @@ LIMIT_S = 30.0
 class Run:
     """Three joined ranks with keys, where they listen, and the addresses of the callers that each turned away."""
 
-    def __init__(self, kind: TransportKind, route: str | None, sites: Sequence[str]) -> None:
+    def __init__(
+        self, kind: TransportKind, route: str | None, sites: Sequence[str], peer_timeout_s: float = 20.0
+    ) -> None:
         self.listeners = [listen("127.0.0.1") for _ in sites]
         self.addresses = [one.getsockname() for one in self.listeners]
         self.refused: Counter[str] = Counter()
@@ -58,7 +60,7 @@ class Run:
                 self.listeners[rank],
                 LIMIT_S,
                 heartbeat_s=0.3,
-                peer_timeout_s=20,
+                peer_timeout_s=peer_timeout_s,
                 keys=link_keys(sites, rank),
                 on_refused=lambda address: self.refused.update([address]),
             )
@@ -79,8 +81,13 @@ class Run:
 
 
 @contextmanager
-def run_of(kind: TransportKind = "thread", route: str | None = None, sites: Sequence[str] = SITES) -> Iterator[Run]:
-    run = Run(kind, route, sites)
+def run_of(
+    kind: TransportKind = "thread",
+    route: str | None = None,
+    sites: Sequence[str] = SITES,
+    peer_timeout_s: float = 20.0,
+) -> Iterator[Run]:
+    run = Run(kind, route, sites, peer_timeout_s)
     try:
         yield run
     finally:
@@ -202,6 +209,31 @@ def test_changed_bytes_cost_a_reconnect_and_change_no_message() -> None:
             waiting.result(LIMIT_S)
             assert into == data
         assert attacks == 12
+        assert [one.loss() for one in run.ranks] == [None, None]
+
+
+def test_half_a_record_that_never_ends_costs_a_reconnect_and_no_message() -> None:
+    """A host on the way lets half of a piece pass, then a byte every 0.1 s, which would take hours; so for 3 pieces.
+
+    No read of the rank times out. The record has a time of its own, half of what a silent peer has.
+    """
+    held = 0
+
+    def drips(data: bytes) -> bool:
+        nonlocal held
+        held += (drip := len(data) > 20_000 and held < 3)
+        return drip
+
+    with Relay() as relay, run_of(route=relay.address, sites=SITES[:2], peer_timeout_s=4) as run:
+        relay.drips = drips
+        low, high = run.ranks
+        for number in range(12):
+            data, into = random.Random(number).randbytes(300_000), bytearray(300_000)
+            waiting = low.receive(1, number, "x", memoryview(into))
+            high.send(0, number, "x", memoryview(data)).result(LIMIT_S)
+            waiting.result(LIMIT_S)
+            assert into == data
+        assert held == 3
         assert [one.loss() for one in run.ranks] == [None, None]
 
 

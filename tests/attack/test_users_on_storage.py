@@ -202,7 +202,10 @@ def test_a_claim_that_names_the_attacker_proves_nothing_below_anothers_root(disk
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files to another account")
+@pytest.mark.skipif(
+    os.geteuid() != 0,
+    reason="needs root to give files to another account; run: sudo .venv/bin/python -m pytest -m root tests/attack",
+)
 @pytest.mark.parametrize("field", ["checkpoints.folder", "resume"])
 def test_a_claim_of_another_account_than_the_checkpoints_proves_nothing(disk: Disk, field: str) -> None:
     """Without roots: bob, who may write to the folder by an account of his own, replaces the claim of alice."""

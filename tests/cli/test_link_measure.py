@@ -6,7 +6,7 @@ from isthmus.cli.commands.measure_links import measure_links
 from isthmus.core.errors import InputError
 from isthmus.core.pool import Pool
 from isthmus.plan import DATA_SHEET
-from isthmus.plan.time.micro_benchmarks import calibrate_links
+from isthmus.plan.calibrate.micro_benchmarks import calibrate_links
 
 
 def pool_of(*links: dict) -> Pool:

@@ -85,7 +85,7 @@ def test_ctrl_c_while_the_commands_are_loaded_is_quiet() -> None:
 import sys
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
-        if name == "isthmus.cli.app.typer_app":
+        if name == "isthmus.cli.commands.job_commands":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
 from isthmus.cli import main

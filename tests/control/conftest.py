@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -36,6 +37,19 @@ def postgres(postgres_server: str) -> str:
 @pytest.fixture
 def server() -> Iterator[Server]:
     """The application over a store in memory, in this process."""
+    with _running_server() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[Server]:
+    """The same for the tests of a module whose requests change nothing."""
+    with _running_server() as made:
+        yield made
+
+
+@contextmanager
+def _running_server() -> Iterator[Server]:
     made = Server()
     made.shell.start()
     with made.http:

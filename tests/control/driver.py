@@ -61,6 +61,8 @@ class Driver:
         # The copies of sites that bring versions of the catalogue, and their rate.
         self.copies: dict[str, tuple[HeldCopy, ...]] = {}
         self.fetch_gbps: dict[str, float] = {}
+        # The free bytes of sites with storage of their own.
+        self.storage_bytes: dict[str, int] = {}
         self.identities: dict[str, AgentIdentity] = {}
         self.run_lease_s = 0.0
         for name in names:
@@ -142,6 +144,7 @@ class Driver:
             identity=self.identities.get(site),
             run_lease_s=self.run_lease_s,
             free_chips={"g": self._free(here, parts) if free is None else free},
+            free_storage_bytes=self.storage_bytes.get(site),
             parts=parts,
             local_jobs=self.local.get(site, ()),
             queue=queue,

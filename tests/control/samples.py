@@ -24,10 +24,11 @@ def cluster(name: str, chips: int = 4, **more: Any) -> Cluster:
 def submission(name: str = "job", *, policy: str = "auto", key: str = "", restarts: int = 3, **more: Any) -> Submission:
     """A small job; `more` are other fields of it. Under `root` its paths are absolute, so that sites check them."""
     root, training = more.pop("root", ""), TrainingConfig(steps=more.pop("steps", 1))
+    saving = CheckpointConfig.model_validate({"folder": f"{root}c"} | more.pop("checkpoints", {}))
     model, data = more.pop("model", f"{root}m"), more.pop("data", DataConfig(paths=(f"{root}d",)))
     job = Job(
         name=name, model=model, data=data, training=training,
-        checkpoints=CheckpointConfig(folder=f"{root}c"), output=f"{root}o", policy=policy, max_restarts=restarts,
+        checkpoints=saving, output=f"{root}o", policy=policy, max_restarts=restarts,
         **more,
     )  # fmt: skip
     return Submission(job=job, model=MODEL, key=key)

@@ -12,6 +12,10 @@ from pydantic import Field
 
 from isthmus.control.rest.json_route import THREAD_PARSE_BYTES, JsonRoute
 from isthmus.core.base_model import FrozenModel, Name
+from isthmus.core.job import Job
+from isthmus.core.job_parts.command_job import NO_FILE
+from tests.control.samples import submission
+from tests.control.test_server_api import Server
 
 
 class Names(FrozenModel):
@@ -38,7 +42,6 @@ def client(router: APIRouter) -> TestClient:
         b'{"names": ["a"], "text": "%s"}' % (b"x" * THREAD_PARSE_BYTES),
         b'{"names": ["a", "-"]}',
         b'{"names": ["a", "b", "c", "d"]}',
-        b'{"names": ["a"], "text": "\\ud800"}',
         b'{"names": ["a"]',
         b"[]",
         b"",
@@ -47,7 +50,7 @@ def client(router: APIRouter) -> TestClient:
     ],
 )
 def test_the_answer_is_that_of_a_plain_route(body: bytes) -> None:
-    """Right or wrong, small or large: the route changes what reading costs, and nothing else."""
+    """Right or wrong, small or large: the route changes what reading costs, and beside halves of surrogates nothing."""
     headers = {"Content-Type": "application/json"}
     ours, plain = client(APIRouter(route_class=JsonRoute)), client(APIRouter())
     answers = [each.post("/names", content=body, headers=headers) for each in (ours, plain)]
@@ -61,3 +64,40 @@ def test_the_document_describes_the_body() -> None:
         client(router).get("/openapi.json").json() for router in (APIRouter(route_class=JsonRoute), APIRouter())
     ]
     assert json.dumps(documents[0]) == json.dumps(documents[1])
+
+
+@pytest.mark.parametrize(("more", "status"), [({}, 200), ({"command": {"arguments": ["x"]}}, 422)])
+def test_a_command_job_that_is_written_by_hand_needs_no_fields_that_it_does_not_use(
+    more: dict[str, object], status: int
+) -> None:
+    """Parsed from its bytes it lacks them; then it is read as a file of a user is."""
+    router = APIRouter(route_class=JsonRoute)
+
+    @router.post("/job")
+    def name(job: Job) -> str:
+        return f"{job.name} {job.model}"
+
+    app = FastAPI()
+    app.include_router(router)
+    command = {"arguments": ["x"], "ranks": {"a": 1}}
+    written = {"name": "c", "engine": "command", "command": command} | more
+    answer = TestClient(app).post("/job", json=written)
+    assert answer.status_code == status
+    assert status != 200 or answer.json() == f"c {NO_FILE}"
+
+
+@pytest.mark.parametrize(
+    "config",
+    ['{"\\ud800": null}', '{"a": "\\udfff"}', '{"a": ["\\ud800"]}', '{"a": "\ud800"}', '{"a": {"b": "\udc00x"}}'],
+)
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs:dry-run", "/v1/jobs:bulk"])
+def test_half_of_a_surrogate_pair_is_refused(path: str, config: str) -> None:
+    """As an escape or in the bytes: a model's configuration has any fields, and no log could hold such a text."""
+    server = Server()
+    wanted = json.loads(submission().model_dump_json())
+    wanted["model"]["config"] = "CONFIG"
+    body = json.dumps({"submissions": [wanted]} if path.endswith("bulk") else wanted).replace('"CONFIG"', config)
+    headers = {"Authorization": "Bearer ann", "Content-Type": "application/json"}
+    with server.http:
+        answer = server.http.post(path, content=body.encode("utf-8", "surrogatepass"), headers=headers)
+    assert (answer.status_code, "surrogate" in answer.text) == (422, True)

@@ -11,7 +11,7 @@ import pytest
 from isthmus.control.queries.dry_run import dry_run_requests
 from isthmus.control.queries.shortages import describe_shortages, refusals
 from isthmus.control.state import ledger
-from isthmus.control.state.events import AgentReported, JobDeleted, PoolSet
+from isthmus.control.state.events import AgentLost, AgentReported, JobDeleted, PoolSet
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.messages.agent_messages import AgentReport, QueueEntry
 from isthmus.core.plan import Plan, Prediction
@@ -124,6 +124,22 @@ def test_reasons_and_refusals_state_the_same_shortages() -> None:
     assert lacking == [(1, 0, 0.0), (0, 0, 0.0), (0, 6 * TB, 0.0), (0, 0, 1.0), (0, 0, 0.5)]
     free = {PoolResource.chips("a", "g"): 4, PoolResource.link("b", "a"): 1_000_000}
     assert (describe_shortages(state, free), refusals(state, free)) == ("", ())
+
+
+def test_a_lost_site_is_one_refusal_of_its_owner_and_its_links_are_counted_as_before() -> None:
+    """What it would have free does not matter; the rate of a link is the operator's word."""
+    pool = linked(1.0, "a", "b")
+    pool.tell(AgentLost(now_s=pool.now_s, cluster="a"))
+    needs = {
+        PoolResource.chips("a", "g"): 1,
+        PoolResource.storage("a"): 16 * TB,
+        PoolResource.link("a", "b"): 2_000_000,
+    }
+    found = refusals(pool.coordinator.state, needs)
+    assert [(one.reason, one.owner) for one in found] == [
+        ("compute: a is not connected", "owner-a"),
+        ("network: a to b has 1 Gbit/s left of the 2 needed", "owner-a"),
+    ]
 
 
 def test_the_question_whether_a_plan_fits_changes_nothing() -> None:

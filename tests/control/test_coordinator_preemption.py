@@ -98,6 +98,70 @@ def test_the_victim_goes_on_when_there_is_room_again() -> None:
     assert (pool.state("low"), pool.coordinator.job_view("low").attempt) == ("running", 2)
 
 
+def preempted(*idle: str, **more: object) -> Driver:
+    """Job `low` trained on half of `a` and `b`, and was preempted for `high` at both; it waits.
+
+    `idle` were idle all the time. Each site has storage of its own.
+    """
+    pool = Driver("a", "b", *idle, chips=2)
+    pool.storage_bytes = dict.fromkeys(pool.clusters, 10**15)
+    for site in pool.clusters:
+        pool.report(site)
+    pool.submit("low", plan("a", "b"), priority="low", **more)
+    if more:
+        pool.choose("low", "p")
+    for _ in range(2):
+        pool.obey()
+    assert pool.state("low") == "running"
+    pool.submit("high", policy="manual", priority="high")
+    pool.answer("high", plan(*"aabb", name="wanted"))
+    pool.choose("high", "wanted")
+    pool.preempt("high")
+    for _ in range(5):
+        pool.obey("a", "b")
+    assert pool.state("high") == "running"
+    return pool
+
+
+def test_a_preempted_job_is_planned_again_and_goes_on_at_other_sites() -> None:
+    """As when it was submitted, on what is free then; what other sites lack of its checkpoints is in the request."""
+    pool = preempted("c", "d")
+    asked = pool.asked["low"]
+    assert pool.state("low") == "waiting"
+    assert asked.free_chips == {"a": {"g": 0}, "b": {"g": 0}, "c": {"g": 2}, "d": {"g": 2}}
+    assert {site: one.lacks_checkpoint for site, one in asked.fetches.items()} == {"c": True, "d": True}
+    pool.answer("low", plan("c", "d", name="other"))
+    for _ in range(3):
+        pool.obey()
+    low = pool.coordinator.job_view("low")
+    assert (low.state, low.attempt > 1, low.restarts) == ("running", True, 0)
+    assert {order.files_at for order in pool.coordinator.orders("c")} == {("a", "b")}
+    assert "planned again: other on c, d" in [one.text for one in pool.coordinator.state.jobs["low"].history.entries]
+
+
+def test_a_preempted_job_keeps_its_plan_while_no_other_one_fits() -> None:
+    """It waits for its chips without a request, and is planned again when more become free elsewhere."""
+    pool = preempted("c")
+    pool.answer("low")
+    before = pool.coordinator.job_view("low")
+    assert (before.state, before.plan and before.plan.clusters) == ("waiting", ("a", "b"))
+    pool.report("c")
+    assert "low" not in pool.asked
+    pool.clusters["d"] = cluster("d", 2)
+    pool.report("d")
+    pool.answer("low", plan("c", "d", name="other"))
+    for _ in range(3):
+        pool.obey()
+    assert pool.state("low") == "running"
+
+
+def test_a_preempted_job_whose_user_chose_its_plan_is_not_planned_again() -> None:
+    """Only the user changes it: the job goes on at its sites once they have room."""
+    pool = preempted("c", "d", policy="manual")
+    assert "low" not in pool.asked
+    assert pool.state("low") == "blocked"
+
+
 def queued(pool: Driver, site: str) -> list[ObservedPart]:
     return [pool.done(site, one) for one in pool.coordinator.orders(site) if one.desired == "queued"]
 
@@ -175,6 +239,30 @@ def test_nobody_is_preempted_who_is_not_needed() -> None:
     pool.answer("next")
     pool.answer("next", plan("a", "a"))
     assert [one.job for one in pool.coordinator.job_view("next").offer] == ["three"]
+
+
+def test_a_job_that_runs_is_offered_no_victims() -> None:
+    """Although its pool is full, and a job of lower priority runs there."""
+    pool = Driver("a", chips=4)
+    for name, priority in (("low", "low"), ("high", "high")):
+        pool.submit(name, plan("a", "a"), priority=priority)
+    pool.obey()
+    pool.obey()
+    assert (pool.state("high"), pool.coordinator.job_view("high").offer) == ("running", ())
+
+
+def test_local_victims_do_not_suffice_where_the_pool_has_promised_the_chips() -> None:
+    """A local job took all 4 chips, 2 of which are promised to a job that may not be preempted."""
+    pool = Driver("a", chips=4)
+    pool.submit("first", plan("a", "a"), preemptible=False)
+    own = ObservedLocalJob(name="own", chips={"g": 4}, level="low", running=True, preemptible=True)
+    pool.report("a", local=(own,))
+    for name, num_chips, victims in (("four", 4, []), ("two", 2, ["own"])):
+        pool.submit(name, priority="high")
+        pool.answer(name)
+        pool.answer(name, plan(*"a" * num_chips))
+        assert [one.job for one in pool.coordinator.job_view(name).offer] == victims
+        pool.cancel(name)
 
 
 def test_the_user_agrees_to_the_victims_that_were_named() -> None:

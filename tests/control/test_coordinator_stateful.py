@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.queries.agent_orders import held_parts
 from isthmus.control.state.events import (
     AgentLost,
     EpochBegan,
@@ -17,6 +18,9 @@ from isthmus.control.state.events import (
     LogRestored,
     PoolSet,
     Restarted,
+    SiteCordoned,
+    SiteDraining,
+    SiteLeft,
     UnknownJobEnded,
 )
 from isthmus.control.state.invariants import violations
@@ -234,6 +238,30 @@ class AnyPool(RuleBasedStateMachine):
     def lose(self, site: str) -> None:
         self.pool.tell(AgentLost(now_s=self.pool.now_s, cluster=site))
 
+    @rule(site=sites, act=st.sampled_from(("cordon", "open", "drain", "leave")), limit_s=st.sampled_from((1.0, 60.0)))
+    def close(self, site: str, act: str, limit_s: float) -> None:
+        """A site is closed, opened, drained, or leaves once it is empty; its next report lets it join again."""
+        told, now_s = self.pool.tell, self.pool.now_s
+        with allowed:
+            if act in ("cordon", "open"):
+                told(SiteCordoned(now_s=now_s, cluster=site, by="x", role="admin", cordoned=act == "cordon"))
+            else:
+                until_s, leaves = now_s + limit_s, act == "leave"
+                told(SiteDraining(now_s=now_s, cluster=site, by="x", role="owner", deadline_s=until_s, leaves=leaves))
+        if self.pool.coordinator.may_leave(site):
+            told(SiteLeft(now_s=now_s, cluster=site))
+            assert self.pool.coordinator.orders(site) == ()
+            self.pool.report(site)
+
+    @invariant()
+    def drained_sites_get_nothing_new(self) -> None:
+        """A site that takes no parts has no part that the coordinator wants held or queued for a waiting job."""
+        state = self.pool.coordinator.state
+        for record in state.clusters.values():
+            for part in record.parts.values() if record.drain is not None else ():
+                held = state.jobs[part.job].state in ("preempting", "preparing", "starting")
+                assert part.desired == "released" or not held, "nothing may start at a site that is drained"
+
     @rule(seconds=st.sampled_from((0.5, 2.0, 5.0, 30.0)))
     def wait(self, seconds: float) -> None:
         self.pool.wait(seconds)
@@ -263,10 +291,19 @@ class AnyPool(RuleBasedStateMachine):
 
     @invariant()
     def only_prepared_attempts_run(self) -> None:
-        """A site is ordered to run only a part of the present attempt of a job whose every part was held."""
+        """A site is ordered to run only a part of the present attempt of a job whose every part was held.
+
+        Besides, a part goes on of which the log of a backup knows nothing. Its order says nothing to start it with.
+        """
         for site in SITES:
-            for order in self.pool.coordinator.orders(site):
-                if order.desired != "released":
+            unknown = held_parts(self.pool.coordinator.state, site)
+            orders = self.pool.coordinator.orders(site)
+            assert len({(order.job, order.attempt) for order in orders}) == len(orders)
+            for order in orders:
+                if (order.job, order.attempt) in unknown:
+                    assert (order.desired, order.spec, order.plan, order.rank_map) == ("running", None, None, None)
+                    assert (order.job, order.attempt) in self.pool.coordinator.state.clusters[site].reported_parts
+                elif order.desired != "released":
                     job = self.pool.coordinator.job_view(order.job)
                     assert order.attempt == job.attempt
                     wanted = {"preparing": "prepared", "starting": "running", "running": "running"}
@@ -304,3 +341,26 @@ AnyPool.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestAnyPool = AnyPool.TestCase
+
+
+def test_a_part_that_runs_after_a_restore_may_be_of_a_job_that_the_log_has_not_got() -> None:
+    """The site that brought the old log to light reports a running part of an unknown job: it goes on, once.
+
+    1. The server starts on the log of a backup and learns it from the fence of site `a`.
+    2. It restarts. `a` reports attempt 1 of job `j0`, which the log does not have, and is ordered to let it run.
+    3. A job gets the name `j0` and its attempt the number 1: `a` has one order for it, that of the log.
+    """
+    pool = AnyPool()
+    pool.restart()
+    pool.restore_log(fence=0, gone=set(), site="a")
+    pool.restart()
+    pool.lie(free=0, reborn=False, said=[(0, 1, "running", 0)], site="a")
+    pool.only_prepared_attempts_run()
+    assert pool.pool.orders("a") == {("j0", 1): "running"}
+    pool.lie(free=4, reborn=False, said=[], site="b")
+    pool.lie(free=4, reborn=False, said=[], site="c")
+    pool.lie(free=4, reborn=False, said=[(0, 1, "running", 0)], site="a")
+    pool.submit(first="a", second="b", manual=False, restarts=0, priority="middle")
+    pool.only_prepared_attempts_run()
+    assert pool.pool.orders("a") == {("j0", 1): "prepared"}
+    pool.teardown()

@@ -138,6 +138,17 @@ def test_the_next_session_of_the_agent_goes_on() -> None:
     assert (known.session, known.saves) == (5, 5)
 
 
+def test_a_session_began_with_its_first_report() -> None:
+    """Later reports of the same session change what the agent has saved, and not when it began."""
+    pool = enrolled()
+    pool.now_s += 7.0
+    pool.identities["a"] = identity("own", 3, 6)
+    pool.report("a", free=3)
+    known = pool.coordinator.state.clusters["a"].agent
+    assert known is not None
+    assert (known.session, known.session_s, known.saves) == (3, pool.now_s - 7.0, 6)
+
+
 def test_a_late_report_of_an_earlier_session_is_dropped() -> None:
     """It may have been on its way while the agent was restarted."""
     pool = enrolled()

@@ -12,6 +12,7 @@ from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
     DeadlinePassed,
+    DrainTimedOut,
     EpochBegan,
     Event,
     JobCancelled,
@@ -25,6 +26,9 @@ from isthmus.control.state.events import (
     PoolSet,
     PreemptionAgreed,
     Restarted,
+    SiteCordoned,
+    SiteDraining,
+    SiteLeft,
     UnknownJobEnded,
 )
 from isthmus.core.errors import ConflictError, NotFoundError
@@ -67,6 +71,8 @@ def admitted(driver: Driver) -> tuple[Event, ...]:
         EpochBegan(now_s=NOW_S, epoch=4),
         PoolSet(now_s=NOW_S, objective="throughput"),
         PoolSet(now_s=NOW_S, needs_free_chips=True),
+        SiteCordoned(now_s=NOW_S, cluster="a", by="x", role="owner", cordoned=True),
+        SiteDraining(now_s=NOW_S, cluster="a", by="x", role="owner", deadline_s=NOW_S + 1),
     )
 
 
@@ -86,6 +92,10 @@ def unchanged(driver: Driver) -> tuple[Event, ...]:
         EpochBegan(now_s=NOW_S, epoch=3),
         LogRestored(now_s=NOW_S, fence=3, cluster="a"),
         PoolSet(now_s=NOW_S),
+        SiteCordoned(now_s=NOW_S, cluster="a", by="x", role="owner", cordoned=False),
+        DrainTimedOut(now_s=NOW_S, cluster="a"),
+        SiteLeft(now_s=NOW_S, cluster="a"),
+        SiteLeft(now_s=NOW_S, cluster="z"),
     )
 
 
@@ -129,6 +139,8 @@ def test_an_event_that_changes_nothing_is_neither_admitted_nor_handled() -> None
         (JobCancelled(now_s=NOW_S, job_id="none"), NotFoundError),
         (JobDeleted(now_s=NOW_S, job_id="run"), ConflictError),
         (UnknownJobEnded(now_s=NOW_S, job_id="run"), NotFoundError),
+        (SiteCordoned(now_s=NOW_S, cluster="z", by="x", role="owner", cordoned=True), NotFoundError),
+        (SiteDraining(now_s=NOW_S, cluster="z", by="x", role="owner", deadline_s=NOW_S + 1), NotFoundError),
     ],
 )
 def test_an_event_that_is_not_allowed_raises_before_any_change(event: Event, error: type[Exception]) -> None:

@@ -65,6 +65,18 @@ def test_usage_decays_by_its_half_life_and_grows_while_chips_are_held() -> None:
     assert one.used_chip_s("ann") == pytest.approx(used)
 
 
+def test_another_half_life_counts_from_the_change_on() -> None:
+    """A day's usage stays as it was: half of it was forgotten, and the next half goes in an hour."""
+    made = shares()
+    made.charge("ann", 4, 0.0)
+    made.charge("ann", -4, 0.0)
+    made.usage["ann"].used_chip_s = 800.0
+    made.configure(3600.0, {}, DAY_S)
+    for at_s, used_chip_s in ((DAY_S, 400.0), (DAY_S + 3600.0, 200.0)):
+        made.now_s = at_s
+        assert made.used_chip_s("ann") == pytest.approx(used_chip_s)
+
+
 keys = st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abcd"), st.integers(0, 50)), max_size=60)
 
 

@@ -77,6 +77,23 @@ def test_a_queue_without_chips_starts_nothing_until_some_are_released() -> None:
     assert (found["a"].start_s, found["b"].start_s) == (30, math.inf)
 
 
+def test_chips_of_a_started_job_are_free_again_only_at_its_end() -> None:
+    """What is released at another queue in between starts none of the jobs behind it."""
+    waiting = [_job("a", 1, 1, run_s=100), _job("b", 1, 2, run_s=10)]
+    found = forecast_starts(waiting, {Q: 1}, [Release(at_s=50, chips={P: 1})], "arrival", 0.0)
+    assert (found["a"].start_s, found["b"].start_s) == (0, 100)
+
+
+def test_the_forecast_follows_the_objective_of_the_queue() -> None:
+    """By arrival the large job keeps its place; by throughput the two small ones start before it."""
+    waiting = [_job("large", 2, 1, run_s=10), *(_job(f"small{n}", 1, 2 + n, run_s=100) for n in range(2))]
+    releases = [Release(at_s=20, chips={Q: 1})]
+    by_arrival = forecast_starts(waiting, {Q: 1}, releases, "arrival", 10.0)
+    assert [by_arrival[one.job].start_s for one in waiting] == [20, 30, 30]
+    by_count = forecast_starts(waiting, {Q: 1}, releases, "throughput", 10.0)
+    assert [by_count[one.job].start_s for one in waiting] == [120, 10, 20]
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.floats(1, 50)), min_size=1, max_size=7),
     st.sampled_from(["arrival", "utilisation", "throughput"]),

@@ -169,6 +169,17 @@ def test_kept_chips_are_lent_to_a_job_that_gives_them_back_in_time() -> None:
     assert global_order(waiting, {Q: 2}, "arrival", 10.0).start == ()
 
 
+def test_a_job_may_end_in_the_moment_in_which_the_reservation_begins() -> None:
+    """Also one that needs chips of a queue in which none are reserved."""
+    waiting = [
+        WaitingJob(job="large", needs={Q: 4}, submitted_s=0.0),
+        WaitingJob(job="short", needs={Q: 1, QUEUE1: 1}, submitted_s=1.0, run_s=10.0),
+    ]
+    ends = [Release(at_s=20.0, chips={Q: 2})]
+    order = global_order(waiting, {Q: 2, QUEUE1: 1}, "arrival", 10.0, releases=ends)
+    assert (order.start, order.reserve) == (("short",), ("large",))
+
+
 _needs = st.dictionaries(st.sampled_from(OTHERS), st.integers(1, 6), min_size=1)
 _free = st.fixed_dictionaries({queue: st.integers(0, 9) for queue in OTHERS})
 _objectives = st.sampled_from(["arrival", "utilisation", "throughput", "deadline"])

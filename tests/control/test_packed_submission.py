@@ -19,8 +19,15 @@ def test_a_packed_job_keeps_its_tokenizer(tokenizer):
 def test_a_job_that_was_packed_without_a_tokenizer_reads_bytes():
     """Before the model's own tokenizer became the default, bytes were, and defaults were not stored."""
     packed = PackedSubmission.pack(submission())
-    fields = json.loads(packed.job_json)
-    del fields["data"]["tokenizer"]
-    old = PackedSubmission(json.dumps(fields).encode(), packed.model_json, packed.key)
+    old = PackedSubmission(packed.job_json.lstrip(), packed.model_json, packed.key)
     assert old.unpack_job().data.tokenizer == "bytes"
     assert old.unpack().job.data.tokenizer == "bytes"
+
+
+def test_a_job_that_was_packed_with_its_tokenizer_keeps_it():
+    """Between, the tokenizer was stored also where it was the default."""
+    packed = PackedSubmission.pack(submission())
+    fields = json.loads(packed.job_json)
+    fields["data"]["tokenizer"] = "model"
+    old = PackedSubmission(json.dumps(fields).encode(), packed.model_json, packed.key)
+    assert old.unpack_job().data.tokenizer == "model"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.state.events import PoolSet
 from isthmus.core.job import PlacementConstraints
 from tests.control.driver import RULES, Driver
-from tests.control.samples import plan
+from tests.control.samples import cluster, plan
 
 MEMORY = "too little memory: the model needs about 80 GB on 4 chips, which have 64 GB"
 
@@ -58,6 +60,33 @@ def test_free_chips_of_another_kind_or_region_count_as_none(placement: Placement
     assert pool.asked["next"].free_chips["a"] == {"g": 1}
     pool.answer("next", why=MEMORY)
     assert pool.reason("next").endswith(MEMORY)
+
+
+def test_a_request_says_whose_job_it_is() -> None:
+    """The planner takes turns among users."""
+    pool = Driver("a")
+    pool.submit("j", user="ann")
+    assert (pool.asked["j"].user, pool.asked["j"].submission.job.name) == ("ann", "j")
+
+
+@pytest.mark.parametrize(("turns", "window", "num_planned"), [(True, 1, 4), (True, 2, 8), (False, 1, 1)])
+def test_jobs_behind_the_head_are_planned_until_few_windows_of_them_wait(
+    turns: bool, window: int, num_planned: int
+) -> None:
+    """Four windows of planned jobs; under a log of before users took turns, the head alone."""
+    pool = Driver()
+    pool.coordinator = Coordinator(replace(RULES, queue_window=window))
+    pool.tell(PoolSet(now_s=1, planner_turns=turns))
+    pool.clusters = {"a": cluster("a", 1)}
+    pool.report("a")
+    pool.submit("running", plan("a"))
+    for number in range(10):
+        pool.submit(f"j{number}")
+    planned = list[str]()
+    while pool.asked:
+        planned += pool.asked
+        pool.answer(planned[-1], plan("a"))
+    assert planned == [f"j{number}" for number in range(num_planned)]
 
 
 def test_a_job_starts_when_the_chips_that_it_was_not_planned_on_become_free() -> None:

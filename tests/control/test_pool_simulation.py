@@ -105,6 +105,23 @@ def test_an_owners_own_job_gets_its_chips_back_from_the_pool() -> None:
     assert home.ended_s < 3000 + 200
 
 
+def test_a_job_that_an_owner_has_evicted_goes_on_at_another_site_that_is_free() -> None:
+    """The owner of `a` needs its node for long: the guest goes on at `c`, though no more is free than when it came."""
+    pool = Pool(clusters=(_cluster("a", 1), _cluster("b", 1), _cluster("c", 1)))
+    jobs = (
+        _job("long-b", run_s=9000, owner="b"),
+        _job("guest", 1.0, run_s=3000, owner="b"),
+        _job("own", 500.0, run_s=9000, owner="a"),
+    )
+    world = PoolSimulation(pool, jobs, scenario="home")
+    world.run()
+    outcome = world.outcome()
+    assert outcome.preemptions == 1
+    ended_s = world.job_outcomes["guest"].ended_s
+    assert ended_s is not None
+    assert ended_s < 3000 + 200
+
+
 def test_who_is_lent_kept_chips_is_not_wounded_for_them() -> None:
     """A short job fills a gap before two that wait beyond patience: it runs, it is not requeued again and again."""
     pool = Pool(clusters=(_cluster("a", 3),))

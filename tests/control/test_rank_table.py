@@ -84,7 +84,7 @@ def test_a_rank_has_the_cards_beside_its_devices(
 
 
 @pytest.mark.parametrize(
-    "device", ["", "g", "g/0", "g/9/0", "g/0/9", "h/0/0", "g/-1/0", "g/0/x", "g/٣/0", "//", "g/0/0/0", "g/1e3/0"]
+    "device", ["", "g", "g/0", "g/2/0", "g/0/4", "h/0/0", "g/-1/0", "g/0/x", "g/٣/0", "//", "g/0/0/0", "g/1e3/0"]
 )
 def test_a_device_that_the_site_does_not_have_gives_no_other_address(device: str) -> None:
     """A worker's words about its device select an address of its own site's inventory, or none."""
@@ -155,6 +155,15 @@ def test_a_replaced_worker_changes_its_own_entry_alone(data: st.DataObject, rows
     assert {(rank, one.rank) for one in after[rank].peers} == {
         (rank, one.rank) for view in after for one in [view] if any(p.rank == rank for p in view.peers)
     }
+
+
+def test_chunks_join_the_last_stage_with_the_first() -> None:
+    """With two chunks a stage a micro-batch goes around: three stages are a ring, two are joined already."""
+    for sites, ring in ((("a", "b", "c"), {(0, 2), (2, 0)}), (("a", "b"), set())):
+        straight = plan(*sites)
+        around = straight.model_copy(update={"schedule": "interleaved", "chunks": 2})
+        before, after = ({(one.source, one.target) for one in rank_links(made)} for made in (straight, around))
+        assert after - before == ring
 
 
 def all_pairs(table: RankTable) -> list[Any]:

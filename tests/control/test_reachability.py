@@ -200,6 +200,19 @@ def test_an_agent_without_checks_and_a_plan_at_one_site_start_as_before() -> Non
     assert old.state("j") == "preparing"
 
 
+def test_two_sites_check_each_other_only_if_both_take_part() -> None:
+    """`a` does not: `b` and `c` wait for their check alone, in whichever order a plan names the three."""
+    for order in ("abc", "bca", "cab"):
+        pool = Sites("b", "c")
+        pool.clusters["a"] = cluster("a", 4)
+        pool.report("a")
+        pool.submit("j", plan(*order))
+        later, earlier = ("c", "b") if order.index("b") < order.index("c") else ("b", "c")
+        assert pool.reason("j") == f"waits for the check that {later} reaches {earlier}"
+        pool.check("b", "c")
+        assert pool.state("j") == "preparing"
+
+
 def test_no_job_is_preempted_for_one_that_cannot_start() -> None:
     """A user's agreement is refused with the reason while a site cannot reach another."""
     pool = Sites("a", "b")

@@ -9,14 +9,14 @@ import pytest
 from isthmus.control.queries.settle_submission import is_settled_as, settle_submission
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.control_service import ControlService
-from isthmus.control.service.folders_in_use import FoldersInUse
+from isthmus.control.service.folders_in_use import FoldersInUse, _folders, _packed_folders
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
 from isthmus.core.job import Job, ResumeSource, TrainingConfig
 from isthmus.core.messages.api_views import JobState, Submission, TokenRequest
-from isthmus.core.model import Model
+from isthmus.core.model import COMMAND_MODEL, Model
 from tests.control.serving import MODEL, POOL, plan_across, submission
 
 ADMIN = Caller(role="admin", name="root")
@@ -45,12 +45,19 @@ def wish(**changes: Any) -> Submission:
     return submission(**{"checkpoints": {"folder": "/ck"}, "output": "/out"} | changes)
 
 
+def command_wish() -> Submission:
+    """A submission of a program."""
+    command = {"arguments": ["x"], "ranks": {"east": 1}}
+    job = Job.model_validate({"name": "c", "engine": "command", "command": command, "output": "/out"})
+    return Submission(job=job, model=COMMAND_MODEL)
+
+
 def test_a_folder_of_a_live_job_is_refused_with_the_difference():
     """Its user learns the job, its state and the differing fields."""
     state = state_with(("a-1", "ann", "running", wish()))
     other = wish(output="/o2", checkpoints={"folder": "/ck/."}, training=training(seed=5))
     with pytest.raises(InputError) as caught:
-        FoldersInUse().check(state, "ann", other)
+        FoldersInUse().check(state, "ann", other, "b-1")
     assert caught.value.message.startswith("checkpoints.folder /ck is in use by job a-1 (running), which differs: ")
     assert "seed: 0 there, 5 in this job" in caught.value.message
     assert "isthmus cancel a-1" in (caught.value.hint or "")
@@ -60,7 +67,7 @@ def test_another_user_learns_nothing_of_the_job():
     """Neither id nor fields of another user's job are told."""
     state = state_with(("a-1", "ann", "running", wish()))
     with pytest.raises(InputError) as caught:
-        FoldersInUse().check(state, "bob", wish(checkpoints={"folder": "/mine"}))
+        FoldersInUse().check(state, "bob", wish(checkpoints={"folder": "/mine"}), "b-1")
     assert caught.value.message == "output /out is in use by another job"
     assert "a-1" not in str(caught.value)
 
@@ -69,16 +76,49 @@ def test_another_user_learns_nothing_of_the_job():
 def test_a_job_without_folders_of_that_name_passes(change):
     """Virtual jobs write nothing, and `{job}` makes a folder the job's own."""
     state = state_with(("a-1", "ann", "running", wish()))
-    FoldersInUse().check(state, "ann", wish(**change))
+    FoldersInUse().check(state, "ann", wish(**change), "b-1")
 
 
 def test_an_ended_job_frees_its_folders_here():
     """From then on the claim in the folder decides, not the server."""
     state, folders = state_with(("a-1", "ann", "running", wish())), FoldersInUse()
     with pytest.raises(InputError):
-        folders.check(state, "ann", wish())
+        folders.check(state, "ann", wish(), "b-1")
     del state.live_jobs["a-1"]
-    folders.check(state, "ann", wish())
+    folders.check(state, "ann", wish(), "b-1")
+
+
+@pytest.mark.parametrize("folder", ["/ck", "/ck" + "x" * 2000])
+def test_a_checked_job_takes_its_folders_once_it_is_a_job(folder):
+    """A check alone takes nothing: it may have been for a job that was refused afterwards, or never written."""
+    folders, first = FoldersInUse(), wish(checkpoints={"folder": folder})
+    folders.check(state_with(), "ann", first, "a-1")
+    folders.check(state_with(), "bob", first, "b-1")
+    state = state_with(("a-1", "ann", "planning", first))
+    with pytest.raises(InputError, match="in use by another job"):
+        folders.check(state, "bob", first, "b-1")
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, OWN, {"compute": "virtual"}, {"output": "/a/../b/"}, {"checkpoints": {"every_steps": 7}}]
+)
+def test_the_folders_of_a_stored_job_are_those_of_the_job(changes):
+    """After a start they are read from the packed form, in which defaults are left out."""
+    wanted = wish(**changes)
+    record = JobRecord.create("a-1", 1, "ann", wanted, 0.0)
+    assert _packed_folders(record) == tuple(folder for _, folder in _folders(record.spec))
+    assert _packed_folders(JobRecord.create("c-1", 1, "ann", command_wish(), 0.0)) == ()
+
+
+def test_a_check_of_another_content_for_the_same_id_is_forgotten():
+    """The last check before a job is written is that of its content."""
+    folders = FoldersInUse()
+    folders.check(state_with(), "ann", wish(output="/x", checkpoints={"folder": "/y"}), "a-1")
+    folders.check(state_with(), "ann", wish(), "a-1")
+    state = state_with(("a-1", "ann", "planning", wish()))
+    folders.check(state, "bob", wish(output="/x", checkpoints={"folder": "/y"}), "b-1")
+    with pytest.raises(InputError, match="in use by another job"):
+        folders.check(state, "bob", wish(), "b-2")
 
 
 def test_resume_by_job_becomes_its_folder_with_the_differences():

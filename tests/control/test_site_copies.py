@@ -10,10 +10,12 @@ import pytest
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.placement import PlanRequest, propose_plans
 from isthmus.control.queries.catalogue.bring_forecast import site_fetches
+from isthmus.control.queries.catalogue.catalogue_versions import list_entries
 from isthmus.control.queries.dry_run import dry_run_requests
 from isthmus.control.queries.explain_wait import answer_query, query_job
 from isthmus.control.queries.settle_submission import settle_submission
 from isthmus.control.state.events import (
+    AgentLost,
     JobSubmitted,
     PoolSet,
     PreemptionAgreed,
@@ -187,6 +189,32 @@ def test_a_job_takes_no_chips_of_others_before_its_files_are_there() -> None:
     taking = PreemptionAgreed(now_s=1.0, job_id="j", victims=(VictimNamed(cluster="a", job="other", attempt=1),))
     with pytest.raises(ConflictError, match="must bring its model and data first"):
         pool.coordinator.admit(taking)
+
+
+def test_an_entry_shows_at_which_sites_its_versions_are() -> None:
+    """A whole copy, a part with what is wrong, at a site in contact or not; a site that has nothing is left out."""
+    pool = catalogued("a", "b", "c")
+    bring(pool, "a", held("u", WIKI))
+    bring(pool, "b", held("u", WIKI, complete=False, problem="disk is full"))
+    pool.tell(AgentLost(now_s=pool.now_s, cluster="a"))
+    (entry,) = list_entries(pool.coordinator.state, "u", "data")
+    assert [tuple(one.model_dump().values()) for one in entry.versions[0].copies] == [
+        ("a", False, 10**10, True, ""),
+        ("b", True, 5 * 10**9, False, "disk is full"),
+    ]
+
+
+def test_a_removed_version_is_brought_nowhere() -> None:
+    """A site that has all of it lacks nothing; neither does any once it is gone from the catalogue."""
+    pool = catalogued("a", "b")
+    submit(pool, plan("a", "b"))
+    versions = pool.coordinator.state.jobs["j"].versions
+    bring(pool, "a", held("u", WIKI))
+    assert list(site_fetches(pool.coordinator.state, versions, "ab")) == ["b"]
+    pool.cancel("j")
+    pool.obey()
+    pool.tell(VersionRemoved(now_s=2.0, entry_kind="data", owner="u", name="wiki", version=WIKI.version))
+    assert site_fetches(pool.coordinator.state, versions, "ab") == {}
 
 
 def test_copies_of_removed_versions_are_dropped() -> None:

@@ -141,3 +141,31 @@ def test_followers_and_meters_know_the_jobs_of_a_snapshot(tmp_path: Path) -> Non
     assert again.server_metrics.jobs_by_state()["cancelled"] == 1
     for shell in (first, again):
         shell.close()
+
+
+@pytest.mark.parametrize("interval", [20, 1000])
+def test_a_server_that_has_replayed_its_whole_log_saves_a_snapshot_soon(tmp_path: Path, interval: int) -> None:
+    """After an upgrade no snapshot fits: one is saved at the first tick, not after as many events again.
+
+    Otherwise each start of a server that does not live long replays the whole log. A short log needs none.
+    """
+    store = MemoryStore()
+    for number in range(20):
+        name = f"j{number}"
+        store.append([JobSubmitted(now_s=1.0, job_id=name, user="ann", submission=submission(name, name=name))])
+
+    def start() -> ControlService:
+        snapshots = SnapshotFile(tmp_path)
+        return ControlService(
+            store, POOL, planner=plan_across, snapshot_file=snapshots, snapshot_interval_events=interval
+        )
+
+    server = start()
+    server.tick()
+    server.close()
+    assert SnapshotFile(tmp_path).path.exists() == (interval == 20)
+    saved = SnapshotFile(tmp_path).path.stat().st_mtime_ns if interval == 20 else 0
+    server = start()
+    server.tick()
+    server.close()
+    assert (SnapshotFile(tmp_path).path.stat().st_mtime_ns if interval == 20 else 0) == saved

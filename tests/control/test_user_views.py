@@ -100,7 +100,8 @@ def test_the_queue_is_listed_in_its_order() -> None:
         wait(pool, job, priority=priority)
     assert [view.id for view in pool.coordinator.list_waiting()] == ["high", "middle", "low"]
     assert [view.id for view in pool.coordinator.list_waiting(after="high", limit=1)] == ["middle"]
-    assert [view.place for view in pool.coordinator.list_waiting()] == [1, 2, 3]
+    views = pool.coordinator.list_waiting()
+    assert [(view.place, view.plans) for view in views] == [(1, None), (2, None), (3, None)], "a list has no plans"
 
 
 def test_a_part_is_shown_with_its_owner_and_both_its_states() -> None:
@@ -164,6 +165,14 @@ def test_a_lost_cluster_is_shown_with_the_end_of_its_workers() -> None:
     (agreed, _) = pool.coordinator.pool_view().clusters
     assert agreed.agent is not None
     assert agreed.agent.enrolling
+
+
+def test_workers_without_a_lease_count_as_ended_at_no_time() -> None:
+    """Of a lost site whose agent gives them none."""
+    pool = started("a")
+    pool.tell(AgentLost(now_s=pool.now_s, cluster="a"))
+    lost = pool.coordinator.pool_view().clusters[0]
+    assert (lost.connected, lost.jobs, lost.released_at_s) == (False, ("j",), None)
 
 
 def test_jobs_out_of_order_in_a_sites_queue_are_counted() -> None:

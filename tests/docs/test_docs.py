@@ -19,7 +19,7 @@ FOLDERS = ("src", "tests", "docs", "benchmarks", "scripts")
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_generated_pages_are_current(page):
     """`make docs` was run after the code changed."""
-    assert page.read_text(encoding="utf-8") == pages()[page], "run `make docs`"
+    assert page.read_text(encoding="utf-8") == pages()[page](), "run `make docs`"
 
 
 @pytest.mark.parametrize("package", [isthmus.plan, isthmus.sim], ids=lambda package: package.__name__)

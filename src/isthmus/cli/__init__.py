@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,10 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None, *, env: CliEnvironment | None = None) -> int:
     """Run one command and return its exit status; see `isthmus.cli.app.entry.main`."""
     try:
-        from isthmus.cli.app import entry, typer_app
+        from isthmus.cli.app import entry, find_command
+
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        app = find_command.find_app(given if "_ISTHMUS_COMPLETE" not in os.environ else ())
     except KeyboardInterrupt:  # Ctrl-C while the commands are being imported
         return 130
-    return entry.main(typer_app.app, arguments, env=env)
+    return entry.main(app, given, env=env)

@@ -40,6 +40,15 @@ from isthmus.core.messages.catalogue_views import EntryView, GrantChange, Versio
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.messages.rank_views import RankView
+from isthmus.core.messages.site_views import (
+    DrainRequest,
+    InvitationRequest,
+    InvitationView,
+    InvitationWithCode,
+    JoinedView,
+    JoinRequest,
+    LeaveView,
+)
 from isthmus.core.plan import PlanSet
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
@@ -220,6 +229,41 @@ class ApiClient:
         """Let the next new agent of a cluster take the place of the enrolled one (admin, or its owner)."""
         return self._call(ClusterView, "POST", f"/v1/sites/{quote(cluster, safe='')}/enrol")
 
+    def use_token(self, token: str) -> None:
+        """Send `token` with every request from now on."""
+        self._http.headers["Authorization"] = f"Bearer {token}"
+
+    def invite_owner(self, request: InvitationRequest) -> InvitationWithCode:
+        """Make a code by which an owner's cluster joins (admin only)."""
+        return self._call(InvitationWithCode, "POST", "/v1/invitations", json=_json_body(request))
+
+    def invitations(self) -> list[InvitationView]:
+        """Return the invitations, without their codes (admin only)."""
+        return self._call(list[InvitationView], "GET", "/v1/invitations")
+
+    def join_pool(self, request: JoinRequest) -> JoinedView:
+        """Join a cluster; the token of this client is the code."""
+        return self._call(JoinedView, "POST", "/v1/join", json=_json_body(request))
+
+    def accept_site(self, cluster: str) -> ClusterView:
+        """End the probation of a site (admin only)."""
+        return self._call(ClusterView, "POST", f"/v1/sites/{quote(cluster, safe='')}/accept")
+
+    def cordon_site(self, cluster: str, *, cordoned: bool) -> ClusterView:
+        """Close a site to new parts, or open it again (admin, or its owner)."""
+        act = "cordon" if cordoned else "uncordon"
+        return self._call(ClusterView, "POST", f"/v1/sites/{quote(cluster, safe='')}/{act}")
+
+    def drain_site(self, cluster: str, request: DrainRequest) -> ClusterView:
+        """Save and stop the jobs of a site, which takes no new ones (admin, or its owner)."""
+        path = f"/v1/sites/{quote(cluster, safe='')}/drain"
+        return self._call(ClusterView, "POST", path, json=_json_body(request))
+
+    def leave_pool(self, cluster: str, request: DrainRequest) -> LeaveView:
+        """Take the next step of a site's leaving (admin, or its owner)."""
+        path = f"/v1/sites/{quote(cluster, safe='')}/leave"
+        return self._call(LeaveView, "POST", path, json=_json_body(request))
+
     def create_token(self, request: TokenRequest) -> TokenView:
         """Create a token (admin only)."""
         return self._call(TokenView, "POST", "/v1/tokens", json=_json_body(request))
@@ -340,7 +384,13 @@ def _entry_path(kind: EntryKind, owner: str, name: str) -> str:
     return f"/v1/catalogue/{kind}/{_quote_segment(owner)}/{_quote_segment(name)}"
 
 
+_Body = (
+    Submission | TokenGrant | TokenRequest | TokenRotation | VersionAddition | GrantChange | DrainRequest
+    | InvitationRequest | JoinRequest
+)  # fmt: skip
+
+
 def _json_body(
-    model: Submission | TokenGrant | TokenRequest | TokenRotation | VersionAddition | GrantChange,
+    model: _Body,
 ) -> Any:
     return model.model_dump(mode="json", by_alias=True)

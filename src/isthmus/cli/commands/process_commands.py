@@ -299,13 +299,18 @@ def agent(
 
     A cluster is bound to the first agent that reports for it, and the agent to its state folder and machine. Another
     one takes its place with --enrol, once nothing that the first one started can run any more (isthmus site show).
+
+    The agent of a site that has joined by a code (isthmus site join) needs no token: its key is in the state folder.
     """
     agents = import_extra("isthmus.agent", "agent")
     settings = resolve_settings(env.variables, server=server, token_file=token_file, ca=ca)
-    if settings.token is None:
+    has_key = agents.read_key(state) is not None
+    token = None if token_file is None and has_key else settings.token
+    if token is None and not has_key:
         raise AuthError(
-            "the agent needs a token of its cluster's owner",
-            hint="create one with `isthmus token create --owner NAME` and give it with --token-file",
+            "the agent needs a key, or a token of its cluster's owner",
+            hint="join first: isthmus site join CODE --state DIR; or give --token-file with a token of the owner: "
+            "isthmus token create --owner NAME",
         )
     require_secure_server(settings.server)
     whole_pool = load_pool(pool)
@@ -315,7 +320,7 @@ def agent(
     secrets = _hide_secrets(settings.token_file)
     agents.run_agent(
         agents.AgentConfig(
-            server=settings.server, token=settings.token, cluster=own_cluster,
+            server=settings.server, token=token, cluster=own_cluster,
             state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
             site=site_file, pool=whole_pool,
             storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import ConflictError, InputError
-from isthmus.core.files.validation_errors import suggest_name
+from isthmus.core.files.validation_errors import chip_hint
 from isthmus.core.job import Job
 from isthmus.core.model import load_model, require_trainable
 from isthmus.core.owner.owner_policy import OwnerPolicy
@@ -53,7 +53,7 @@ class FirstCluster:
             raise InputError(f"'{text[:80]}' is not a cluster", hint=hint)
         name, owner, chip, nodes, chips = match.groups()
         if chip not in chip_catalogue():
-            raise InputError(f"unknown chip '{chip[:80]}'", hint=suggest_name(chip, chip_catalogue()))
+            raise InputError(f"unknown chip '{chip[:80]}'", hint=chip_hint(chip, chip_catalogue()))
         return cls(name=name, owner=owner or name, chip=chip, nodes=int(nodes), chips_per_node=int(chips))
 
 

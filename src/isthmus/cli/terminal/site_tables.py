@@ -9,6 +9,7 @@ from rich.text import Text
 
 from isthmus.cli.terminal.tables import table
 from isthmus.core.messages.api_views import ClusterView
+from isthmus.core.messages.site_views import InvitationView, ProbationView
 from isthmus.core.text.printable import printable
 from isthmus.core.units import format_seconds
 
@@ -20,6 +21,7 @@ def sites_table(sites: Iterable[ClusterView], now_s: float) -> RenderableType:
             one.cluster.name,
             one.cluster.owner,
             Text("connected", style="green") if one.connected else Text("disconnected", style="red"),
+            _duty(one),
             one.agent.id if one.agent else "none",
             _ago(one.agent.enrolled_s if one.agent else None, now_s),
             f"{one.agent.session}" if one.agent else "",
@@ -28,8 +30,25 @@ def sites_table(sites: Iterable[ClusterView], now_s: float) -> RenderableType:
         )
         for one in sites
     ]
-    columns = ("cluster", "owner", "state", "agent", "enrolled", "session", "last contact", "workers without contact")
-    return table("Sites", columns, rows)
+    head = ("cluster", "owner", "state", "new parts", "agent", "enrolled", "session", "last contact")
+    return table("Sites", (*head, "workers without contact"), rows)
+
+
+def invitations_table(found: Iterable[InvitationView], now_s: float) -> RenderableType:
+    """Return the table of invitations; `now_s` is seconds since the epoch."""
+    rows = [
+        (
+            one.id,
+            one.owner,
+            one.cluster or "any",
+            "any" if one.max_chips is None else f"{one.max_chips}",
+            f"used by {one.joined}" if one.state == "used" else one.state,
+            format_seconds(max(0.0, one.expires_s - now_s)) if one.state == "open" else "",
+            one.by,
+        )
+        for one in found
+    ]
+    return table("Invitations", ("id", "owner", "cluster", "most chips", "state", "ends in", "by"), rows)
 
 
 def site_checks_table(checks: Iterable[Mapping[str, object]]) -> RenderableType:
@@ -60,8 +79,34 @@ def site_page(site: ClusterView, now_s: float) -> RenderableType:
         lines += ["enrolment  the next new agent takes its place"] if agent.enrolling else []
     lines.append(f"contact    {_ago(site.last_report_s, now_s)}")
     lines.append(f"lease      {_lease(site, now_s)}")
+    lines.append(f"new parts  {_duty_line(site, now_s)}")
     lines.append(f"may run    {', '.join(site.jobs) or 'no job'}")
     return Text("\n".join(map(printable, lines)))
+
+
+def _duty(site: ClusterView) -> Text:
+    """Return whether a site takes new parts."""
+    if site.duty.state != "open":
+        return Text(site.duty.state, style="yellow")
+    return Text("probation", style="yellow") if site.duty.probation else Text("taken", style="green")
+
+
+def _duty_line(site: ClusterView, now_s: float) -> str:
+    duty = site.duty
+    if duty.state == "open":
+        return _probation_line(duty.probation, now_s) if duty.probation else "taken"
+    text = f"none: {duty.state} by {duty.by}, {_ago(duty.since_s, now_s)}"
+    if duty.jobs:
+        text += f"; still there: {', '.join(duty.jobs)}"
+    if duty.deadline_s is not None and duty.jobs:
+        text += f"; stopped without a new checkpoint in {format_seconds(max(0.0, duty.deadline_s - now_s))}"
+    return text
+
+
+def _probation_line(probation: ProbationView, now_s: float) -> str:
+    done = f"{probation.num_succeeded} of {probation.num_needed} jobs"
+    end = format_seconds(max(0.0, probation.ends_s - now_s))
+    return f"on probation, one job at a time: {done} have trained to their end; ends in {end}"
 
 
 def _ago(at_s: float | None, now_s: float) -> str:

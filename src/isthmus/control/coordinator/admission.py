@@ -11,6 +11,7 @@ from isthmus.control.queries.enrolled_agent import admit_agent
 from isthmus.control.queries.peer_checks import describe_unreached, unreached_pairs
 from isthmus.control.queries.preemption_victims import victims_suffice
 from isthmus.control.queries.preflight_status import has_passed_once, needs_preflight
+from isthmus.control.queries.sites.probation_rules import probation_refusals
 from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
@@ -37,6 +38,7 @@ from isthmus.control.state.job_records import (
     JobRecord,
     PoolState,
 )
+from isthmus.control.state.ledger import takes_parts
 from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.control.state.reconcile_log import hold_reason, is_awaited
 from isthmus.control.state.update_indexes import is_checking
@@ -113,6 +115,11 @@ def admit_preemption(state: PoolState, event: PreemptionAgreed) -> bool:
             f"job {job.id} has no plan, so it cannot preempt other jobs",
             hint=f"choose one first: isthmus plans {job.id}",
         )
+    closed = [part.cluster for part in job.plan_parts if not takes_parts(state, part.cluster)]
+    if closed:
+        raise ConflictError(f"job {job.id} cannot start: {', '.join(closed)} takes no parts now")
+    if refusals := probation_refusals(state, job):
+        raise ConflictError(f"job {job.id} cannot start: {'; '.join(refusals)}")
     if hold_reason(state, job):
         raise ConflictError(f"job {job.id} cannot start: {hold_reason(state, job)}")
     if unreached_pairs(state, job.plan_parts):

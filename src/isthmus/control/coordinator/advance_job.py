@@ -14,6 +14,8 @@ from isthmus.control.coordinator.attempts import (
 )
 from isthmus.control.coordinator.job_lifecycle import move_job
 from isthmus.control.coordinator.joint_preemption import advance_preemption
+from isthmus.control.coordinator.sites.drain_job import drain_job
+from isthmus.control.coordinator.sites.probation import count_success
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.reconcile_log import may_start_now
 from isthmus.control.state.site_records import PartRecord
@@ -22,7 +24,8 @@ from isthmus.core.messages.api_views import JobState
 
 
 def advance_job(state: PoolState, job: JobRecord, now_s: float) -> None:
-    """Advance `job` as far as the states of its parts allow."""
+    """Advance `job` as far as the states of its parts allow, and away from sites that are drained."""
+    drain_job(state, job, now_s)
     before = None
     while job.state != before and job.state in ADVANCE_BY_STATE:
         before = job.state
@@ -70,6 +73,7 @@ def _advance_running(state: PoolState, job: JobRecord, now_s: float) -> None:
     if _fail_if_part_lost(state, job, now_s):
         return
     if all(part.state == "succeeded" for part in job.current_parts()):
+        count_success(state, job)
         stop_attempt(state, job, "succeeded", "trained to the end", now_s)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
-from isthmus.control.coordinator.plan_requests import withdraw_plan_request
+from isthmus.control.coordinator.plan_requests import request_plans, withdraw_plan_request
 from isthmus.control.state.job_records import JobRecord, PoolState, StateAfterStop
 from isthmus.control.state.site_records import PartRecord
 from isthmus.control.state.update_indexes import reindex_job, set_state_deadline
@@ -49,6 +49,8 @@ def end_if_released(state: PoolState, job: JobRecord, now_s: float) -> None:
         if part.committed or state.clusters[part.cluster].connected:
             return
     move_job(state, job, job.state_after_stop, now_s, job.reason, _told_at_end(job))
+    if job.state == "waiting" and job.auto_plan and job.last_planned_free is None:
+        request_plans(state, job)
 
 
 def _told_at_end(job: JobRecord) -> str:
@@ -113,11 +115,12 @@ def preempt_job(
 ) -> None:
     """Release every part, for another job `by` or the owner of `cluster`.
 
-    The job resumes later from its checkpoint, on any sites.
+    The job resumes later from its checkpoint, on any sites: one that chooses its plan itself is planned as when it was
+    submitted, on what is free once all its parts are released. It keeps its plan if no other one fits.
     """
     job.last_restart_reason = text = f"preempted: {reason}"
     if job.auto_plan:
-        job.plan_fixed = False
+        job.plan_fixed, job.last_planned_free, job.last_planned_total = False, None, None
     stop_attempt(state, job, "waiting", text, now_s, kind="preempted", told=reason, cluster=cluster, by=by)
 
 

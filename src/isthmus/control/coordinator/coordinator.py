@@ -148,6 +148,7 @@ class Coordinator:
         return {
             name: (*sorted(record.incarnations - {record.incarnation}), record.incarnation)
             for name, record in self.state.clusters.items()
+            if record.incarnation
         }
 
     def orders(self, cluster: str) -> tuple[PartOrder, ...]:
@@ -169,6 +170,11 @@ class Coordinator:
     def opens_listener(self, cluster: str) -> bool:
         """Return whether the site's agent must listen for the checks of other sites (`AgentOrders.opens_listener`)."""
         return peer_checks.opens_listener(self.state, cluster)
+
+    def may_leave(self, cluster: str) -> bool:
+        """Return whether the site leaves and nothing of the pool is there any more (`AgentOrders.leaves`)."""
+        record = self.state.clusters.get(cluster)
+        return record is not None and record.drain is not None and record.drain.leaves and not record.parts
 
     def peers_to_check(self, cluster: str) -> tuple[PeerToCheck, ...]:
         """Return the sites that this one is to dial (`AgentOrders.peers_to_check`)."""

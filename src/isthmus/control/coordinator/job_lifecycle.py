@@ -243,7 +243,7 @@ def _clear_victims(state: PoolState, job: JobRecord) -> None:
         if victim is not None and victim.preemptor == job.id:
             victim.preemptor = None
             for part in victim.current_parts():
-                part.checkpoint_requested = False
+                part.checkpoint_requested = part.checkpoint_requested and state.drained_site(victim) is not None
     job.victims = ()
     state.indexes.preemptors.pop(job.id, None)
 

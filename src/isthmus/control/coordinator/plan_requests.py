@@ -11,6 +11,7 @@ from __future__ import annotations
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.preflight.conflicts import excluded_clusters, valid_conflicts
 from isthmus.control.queries.catalogue.bring_forecast import unable_to_fetch
+from isthmus.control.queries.sites.probation_rules import sites_that_refuse
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import NO_PLAN_AT_ALL, FreeChips, JobRecord, PlannerInput, PoolState
 from isthmus.control.state.update_indexes import job_at_key, park, queue_key, reindex_job
@@ -173,8 +174,11 @@ def _plannable_chips(state: PoolState, job: JobRecord) -> dict[str, dict[str, in
 
 
 def _excluded_clusters(state: PoolState, job: JobRecord) -> set[str]:
-    """Return the clusters on which the job is not planned: its checks have failed, or they bring no versions."""
-    found = unable_to_fetch(state) if job.versions else set()
+    """Return the clusters on which the job is not planned.
+
+    Its checks have failed there, they bring no versions, or they are on probation and refuse it.
+    """
+    found = (unable_to_fetch(state) if job.versions else set()) | sites_that_refuse(state, job)
     if not job.conflicts:
         return found
     sizes = {name: sum(groups.values()) for name, groups in ledger.total_chips(state).items()}
@@ -251,18 +255,22 @@ def _assign_fastest_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s
     """Assign the fastest plan that fits; if none does, keep the job's plan or wait for the fastest."""
     reserved = {} if job.number in state.indexes.reservers else state.indexes.reserved
     fitting = next((plan for plan in plans.plans if ledger.plan_fits(state, job, plan, reserved)), None)
-    if fitting is None and job.plan is not None and ledger.pool_can_hold(state, job):
+    before = job.plan
+    if fitting is None and before is not None and ledger.pool_can_hold(state, job):
         return
-    ledger.assign_plan(state, job, fitting or plans.plans[0])
+    chosen = fitting or plans.plans[0]
+    ledger.assign_plan(state, job, chosen)
     if not job.for_whole_pool or job.plans is None:
         job.plans = plans
     else:
         job.plans = PlanSet(plans=plans.plans, refused=job.plans.refused)
     leave_site_queues(state, job)
     if job.state == "planning":
-        chosen = fitting or plans.plans[0]
         job.history.add("planned", now_s, job.attempt, f"{len(plans.plans)} candidate plans; uses {chosen.id}")
         move_job(state, job, "waiting", now_s)
     else:
+        if job.has_run and (before is None or before.clusters != chosen.clusters):
+            where = ", ".join(chosen.clusters)
+            job.history.add("planned", now_s, job.attempt, f"planned again: {chosen.id} on {where}")
         reindex_job(state, job)
         state.changed_jobs.add(job.id)

@@ -23,6 +23,7 @@ from isthmus.control.coordinator.reachability import may_start
 from isthmus.control.coordinator.wound_wait import wound
 from isthmus.control.queries.catalogue.catalogue_versions import missing_versions
 from isthmus.control.queries.preflight_status import executes_checks, needs_preflight
+from isthmus.control.queries.sites.probation_rules import probation_refusals
 from isthmus.control.state import ledger
 from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
@@ -91,6 +92,9 @@ def _may_start(state: PoolState, job: JobRecord, now_s: float) -> bool:
     if state.restored is not None and not may_start_now(state, job):
         return False
     if job.versions and missing_versions(state, job):
+        return False
+    if refusals := probation_refusals(state, job):
+        job.reason = "; ".join(refusals)
         return False
     return may_start(state, job, now_s)
 
@@ -274,12 +278,13 @@ def _affects_advertised(state: PoolState) -> bool:
 def _advertise(state: PoolState, now_s: float) -> None:
     """Put the head of the queue into the queues of its sites, and have its files checked there."""
     indexes, found = state.indexes, list[str]()
+    jobs, ids = state.jobs, state.indexes.ids_by_number
     has_checks = any(executes_checks(state, cluster) for cluster in state.clusters)
     for key in queue_head(state, state.config.queue_window):
         if len(found) == state.config.num_advertised:
             break
-        job = job_at_key(state, key)
-        if job.state in WAITING_STATES and job.plan is not None and job.state_deadline_s is None:
+        job = jobs[ids[key[2]]]
+        if job.plan is not None and job.state in WAITING_STATES and job.state_deadline_s is None:
             if not job.in_site_queues and ledger.pool_can_hold(state, job) and may_start_now(state, job):
                 join_site_queues(state, job)
             is_new = has_checks and (job.preflight is None or job.preflight.plan_id != job.plan.id)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from isthmus.control.coordinator.advance_job import advance_job, notify_preemptor
 from isthmus.control.coordinator.part_observations import apply_observation
 from isthmus.control.queries.enrolled_agent import enrolment_obstacle
+from isthmus.control.queries.sites.require_site import require_site_record
 from isthmus.control.state.events import RunLeaseEnded, SiteEnrolling, SiteGone
 from isthmus.control.state.job_records import PoolState
 from isthmus.control.state.reconcile_log import forget_site
 from isthmus.control.state.site_records import ClusterRecord
-from isthmus.core.errors import ConflictError, NotFoundError
+from isthmus.core.errors import ConflictError
 from isthmus.core.messages.agent_messages import ObservedPart
 
 
@@ -21,7 +22,7 @@ def admit_lease_end(state: PoolState, event: RunLeaseEnded) -> bool:
 
 def admit_site_gone(state: PoolState, event: SiteGone) -> bool:
     """Return whether the site is not declared gone yet; raise if it is unknown or its agent is in contact."""
-    record = _record(state, event.cluster)
+    record = require_site_record(state, event.cluster)
     if record.connected:
         raise ConflictError(
             f"the agent of cluster '{event.cluster}' is in contact with the server",
@@ -32,7 +33,7 @@ def admit_site_gone(state: PoolState, event: SiteGone) -> bool:
 
 def admit_enrolling(state: PoolState, event: SiteEnrolling) -> bool:
     """Return whether the agreement is new; raise if another agent cannot take the place of the enrolled one now."""
-    record = _record(state, event.cluster)
+    record = require_site_record(state, event.cluster)
     if obstacle := enrolment_obstacle(record):
         raise ConflictError(
             obstacle,
@@ -61,13 +62,6 @@ def declare_site_gone(state: PoolState, event: SiteGone) -> None:
 def agree_to_enrolment(state: PoolState, event: SiteEnrolling) -> None:
     """Let the next new agent of the cluster take the place of the enrolled one."""
     state.clusters[event.cluster].enrolling = True
-
-
-def _record(state: PoolState, cluster: str) -> ClusterRecord:
-    record = state.clusters.get(cluster)
-    if record is None:
-        raise NotFoundError(f"no cluster '{cluster}' has joined the pool", hint="isthmus site list names them")
-    return record
 
 
 def _release_parts(state: PoolState, record: ClusterRecord, reason: str, now_s: float) -> None:

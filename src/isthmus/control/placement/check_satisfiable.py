@@ -8,7 +8,8 @@ from isthmus.core.errors import InputError
 from isthmus.core.job import Job, ParallelDegrees, PlacementConstraints
 from isthmus.core.model import Model
 from isthmus.core.pool import Cluster, Pool
-from isthmus.plan import DATA_SHEET, SearchLimits, TrainingWorkload, job_limits, profile_model
+from isthmus.core.stack import find_stack
+from isthmus.plan import DATA_SHEET, DEFAULT_STACK, SearchLimits, TrainingWorkload, job_limits, profile_model
 
 NO_FIXED_DEGREES = ParallelDegrees()
 """A job that fixes no degree."""
@@ -19,6 +20,12 @@ def check_degrees(job: Job, model: Model) -> None:
 
     Raises `InputError`, `PlanError`, or `ModelError` for a model that cannot be profiled.
     """
+    stack = find_stack(job.stack).name
+    if stack != DEFAULT_STACK:
+        raise InputError(
+            f"stack {stack}: the workers of a pool run {DEFAULT_STACK}",
+            hint="leave `stack` out; `isthmus plan` and `isthmus export` make plans for other frameworks",
+        )
     if job.parallel == NO_FIXED_DEGREES:
         return
     degrees = {name: value for name, value in job.parallel if value is not None and name != "ep"}

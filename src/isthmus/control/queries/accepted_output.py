@@ -1,5 +1,7 @@
 """`accept_output`: the metrics and log text of a report that the site may speak for, each with the site's name.
 
+`new_refusals`: what its ranks say of callers that they have turned away.
+
 A site speaks for the ranks of the parts that it was ordered to run, attempt by attempt; for steps that the job has and
 that it can have reached by now; and for values of bounded size. The rest is dropped: a report as a whole stands, so
 that a fault in one worker's output silences no site.
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from isthmus.control.state.job_records import JobRecord, PoolState
-from isthmus.core.messages.agent_messages import AgentReport, LogChunk, StepMetrics
+from isthmus.core.messages.agent_messages import AgentReport, LogChunk, PartEvent, StepMetrics
 
 MAX_STEPS_PER_S = 1000
 """No job trains faster than this."""
@@ -22,6 +24,21 @@ MAX_LOG_OFFSET = 2**53
 """Largest offset of log text."""
 _FIRST_STEPS = 1000
 """Steps that a job may report however new it is."""
+
+
+def new_refusals(state: PoolState, cluster: str, report: AgentReport) -> list[tuple[str, PartEvent]]:
+    """Return the job and the event of each refusal of callers that a rank of the site reports for the first time."""
+    record = state.clusters.get(cluster)
+    found = []
+    for seen in report.parts:
+        part = record.parts.get((seen.job, seen.attempt)) if record is not None else None
+        if part is None or not part.committed:
+            continue
+        for event in seen.events:
+            is_new = event.rank in part.ranks and event.number > part.last_events.get(event.rank, -1)
+            if event.kind == "refused" and is_new:
+                found.append((seen.job, event))
+    return found
 
 
 def accept_output(

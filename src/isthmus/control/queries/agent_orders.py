@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from isthmus.control.queries.catalogue.catalogue_versions import needed_versions
+from isthmus.control.queries.sites.probation_rules import PROBATION_S
 from isthmus.control.state.events import (
     AgentLost,
     DeadlinePassed,
+    DrainTimedOut,
     Event,
     PeerCheckTimedOut,
     PreflightTimedOut,
+    ProbationEnded,
     RunLeaseEnded,
 )
 from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
@@ -49,14 +52,19 @@ def part_orders(state: PoolState, cluster: str) -> tuple[PartOrder, ...]:
 
 
 def held_parts(state: PoolState, cluster: str) -> list[PartKey]:
-    """Return the running parts at a site that the log does not have since its restore, and that are not to end."""
-    restored = state.restored
-    if restored is None:
+    """Return the running parts at a site that the log does not have since its restore, and that are not to end.
+
+    A part that the log has got since (the site has invented its number) is ordered as a part of the log only.
+    """
+    restored, record = state.restored, state.clusters.get(cluster)
+    if restored is None or record is None:
         return []
     return [
         key
         for key in restored.unknown.get(cluster, ())
-        if key not in restored.ended and not (key[0] in state.jobs and state.jobs[key[0]].state in TERMINAL_STATES)
+        if key not in restored.ended
+        and key not in record.parts
+        and not (key[0] in state.jobs and state.jobs[key[0]].state in TERMINAL_STATES)
     ]
 
 
@@ -129,7 +137,7 @@ def count_misplaced(state: PoolState, record: ClusterRecord) -> int:
 
 
 def due_events(state: PoolState, now_s: float, steady_s: float) -> tuple[Event, ...]:
-    """Return the events due at `now_s`: lost agents, ended leases, unanswered checks and expired deadlines.
+    """Return the events due at `now_s`: lost agents, ended leases, drains and probations, unanswered checks, deadlines.
 
     Leases are measured by `steady_s`, on a clock that is never set: to end one early would let two attempts run.
     A deadline further ahead than its timeout allows was set before the clock was set back; it has expired.
@@ -152,8 +160,20 @@ def due_events(state: PoolState, now_s: float, steady_s: float) -> tuple[Event, 
         and record.last_contact_s is not None
         and steady_s - record.last_contact_s > state.config.lease_wait_s(record.run_lease_s)
     ]
+    proven = [
+        name
+        for name, record in state.clusters.items()
+        if record.probation is not None and record.connected and now_s - record.probation.since_s >= PROBATION_S
+    ]
+    drains = [(name, record.drain) for name, record in state.clusters.items() if record.drain is not None]
     return (
         *lost,
+        *(ProbationEnded(now_s=now_s, cluster=name) for name in proven),
+        *(
+            DrainTimedOut(now_s=now_s, cluster=name)
+            for name, drain in drains
+            if drain.deadline_s is not None and drain.deadline_s <= now_s
+        ),
         *_unanswered_peer_checks(state, now_s),
         *ended,
         *(

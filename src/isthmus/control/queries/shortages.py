@@ -20,7 +20,7 @@ class Shortage:
     # Chips, bytes or kbit/s.
     needed: int
     free: int
-    # Why the cluster offers nothing at all; "" if it is connected.
+    # Why the cluster offers nothing at all; "" if it takes parts.
     away: str = ""
 
 
@@ -29,12 +29,18 @@ def shortages(state: PoolState, needs: Mapping[PoolResource, int]) -> Iterator[S
     away = set[str]()
     for resource, missing in ledger.missing_amounts(state, needs).items():
         cluster, needed = resource.cluster, needs[resource]
-        if resource.kind == "link" or ledger.is_connected(state, cluster):
+        if resource.kind == "link" or ledger.takes_parts(state, cluster):
             yield Shortage(resource=resource, needed=needed, free=needed - missing)
         elif cluster not in away:
             away.add(cluster)
-            why = "is not connected" if cluster in state.clusters else "has not joined"
-            yield Shortage(resource=resource, needed=needed, free=0, away=why)
+            yield Shortage(resource=resource, needed=needed, free=0, away=_why_away(state, cluster))
+
+
+def _why_away(state: PoolState, cluster: str) -> str:
+    record = state.clusters.get(cluster)
+    if record is None:
+        return "has not joined"
+    return "is cordoned" if record.connected else "is not connected"
 
 
 def describe_shortages(state: PoolState, needs: Mapping[PoolResource, int]) -> str:

@@ -11,6 +11,7 @@ from isthmus.control.queries.catalogue.catalogue_versions import missing_version
 from isthmus.control.queries.preemption_victims import find_victims
 from isthmus.control.queries.preflight_status import has_passed_once, needs_preflight
 from isthmus.control.queries.shortages import describe_shortages
+from isthmus.control.queries.sites.probation_rules import PROBATION_JOBS, PROBATION_S
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import (
     TERMINAL_STATES,
@@ -33,6 +34,7 @@ from isthmus.core.messages.api_views import (
     UnknownPart,
     VictimView,
 )
+from isthmus.core.messages.site_views import DutyState, DutyView, ProbationView
 from isthmus.core.pool import Link
 
 SHORT_ID_CHARS = 12
@@ -58,7 +60,7 @@ def job_view(state: PoolState, job: JobRecord, *, details: bool) -> JobView:
         plan=job.plan,
         plans=job.plans if details else None,
         preflight=job.preflight.views() if details and job.preflight else (),
-        parts=tuple(_part_view(state, part) for part in job.current_parts()),
+        parts=tuple(_part_view(state, part) for part in job.current_parts() if part.cluster in state.clusters),
         place=queue_place(state, job) if job.in_queue else None,
         offer=tuple(_offered_victims(state, job)) if details else (),
         victims=tuple(_victim_view(state, one) for one in job.victims),
@@ -81,6 +83,7 @@ def pool_view(state: PoolState, links: tuple[Link, ...]) -> PoolView:
             agent=_agent_view(record),
             released_at_s=_released_at_s(state, record),
             jobs=tuple(dict.fromkeys(part.job for part in record.may_run)),
+            duty=_duty_view(record),
         )
         for name, record in state.clusters.items()
     )
@@ -101,6 +104,24 @@ def _agent_view(record: ClusterRecord) -> AgentView | None:
         gone=agent.id in record.gone_agents,
         enrolling=record.enrolling,
         run_lease_s=record.run_lease_s,
+    )
+
+
+def _duty_view(record: ClusterRecord) -> DutyView:
+    """Return whether the site takes new parts, and since when not."""
+    cordon, drain = record.cordon, record.drain
+    probation = record.probation and ProbationView(
+        since_s=record.probation.since_s, ends_s=record.probation.since_s + PROBATION_S,
+        num_succeeded=record.probation.num_succeeded, num_needed=PROBATION_JOBS,
+    )  # fmt: skip
+    if cordon is None:
+        return DutyView(probation=probation)
+    if drain is None:
+        return DutyView(state="cordoned", by=cordon.by, since_s=cordon.since_s, probation=probation)
+    parts = tuple(dict.fromkeys(part.job for part in record.parts.values()))
+    state: DutyState = "leaving" if drain.leaves else ("draining" if parts else "drained")
+    return DutyView(
+        state=state, by=drain.by, since_s=drain.since_s, deadline_s=drain.deadline_s, jobs=parts, probation=probation
     )
 
 
@@ -228,7 +249,7 @@ def _offered_victims(state: PoolState, job: JobRecord) -> Iterator[VictimView]:
     """Yield the jobs that it could preempt, once its sites have passed its checks."""
     if job.id in state.jobs and needs_preflight(state, job) and not has_passed_once(job):
         return
-    if missing_versions(state, job):
+    if missing_versions(state, job) or not ledger.has_capacity(state, job.plan_parts):
         return
     for source in find_victims(state, job):
         for one in source.victims:

@@ -47,7 +47,10 @@ def list_tokens(caller: CurrentCaller, service: Service) -> list[TokenInfo]:
 @access_router.post("/tokens/{token_id}/revoke", responses=error_responses(NotFoundError, ConflictError))
 def revoke_token(token_id: str, caller: CurrentCaller, service: Service) -> TokenInfo:
     """Revoke a token of the caller (an admin: any): it is rejected and its event streams end within a second."""
-    return service.tokens.revoke(caller, token_id)
+    revoked = service.tokens.revoke(caller, token_id)
+    if revoked.role == "joiner":
+        service.site_keys.revoke_invitation(token_id)
+    return revoked
 
 
 @access_router.post("/tokens/{token_id}/grant", responses=error_responses(NotFoundError, ConflictError))

@@ -22,6 +22,7 @@ from isthmus.control.rest.event_stream import OpenStreams
 from isthmus.control.rest.interface_page import interface_page
 from isthmus.control.rest.middleware import HeadMiddleware, TokenMiddleware, error_response
 from isthmus.control.rest.request_batcher import RequestBatcher
+from isthmus.control.rest.site_endpoints import site_router
 from isthmus.control.service.control_service import ControlService
 from isthmus.core.errors import AuthError, InputError, IsthmusError, NotFoundError, ProtocolError
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, protocol_version_of
@@ -40,6 +41,7 @@ def create_app(service: ControlService) -> FastAPI:
     app.include_router(metrics_router)
     app.include_router(access_router)
     app.include_router(catalogue_router)
+    app.include_router(site_router)
     _describe(app)
     quotas = service.quotas
     app.add_middleware(BodySizeMiddleware, limits=BodyLimits(quotas.job_bytes if quotas else None))

@@ -43,7 +43,6 @@ from isthmus.core.errors import (
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport
 from isthmus.core.messages.api_views import (
     NEXT_JOB_HEADER,
-    ClusterView,
     Health,
     HistoryPage,
     JobFilter,
@@ -344,36 +343,19 @@ def sync_agent(cluster: str, report: AgentReport, caller: CurrentCaller, service
     """Apply a report of a site's agent and return its orders."""
     check_protocol(report.protocol)
     auth.require_own_cluster(caller, cluster, report.cluster, service.agents.owner_of(cluster))
+    service.site_keys.note_use(caller)
     active = service.agents.is_active(report)
 
     def refuse_lines(number: int) -> None:
         service.audit.record("refused", caller, cluster, f"{number} lines of output of ranks of other sites")
 
-    orders = service.agents.sync(report, refuse_lines)
+    def record_refusal(job_id: str, text: str) -> None:
+        service.audit.record("link-refused", caller, job_id, text)
+
+    orders = service.agents.sync(report, refuse_lines, record_refusal)
     if not active:
         service.audit.record("site-registered", caller, cluster, f"owner {report.cluster.owner}")
     return orders
-
-
-@router.post("/sites/{cluster}/gone", responses=error_responses(NotFoundError, ConflictError))
-def declare_site_gone(cluster: Name, caller: CurrentCaller, service: Service) -> ClusterView:
-    """Count everything of the pool at a lost site as ended (admin only). Its agent is never admitted again.
-
-    If processes still run there, two attempts of their jobs may run at once and damage their checkpoints.
-    """
-    auth.require_role(caller)
-    view = _site(service.declare_site_gone(cluster, caller.name), cluster)
-    service.audit.record("site-gone", caller, cluster)
-    return view
-
-
-@router.post("/sites/{cluster}/enrol", responses=error_responses(NotFoundError, ConflictError))
-def enrol_site(cluster: Name, caller: CurrentCaller, service: Service) -> ClusterView:
-    """Let the next new agent of a cluster take the place of the enrolled one (admin, or the cluster's owner)."""
-    auth.require_site(caller, cluster, service.agents.owner_of(cluster))
-    view = _site(service.enrol_site(cluster, caller.name), cluster)
-    service.audit.record("site-enrolling", caller, cluster)
-    return view
 
 
 @metrics_router.get(METRICS_PATH, responses=error_responses() | {200: {"content": {"text/plain": {}}}})
@@ -382,10 +364,6 @@ def get_server_metrics(caller: CurrentCaller, service: Service) -> Response:
     auth.require_role(caller, "owner")
     seen = auth.visible_pool(caller, service.pool())
     return Response(render_metrics(caller, service.server_metrics, seen, service.gauges()), media_type=CONTENT_TYPE)
-
-
-def _site(view: PoolView, cluster: str) -> ClusterView:
-    return next(one for one in view.clusters if one.cluster.name == cluster)
 
 
 def _own_job(service: ControlService, caller: Caller, job_id: str) -> JobView:

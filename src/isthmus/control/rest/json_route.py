@@ -72,7 +72,17 @@ class _ModelRequest(Request):
                 raise HTTPException(422, detail=_first_problem(error)) from error
             if error.error_count() > MAX_LISTED_ERRORS:
                 raise HTTPException(422, detail=f"{error.error_count():,} fields of the body are wrong") from error
-            return json.loads(body)
+            return _plain_data(body)
+
+
+def _plain_data(body: bytes) -> Any:
+    """Return an invalid body as plain data; raise for a text that no answer, event or file could hold."""
+    found = json.loads(body)
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise HTTPException(422, detail="the body has half of a surrogate pair, which is no character") from error
+    return found
 
 
 def has_too_many_values(body: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from starlette.concurrency import run_in_threadpool
@@ -13,12 +14,15 @@ from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.caller_limits import CallerLimits
 from isthmus.control.service.access.token_gate import TokenGate, TooManyFailuresError
 from isthmus.control.service.auth import Caller
-from isthmus.core.errors import InputError, IsthmusError, RateLimitError
+from isthmus.core.errors import AuthError, InputError, IsthmusError, RateLimitError
 
 PUBLIC_PATHS = ("/v1/health",)
 """Paths under `/v1/` that need no token."""
 METRICS_PATH = "/metrics"
 """The only path outside `/v1/` that needs a token."""
+JOIN_PATH = "/v1/join"
+"""The only path of a code, which is a token that joins a cluster; no other token is accepted there."""
+_JOIN_HINT = "isthmus site join CODE; the operator makes codes: isthmus site invite OWNER"
 EVENTS_PATH = "/v1/events"
 """The path of the event streams, which `OpenStreams` limits."""
 RETRY_AFTER_S = 1.0
@@ -113,7 +117,11 @@ class TokenMiddleware:
             raise self._gate.refuse(address)
         if known is None:
             known = await run_in_threadpool(self._gate.look_up, header, address)
-        return Caller(role=known.role, name=known.name, token_id=known.token_id, address=address, high=known.high)
+        if (known.role == "joiner") != (scope["path"] == JOIN_PATH):
+            error = AuthError("a site joins by the code of an invitation, which does nothing else", hint=_JOIN_HINT)
+            self._audit.record("refused", replace(known, address=address), str(scope["path"]), error.message)
+            raise error
+        return replace(known, address=address)
 
 
 def _address(scope: Scope) -> str:

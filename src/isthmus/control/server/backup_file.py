@@ -68,10 +68,10 @@ COPIED_TABLES = (
     CopiedTable(
         "tokens",
         "",
-        "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, high FROM tokens "
+        "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, high FROM tokens "
         "WHERE digest > ? ORDER BY digest LIMIT 1000",
-        "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, high) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, high) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     ),
     CopiedTable(
         "audit",

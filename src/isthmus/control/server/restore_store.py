@@ -143,8 +143,8 @@ _POSTGRES_INSERTS = {
     "OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s, %s, %s)",
     "logs": "INSERT INTO logs (number, job, attempt, rank, start, stop, body) "
     "OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s, %s, %s, %s)",
-    "tokens": "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, high) "
-    "VALUES (%s, %s, %s, %s, %s, %s, %s, %s)",
+    "tokens": "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, "
+    "high) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
     "audit": "INSERT INTO audit (number, at_s, action, actor, role, token, address, subject, detail) "
     "OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
     "secrets": "INSERT INTO secrets (name, value) VALUES (%s, %s)",

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output, num_foreign_lines
+from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output, new_refusals, num_foreign_lines
 from isthmus.control.queries.quotas import Quotas, check_cluster_quota
+from isthmus.control.queries.sites.invited_size import require_invited_size
 from isthmus.control.service.access.link_keyring import LinkKeyring
 from isthmus.control.service.agent_takeover import AgentTakeover
 from isthmus.control.service.change_feed import ChangeFeed
@@ -21,7 +22,7 @@ from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.state.events import AgentReported, Event, LogRestored, SiteChecked
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.store_interface import Store
-from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.errors import ConflictError, InputError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
 
@@ -68,6 +69,11 @@ class AgentSessions:
         with self._takeover_lock:
             self._takeover.record_takeover(event.cluster.name, event.incarnation)
 
+    def on_site_left(self, cluster: str) -> None:
+        """Reject further reports of the agent of a site that has left."""
+        with self._takeover_lock:
+            self._takeover.end(cluster)
+
     def is_active(self, report: AgentReport) -> bool:
         """Return whether the report is one of the cluster's active agent, not the first one of another."""
         with self._takeover_lock:
@@ -81,8 +87,25 @@ class AgentSessions:
                     return known.owner
         return self._actor.query(lambda coordinator: _joined_owner(coordinator, cluster))
 
-    def sync(self, report: AgentReport, on_foreign_lines: Callable[[int], object] = lambda _: None) -> AgentOrders:
+    def check_joining(self, cluster: Cluster) -> None:
+        """Raise the errors of a first report for a cluster that joins: size, chips, owner, quota, a name of another."""
+        check_cluster(cluster, self._pool_file)
+        self._check_quota(cluster)
+        registered = self.owner_of(cluster.name)
+        if registered not in (None, cluster.owner):
+            raise ConflictError(
+                f"cluster '{cluster.name}' belongs to another owner", hint="choose another name for the cluster"
+            )
+
+    def sync(
+        self,
+        report: AgentReport,
+        on_foreign_lines: Callable[[int], object] = lambda _: None,
+        on_refusal: Callable[[str, str], object] = lambda _job, _text: None,
+    ) -> AgentOrders:
         """Apply an agent's report and return its orders; `on_foreign_lines` counts output of other sites' ranks.
+
+        `on_refusal` gets the job and a description of callers that one of the site's ranks has turned away.
 
         Metrics and logs are stored first, so a job that has succeeded has all its output. Raises `InputError`
         for an unknown chip or owner, `AuthError` for an agent other than the enrolled one, `ConflictError` for an agent
@@ -93,10 +116,14 @@ class AgentSessions:
         self._check_quota(report.cluster)
         event = AgentReported.from_report(report, now_s)
         self._actor.query(lambda coordinator: coordinator.check_agent(event))
+        self._actor.query(lambda coordinator: require_invited_size(coordinator.state, report.cluster))
         with self._takeover_lock:
             self._takeover.check(name, report.incarnation)
         if foreign := self._store_output(report, now_s):
             on_foreign_lines(foreign)
+        if any(event.kind == "refused" for part in report.parts for event in part.events):
+            for job_id, one in self._actor.query(lambda coordinator: new_refusals(coordinator.state, name, report)):
+                on_refusal(job_id, f"rank {one.rank} at {name}: {one.detail}")
 
         def answer(coordinator: Coordinator) -> AgentOrders:
             coordinator.record_report(name, now_s, report, steady_s=steady_s)
@@ -110,6 +137,7 @@ class AgentSessions:
                 run_lease_s=coordinator.state.config.run_lease_s,
                 opens_listener=coordinator.opens_listener(name),
                 peers_to_check=coordinator.peers_to_check(name),
+                leaves=coordinator.may_leave(name),
             )
 
         requests = [*self._fence_requests(report, now_s), *self._check_requests(report, now_s)]

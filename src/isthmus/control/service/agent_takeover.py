@@ -33,6 +33,12 @@ class AgentTakeover:
         """Return whether `incarnation` is the active agent of `cluster`."""
         return self._active.get(cluster) == incarnation
 
+    def end(self, cluster: str) -> None:
+        """Reject the active agent of `cluster` from now on; the next one needs no takeover."""
+        present = self._active.pop(cluster, None)
+        if present is not None:
+            self._replaced.add((cluster, present))
+
     def check(self, cluster: str, incarnation: str) -> None:
         """Accept a report of the active agent of `cluster`.
 
@@ -40,7 +46,8 @@ class AgentTakeover:
         """
         if (cluster, incarnation) in self._replaced:
             raise ConflictError(
-                f"another agent of cluster '{cluster}' has taken over", hint="run one agent for each cluster"
+                f"another agent of cluster '{cluster}' has taken over, or the site has left the pool",
+                hint="run one agent for each cluster",
             )
         present = self._active.get(cluster)
         if present == incarnation:

@@ -1,7 +1,8 @@
-"""Authentication and authorisation: tokens (256 random bits, stored as SHA-256) with one of three roles.
+"""Authentication and authorisation: tokens (256 random bits, stored as SHA-256) with one of four roles.
 
 `admin` may do everything; `owner` syncs the agents of its own clusters and sees only those; `user` submits
-jobs and sees only its own. Objects that a caller may not see are reported as not found.
+jobs and sees only its own; `joiner` is the code of an invitation, which joins one cluster. Objects that a caller may
+not see are reported as not found.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Literal
 
 from isthmus.control.store.store_interface import Store, StoredToken
 from isthmus.core.errors import AuthError, NotFoundError
-from isthmus.core.messages.api_views import JobView, PoolView
+from isthmus.core.messages.api_views import ClusterView, JobView, PoolView
 from isthmus.core.pool import Cluster
 from isthmus.core.process.state_folder_lock import fsync_path, unwritable_folder_error
 
-Role = Literal["admin", "owner", "user"]
+Role = Literal["admin", "owner", "user", "joiner"]
 ADMIN_TOKEN_FILE = "admin.token"  # noqa: S105 (a file name)
 """File in the state folder with the first admin token, mode 0600."""
 
@@ -28,7 +29,8 @@ ADMIN_TOKEN_FILE = "admin.token"  # noqa: S105 (a file name)
 class Caller:
     """The authenticated sender of a request: its role and name, the id of its token, its address.
 
-    `high` says that its token grants priority `high`.
+    `high` says that its token grants priority `high`. A key of a site's agent acts for `site` alone ("": no key), and
+    ends the key that it `replaces`.
     """
 
     role: Role
@@ -36,6 +38,8 @@ class Caller:
     token_id: str = field(default="", compare=False)
     address: str = field(default="", compare=False)
     high: bool = field(default=False, compare=False)
+    site: str = ""
+    replaces: str = field(default="", compare=False)
 
 
 class UnknownCallerError(AuthError):
@@ -104,6 +108,10 @@ def require_own_cluster(caller: Caller, named: str, cluster: Cluster, registered
         raise AuthError(f"a report of cluster '{cluster.name}' was sent to the path of cluster '{named}'")
     if registered is not None and cluster.owner != registered:
         raise AuthError(f"cluster '{named}' does not belong to owner '{cluster.owner}'")
+    if caller.site and caller.site != named:
+        raise AuthError(
+            f"this is the key of cluster '{caller.site}', not of '{named}'", hint="each agent has a key of its own"
+        )
     if caller.role != "admin" and cluster.owner != caller.name:
         raise AuthError(
             f"this token belongs to owner '{caller.name}', cluster '{named}' to owner '{cluster.owner}'",
@@ -114,7 +122,7 @@ def require_own_cluster(caller: Caller, named: str, cluster: Cluster, registered
 def require_site(caller: Caller, cluster: str, owner: str | None) -> None:
     """Raise unless the caller is an admin or owns `cluster`; to other owners it does not exist."""
     require_role(caller, "owner")
-    if caller.role != "admin" and caller.name != owner:
+    if caller.role != "admin" and (caller.name != owner or caller.site not in ("", cluster)):
         raise NotFoundError(f"no cluster '{cluster}' of yours has joined the pool", hint="isthmus site list names them")
 
 
@@ -126,9 +134,17 @@ def visible_pool(caller: Caller, pool: PoolView) -> PoolView:
     if caller.role == "admin":
         return pool
     if caller.role == "user":
-        hidden = {"agent": None, "jobs": (), "released_at_s": None, "unknown_parts": ()}
-        return pool.model_copy(update={"clusters": tuple(one.model_copy(update=hidden) for one in pool.clusters)})
-    clusters = tuple(view for view in pool.clusters if view.cluster.owner == caller.name)
+        return pool.model_copy(update={"clusters": tuple(map(_as_seen_by_users, pool.clusters))})
+    clusters = tuple(
+        view for view in pool.clusters if view.cluster.owner == caller.name and caller.site in ("", view.cluster.name)
+    )
     names = {view.cluster.name for view in clusters}
     links = tuple(link for link in pool.links if names & {link.source, link.target})
     return PoolView(clusters=clusters, links=links)
+
+
+def _as_seen_by_users(view: ClusterView) -> ClusterView:
+    """Return a cluster without its agent and the jobs of others; whether it takes parts stays."""
+    duty = view.duty.model_copy(update={"by": "", "jobs": ()})
+    hidden = {"agent": None, "jobs": (), "released_at_s": None, "unknown_parts": (), "duty": duty}
+    return view.model_copy(update=hidden)

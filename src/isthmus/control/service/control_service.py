@@ -30,6 +30,8 @@ from isthmus.control.queries.job_ranks import job_ranks
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.catalogue_access import CatalogueAccess
+from isthmus.control.service.access.site_admin import SiteAdmin
+from isthmus.control.service.access.site_keys import SiteKeys
 from isthmus.control.service.access.token_admin import TokenAdmin
 from isthmus.control.service.access.token_gate import TokenGate
 from isthmus.control.service.access.token_registry import TokenRegistry
@@ -60,6 +62,7 @@ from isthmus.control.state.events import (
     PreemptionAgreed,
     SiteEnrolling,
     SiteGone,
+    SiteLeft,
     UnknownJobEnded,
     VictimNamed,
 )
@@ -84,6 +87,7 @@ from isthmus.core.messages.api_views import (
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.messages.rank_views import RankView
+from isthmus.core.messages.site_views import InvitationRequest, InvitationWithCode
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 
@@ -137,6 +141,8 @@ class ControlService:
         )
         self._closed = threading.Event()
         self._job_state_logger, self.server_metrics = JobStateLogger(), ServerMetrics()
+        # Last event of the newest snapshot: of the one that was loaded, 0 without one.
+        self._snapshot_event, self._snapshot_interval = 0, snapshot_interval_events
         self._progress = ProgressTracker()
         self._actor = CoordinatorActor(
             store,
@@ -147,7 +153,6 @@ class ControlService:
             self._restore_from_snapshot,
         )
         self._background_writer = BackgroundWriter(self._actor)
-        self._snapshot_event, self._snapshot_interval = self._actor.last_event_number, snapshot_interval_events
         self._leader = Leader(
             self._actor,
             self._leader_election,
@@ -176,6 +181,8 @@ class ControlService:
             self._dry_run_checks,
             quotas=quotas,
         )
+        self.site_keys = SiteKeys(self._actor, self.gate.registry, self.audit, clock)
+        self.sites = SiteAdmin(self._actor, self.site_keys, self.audit, clock)
         self._tick_thread = threading.Thread(target=self._tick_loop, name="ticks", daemon=True)
         # Its own thread: a tick may take long, and a revoked token is rejected within a second.
         self._token_thread = threading.Thread(target=self._token_loop, name="tokens", daemon=True)
@@ -316,12 +323,20 @@ class ControlService:
         event = SiteEnrolling(now_s=self.clock(), cluster=cluster, by=by)
         return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
 
+    def invite(self, caller: Caller, request: InvitationRequest) -> InvitationWithCode:
+        """Make an invitation; raise `InputError` for an owner that the pool does not have."""
+        self._check_owner(request.owner)
+        return self.site_keys.invite(caller, request)
+
     def make_token(self, caller: Caller, request: TokenRequest) -> TokenView:
         """Create a token for `caller`; raise `InputError` for an owner that the pool does not have."""
         if request.role == "owner":
-            joined = self._query(lambda c: tuple(record.cluster for record in c.state.clusters.values()))
-            check_owner_name(request.name, joined, self.pool_file)
+            self._check_owner(request.name)
         return self.tokens.create(caller, request)
+
+    def _check_owner(self, name: str) -> None:
+        joined = self._query(lambda c: tuple(record.cluster for record in c.state.clusters.values()))
+        check_owner_name(name, joined, self.pool_file)
 
     def metrics(self, job_id: str, after: int, limit: int, *, newest: bool = False) -> MetricsPage:
         """Return a page of a job's step metrics; see `Store.metrics`."""
@@ -366,6 +381,7 @@ class ControlService:
 
     def _restore_from_snapshot(self, number: int, coordinator: Coordinator) -> None:
         """Restore from a snapshot what `_on_event_applied` derives from events."""
+        self._snapshot_event = number
         for job in coordinator.state.jobs.values():
             self.changes.record_submission(job.id, job.user)
             self.changes.record_change(job.id, number)
@@ -400,6 +416,8 @@ class ControlService:
                     self._progress.forget(job_id)
         if live and not folded.appended_here and isinstance(folded.event, AgentReported):
             self.agents.on_remote_report(folded.event)
+        if live and isinstance(folded.event, SiteLeft):
+            self.agents.on_site_left(folded.event.cluster)
         if live:
             self._execute_instructions(folded.instructions, own=folded.appended_here)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator
 
+import pydantic_core
+
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.errors import InputError
 from isthmus.core.job import JOB_PLACEHOLDER, Job
@@ -12,6 +14,8 @@ from isthmus.core.messages.api_views import Submission
 from isthmus.core.runs.run_identity import differences, list_differences, run_identity
 
 _MIN_ENTRIES_TO_PRUNE = 1024
+_MAX_CHECKED, _MAX_CHECKED_CHARS = 4096, 1024
+"""Checked submissions whose folders are remembered until the state has their jobs, and the longest folders of one."""
 
 
 class FoldersInUse:
@@ -22,15 +26,22 @@ class FoldersInUse:
 
     def __init__(self) -> None:
         self._users: dict[str, str] = {}
+        # The folders of checked submissions by job: most of them become jobs, which need not be parsed again then.
+        self._checked: dict[str, tuple[str, ...]] = {}
         self._last_number = 0
 
-    def check(self, state: PoolState, user: str, submission: Submission) -> None:
-        """Raise `InputError` if a live job uses a folder of the new job; its own user sees id and differences."""
+    def check(self, state: PoolState, user: str, submission: Submission, job_id: str) -> None:
+        """Raise `InputError` if a live job uses a folder of job `job_id`; its own user sees id and differences."""
         self._update(state)
-        for field, folder in _folders(submission.job):
+        folders = tuple(_folders(submission.job))
+        for field, folder in folders:
             other = state.live_jobs.get(self._users.get(folder, ""))
             if other is not None:
                 raise _in_use_error(field, folder, other, user, submission)
+        if len(self._checked) >= _MAX_CHECKED:
+            self._checked.clear()
+        if sum(len(folder) for _, folder in folders) <= _MAX_CHECKED_CHARS:
+            self._checked[job_id] = tuple(folder for _, folder in folders)
 
     def _update(self, state: PoolState) -> None:
         """Add the jobs submitted since the last call; drop ended ones once they are the majority."""
@@ -40,8 +51,9 @@ class FoldersInUse:
                 break
             new.append(job)
         for job in reversed(new):
+            folders = self._checked.pop(job.id, None)
             if job.id in state.live_jobs:
-                self._users |= {folder: job.id for _, folder in _folders(job.spec)}
+                self._users |= dict.fromkeys(_packed_folders(job) if folders is None else folders, job.id)
         self._last_number = max(self._last_number, state.num_submitted)
         if len(self._users) > _MIN_ENTRIES_TO_PRUNE + 4 * len(state.live_jobs):
             self._users = {folder: job for folder, job in self._users.items() if job in state.live_jobs}
@@ -53,6 +65,15 @@ def _folders(job: Job) -> Iterator[tuple[str, str]]:
         for field, folder in (("checkpoints.folder", job.checkpoints.folder), ("output", job.output)):
             if JOB_PLACEHOLDER not in folder:
                 yield field, posixpath.normpath(folder)
+
+
+def _packed_folders(job: JobRecord) -> tuple[str, ...]:
+    """Return the names of `_folders` of a stored job without making it: after a start the first check reads all."""
+    fields = pydantic_core.from_json(job.packed.job_json)
+    if fields.get("engine", "isthmus") != "isthmus" or fields.get("compute", "real") != "real":
+        return ()
+    checkpoints = fields.get("checkpoints", {}).get("folder", JOB_PLACEHOLDER)
+    return tuple(posixpath.normpath(one) for one in (checkpoints, fields["output"]) if JOB_PLACEHOLDER not in one)
 
 
 def _in_use_error(field: str, folder: str, other: JobRecord, user: str, submission: Submission) -> InputError:

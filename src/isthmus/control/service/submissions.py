@@ -144,7 +144,7 @@ class Submissions:
             check_placement_names(submission.job.placement, joined, self._pool_file)
             check_clusters(submission.job.placement, joined, self._pool_file)
         settled = settle_submission(coordinator.state, user, submission, job_id)
-        self._folders_in_use.check(coordinator.state, user, settled)
+        self._folders_in_use.check(coordinator.state, user, settled, job_id)
         return settled
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from isthmus.core.catalogue import CatalogueName, EntryKind, FileManifest, is_catalogue_name
+from isthmus.core.catalogue import CATALOGUE_PREFIX, CatalogueName, EntryKind, FileManifest, is_catalogue_name
 from isthmus.core.job import Job, job_accesses
 from isthmus.core.model import Model
 
@@ -86,7 +86,14 @@ def kind_of_field(field_name: str) -> EntryKind:
 
 def job_versions(job: Job) -> tuple[JobVersion, ...]:
     """Return the versions that a settled job names, each once."""
-    return tuple(dict.fromkeys(_versions(job)))
+    return tuple(dict.fromkeys(_versions(job))) if may_name_entries(job) else ()
+
+
+def may_name_entries(job: Job) -> bool:
+    """Return False if no path of a job names an entry of the catalogue, as in most jobs, without going through all."""
+    named = (job.model, job.output, job.checkpoints.folder, job.data.tokenizer, *job.data.paths)
+    others = (job.resume_folder or "", job.runtime.code or "")
+    return f"\n{CATALOGUE_PREFIX}" in "\n".join(("", *named, *others))
 
 
 def _versions(job: Job) -> Iterator[JobVersion]:

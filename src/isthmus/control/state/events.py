@@ -15,6 +15,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, TypeAdapter, ValidationError
 
 from isthmus.control.algorithms.global_order import Objective
+from isthmus.control.state.site_membership import ActorRole
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from isthmus.core.catalogue import ContentDigest, EntryKind, FileManifest, HeldCopy, SourceUrl
 from isthmus.core.errors import ProtocolError
@@ -231,6 +232,85 @@ class SiteEnrolling(_EventBase):
     by: Name
 
 
+class SiteInvited(_EventBase):
+    """The operator invited an owner to join a cluster; `id` is that of the token, whose secret is the code."""
+
+    kind: Literal["site-invited"] = "site-invited"
+    id: str
+    owner: Name
+    by: Name
+    expires_s: float
+    cluster: Name | None = None
+    max_chips: PositiveInt | None = None
+    probation: bool = True
+
+
+class InvitationRevoked(_EventBase):
+    """The operator took an invitation back that was not used."""
+
+    kind: Literal["invitation-revoked"] = "invitation-revoked"
+    id: str
+
+
+class SiteJoined(_EventBase):
+    """An owner joined a cluster by an invitation; `key` is the digest of the first key of its agent."""
+
+    kind: Literal["site-joined"] = "site-joined"
+    invitation: str
+    cluster: Cluster
+    key: Digest
+
+
+class SiteAccepted(_EventBase):
+    """The operator ended the probation of a site."""
+
+    kind: Literal["site-accepted"] = "site-accepted"
+    cluster: Name
+    by: Name
+
+
+class ProbationEnded(_EventBase):
+    """The probation of a site has lasted as long as it may."""
+
+    kind: Literal["probation-ended"] = "probation-ended"
+    cluster: Name
+
+
+class SiteCordoned(_EventBase):
+    """The operator or the owner closed a site to new parts, or opened it again."""
+
+    kind: Literal["site-cordoned"] = "site-cordoned"
+    cluster: Name
+    by: Name
+    role: ActorRole
+    cordoned: bool
+
+
+class SiteDraining(_EventBase):
+    """The operator or the owner wants every job away from a site by `deadline_s`, saved; `leaves`: then the site."""
+
+    kind: Literal["site-draining"] = "site-draining"
+    cluster: Name
+    by: Name
+    role: ActorRole
+    deadline_s: float
+    leaves: bool = False
+
+
+class DrainTimedOut(_EventBase):
+    """The deadline of a drain has passed: jobs that have not saved a checkpoint by now are stopped without."""
+
+    kind: Literal["drain-timed-out"] = "drain-timed-out"
+    cluster: Name
+
+
+class SiteLeft(_EventBase):
+    """A drained site has left the pool: its agent has ended, or is silent."""
+
+    kind: Literal["site-left"] = "site-left"
+    cluster: Name
+
+
 class DeadlinePassed(_EventBase):
     """The time limit of `state` in this `attempt` of a job has expired."""
 
@@ -358,6 +438,15 @@ Event = Annotated[
     | RunLeaseEnded
     | SiteGone
     | SiteEnrolling
+    | SiteInvited
+    | InvitationRevoked
+    | SiteJoined
+    | SiteAccepted
+    | ProbationEnded
+    | SiteCordoned
+    | SiteDraining
+    | DrainTimedOut
+    | SiteLeft
     | DeadlinePassed
     | EpochBegan
     | LogCompacted

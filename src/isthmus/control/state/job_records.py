@@ -18,6 +18,7 @@ from isthmus.control.state.indexes import Indexes
 from isthmus.control.state.job_history import JobHistory
 from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.control.state.restored_log import RestoredLog
+from isthmus.control.state.site_membership import InvitationRecord
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import FailureCause, RankMap
@@ -232,6 +233,8 @@ class PoolState:
     # Number of checks ever ordered of the way from one site to another.
     num_peer_checks: int = 0
     clusters: dict[str, ClusterRecord] = field(default_factory=dict)
+    # Codes by which owners may join a cluster, by the id of the token.
+    invitations: dict[str, InvitationRecord] = field(default_factory=dict)
     # Models and data sets by kind, owner and name.
     catalogue: dict[EntryKey, EntryRecord] = field(default_factory=dict)
     # By owner and version: the number of entries that have it.
@@ -253,6 +256,14 @@ class PoolState:
     changed_jobs: set[str] = field(default_factory=set)
     indexes: Indexes = field(default_factory=Indexes, compare=False)
 
+    def drained_site(self, job: JobRecord) -> ClusterRecord | None:
+        """Return the first site with a part of the job's attempt that is being drained, None without one."""
+        for part in job.current_parts():
+            record = self.clusters.get(part.cluster)
+            if part.state != "released" and record is not None and record.drain is not None:
+                return record
+        return None
+
     def free_chips(self) -> FreeChips:
-        """Return the chips that can be allocated now at every connected cluster, read-only by node group."""
-        return {name: record.free_by_group() for name, record in self.clusters.items() if record.connected}
+        """Return the chips that can be allocated now at every cluster that takes parts, read-only by node group."""
+        return {name: record.free_by_group() for name, record in self.clusters.items() if record.takes_parts}

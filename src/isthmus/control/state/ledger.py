@@ -69,13 +69,13 @@ def chip_needs(needs: Mapping[PoolResource, int]) -> Amounts:
 
 
 def free_amount(state: PoolState, resource: PoolResource) -> int:
-    """Return the amount of a resource that can be allocated now; 0 at a disconnected cluster."""
+    """Return the amount of a resource that can be allocated now; 0 at a cluster that takes no parts."""
     kind, cluster, name = resource
     if kind == "link":
         link = state.links.get(resource)
         return _kbps(link.bandwidth_gbps) - state.allocated_kbps.get(resource, 0) if link else 0
     record = state.clusters.get(cluster)
-    if record is None or not record.connected:
+    if record is None or not record.takes_parts:
         return 0
     return record.free_in_group(name) if kind == "chips" else record.free_bytes()
 
@@ -99,16 +99,16 @@ def _missing_amounts(
             yield resource, missing
 
 
-def is_connected(state: PoolState, cluster: str) -> bool:
-    """Return whether a cluster has joined the pool and is connected."""
+def takes_parts(state: PoolState, cluster: str) -> bool:
+    """Return whether a cluster has joined the pool, is connected and not cordoned."""
     record = state.clusters.get(cluster)
-    return record is not None and record.connected
+    return record is not None and record.takes_parts
 
 
 def has_capacity(state: PoolState, parts: Iterable[PlanPart]) -> bool:
-    """Return whether the connected pool, if idle, has the chips of a plan's parts."""
+    """Return whether the pool, if idle, has the chips of a plan's parts at clusters that take parts."""
     return all(
-        is_connected(state, part.cluster)
+        takes_parts(state, part.cluster)
         and all(state.clusters[part.cluster].capacity(group) >= chips for group, chips in part.chips.items())
         for part in parts
     )
@@ -122,7 +122,7 @@ def plan_fits(state: PoolState, job: JobRecord, plan: Plan, reserved: Mapping[Po
 
 
 def pool_can_hold(state: PoolState, job: JobRecord) -> bool:
-    """Return whether the connected pool, if idle, could hold the job's plan."""
+    """Return whether the pool, if idle, could hold the job's plan at clusters that take parts."""
     if job.fits_inventory_version == state.indexes.inventory_version:
         return True
     if not _idle_pool_holds(state, job.plan_parts, job.needs or {}):
@@ -211,7 +211,7 @@ def free_storage_and_links(state: PoolState) -> tuple[dict[str, int], dict[str, 
     storage = {
         name: record.free_bytes()
         for name, record in state.clusters.items()
-        if record.connected and (record.allocated_bytes or record.free_storage_bytes is not None)
+        if record.takes_parts and (record.allocated_bytes or record.free_storage_bytes is not None)
     }
     used = state.allocated_kbps
     gbps = {
@@ -227,11 +227,11 @@ def _link_text(link: PoolResource) -> str:
 
 
 def total_chips(state: PoolState) -> dict[str, dict[str, int]]:
-    """Return all chips of the connected clusters, in use or not, by cluster and node group."""
+    """Return all chips of the clusters that take parts, in use or not, by cluster and node group."""
     return {
         name: {group.name: group.num_chips for group in record.cluster.node_groups}
         for name, record in state.clusters.items()
-        if record.connected
+        if record.takes_parts
     }
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
-from isthmus.core.job import BYTES_TOKENIZER, MODEL_TOKENIZER, Job
+from isthmus.core.job import BYTES_TOKENIZER, Job
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 
@@ -15,6 +14,8 @@ _CACHE_SIZE = 4096
 """Number of unpacked jobs and models in the cache."""
 MAX_CACHED_BYTES = 1 << 14
 """Largest packed job or model that the cache holds."""
+_MODEL_TOKENIZER_MARK = b" "
+"""Begins a job that was packed since the model's tokenizer is the default; JSON may begin with a space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,9 @@ class PackedSubmission:
     @classmethod
     def pack(cls, submission: Submission) -> PackedSubmission:
         """Return the packed form of a submission."""
-        job = submission.job.model_dump_json(exclude_defaults=True, by_alias=True)
-        if submission.job.data.tokenizer == MODEL_TOKENIZER:  # the default, which `_parse_job` must see
-            fields = json.loads(job)
-            fields["data"]["tokenizer"] = MODEL_TOKENIZER
-            job = json.dumps(fields)
-        return cls(job.encode(), sys.intern(submission.model.model_dump_json(by_alias=True)), submission.key)
+        job = submission.job.model_dump_json(exclude_defaults=True, by_alias=True).encode()
+        model = sys.intern(submission.model.model_dump_json(by_alias=True))
+        return cls(_MODEL_TOKENIZER_MARK + job, model, submission.key)
 
     def unpack_job(self) -> Job:
         """Return the unpacked job."""
@@ -57,9 +55,9 @@ def _parse_model(text: str) -> Model:
 
 @lru_cache(_CACHE_SIZE)
 def _parse_cached_job(text: bytes) -> Job:
-    """Return the job; one without a tokenizer was packed when `bytes` was the default."""
+    """Return the job; one without the mark and without a tokenizer was packed when `bytes` was the default."""
     job = Job.model_validate_json(text)
-    if "tokenizer" in job.data.model_fields_set:
+    if text.startswith(_MODEL_TOKENIZER_MARK) or "tokenizer" in job.data.model_fields_set:
         return job
     return job.model_copy(update={"data": job.data.model_copy(update={"tokenizer": BYTES_TOKENIZER})})
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from isthmus.control.state.site_membership import CordonRecord, DrainRecord, ProbationRecord
 from isthmus.core.catalogue import HeldCopy
 from isthmus.core.messages.agent_messages import (
     DesiredState,
@@ -138,6 +139,12 @@ class ClusterRecord:
     gone_agents: set[str] = field(default_factory=set)
     # A person agreed that the next new agent takes the place of the enrolled one.
     enrolling: bool = False
+    # It takes no new parts; None: it does.
+    cordon: CordonRecord | None = None
+    # Its jobs are saved and stopped; a site that is drained is cordoned.
+    drain: DrainRecord | None = None
+    # It is new, and takes one job at a time; None: it has proven itself.
+    probation: ProbationRecord | None = None
     # Every agent process that ever reported.
     incarnations: set[str] = field(default_factory=set)
     # The unreleased parts, by (job, attempt).
@@ -164,6 +171,11 @@ class ClusterRecord:
     cached_free: dict[str, int] | None = field(default=None, compare=False, repr=False)
 
     @property
+    def takes_parts(self) -> bool:
+        """Whether new parts may start at the site."""
+        return self.connected and self.cordon is None
+
+    @property
     def may_run(self) -> tuple[PartRecord, ...]:
         """The parts that may have processes at the site."""
         return tuple(part for part in self.parts.values() if part.committed)
@@ -184,8 +196,11 @@ class ClusterRecord:
         """Return the chips of a node group that can be allocated now.
 
         The smaller of the inventory less the allocations, and the reported free chips (which exclude the
-        owner's own work) less the allocations that the report does not include yet.
+        owner's own work) less the allocations that the report does not include yet. None while a site on probation
+        has a job.
         """
+        if self.probation is not None and self.allocated_chips:
+            return 0
         left = self.capacity(group) - self.allocated_chips.get(group, 0)
         return max(0, min(left, self.free_chips.get(group, 0) - self.unheld_chips.get(group, 0)))
 

@@ -25,7 +25,18 @@ from isthmus.core.messages.api_views import LogPage, MetricsPage
 PAGE_SIZE = 1000
 """Events per query of a log that is read from its start."""
 
-_TOKEN_FIELDS = ("digest", "role", "name", "created_s", "expires_s", "revoked_s", "created_by", "high")
+_TOKEN_FIELDS = (
+    "digest",
+    "role",
+    "name",
+    "created_s",
+    "expires_s",
+    "revoked_s",
+    "created_by",
+    "site",
+    "replaces",
+    "high",
+)
 _AUDIT_FIELDS = ("number", "at_s", "action", "actor", "role", "token", "address", "subject", "detail")
 
 Session = TypeVar("Session")
@@ -224,11 +235,12 @@ class SqlQueries(ABC, Generic[Session]):
     def put_token(self, token: StoredToken) -> None:
         """Store a token; see `Store`."""
         sql = (
-            "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, high) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE "
+            "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, "
+            "high) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE "
             "SET role = excluded.role, name = excluded.name, created_s = excluded.created_s, "
             "expires_s = excluded.expires_s, revoked_s = excluded.revoked_s, created_by = excluded.created_by, "
-            "high = excluded.high"
+            "site = excluded.site, replaces = excluded.replaces, high = excluded.high"
         )
         row = [getattr(token, name) for name in _TOKEN_FIELDS[:-1]]
         self._write(lambda session: self._execute(session, sql, *row, int(token.high)))
@@ -236,7 +248,8 @@ class SqlQueries(ABC, Generic[Session]):
     def find_token(self, digest: str) -> StoredToken | None:
         """Return a token; see `Store`."""
         sql = (
-            "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, high FROM tokens WHERE digest = ?"
+            "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, high "
+            "FROM tokens WHERE digest = ?"
         )
         rows = self._read(sql, digest)
         return _token(rows[0]) if rows else None
@@ -244,8 +257,8 @@ class SqlQueries(ABC, Generic[Session]):
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return every token; see `Store`."""
         sql = (
-            "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, high FROM tokens "
-            "ORDER BY created_s"
+            "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, high "
+            "FROM tokens ORDER BY created_s"
         )
         return tuple(_token(row) for row in self._read(sql))
 

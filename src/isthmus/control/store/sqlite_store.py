@@ -73,6 +73,10 @@ MIGRATIONS = (
     );
     """,
     "ALTER TABLE tokens ADD COLUMN high INTEGER NOT NULL DEFAULT 0",
+    """
+    ALTER TABLE tokens ADD COLUMN site TEXT NOT NULL DEFAULT '';
+    ALTER TABLE tokens ADD COLUMN replaces TEXT NOT NULL DEFAULT '';
+    """,
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 

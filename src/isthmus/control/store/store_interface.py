@@ -36,6 +36,10 @@ class StoredToken(FrozenModel):
     created_by: str = ""
     # Grants priority `high` to the jobs that are submitted with it.
     high: bool = False
+    # The cluster whose agent has it as its key, and may act for no other; "" for tokens of persons.
+    site: str = ""
+    # The id of the key that it replaces, which ends when this one is used.
+    replaces: str = ""
 
     @property
     def id(self) -> str:

@@ -15,10 +15,13 @@ MAX_DETAIL_CHARS = 500
 
 
 class TokenInfo(FrozenModel):
-    """A token without the token itself. `state` says whether it still counts; times in seconds since the epoch."""
+    """A token without the token itself. `state` says whether it still counts; times in seconds since the epoch.
+
+    A `joiner` is the code of an invitation; `site` is the cluster whose agent has the token as its key.
+    """
 
     id: str
-    role: Literal["admin", "owner", "user"]
+    role: Literal["admin", "owner", "user", "joiner"]
     name: Name
     state: Literal["valid", "expired", "revoked"]
     created_s: float
@@ -26,6 +29,7 @@ class TokenInfo(FrozenModel):
     expires_s: float | None = None
     revoked_s: float | None = None
     high: bool = False
+    site: str = ""
 
 
 class TokenGrant(FrozenModel):

@@ -103,8 +103,8 @@ class ObservedLocalJob(FrozenModel):
     unsaved_s: NonNegativeFloat = 0.0
 
 
-PartEventKind = Literal["died", "restarted", "frozen", "stalled", "resumed", "saved"]
-"""Kinds of `WorkerEvent` that sites report, for the history of the job."""
+PartEventKind = Literal["died", "restarted", "frozen", "stalled", "resumed", "saved", "refused"]
+"""Kinds of `WorkerEvent` that sites report: for the history of the job, `refused` callers for the audit log."""
 
 MAX_ENTRIES = 65_536
 """Largest number of entries in a list of a report."""
@@ -114,6 +114,8 @@ MAX_DETAIL_CHARS = 2_000
 """Longest detail of a part that the server keeps."""
 MAX_PART_EVENTS = 16
 """Newest events of a part in a report."""
+MAX_REFUSED_EVENTS = 4
+"""Newest of them that are about refused callers, so that a stranger hides no other event."""
 MAX_EVENT_CHARS = 300
 """Longest description of an event in a report."""
 
@@ -303,7 +305,7 @@ class AgentOrders(FrozenModel):
     the preflight has ended at all sites of the job. `drop_copies` are reported copies of versions that the catalogue
     no longer has. `run_keys` belong to parts that are to run and do not yet.
     `run_lease_s`: workers may run this long after the report that this answers was sent (0: without limit); the server
-    counts them as ended some time after that.
+    counts them as ended some time after that. `leaves`: the site is drained and leaves the pool, so its agent ends.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -316,6 +318,7 @@ class AgentOrders(FrozenModel):
     run_keys: tuple[RunKeys, ...] = ()
     drop_copies: tuple[CopyKey, ...] = ()
     run_lease_s: NonNegativeFloat = 0.0
+    leaves: bool = False
     poll_after_s: NonNegativeFloat = 0.2
 
 

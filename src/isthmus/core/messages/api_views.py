@@ -10,6 +10,7 @@ from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNega
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.preflight import SitePreflight
+from isthmus.core.messages.site_views import DutyView
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet
 from isthmus.core.pool import Cluster, Link
@@ -199,7 +200,7 @@ class ClusterView(FrozenModel):
     `queue` is the desired order of pool jobs in its queue, `misplaced` the number of them out of order in the
     last report. `jobs` may have processes there; of a lost site the server counts them as ended at `released_at_s`.
     After a restore of the server from a backup, `awaited` sites have not reported since, and `unknown_parts` run
-    although the log does not have them.
+    although the log does not have them. `duty` says whether the site takes new parts.
     """
 
     cluster: Cluster
@@ -214,6 +215,7 @@ class ClusterView(FrozenModel):
     agent: AgentView | None = None
     released_at_s: float | None = None
     jobs: tuple[Name, ...] = ()
+    duty: DutyView = DutyView()
 
 
 class PoolView(FrozenModel):

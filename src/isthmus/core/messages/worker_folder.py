@@ -40,8 +40,9 @@ _Model = TypeVar("_Model", bound=FrozenModel)
 class WorkerSpec(FrozenModel):
     """Start configuration of one rank.
 
-    `run` is the server's job id, used for metrics. The worker listens on `host`, at a port of `ports` (first and
-    last; None: any free one); `routes` maps another cluster to the `host:port` of the HTTP CONNECT proxy that
+    `run` is the server's job id, used for metrics. The worker listens on `host`, on another node than its agent at that
+    node's address on the route to `host`; at a port of `ports` (first and last; None: any free one). `routes` maps
+    another cluster to the `host:port` of the HTTP CONNECT proxy that
     leads there. `device` `auto` uses the first GPU that the agent made visible, else the CPU.
     `stage_time` emulates a virtual chip: each forward and backward is padded to that time (with `compute: virtual`
     the worker only waits). `trace_steps` are the steps whose spans are recorded. `rendezvous_timeout_s` limits the
@@ -88,6 +89,10 @@ class WorkerSpec(FrozenModel):
         if self.rank >= len(self.plan.ranks):
             raise ValueError(f"rank {self.rank} of a plan of {len(self.plan.ranks)} ranks")
         return self
+
+    def listening_at(self, host: str) -> WorkerSpec:
+        """Return it with another address to listen at: that of the rank's own node."""
+        return self.model_copy(update={"host": host})
 
     @property
     def stage(self) -> Stage:

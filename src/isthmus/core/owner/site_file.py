@@ -30,8 +30,8 @@ class NodeSelector(FrozenModel):
 class SiteFile(FrozenModel):
     """A site's scheduler: its `kind` and how it knows the node groups of the cluster.
 
-    Kinds are `local`, `slurm` and those of installed packages (entry points `isthmus.adapters`). `options` are the
-    kind's own.
+    Kinds are `local`, `slurm`, `kubernetes`, `ray` and those of installed packages (entry points
+    `isthmus.adapters`). `options` are the kind's own.
     """
 
     version: Literal[1] = 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,7 +41,7 @@ def list_sites(env: CliEnvironment, client: ApiClient) -> None:
 @command(site_commands, panel=PANEL, examples=["isthmus site show qingyang"])
 def show(env: CliEnvironment, client: ApiClient, name: SiteArgument) -> None:
     """Show a site: its agent, since when it is enrolled, its sessions, its lease, and what may run there."""
-    found = _find(client, name)
+    found = find_site(client, name)
 
     def shown() -> object:
         from isthmus.cli.terminal.site_tables import site_page
@@ -63,7 +64,7 @@ def gone(
     train at once and overwrite each other's checkpoints. The site's agent is never admitted again: a new one starts
     with an empty state folder and --enrol.
     """
-    found = _find(client, name)
+    found = find_site(client, name)
     if not yes:
         jobs = ", ".join(found.jobs) or "no job"
         raise InputError(
@@ -85,7 +86,8 @@ def enrol(env: CliEnvironment, client: ApiClient, name: SiteArgument) -> None:
     env.answer(after, lambda: f"the next new agent of {name} takes the place of the enrolled one")
 
 
-def _find(client: ApiClient, name: str) -> ClusterView:
+def find_site(client: ApiClient, name: str) -> ClusterView:
+    """Return the site of a cluster; raise `NotFoundError` if it has not joined."""
     found = client.pool().clusters
     for one in found:
         if one.cluster.name == name:
@@ -118,11 +120,23 @@ def check_site_file(
     agents = import_extra("isthmus.agent", "agent")
     own = select_cluster(load_pool(pool), cluster)
     found = agents.check_scheduler(read_site(file, own), own)
+    rows = finding_rows(file, found)
+    print_checks(env, rows)
+    if not all(row["ok"] for row in rows):
+        raise typer.Exit(InputError.exit_code)
+
+
+def finding_rows(file: Path, found: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the findings on a site's `file`; what is wrong is placed at its line."""
     wrong = [place_error(file, one.file_path, one.detail, one.hint) if not one.ok else None for one in found]
-    rows = [
+    return [
         {"check": one.check, "ok": one.ok, "detail": str(error or one.detail), "hint": one.hint}
         for one, error in zip(found, wrong, strict=True)
     ]
+
+
+def print_checks(env: CliEnvironment, rows: list[dict[str, Any]]) -> None:
+    """Print the findings on a site as a table, or as JSON."""
 
     def show() -> object:
         from isthmus.cli.terminal.site_tables import site_checks_table
@@ -130,5 +144,3 @@ def check_site_file(
         return site_checks_table(rows)
 
     env.answer(rows, show)
-    if any(wrong):
-        raise typer.Exit(InputError.exit_code)

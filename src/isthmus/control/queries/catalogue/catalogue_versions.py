@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isthmus.control.state.catalogue_records import EntryRecord, VersionRecord, kind_of_field
+from isthmus.control.state.catalogue_records import EntryRecord, VersionRecord, kind_of_field, may_name_entries
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.catalogue import (
     SHORT_VERSION_CHARS,
@@ -105,7 +105,7 @@ def pin_versions(state: PoolState, user: str, job: Job) -> Job:
 
     Raises `NotFoundError` for an entry that `user` may not use, and `InputError` for one as a place to write.
     """
-    if not any(is_catalogue_name(path) for _, path, _ in job_accesses(job)):
+    if not may_name_entries(job) or not any(is_catalogue_name(path) for _, path, _ in job_accesses(job)):
         return job
 
     def pinned(field: str, path: str) -> str:

@@ -75,6 +75,11 @@ class TokenAdmin:
         old one: a stolen token cannot extend itself.
         """
         old, now_s = self._find(caller, token_id), self._clock()
+        if old.site or old.role == "joiner":
+            raise ConflictError(
+                f"{token_id} is an invitation, or the key of a site's agent, which renews it by itself",
+                hint=f"isthmus token revoke {token_id} ends it",
+            )
         if not old.is_valid(now_s):
             raise ConflictError(f"{token_id} does not count any more", hint="an admin creates a new one")
         expires_s = old.expires_s
@@ -119,13 +124,15 @@ class TokenAdmin:
 
 
 def _may_see(caller: Caller, token: StoredToken) -> bool:
-    return caller.role == "admin" or (caller.role, caller.name) == (token.role, token.name)
+    if caller.role == "admin":
+        return True
+    return (caller.role, caller.name) == (token.role, token.name) and caller.site in ("", token.site)
 
 
 def _info(token: StoredToken, now_s: float) -> TokenInfo:
     ended = "revoked" if token.revoked_s is not None else "expired"
     state = "valid" if token.is_valid(now_s) else ended
-    fields = token.model_dump(exclude={"digest"})
+    fields = token.model_dump(exclude={"digest", "replaces"})
     return TokenInfo.model_validate(fields | {"id": token.id, "state": state})
 
 

@@ -118,4 +118,7 @@ def _token(authorization: bytes | None) -> str | None:
 def _caller(token: StoredToken | None) -> Caller | None:
     if token is None:
         return None
-    return Caller(role=cast(Role, token.role), name=token.name, token_id=token.id, high=token.high)
+    return Caller(
+        role=cast(Role, token.role), name=token.name, token_id=token.id, high=token.high, site=token.site,
+        replaces=token.replaces,
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""The page on joining a site, typed command by command for each kind of site, with a real server and agent."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.docs.follow_guide import ROOT, blocks
+from tests.slurm.conftest import alpha
+from tests.slurm.slurm_cluster import SlurmCluster
+
+__all__ = ["alpha"]
+
+PAGE = ROOT / "docs" / "sites.md"
+STAYS = ("isthmus serve", "isthmus agent")
+"""Commands that go on in the background once they have printed what the page shows."""
+COMMAND_TIMEOUT_S = 90.0
+
+
+class Terminal:
+    """The two terminals of the page, in one folder; `changes` are words of the page and what is typed instead."""
+
+    def __init__(self, folder: Path, changes: dict[str, str]) -> None:
+        self.folder, self.changes = folder, changes
+        self.exports: dict[str, list[str]] = {"pool": [], "site": []}
+        self.running: list[subprocess.Popen[str]] = []
+
+    def type_in(self, side: str, command: str, expected: str) -> None:
+        """Type a command and compare what it prints, where `...` stands for any text."""
+        if command.startswith("export "):
+            self.exports[side].append(command)
+            return
+        if command.startswith(STAYS):
+            self._watch("; ".join([*self.exports[side], f"exec {command}"]), expected.partition("\n")[0])
+            return
+        got = self._run("; ".join([*self.exports[side], command]))
+        assert _fits(expected, got), f"{side}$ {command}\nexpected:\n{expected}\ngot:\n{got}"
+
+    def end(self) -> None:
+        for process in self.running:
+            process.send_signal(signal.SIGINT)
+        for process in self.running:
+            process.communicate(timeout=COMMAND_TIMEOUT_S)
+
+    def _start(self, text: str) -> subprocess.Popen[str]:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("ISTHMUS_")}
+        environment |= {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(self.folder),
+        }
+        environment |= {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.Popen(
+            ["bash", "-c", text], cwd=self.folder / "desk", env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def _run(self, text: str) -> str:
+        process = self._start(text)
+        got, _ = process.communicate(timeout=COMMAND_TIMEOUT_S)
+        assert process.returncode == 0, f"$ {text}\n{got}"
+        return got
+
+    def _watch(self, text: str, expected: str) -> None:
+        """Start a command and wait for the line that the page shows first."""
+        process = self._start(text)
+        self.running.append(process)
+        assert process.stdout is not None
+        lines, limit = list[str](), threading.Timer(COMMAND_TIMEOUT_S, process.kill)
+        limit.start()
+        for line in process.stdout:
+            lines.append(line)
+            if _fits(f"{expected}\n", line):
+                limit.cancel()
+                return
+        raise AssertionError(f"$ {text} has ended:\n{''.join(lines)}")
+
+
+def _fits(expected: str, got: str) -> bool:
+    got = "".join(f"{line.rstrip()}\n" for line in got.splitlines())
+    return not expected or doctest.OutputChecker().check_output(expected, got, doctest.ELLIPSIS)
+
+
+def follow(folder: Path, kind: str, changes: dict[str, str]) -> Terminal:
+    """Do what the page says for a kind of site."""
+    terminal = Terminal(folder, changes)
+    desk = folder / "desk"
+    desk.mkdir()
+    try:
+        for block in blocks(PAGE):
+            text = block.text
+            for old, new in changes.items():
+                text = text.replace(old, new)
+            if block.language == "yaml":
+                head, _, rest = text.partition("\n")
+                of_kind, _, name = head.removeprefix("# ").rpartition(": ")
+                if of_kind in ("", kind):
+                    (desk / name).write_text(rest)
+            elif block.language == "console":
+                for part in re.split(r"^(?=(?:pool|site)\$ )", text, flags=re.MULTILINE)[1:]:
+                    side, _, line = part.partition("$ ")
+                    command, _, output = line.partition("\n")
+                    terminal.type_in(side, command, output)
+    finally:
+        terminal.end()
+    return terminal
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _changes(port: int, folder: Path) -> dict[str, str]:
+    """The server's port and state folder: the page keeps server and site on one machine, in one folder."""
+    return {"8470": str(port), "--state server": f"--state {folder}/server", "=server/": f"={folder}/server/"}
+
+
+@pytest.mark.slow
+def test_the_page_takes_a_machine_into_the_pool_and_out_again(tmp_path: Path, free_port: int) -> None:
+    """For processes of one machine."""
+    follow(tmp_path, "local", _changes(free_port, tmp_path))
+
+
+@pytest.mark.slow
+def test_the_page_takes_a_slurm_cluster_into_the_pool_and_out_again(
+    alpha: SlurmCluster, tmp_path: Path, free_port: int
+) -> None:
+    """For a real Slurm; afterwards it has no job of the pool."""
+    follow(tmp_path, "slurm", _changes(free_port, tmp_path) | {"/etc/slurm/slurm.conf": str(alpha.conf)})
+    assert alpha.run("squeue", "-h").strip() == ""
+
+
+def test_every_command_of_the_page_is_one_of_the_two_sides() -> None:
+    """A command that no test types would be a claim."""
+    text = "".join(block.text for block in blocks(PAGE) if block.language == "console")
+    assert text.count("$ ") == len(re.findall(r"^(?:pool|site)\$ ", text, flags=re.MULTILINE))
+    kinds = [block.text.split(":")[0] for block in blocks(PAGE) if block.language == "yaml"]
+    assert kinds == ["# pool.yaml\nversion", "# local", "# slurm"]
