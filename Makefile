@@ -8,7 +8,7 @@ READY := $(VENV)/ready
 WORKERS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
 PYTEST := $(BIN)/python -m pytest -p xdist.plugin --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help setup demo test whole unit lint house audit mutants docs bench clean
+.PHONY: help setup demo test whole unit lint house audit mutants docs bench kubernetes clean
 
 # Of the sources each process that the tests start would otherwise make its own bytecode.
 test whole unit: export PYTHONDONTWRITEBYTECODE =
@@ -58,6 +58,9 @@ docs: $(READY)  ## generate the references, run the examples in the docs, and bu
 
 bench: $(READY)  ## run every benchmark and write docs/benchmarks
 	$(BIN)/python -m benchmarks
+
+kubernetes: $(READY)  ## build a real Kubernetes API server for the tests, from Debian's source package (minutes)
+	VENV=$(VENV) scripts/kubernetes.sh
 
 clean:  ## remove what setup and runs made
 	rm -rf $(VENV) .isthmus site .mypy_cache .ruff_cache .hypothesis .pytest_cache

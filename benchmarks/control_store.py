@@ -81,7 +81,8 @@ def no_plan(_asked: PlanRequest) -> PlanSet:
 
 def _serve(config: ServerConfig) -> None:
     def announce(listening: ServerInfo) -> None:
-        (config.state / "url").write_text(listening.url)
+        (config.state / "url.tmp").write_text(listening.url)
+        (config.state / "url.tmp").replace(config.state / "url")
 
     run_server(config, announce, planner=no_plan)
 

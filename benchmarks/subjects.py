@@ -174,6 +174,19 @@ SUBJECTS = (
         ),
     ),
     Subject(
+        "sites",
+        "Real sites",
+        "What jobs over real schedulers cost beyond them, and what the schedulers' faults do to jobs.",
+        ("sites",),
+        (
+            Figure(
+                "sites",
+                "lost, doubled or half started under seeded faults",
+                r"[\d,]+ seeded faults on a real Slurm, .*: holds",
+            ),
+        ),
+    ),
+    Subject(
         "first-hour",
         "First hour",
         "What a new user meets: time to the first loss, several machines, mistakes, shared folders, and true results.",
@@ -211,6 +224,7 @@ SUBJECTS = (
             Figure("trust", "seeded attacks that succeeded", r"\d+ seeded attacks of"),
             Figure("trust", "refusals that the audit log lacks", r"\d+ refusals of these"),
             Figure("trust", "keys of links: CPU time of both ends", "keys on links, both ends"),
+            Figure("trust", "keys of links: step of the demo's pipeline longer by", "step of the demo's pipeline"),
             Figure("trust", "restore on two other sites: bytes moved over needed", "restore on two other sites"),
         ),
     ),

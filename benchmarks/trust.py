@@ -1,6 +1,7 @@
 """Trust boundaries: what protection costs, and what attackers gain.
 
-`ids` submits jobs of equal content. `steps` trains the demo's pipeline with keys on its links and without, by turns.
+`ids` submits jobs of equal content. `kills` kills a server again and again while clients submit. `steps` trains the
+demo's pipeline with keys on its links and without, by turns.
 `links` measures what keys of links cost, and forged greetings during a run.
 `attacks` lets a stranger, a user, an owner and an agent attack a running job in a real pool, each attack by a seed.
 `lost-sites` cuts sites off for longer than their workers' lease. `sites-apart` saves
@@ -23,6 +24,7 @@ from benchmarks import (
     _trust_attacks,
     _trust_connections,
     _trust_ids,
+    _trust_kills,
     _trust_links,
     _trust_lost_sites,
     _trust_planning,
@@ -34,6 +36,7 @@ from benchmarks.table import Row, print_rows
 
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "ids": _trust_ids.measure,
+    "kills": _trust_kills.measure,
     "steps": _trust_steps.measure,
     "links": _trust_links.measure,
     "attacks": _trust_attacks.measure,

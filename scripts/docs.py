@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,16 @@ per card` is 2. A pool file may add chips of its own (`chips:`).
 |---|---|---|---|---|---|---|---|---|---|---|"""
 
 
-def pages() -> dict[Path, str]:
-    """Return every generated page with its text."""
+def pages() -> dict[Path, Callable[[], str]]:
+    """Return every generated page with the function that makes its text."""
     return {
-        DOCS / "cli.md": render_cli(),
-        DOCS / "formats.md": _formats(),
-        DOCS / "chips.md": _chips(),
-        DOCS / "api.md": render_rest(),
-        DOCS / "reference" / "client.md": render_package("isthmus"),
-        DOCS / "reference" / "plan.md": render_package("isthmus.plan"),
-        DOCS / "reference" / "sim.md": render_package("isthmus.sim"),
+        DOCS / "cli.md": render_cli,
+        DOCS / "formats.md": _formats,
+        DOCS / "chips.md": _chips,
+        DOCS / "api.md": render_rest,
+        DOCS / "reference" / "client.md": partial(render_package, "isthmus"),
+        DOCS / "reference" / "plan.md": partial(render_package, "isthmus.plan"),
+        DOCS / "reference" / "sim.md": partial(render_package, "isthmus.sim"),
     }
 
 
@@ -147,6 +148,6 @@ def _chips() -> str:
 
 
 if __name__ == "__main__":
-    for page, text in pages().items():
-        page.write_text(text, encoding="utf-8")
+    for page, make_text in pages().items():
+        page.write_text(make_text(), encoding="utf-8")
         print(f"wrote {page.relative_to(ROOT)}")

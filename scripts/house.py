@@ -16,7 +16,7 @@ PACKAGE = "isthmus"
 PARAMETER_KINDS = ("posonlyargs", "args", "kwonlyargs")
 
 UNITS = frozenset({
-    "s", "ms", "us", "seconds", "days", "bytes", "gbps", "flop", "flops", "j", "w", "tokens", "parameters",
+    "s", "ms", "us", "seconds", "days", "bits", "bytes", "gbps", "flop", "flops", "j", "w", "tokens", "parameters",
     "share", "ratio", "fraction", "factor", "efficiency", "probability", "utilisation", "scale", "weight", "loss",
     "norm", "std", "imbalance", "error", "cost", "epsilon",
 })  # fmt: skip
@@ -96,7 +96,7 @@ LIMITS: Mapping[str, Limit] = {
     "clocks": Limit(5, 5),
     "patches": Limit(20, 20),
     "private": Limit(10, 10),
-    "lines": Limit(87_000, 49_563),
+    "lines": Limit(97_000, 49_563),
 }
 """Bound of each figure of `measure`."""
 

@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from scripts.mutant_list import Mutant, list_mutants, module_name
-from scripts.mutant_runs import MutantRuns, Status
+if TYPE_CHECKING:
+    from scripts.mutant_list import Mutant
+    from scripts.mutant_runs import Status
 
 T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
@@ -43,6 +44,8 @@ class MutatedPackage:
 
     def mutants(self, patterns: Sequence[str]) -> list[Mutant]:
         """Return the mutants whose name matches one of `patterns`, in the order of their files."""
+        from scripts.mutant_list import list_mutants, module_name  # loads libcst and mutmut, 0.8 s
+
         source_root = self.root / "src"
         paths = sorted({path for source in self.sources for path in self.root.glob(source)})
         named = [path for path in paths if any(may_match(module_name(path, source_root), p) for p in patterns)]
@@ -84,6 +87,8 @@ def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
 
 def run_mutants(package: MutatedPackage, mutants: Sequence[Mutant], children: int) -> dict[str, Status]:
     """Return the status of each of `mutants` by name; survivors are printed as they are found."""
+    from scripts.mutant_runs import MutantRuns
+
     statuses: dict[str, Status] = {}
 
     def report(mutant: Mutant, status: Status) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,30 @@ def test_an_audit_without_its_server_says_so(tmp_path: Path, printed: str, statu
     assert done.returncode == expected
     assert printed.splitlines()[0] in done.stdout
     assert ("tests/test_dependencies.py" in done.stderr) == (expected == 3)
+
+
+ON_RAY = "isthmus.agent.adapters.ray.holder"
+"""Runs on a Ray cluster alone, with its Ray; no other module imports it."""
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import isthmus
+sys.modules.update(dict.fromkeys(sys.argv[2:]))
+for one in pkgutil.walk_packages(isthmus.__path__, "isthmus."):
+    if one.name != sys.argv[1] and not one.name.endswith("__main__"):
+        importlib.import_module(one.name)
+assert sys.argv[1] not in sys.modules
+"""
+
+
+@pytest.mark.slow
+def test_no_module_needs_a_package_of_developers() -> None:
+    """Every module loads without them, as for a user who has all other extras: `make demo` installs no more."""
+    project = tomllib.loads(PROJECT)["project"]
+    names = {canonicalize_name(Requirement(text).name) for text in project["optional-dependencies"]["dev"]}
+    modules = packages_distributions().items()
+    owned = {module for module, owners in modules if {canonicalize_name(owner) for owner in owners} <= names}
+    # A scheduler's adapter is tried by pytest, in the kit; accelerate is loaded by transformers where it is there.
+    blocked = sorted(owned - {"pytest", "_pytest", "py", "accelerate"})
+    assert {"ray", "hypothesis"} <= set(blocked)
+    subprocess.run([sys.executable, "-c", IMPORT_ALL, ON_RAY, *blocked], check=True, timeout=300)

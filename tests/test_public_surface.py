@@ -12,23 +12,25 @@ import pytest
 SURFACES = {
     "agent": """
         AgentConfig LocalAdapter LocalJobFile SchedulerAdapter WorkerStatus build_image read_images read_registration
-        read_site_runtime check_scheduler run_agent submit_local_job
+        read_site_runtime check_scheduler draw_key read_key remove_state_folder run_agent submit_local_job
     """,
     "cli": "main",
     "control.coordinator.coordinator": "Coordinator CoordinatorConfig",
     "control.server.run_server": "ServerConfig ServerInfo create_app run_server",
     "data": "Dataset TokenBatch export_tokenizer open_dataset open_job_data",
     "plan": """
-        Calibration DATA_SHEET DimensionWeights LogFormat Measurement MeshDegrees ModelProfile Objective
-        Observation OverfullStage PlanExport PlanForecast PlanLayout RunTable SearchLimits SearchRequest
-        SearchResult SearchStats ShapeTiming SuggestedChange TIME_MODEL_PARAMETERS Timing TrainingWorkload
-        add_measured_run calibrate_chip calibrate_links calibrate_shapes calibration_for communication_matrix
-        compare_with_forecast draw_plan estimate_s evaluate_chips export_plan fit_calibration fit_shapes
+        Calibration DATA_SHEET DEFAULT_STACK DimensionWeights LogFormat Measurement MeshDegrees ModelProfile Objective
+        Observation OverfullStage PlanExport PlanForecast PlanLayout RunTable SearchLimits SearchRequest SearchResult
+        SearchStats ShapeTiming SuggestedChange TIME_MODEL_PARAMETERS Timing TrainingMemory TrainingWorkload
+        add_measured_run calibrate_chip calibrate_links calibrate_shapes calibration_for command_job_text
+        communication_matrix compare_with_forecast draw_plan estimate_s evaluate_chips export_plan fit_calibration
         fitting_changes framework_request is_run_table iteration_estimate_s job_limits layer_matrix
-        load_calibration load_runs make_plans memory_table mfu_fraction model_weights observations
-        overfull_stages parse_lengths pipeline_bounds plan_page predict profile_model read_training_log
-        render_chip_scores render_communication render_layer_matrix runtime_incompatibility save_calibration
-        score_plan search_plans serving_limits stage_memory suggest_changes summarise_log to_isthmus_runtime
+        load_calibration load_runs make_plans memory_table mfu_fraction model_weights overfull_stages
+        parse_lengths pipeline_bounds plan_page predict profile_model read_training_log render_chip_scores
+        render_communication render_layer_matrix runtime_incompatibility save_calibration score_plan search_plans
+        serving_limits stacked_profile stage_memory stage_table suggest_changes summarise_log to_isthmus_runtime
+        CandidateRun FitReport PlannedRun default_keys describe_fit fit_memory informative_runs measured_run planned_run
+        planned_runs
         to_megatron to_torchtitan
     """,
     "render": """
@@ -50,13 +52,13 @@ SURFACES = {
         CLAIMING HOLDING UNSAVED_STEP_S DeviceAllocator DeviceCountAllocator DeviceIdAllocator FetchFiles ForeignPart
         HoldObserved InventoryObserved
         FetchObserved HoursObserved LocalJob LocalJobSubmitted LocalJobWithdrawn LocalJobsObserved LogWarning
-        ObservedWorker OrdersReceived PartKey QueueObserved RenewRunLease ReorderQueue ReportLocalExit RequestCheckpoint
-        ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker StopWorker
-        WorkersObserved WriteRankMap awaits_checkpoint check_site
+        ObservedWorker OrdersReceived PartKey ProbeObserved QueueObserved RenewRunLease ReorderQueue ReportLocalExit
+        RequestCheckpoint ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker
+        StopWorker WorkersObserved WriteRankMap awaits_checkpoint check_site victim_name
     """,
     "wan": """
         BackgroundLinks Namespaces PortRange dial emulated_namespaces format_address links_in_background listen
-        run_links
+        local_address run_links
     """,
 }
 

@@ -71,7 +71,7 @@ def test_a_folder_of_a_live_job_is_refused_to_the_second_job(pair: Pair, inputs:
     one, two = inputs.submission(pair.first), inputs.submission(pair.second)
     record = JobRecord.create("one-1", 1, "ann", one, 0.0)
     state = PoolState(config=CoordinatorConfig(), jobs={"one-1": record}, live_jobs={"one-1": record}, num_submitted=1)
-    refusal = attempt(lambda: FoldersInUse().check(state, "ann", two))
+    refusal = attempt(lambda: FoldersInUse().check(state, "ann", two, "two-2"))
     assert bool(refusal) == pair.must_refuse
 
 

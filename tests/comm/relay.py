@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -21,6 +22,8 @@ class Relay:
         self.num_carried = 0
         self.change: Callable[[bytes], bytes] = lambda data: data
         """What becomes of each piece on its way."""
+        self.drips: Callable[[bytes], bool] = lambda data: False
+        """Whether only the first half of a piece goes on at once, and of the rest a byte every 0.1 s."""
 
     def __enter__(self) -> Relay:
         self._threads[0].start()
@@ -69,7 +72,11 @@ class Relay:
             while data := source.recv(65536):
                 self.flowing.wait()
                 self.num_carried += len(data)
-                target.sendall(self.change(data))
+                half = len(data) // 2 if self.drips(data) else len(data)
+                target.sendall(self.change(data[:half]))
+                for at in range(half, len(data)):
+                    time.sleep(0.1)
+                    target.sendall(data[at : at + 1])
         with suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 

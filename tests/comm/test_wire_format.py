@@ -192,6 +192,39 @@ def test_a_header_waits_for_a_silent_peer_only_if_told_to() -> None:
         read_header(PlainChannel(Slow()))  # type: ignore[arg-type]
 
 
+class Dripping:
+    """A peer that sends `first` bytes at once, then one every second of the time that `now_s` counts."""
+
+    def __init__(self, first: int) -> None:
+        self.first, self.now_s, self.num_sent = first, 0.0, 0
+
+    def recv_into(self, buffer: memoryview) -> int:
+        count, self.first = min(self.first or 1, len(buffer)), 0
+        self.now_s += self.num_sent > 0
+        self.num_sent += count
+        return count
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("first", [1, 40, 100_000])
+def test_a_part_that_begins_and_does_not_end_is_given_up(first: int) -> None:
+    """A byte now and then breaks no silence: the time of a part counts from its first byte."""
+    peer = Dripping(first)
+    with pytest.raises(TimeoutError, match=rf"sent {first + 11} of 200000 bytes within 10 s"):
+        receive_exactly(peer, memoryview(bytearray(200_000)), timeout_s=10, clock=lambda: peer.now_s)  # type: ignore[arg-type]
+    assert peer.now_s == 11
+
+
+def test_a_part_that_ends_in_time_and_one_of_a_rank_that_closes_are_read() -> None:
+    """A slow part is read whole; while the owner closes, its own limit of time ends the wait."""
+    peer = Dripping(90)
+    receive_exactly(peer, memoryview(bytearray(100)), timeout_s=10, clock=lambda: peer.now_s)  # type: ignore[arg-type]
+    assert peer.num_sent == 100
+    peer = Dripping(0)
+    receive_exactly(peer, memoryview(bytearray(100)), lambda: True, 10, lambda: peer.now_s)  # type: ignore[arg-type]
+    assert peer.now_s == 99
+
+
 def test_a_send_goes_on_after_silence_until_it_is_stopped() -> None:
     """A busy peer delays a send; once stopped, the timeout is raised. One send takes at most 1 MiB."""
     patient = SilentSocket([2**21, 3, 2])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +73,47 @@ def test_the_program_of_the_guide_trains_over_two_sites(pool: DemoPool) -> None:
         (0, "north", "cpu/0"),
         (1, "south", "cpu/0"),
     ]
+
+
+HF_TRAINER = """
+import json, os
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+class Progress(TrainerCallback):
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in (logs or {}):
+            with open(os.environ["ISTHMUS_PROGRESS"], "a") as stream:
+                stream.write(json.dumps({"step": state.global_step, "loss": float(logs["loss"])}) + "\\n")
+
+torch.manual_seed(0)
+config = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
+rows = [{"input_ids": row, "labels": row} for row in torch.randint(64, (16, 8))]
+arguments = TrainingArguments(
+    output_dir="trained", use_cpu=True, per_device_train_batch_size=4 // int(os.environ.get("WORLD_SIZE", 1)),
+    max_steps=4, logging_steps=1, learning_rate=0.05, report_to=[], save_strategy="no",
+)
+trainer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows, callbacks=[Progress()])
+trainer.train()
+trainer.save_model("trained")
+"""
+
+
+def test_a_hugging_face_trainer_trains_over_two_sites_as_in_one_process(pool: DemoPool) -> None:
+    """It reads the variables of torchrun by itself; its losses are those of one process on the same batches."""
+    command = {"arguments": [sys.executable, "program.py"], "ranks": {"north": 1, "south": 1}, "steps": 4}
+    view, place = submit(pool, "trainer", HF_TRAINER, command=command)
+    state_is(pool.client, view.id, "succeeded")
+    alone = pool.folder / "alone"
+    alone.mkdir()
+    environment = os.environ | {"ISTHMUS_PROGRESS": str(alone / "progress")}
+    subprocess.run([sys.executable, place / "program.py"], cwd=alone, env=environment, check=True, capture_output=True)
+    expected = {one["step"]: one["loss"] for one in map(json.loads, (alone / "progress").read_text().splitlines())}
+    found = wait_until("all losses are known", lambda: len(one := all_metrics(pool.client, view.id)) == 8 and one)
+    for rank in range(2):
+        losses = {one.step: one.values["loss"] for one in found if one.rank == rank}
+        assert losses == pytest.approx(expected, rel=1e-6)
+    assert (place / "trained" / "model.safetensors").exists()
 
 
 def test_a_failed_rank_restarts_all_ranks(pool: DemoPool) -> None:

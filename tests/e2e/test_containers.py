@@ -11,7 +11,17 @@ import yaml
 from isthmus.agent import build_image
 from isthmus.render import ImageFacts
 from tests.agent.test_containers import why_not
-from tests.e2e.site import all_metrics, as_one_process, choose, clusters_of, make_job, running, state_is, submit
+from tests.e2e.site import (
+    all_metrics,
+    as_one_process,
+    choose,
+    clusters_of,
+    make_job,
+    running,
+    state_is,
+    submit,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -32,11 +42,11 @@ def test_job_in_containers_trains_what_one_process_trains(tmp_path: Path) -> Non
         job = make_job(site, "containers", steps=12, policy="manual", parallel={"pp": 2})
         view = submit(pool.client, job)
         choose(pool.client, view.id, lambda plan: len(plan.clusters) == 2)
+        files = wait_until("both parts are rendered", lambda: len(one := [*site.rglob("render.json")]) == 2 and one)
+        found = [json.loads(file.read_text()) for file in files]
         state_is(pool.client, view.id, "succeeded")
         metrics = all_metrics(pool.client, view.id)
-        found = [json.loads(file.read_text()) for file in site.rglob("render.json")]
     assert {one.rank for one in metrics} == {0, 1}
-    assert len(found) == 2
     memory = {one["value"] for settings in found for one in settings if one["name"] == "memory.bytes"}
     assert memory == {str(4 << 30)}
     as_one_process(job, metrics, tmp_path)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from isthmus.train.communication.torch_device import configure_torch
-from tests.train.threads import LONG, SHORT
+from tests.train.threads import LONG, SAMPLED, SHORT
 
 
 @pytest.fixture(scope="session")
 def steps_of(whole: bool) -> Callable[[bool], int]:
     """Return over how many steps a curve is compared, given whether it is one of the sample."""
-    return lambda is_sampled: LONG if is_sampled or whole else SHORT
+    return lambda is_sampled: LONG if whole else SAMPLED if is_sampled else SHORT
 
 
 @pytest.fixture(autouse=True)

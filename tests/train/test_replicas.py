@@ -78,7 +78,7 @@ def test_the_curves_of_200_steps_agree(
 ) -> None:
     """Even replicas, and unlike ones with ZeRO-1, agree with one process to 1e-4 at each of 200 steps.
 
-    A sample of them in a run of the tests, the others over a few.
+    60 steps of a sample of them in a run of the tests, of the others a few.
     """
     model, training, steps = write_config(tmp_path, variant), make_training(steps=LONG), steps_of(sampled)
     alone = curve(model, make_plan([ONE], LENGTH), training, steps)
@@ -93,7 +93,7 @@ def test_where_the_sums_have_one_order_curves_agree_to_1e_6(
     """Replicas cut unlike one another have the curve of replicas in one piece each, to 1e-6.
 
     The samples of each replica are the same, and so is the order in which gradients are added. 200 steps, or
-    in a run of the tests a sample of the cases.
+    in a run of the tests 60 of a sample of the cases.
     """
     model, training, steps = write_config(tmp_path, variant), make_training(steps=LONG), steps_of(sampled)
     whole = [Cut(ends=[4], clusters="a", micro_batches=count, size=2) for count in (3, 1)]

@@ -78,7 +78,7 @@ def test_two_hundred_steps_stay_on_the_curve(
 ) -> None:
     """Each of 200 losses is that of one process to 1e-4: alone, in pipelines, shares unlike.
 
-    A sample of them in a run of the tests, the others over a few steps.
+    60 steps of a sample of them in a run of the tests, of the others a few.
     """
     model, steps = write_config(tmp_path, variant, num_key_value_heads=4), steps_of(sampled)
     training = make_training(steps=LONG, global_batch_size=4, learning_rate=3e-3)

@@ -30,8 +30,11 @@ from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.replica_layout import held_rows_of
 from tests.train.devices import staging_for
 
-LONG, SHORT = 200, 20
-"""Steps that curves are compared over: of a sample of the cases in every run, of the others only if asked."""
+LONG, SAMPLED, SHORT = 200, 60, 20
+"""Steps that curves are compared over: all of them if asked; else of a sample of the cases, and of the others.
+
+`test_long_curves.py` goes all the way with one case in every run.
+"""
 
 
 class GroupExchange(Communicator):

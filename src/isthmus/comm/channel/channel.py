@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -20,6 +22,8 @@ class Channel(Protocol):
     """One connection. The receiver reads each part with the size that the sender wrote."""
 
     socket: socket.socket
+    part_timeout_s: float
+    """Seconds from the first byte of a part to its last, after which the connection counts as stalled."""
 
     def write(self, parts: Sequence[Part], is_stopped: Callable[[], bool] = lambda: False) -> None:
         """Send `parts`; ignore timeouts of a peer that is busy, until `is_stopped()`."""
@@ -28,7 +32,7 @@ class Channel(Protocol):
         """Fill `into` with one part.
 
         Raises `ConnectionResetError` if the peer closed or the part is not the peer's, `TimeoutError` on silence
-        unless `tolerate_silence()`.
+        or for a part that takes longer than `part_timeout_s`, unless `tolerate_silence()`.
         """
 
     def shut_down(self) -> None:
@@ -43,6 +47,11 @@ class SocketChannel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        self.part_timeout_s, self.clock = math.inf, time.monotonic
+
+    def receive(self, buffer: memoryview, tolerate_silence: Callable[[], bool]) -> None:
+        """Fill `buffer` within `part_timeout_s`."""
+        receive_exactly(self.socket, buffer, tolerate_silence, self.part_timeout_s, self.clock)
 
     def shut_down(self) -> None:
         """Shut the socket down, as a network failure would."""
@@ -65,13 +74,21 @@ class PlainChannel(SocketChannel):
 
     def read_into(self, into: memoryview, tolerate_silence: Callable[[], bool] = lambda: False) -> None:
         """Fill `into`; see `Channel`."""
-        receive_exactly(self.socket, into, tolerate_silence)
+        self.receive(into, tolerate_silence)
 
 
 def receive_exactly(
-    sock: socket.socket, buffer: memoryview, tolerate_silence: Callable[[], bool] = lambda: False
+    sock: socket.socket,
+    buffer: memoryview,
+    tolerate_silence: Callable[[], bool] = lambda: False,
+    timeout_s: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Fill `buffer`. The socket's timeout bounds each read; it is ignored while `tolerate_silence()`."""
+    """Fill `buffer` within `timeout_s` from its first byte, so that a byte now and then keeps no connection alive.
+
+    The socket's timeout bounds each read; both are ignored while `tolerate_silence()`.
+    """
+    size, begun_s = len(buffer), math.inf
     while len(buffer):
         try:
             count = sock.recv_into(buffer[:_CHUNK_BYTES])
@@ -82,6 +99,10 @@ def receive_exactly(
         if count == 0:
             raise ConnectionResetError("closed its connection")
         buffer = buffer[count:]
+        if len(buffer) and timeout_s < math.inf:
+            begun_s = min(begun_s, clock())
+            if clock() - begun_s > timeout_s and not tolerate_silence():
+                raise TimeoutError(f"sent {size - len(buffer)} of {size} bytes within {timeout_s:g} s")
 
 
 def send_all(sock: socket.socket, data: memoryview, is_stopped: Callable[[], bool]) -> None:

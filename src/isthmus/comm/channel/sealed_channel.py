@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 
-from isthmus.comm.channel.channel import Part, SocketChannel, receive_exactly, send_all
+from isthmus.comm.channel.channel import Part, SocketChannel, send_all
 from isthmus.comm.channel.noise_handshake import TAG_BYTES, CipherState
 
 
@@ -39,5 +39,5 @@ class SealedChannel(SocketChannel):
         if len(self._in) < size:
             self._in = memoryview(bytearray(size))
         record = self._in[:size]
-        receive_exactly(self.socket, record, tolerate_silence)
+        self.receive(record, tolerate_silence)
         self._receiving.decrypt_into(record, into)

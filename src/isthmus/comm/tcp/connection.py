@@ -66,8 +66,9 @@ class ConnectionOwner(Protocol):
 class Connection:
     """Connection `number` to a peer whose clock is `clock_offset_s` ahead of ours.
 
-    Silence of `silence_timeout_s` counts as broken, except while the owner closes: the peer may still be
-    finishing. When the connection breaks, its unacknowledged fragments return to the send queue.
+    Silence of `silence_timeout_s` counts as broken, and a part of a frame that takes longer than `part_timeout_s`,
+    except while the owner closes: the peer may still be finishing. When the connection breaks, its unacknowledged
+    fragments return to the send queue.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Connection:
         *,
         heartbeat_s: float,
         silence_timeout_s: float,
+        part_timeout_s: float,
         clock: Callable[[], float] = steady_time_s,
     ) -> None:
         self.number, self.dead = number, False
@@ -90,6 +92,7 @@ class Connection:
         self._lock = threading.Lock()
         self._readiness = SendReadiness(channel.socket)
         channel.socket.settimeout(silence_timeout_s)
+        channel.part_timeout_s = part_timeout_s
         self._threads = [
             threading.Thread(target=loop, name=f"isthmus-connection-{number}-{what}", daemon=True)
             for loop, what in ((self._send_loop, "send"), (self._receive_loop, "receive"))

@@ -18,6 +18,8 @@ from isthmus.core.process.steady_clock import steady_time_s
 
 MAX_MISSED_HEARTBEATS = 3
 """Missed heartbeats after which a connection counts as broken."""
+PART_TIMEOUT_SHARE = 0.5
+"""Share of the peer's timeout that a part of a frame, of at most 256 KiB, may take: 140 kbit/s with the defaults."""
 
 
 class Peer:
@@ -247,7 +249,8 @@ class Peer:
             *greeted_channel,
             self,
             heartbeat_s=self._heartbeat_s,
-            silence_timeout_s=MAX_MISSED_HEARTBEATS * self._heartbeat_s,
+            silence_timeout_s=(silence_s := MAX_MISSED_HEARTBEATS * self._heartbeat_s),
+            part_timeout_s=max(silence_s, PART_TIMEOUT_SHARE * self._timeout_s),
             clock=self._clock,
         )
 

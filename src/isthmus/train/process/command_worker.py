@@ -26,7 +26,7 @@ from isthmus.core.messages.agent_messages import RankMap, WorkerAddress
 from isthmus.core.messages.worker_folder import RUN_LEASE_ENDED, WorkerFolder, WorkerSpec
 from isthmus.train.liveness.run_lease_watch import RunLeaseWatch
 from isthmus.train.process.command_progress import ProgressReader
-from isthmus.wan import listen
+from isthmus.wan import listen, local_address
 
 MAX_LOG_BYTES = 256 << 20
 """Output of a program that is kept; what it writes beyond is read and dropped."""
@@ -51,6 +51,8 @@ def run_command(folder: WorkerFolder, spec: WorkerSpec, command: CommandConfig) 
     """
     lease = RunLeaseWatch(Path(spec.run_lease) if spec.run_lease else None)
     with listen(spec.host, ports=spec.ports) as listener:
+        if not lease.wait_until_held():
+            return RUN_LEASE_ENDED
         folder.write_checkin(_address(spec, listener))
         ranks = _wait_for_rank_map(folder, spec, lease)
     if ranks is None:
@@ -256,6 +258,7 @@ def main(arguments: list[str]) -> int:
             raise InputError("one argument is needed", hint="python -m isthmus.train.process.command_worker FOLDER")
         folder = WorkerFolder(Path(arguments[0]))
         spec = folder.read_spec()
+        spec = spec.listening_at(local_address(spec.host))
         folder.take_keys()  # the keys of Isthmus' own links are no business of the program
         if spec.job.command is None:
             raise InputError(f"job {spec.run} has no command", hint="its worker is the supervisor")

@@ -27,7 +27,7 @@ from isthmus.train.liveness.stall import detect_stall
 from isthmus.train.liveness.worker_events import EventLog
 from isthmus.train.process.take_rank_keys import take_rank_keys
 from isthmus.train.process.worker import TERMINATED, UNEXPECTED_ERROR, RankResources, error_line, run_in_process
-from isthmus.wan import listen
+from isthmus.wan import listen, local_address
 
 MAX_RESTARTS = 5
 """Restarts allowed within `WINDOW_S`."""
@@ -47,6 +47,7 @@ def supervise(folder: WorkerFolder) -> int:
     error before any step would recur. The keys of its links stay in memory, where each worker process gets them.
     """
     spec = folder.read_spec()
+    spec = spec.listening_at(local_address(spec.host))
     keys = take_rank_keys(folder, spec)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     with listen(spec.host, ports=spec.ports) as listener, MemoryLease(spec) as lease:
@@ -71,7 +72,7 @@ class _Supervisor:
         """Run the worker, with restarts, until it exits for good; return the exit status."""
         gc.collect()
         gc.freeze()
-        while not self._lease.has_ended:
+        while self._lease.wait_until_held():
             status = self._wait_for_exit(*self._fork_worker())
             if status >= 0 and (status != UNEXPECTED_ERROR or self._heartbeat.read().median_step_s == 0):
                 return status
@@ -111,7 +112,7 @@ class _Supervisor:
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
             _exit_with_supervisor(reader)
-            status = run_in_process(self._folder, self._spec, self._resources)
+            status = run_in_process(self._folder, self._spec, self._resources, self._lease)
             sys.stdout.flush()
         finally:
             os._exit(status)

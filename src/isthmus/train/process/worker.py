@@ -20,7 +20,7 @@ from pathlib import Path
 
 from isthmus.core.errors import InputError, IsthmusError, PeerError
 from isthmus.core.messages.agent_messages import RankMap, WorkerAddress
-from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+from isthmus.core.messages.worker_folder import RUN_LEASE_ENDED, WorkerFolder, WorkerSpec
 from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
 from isthmus.train.checkpoint.memory_lease import MemoryLease
 from isthmus.train.communication.torch_device import configure_torch
@@ -34,7 +34,7 @@ from isthmus.train.process.take_rank_keys import RankKeys, take_rank_keys
 from isthmus.train.process.training_loop import train
 from isthmus.train.recovery.group_membership import GroupMembership
 from isthmus.train.recovery.rank_recovery import RankRecovery
-from isthmus.wan import listen
+from isthmus.wan import listen, local_address
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit status after SIGTERM."""
@@ -137,20 +137,24 @@ def main(arguments: list[str]) -> int:
             raise InputError("one argument is needed", hint="python -m isthmus.train.process.worker FOLDER")
         folder = WorkerFolder(Path(arguments[0]))
         spec = folder.read_spec()
+        spec = spec.listening_at(local_address(spec.host))
+        watch = RunLeaseWatch(Path(spec.run_lease) if spec.run_lease else None)
         keys = take_rank_keys(folder, spec)
-        with listen(spec.host, ports=spec.ports) as listener, MemoryLease(spec) as lease:
-            return run_in_process(folder, spec, RankResources(listener, lease.run, Heartbeat(), keys))
+        with listen(spec.host, ports=spec.ports) as listener, MemoryLease(spec) as memory:
+            if not watch.wait_until_held():
+                return RUN_LEASE_ENDED
+            return run_in_process(folder, spec, RankResources(listener, memory.run, Heartbeat(), keys), watch)
     except IsthmusError as error:
         print(f"error: {error_line(error)}", file=sys.stderr, flush=True)
         return error.exit_code
 
 
-def run_in_process(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources) -> int:
-    """Run the worker of `folder` in this process; return its exit status."""
+def run_in_process(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources, lease: RunLeaseWatch) -> int:
+    """Run the worker of `folder` in this process, which ends with the `lease`; return its exit status."""
     _exit_on_sigterm()
     start_heartbeat(resources.heartbeat)
     if spec.run_lease:
-        end_with_run_lease(RunLeaseWatch(Path(spec.run_lease)))
+        end_with_run_lease(lease)
     try:
         run_worker(folder, spec, resources)
     except IsthmusError as error:
