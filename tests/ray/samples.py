@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,6 @@ def adapter_of(
     ray: RayCluster, state: Path, courier: Courier, command: Sequence[str], rest: RayRest | None = None
 ) -> RayAdapter:
     """Return an adapter of the cluster whose workers run `command`; `rest` is another way to it."""
-    file = SiteFile(kind="ray", options={"address": ray.address})
+    file = SiteFile(kind="ray", options={"address": ray.address, "python": sys.executable})
     rest = rest or RayRest(ray.address, timeout_s=30.0)
     return RayAdapter(RaySite(file, cluster_of(ray)), state, rest, courier, tuple(command))
