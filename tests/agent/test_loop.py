@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.agent.courier.courier import Courier
 from isthmus.agent.service.agent_loop import (
     FAST_POLL_S,
     POLL_S,
@@ -214,11 +215,15 @@ def test_the_files_of_an_agent_that_has_left_are_removed(tmp_path: Path, server:
 def test_the_folder_of_an_agent_goes_with_its_last_file_and_no_other_folder_does(
     tmp_path: Path, server: Answering
 ) -> None:
-    """Repeating it is no error; a folder without an agent's identity is not touched."""
+    """The courier's private key goes too; repeating it is no error; a folder without an agent's identity stays."""
     state, other = tmp_path / "state", tmp_path / "other"
     leaving = (200, AgentOrders(leaves=True).model_dump(mode="json"))
     server.will_say(leaving, leaving, (200, {"site": "east", "gone": True}))
     run_agent(config(server, state))
+    courier = Courier(state)
+    courier.ticket(state / "runs" / "part")
+    courier.close()
+    (state / "ray" / "holders" / "1").mkdir(parents=True)
     assert remove_state_folder(state).left == ()
     assert not state.exists()
     assert remove_state_folder(state) == RemovedFiles(removed=(), left=())

@@ -52,8 +52,7 @@ class SiteAdmin:
         )  # fmt: skip
         found = self._actor.propose(lambda _: event, lambda coordinator: self._leave_view(coordinator, cluster))
         self._audit.record("site-leaving", caller, cluster)
-        silent = self._actor.query(lambda coordinator: not coordinator.state.clusters[cluster].connected)
-        if silent and not found.jobs:
+        if not found.jobs and self._actor.query(lambda coordinator: _is_silent(coordinator, cluster)):
             self._remove(caller, cluster)
             return found.model_copy(update={"gone": True})
         return found
@@ -104,6 +103,11 @@ class SiteAdmin:
         pool = self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
         self._audit.record(action, caller, cluster, detail)
         return next(one for one in pool.clusters if one.cluster.name == cluster)
+
+
+def _is_silent(coordinator: Coordinator, cluster: str) -> bool:
+    record = coordinator.state.clusters.get(cluster)  # none: its agent has reported meanwhile that it has ended
+    return record is None or not record.connected
 
 
 def _role(caller: Caller) -> Literal["admin", "owner"]:
