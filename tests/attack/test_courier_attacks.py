@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -285,6 +286,10 @@ def test_silent_and_slow_strangers_keep_no_worker_out(courier: Courier, tmp_path
     silent = [socket.create_connection(("127.0.0.1", found["port"])) for _ in range(MAX_STRANGERS + 20)]
     link = CourierLink(found)
     assert link.ask(hello()).kind == "welcome"
+    silent[0].settimeout(5.0)
+    with suppress(ConnectionError):
+        assert silent[0].recv(1) == b""  # cut in the middle of its handshake, long before its time is up
+    assert sum(one.name == "courier" for one in threading.enumerate()) <= MAX_STRANGERS + 1
     link.close()
     for one in silent:
         one.close()

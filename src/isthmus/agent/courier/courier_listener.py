@@ -125,8 +125,10 @@ class CourierListener:
         session: FolderSession | None = None
         try:
             caller.raw.settimeout(PROOF_S)
-            with self._tls.wrap_socket(caller.raw, server_side=True) as stream:
+            # The handshake comes after the socket was handed over: `cut` reaches it from the first byte on.
+            with self._tls.wrap_socket(caller.raw, server_side=True, do_handshake_on_connect=False) as stream:
                 caller.raw = stream
+                stream.do_handshake()
                 session = self._open_session(bytes(_receive(stream, TOKEN_BYTES)), caller.cut)
                 if session is None:
                     return
