@@ -126,6 +126,8 @@ def test_a_site_without_contact_leaves_at_once_if_nothing_runs_there(server: Ser
     assert server.shell.pool().clusters == ()
     status, text = shell.run("site", "leave", "east", "--json")
     assert (status, json.loads(text)["removed"]) == (0, [])
+    status, text = shell.run("site", "leave", "eats")
+    assert (status, "the pool has no site eats" in text) == (0, True), "a misspelt name is not said to have left"
 
 
 def test_an_agent_that_ends_too_early_is_refused(server: Server) -> None:

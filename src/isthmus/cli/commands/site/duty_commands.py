@@ -144,7 +144,8 @@ def leave(
     outcome = {"removed": removed, "left": left}
 
     def show() -> str:
-        lines = [f"{name} has left the pool"]
+        gone_before = f"the pool has no site {name}: it has left already, or its name is another one"
+        lines = [f"{name} has left the pool" if seen else gone_before]
         lines += [f"removed  {one.kind} {one.name}" for one in removed]
         return "\n".join([*lines, *(f"left     {one.kind} {one.name}" for one in left)])
 
