@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -60,8 +61,9 @@ class RunningAgent:
             clock=boot_time_s,
         )
 
-    def restart(self) -> None:
+    def restart(self, python: str = "") -> None:
         """Let another agent, with another courier, go on with the state folder."""
+        self._python = python or self._python
         self.courier.close()
         self.courier = Courier(self._state)
         self._make()
@@ -88,15 +90,22 @@ class RunningAgent:
         return found[0] if found else ""
 
 
-@pytest.fixture
-def agent(ray: RayCluster, tmp_path: Path) -> Iterator[RunningAgent]:
-    agent = RunningAgent(ray, tmp_path / "state")
+@contextlib.contextmanager
+def running_agent(ray: RayCluster, state: Path, python: str = sys.executable) -> Iterator[RunningAgent]:
+    """Run an agent until it has given everything back."""
+    agent = RunningAgent(ray, state, python)
     agent.until("cards are seen", lambda: agent.service.machine.free_chips() == {"h20": 4})
     yield agent
     agent.service.shut_down()
     agent.until("the agent stops", lambda: agent.service.stopped)
     agent.until("Ray has its cards back", lambda: not ray.used_cards())
     agent.courier.close()
+
+
+@pytest.fixture
+def agent(ray: RayCluster, tmp_path: Path) -> Iterator[RunningAgent]:
+    with running_agent(ray, tmp_path / "state") as agent:
+        yield agent
 
 
 def test_a_part_runs_on_ray_through_a_restart_of_its_agent_and_returns_its_cards(
@@ -134,25 +143,14 @@ def test_a_python_that_cannot_hold_is_the_reason_of_the_part(
     python: str, words: tuple[str, ...], ray: RayCluster, tmp_path: Path
 ) -> None:
     """1. The part waits and says why. 2. Jobs follow each other after pauses. 3. With another Python it is ready."""
-    agent = RunningAgent(ray, tmp_path / "state", python)
-    try:
-        agent.until(
-            "the part says why it waits",
-            lambda: all(word in agent.detail() for word in words), order("ready", places=PLACES),
-        )  # fmt: skip
-        agent.until(
-            "there was a second try", lambda: "2 times in a row" in agent.detail(), order("ready", places=PLACES)
-        )
+    with running_agent(ray, tmp_path / "state", python) as agent:
+        wanted = order("ready", places=PLACES)
+        agent.until("the part says why it waits", lambda: all(word in agent.detail() for word in words), wanted)
+        agent.until("there was a second try", lambda: "2 times in a row" in agent.detail(), wanted)
         assert agent.state() == "queued"
-        agent._python = sys.executable
-        agent.restart()
-        agent.until("ready", lambda: agent.state() == "ready", order("ready", places=PLACES))
+        agent.restart(sys.executable)
+        agent.until("ready", lambda: agent.state() == "ready", wanted)
         assert agent.detail() == ""
-    finally:
-        agent.service.shut_down()
-        agent.until("the agent stops", lambda: agent.service.stopped)
-        agent.until("Ray has its cards back", lambda: not ray.used_cards())
-        agent.courier.close()
 
 
 def test_a_hold_that_is_given_up_at_once_leaks_no_cards(ray: RayCluster, tmp_path: Path) -> None:
