@@ -4,7 +4,8 @@
 the last rank's program, beside a bare `srun` of the same line on the slower cluster just before. `look`: one look of an
 agent at 2,000 jobs. `kills`: slurmctld killed within 2 s of 20 accepted jobs, beside jobs of plain `sbatch`. `faults`:
 lost and late replies, killed daemons, agents that forget everything, and releases at any step, by seeds. The parts on
-Slurm need root and its Debian packages. `kubernetes`: one look at 2,000 pods of a real API server (`make kubernetes`).
+Slurm need root and its Debian packages. `kubernetes`: one look at 2,000 pods of a real API server (`make kubernetes`);
+`kubernetes-faults`: lost replies, a killed server and a compacted log, by seeds.
 `courier`: a run folder whose log grows by 10 MB/s is carried over a link with random cuts.
 
   python -m benchmarks.sites                  # all
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from benchmarks import (
     _sites_courier,
     _sites_kubernetes,
+    _sites_kubernetes_faults,
     _sites_slurm_faults,
     _sites_slurm_kills,
     _sites_slurm_look,
@@ -37,9 +39,13 @@ SLURM_PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "kills": _sites_slurm_kills.rows,
     "faults": _sites_slurm_faults.rows,
 }
+KUBERNETES_PARTS: dict[str, Callable[[bool], list[Row]]] = {
+    "kubernetes": _sites_kubernetes.rows,
+    "kubernetes-faults": _sites_kubernetes_faults.rows,
+}
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
     **SLURM_PARTS,
-    "kubernetes": _sites_kubernetes.rows,
+    **KUBERNETES_PARTS,
     "courier": _sites_courier.rows,
 }
 """The rows of each part; the argument asks for a short run."""
@@ -59,7 +65,7 @@ def main() -> int:
                 f"{name}: needs root and Slurm: apt-get install -y slurmctld slurmd slurm-client munge", file=sys.stderr
             )
             continue
-        if name == "kubernetes" and missing_server():
+        if name in KUBERNETES_PARTS and missing_server():
             print(f"{name}: needs {', '.join(missing_server())}", file=sys.stderr)
             continue
         print(f"{name} ...", file=sys.stderr, flush=True)

@@ -207,7 +207,10 @@ def as_one_process(
     together, expected = losses(metrics), _train_alone(alone, folder / "worker")
     assert together.keys() == expected.keys() == set(range(job.training.steps))
     compared = [step for step in expected if until is None or step < until]
-    assert max(abs(together[step] - expected[step]) / expected[step] for step in compared) < within
+    off = {step: abs(together[step] - expected[step]) / expected[step] for step in compared}
+    far = {step: share for step, share in off.items() if share >= within}
+    attempts = {m.step: m.attempt for m in sorted(metrics, key=lambda m: m.attempt)}
+    assert not far, f"losses are off, by step: {far}; attempts by step: {attempts}"
     return alone
 
 

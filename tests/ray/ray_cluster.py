@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -21,8 +22,15 @@ INSTALL = 'pip install -c constraints.txt "ray[default]"'
 _NUM_PORTS = 90
 _NEVER_BYTES = 1 << 60
 """Bytes after which no connection to the dashboard breaks by itself."""
-START_S = 280.0
-"""Ray's dashboard is a dozen processes, each of which imports Ray: a minute and more on two busy cores."""
+START_S = 600.0
+"""Ray's dashboard is a dozen processes, each of which imports Ray: half a minute on two idle cores, minutes on busy."""
+
+START_LIMITS = {
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": f"{START_S:.0f}",
+    "RAY_agent_register_timeout_ms": f"{1e3 * START_S:.0f}",
+    "RAY_worker_register_timeout_seconds": f"{START_S:.0f}",
+}
+"""Ray ends a node of which a process is later than 30 or 60 s, as on a busy machine."""
 
 
 class RayCluster:
@@ -30,10 +38,15 @@ class RayCluster:
 
     def __init__(self, root: Path, cards: int = 2) -> None:
         self._root, self.num_cards, self.num_sessions = root, cards, 0
-        self._starters: list[psutil.Popen] = []
+        self._starters: dict[tuple[Any, ...], psutil.Popen] = {}
         self._ports = _free_ports(_NUM_PORTS)
         self._relay = CuttingRelay(self._ports[1], 0, _NEVER_BYTES)
         self.address = f"http://127.0.0.1:{self._relay.port}"
+
+    @property
+    def temporary(self) -> Path:
+        """Where programs on the nodes make their temporary folders."""
+        return self._root / "tmp"
 
     def start(self) -> None:
         """Start both nodes; wait until the dashboard lists both with their cards."""
@@ -61,6 +74,7 @@ class RayCluster:
                 if len(with_cards) >= num_nodes and len(usage) >= num_nodes and isinstance(jobs, list):
                     return
             assert time.monotonic() < deadline_s, f"Ray does not answer: {self._root}"
+            self._revive()
             time.sleep(0.1)
 
     def _wait_port(self, port: int) -> None:
@@ -69,6 +83,7 @@ class RayCluster:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
                 return
             assert time.monotonic() < deadline_s, f"Ray's head does not start: {self._root}"
+            self._revive()
             time.sleep(0.1)
 
     def jobs(self) -> list[dict[str, object]]:
@@ -94,8 +109,8 @@ class RayCluster:
         for one in found:
             with contextlib.suppress(psutil.Error):
                 one.kill()
-        psutil.wait_procs([*found, *self._starters], timeout=10)
-        self._starters = []
+        psutil.wait_procs([*found, *self._starters.values()], timeout=10)
+        self._starters = {}
 
     def end(self) -> None:
         """End every process."""
@@ -110,18 +125,26 @@ class RayCluster:
             "--object-store-memory=80000000", "--block", f"--dashboard-agent-listen-port={ports[0]}",
             f"--min-worker-port={ports[1]}", f"--max-worker-port={ports[-1]}", *options,
         )  # fmt: skip
-        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+        self.temporary.mkdir(exist_ok=True)
+        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": str(self.temporary)}
+        environment |= START_LIMITS
         environment.pop("ISTHMUS_TOKEN", None)
         with (Path(self._root) / f"{name}.log").open("ab") as out:
             started = psutil.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self._root
             )  # fmt: skip
-        self._starters.append(started)
+        self._starters[name, tuple(map(str, ports)), *options] = started
+
+    def _revive(self) -> None:
+        """Start a node again that has ended: a limit of Ray's start, 30 s for a raylet, cannot be changed."""
+        for (name, ports, *options), starter in list(self._starters.items()):
+            if starter.poll() is not None:
+                self._start(name, list(map(int, ports)), *options)
 
     def _processes(self) -> list[psutil.Process]:
         """Return Ray's processes here; not couriers, which leave their parents, nor what they run."""
         found: dict[int, psutil.Process] = {}
-        for one in self._starters:
+        for one in self._starters.values():
             with contextlib.suppress(psutil.Error):
                 found |= {child.pid: child for child in (one, *one.children(recursive=True))}
         return list(found.values())

@@ -24,9 +24,10 @@ def cluster_of(ray: RayCluster) -> Cluster:
 
 
 def adapter_of(
-    ray: RayCluster, state: Path, courier: Courier, command: Sequence[str], rest: RayRest | None = None
-) -> RayAdapter:
+    ray: RayCluster, state: Path, courier: Courier, command: Sequence[str], rest: RayRest | None = None,
+    python: str = sys.executable,
+) -> RayAdapter:  # fmt: skip
     """Return an adapter of the cluster whose workers run `command`; `rest` is another way to it."""
-    file = SiteFile(kind="ray", options={"address": ray.address, "python": sys.executable})
+    file = SiteFile(kind="ray", options={"address": ray.address, "python": python})
     rest = rest or RayRest(ray.address, timeout_s=30.0)
     return RayAdapter(RaySite(file, cluster_of(ray)), state, rest, courier, tuple(command))

@@ -1,4 +1,7 @@
-"""`StandInRay`: the REST interface of a Ray cluster in memory, which loses requests and replies as a test asks."""
+"""`StandInRay`: the REST interface of a Ray cluster in memory, which loses requests and replies as a test asks.
+
+Jobs run until a test ends them; with `ending`, a status and a message, each ends at once.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from isthmus.agent.adapters.ray.ray_rest import RayRest
+from isthmus.agent.adapters.ray.ray_rest import MAX_ANSWER_BYTES, RayRest
 
 NODE = {"state": "ALIVE", "node_id": "ab12" * 14, "node_name": "one", "labels": {"ray.io/zone": "a"}}
 
@@ -21,10 +24,17 @@ class StandInRay:
         self.usage: Any = {NODE["node_id"]: {"GPU": [1.0, 2.0]}}
         self.packages: dict[str, bytes] = {}
         self.replaced: dict[str, httpx.Response] = {}
+        self.messages: dict[str, str] = {}
+        self.ending: tuple[str, str] | None = None
 
-    def rest(self) -> RayRest:
+    def rest(self, max_answer_bytes: int = MAX_ANSWER_BYTES) -> RayRest:
         """Return a client of this cluster."""
-        return RayRest("http://ray", transport=httpx.MockTransport(self._answer))
+        transport = httpx.MockTransport(self._answer)
+        return RayRest("http://ray", transport=transport, max_answer_bytes=max_answer_bytes)
+
+    def end_job(self, job: str, status: str, message: str) -> None:
+        """Let a job end with a message."""
+        self.jobs[job], self.messages[job] = status, message
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -50,6 +60,8 @@ class StandInRay:
             if job in self.jobs:
                 return httpx.Response(500, text=f"Job with submission_id {job} already exists")
             self.jobs[job], self.num_submitted = "PENDING", self.num_submitted + 1
+            if self.ending is not None:
+                self.end_job(job, *self.ending)
             if self.lost == "reply":
                 self.lost = "request"
                 raise httpx.ReadTimeout("late", request=request)
@@ -60,4 +72,4 @@ class StandInRay:
         if request.method == "DELETE":
             del self.jobs[job]
             return httpx.Response(200, json={"deleted": True})
-        return httpx.Response(200, json={"status": self.jobs[job]})
+        return httpx.Response(200, json={"status": self.jobs[job], "message": self.messages.get(job)})

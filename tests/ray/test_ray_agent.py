@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed
 from isthmus.agent.courier.courier import Courier
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.cli import main
@@ -37,27 +41,29 @@ node_groups:
     resource: {resource}
 options:
   address: {address}
+  python: {python}
 """
 
 
 class RunningAgent:
     """An agent's service on a Ray cluster, driven by the test; `restart` is a new life of it."""
 
-    def __init__(self, ray: RayCluster, state: Path) -> None:
-        self._ray, self._state = ray, state
+    def __init__(self, ray: RayCluster, state: Path, python: str = sys.executable) -> None:
+        self._ray, self._state, self._python = ray, state, python
         self.courier = Courier(state)
         self._make()
 
     def _make(self) -> None:
         self.service = AgentService(
             cluster=cluster_of(self._ray),
-            adapter=adapter_of(self._ray, self._state, self.courier, LOOP),
+            adapter=adapter_of(self._ray, self._state, self.courier, LOOP, python=self._python),
             state=self._state,
             clock=boot_time_s,
         )
 
-    def restart(self) -> None:
+    def restart(self, python: str = "") -> None:
         """Let another agent, with another courier, go on with the state folder."""
+        self._python = python or self._python
         self.courier.close()
         self.courier = Courier(self._state)
         self._make()
@@ -75,20 +81,31 @@ class RunningAgent:
             assert time.monotonic() < deadline_s, f"{what}: {states}"
             time.sleep(0.05)
 
+    def detail(self, job: str = "a") -> str:
+        found = [part.detail for part in self.service.observed_parts() if part.job == job]
+        return found[0] if found else ""
+
     def state(self, job: str = "a") -> str:
         found = [part.state for part in self.service.observed_parts() if part.job == job]
         return found[0] if found else ""
 
 
-@pytest.fixture
-def agent(ray: RayCluster, tmp_path: Path) -> Iterator[RunningAgent]:
-    agent = RunningAgent(ray, tmp_path / "state")
+@contextlib.contextmanager
+def running_agent(ray: RayCluster, state: Path, python: str = sys.executable) -> Iterator[RunningAgent]:
+    """Run an agent until it has given everything back."""
+    agent = RunningAgent(ray, state, python)
     agent.until("cards are seen", lambda: agent.service.machine.free_chips() == {"h20": 4})
     yield agent
     agent.service.shut_down()
     agent.until("the agent stops", lambda: agent.service.stopped)
     agent.until("Ray has its cards back", lambda: not ray.used_cards())
     agent.courier.close()
+
+
+@pytest.fixture
+def agent(ray: RayCluster, tmp_path: Path) -> Iterator[RunningAgent]:
+    with running_agent(ray, tmp_path / "state") as agent:
+        yield agent
 
 
 def test_a_part_runs_on_ray_through_a_restart_of_its_agent_and_returns_its_cards(
@@ -109,8 +126,50 @@ def test_a_part_runs_on_ray_through_a_restart_of_its_agent_and_returns_its_cards
         agent.service.tick()
         time.sleep(0.05)
     assert agent.state() == "running"
+    assert list(ray.temporary.glob("isthmus-rank-*")), "the ranks' couriers have folders"
     agent.until("released", lambda: agent.state() == "released", order("released", places=PLACES))
     agent.until("Ray has its cards back", lambda: not ray.used_cards())
+    agent.until("no node keeps a ticket or a copy", lambda: not list(ray.temporary.glob("isthmus-rank-*")))
+
+
+@pytest.mark.parametrize(
+    ("python", "words"),
+    [
+        ("no-such-python", ("no-such-python: not found", "set options.python")),
+        (f"{sys.executable} -S", ("No module named 'ray'", "set options.python")),
+    ],
+)
+def test_a_python_that_cannot_hold_is_the_reason_of_the_part(
+    python: str, words: tuple[str, ...], ray: RayCluster, tmp_path: Path
+) -> None:
+    """1. The part waits and says why. 2. Jobs follow each other after pauses. 3. With another Python it is ready."""
+    with running_agent(ray, tmp_path / "state", python) as agent:
+        wanted = order("ready", places=PLACES)
+        agent.until("the part says why it waits", lambda: all(word in agent.detail() for word in words), wanted)
+        agent.until("there was a second try", lambda: "2 times in a row" in agent.detail(), wanted)
+        assert agent.state() == "queued"
+        agent.restart(sys.executable)
+        agent.until("ready", lambda: agent.state() == "ready", wanted)
+        assert agent.detail() == ""
+
+
+def test_a_hold_that_is_given_up_at_once_leaks_no_cards(ray: RayCluster, tmp_path: Path) -> None:
+    """Ray loses the cards of a group that is removed while it is scheduled: asked for and released in every order."""
+    courier = Courier(tmp_path / "state")
+    adapter = adapter_of(ray, tmp_path / "state", courier, LOOP)
+    try:
+        for number in range(60):
+            hold_id = uuid.UUID(int=number, version=4).hex
+            need = RankNeed(node_group="h20", num_cards=1)
+            adapter.hold(HoldRequest(id=hold_id, job="f", attempt=1, ranks=(need,), lease_s=60.0))
+            time.sleep(number % 10 * 0.03)
+            adapter.release(hold_id)
+        deadline_s = time.monotonic() + 90.0
+        while adapter.observe().holds or ray.used_cards():
+            assert time.monotonic() < deadline_s, f"{ray.used_cards()} cards are lost"
+            time.sleep(0.5)
+    finally:
+        courier.close()
 
 
 @pytest.mark.parametrize(
@@ -121,6 +180,8 @@ def test_a_part_runs_on_ray_through_a_restart_of_its_agent_and_returns_its_cards
         ({"nodes": 3}, 2, ("site.yaml:4", "4 cards on 2 nodes, 6 on 3 in pool.yaml")),
         ({"group": "h2o"}, 2, ("site.yaml:4", "unknown node group 'h2o'", "did you mean 'h20'?")),
         ({"address": "http://127.0.0.1:9"}, 2, ("does not answer", "options.address")),
+        ({"python": "no-such-python"}, 2, ("site.yaml:8", "no-such-python: not found", "set options.python")),
+        ({"python": f"{sys.executable} -S"}, 2, ("site.yaml:8", "No module named 'ray'", "set options.python")),
     ],
 )
 def test_a_check_of_the_site_says_what_fits_and_where_it_does_not(
@@ -128,6 +189,7 @@ def test_a_check_of_the_site_says_what_fits_and_where_it_does_not(
 ) -> None:
     """Exit status 2, the line of the file, and the nearest word that Ray knows."""
     told = {"nodes": 2, "group": "h20", "resource": "GPU", "address": ray.address} | changes
+    told = {"python": sys.executable} | told
     (tmp_path / "pool.yaml").write_text(POOL.format_map(told))
     (tmp_path / "site.yaml").write_text(SITE.format_map(told))
     out = io.StringIO()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from isthmus.agent.adapters.ray.check_python import check_python
 from isthmus.agent.adapters.ray.holder_job import HolderJob
 from isthmus.agent.adapters.ray.ray_checks import check_ray
 from isthmus.agent.adapters.ray.ray_holds import RayHold
@@ -21,7 +24,8 @@ from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.owner.site_file import NodeSelector, SiteFile
 from isthmus.core.pool import Cluster, NodeGroup
-from tests.ray.stand_in import StandInRay
+from isthmus.core.text.printable import is_printable
+from tests.ray.stand_in import NODE, StandInRay
 
 GROUP = NodeGroup(name="h20", chip="H20", nodes=1, chips_per_node=2)
 CLUSTER = Cluster(name="east", owner="o", node_groups=(GROUP,))
@@ -43,6 +47,18 @@ def site(**selector: object) -> RaySite:
 
 def node(name: str, number: int = 1, **resources: float) -> RayNode:
     return RayNode(id=f"{number:x}" * 56, name=name, labels={}, total=dict(resources), used={})
+
+
+def listed(**changes: object) -> httpx.Response:
+    """Return an answer with one node, changed."""
+    one = {**NODE, "resources_total": {"GPU": 2.0}} | changes
+    return httpx.Response(200, json={"data": {"result": {"result": [one]}}})
+
+
+def used(amounts: object) -> httpx.Response:
+    """Return an answer with what is used of that node."""
+    usage = {"usageByNode": {NODE["node_id"]: amounts}}
+    return httpx.Response(200, json={"data": {"clusterStatus": {"loadMetricsReport": usage}}})
 
 
 def test_a_holder_job_whose_reply_is_lost_is_one(tmp_path: Path, courier: Courier) -> None:
@@ -73,16 +89,77 @@ def test_the_ticket_is_in_the_package_alone(tmp_path: Path, courier: Courier) ->
 
 def test_a_job_that_has_ended_is_followed_by_the_next_number(tmp_path: Path, courier: Courier) -> None:
     """A number is used once; the ticket of the one before opens nothing any more."""
-    ray = StandInRay()
-    job = HolderJob(tmp_path / "ray", ray.rest(), courier)
+    ray, now_s = StandInRay(), [0.0]
+    job = HolderJob(tmp_path / "ray", ray.rest(), courier, clock=lambda: now_s[0])
     job.ensure()
     first = job.submission_id
     assert not job.has_ended("session_1")
     ray.jobs[first] = "FAILED"
     assert job.has_ended("session_1")
+    now_s[0] += 1.0
     job.ensure()
     assert job.submission_id != first
     assert list(ray.jobs) == [job.submission_id]
+
+
+def test_a_holder_that_ends_at_once_is_submitted_again_after_longer_and_longer_pauses(
+    tmp_path: Path, courier: Courier
+) -> None:
+    """In an hour with a look each second: 1, 2, 4 ... 60 s apart; its reason is known also to the next agent."""
+    ray, now_s = StandInRay(), [0.0]
+    ray.ending = "FAILED", "Job entrypoint command failed with exit code 127, last logs:\nsh: 1: pyton: not found\n"
+    submitted_s: list[float] = []
+    for second in range(3600):
+        now_s[0] = float(second)
+        job = HolderJob(tmp_path / "ray", ray.rest(), courier, "pyton", clock=lambda: now_s[0])
+        job.has_ended("session_1")
+        before = ray.num_submitted
+        job.ensure()
+        if ray.num_submitted > before:
+            submitted_s.append(now_s[0])
+    gaps = [b - a for a, b in itertools.pairwise(submitted_s)]
+    assert gaps[:7] == [2, 3, 5, 9, 17, 33, 61]  # a pause counts from the look that sees the end
+    assert set(gaps[6:]) == {61}
+    assert "sh: 1: pyton: not found" in job.trouble
+    assert "set options.python" in job.trouble
+
+
+def test_the_log_of_the_holder_says_why_it_ended(tmp_path: Path, courier: Courier) -> None:
+    """Ray calls its job successful, since the courier has carried the end; a normal end is no trouble."""
+    ray, now_s = StandInRay(), [0.0]
+    job = HolderJob(tmp_path / "ray", ray.rest(), courier, clock=lambda: now_s[0])
+    for status, words in (("1", "No module named 'ray'"), ("0", "")):
+        job.ensure()
+        (job.folder / "log").write_bytes(b"Traceback ...\n\x1b[31mModuleNotFoundError: No module named 'ray'\n\n")
+        (job.folder / "exit").write_text(f"{status}\n")
+        ray.end_job(job.submission_id, "SUCCEEDED", "Job finished successfully.")
+        assert job.has_ended("session_1")
+        assert words in job.trouble
+        assert bool(job.trouble) == bool(words)
+        assert is_printable(job.trouble)
+        now_s[0] += 60.0
+
+
+def test_a_holder_that_answers_has_no_trouble_any_more(tmp_path: Path, courier: Courier) -> None:
+    """And its next failure is the first again."""
+    ray, now_s = StandInRay(), [0.0]
+    job = HolderJob(tmp_path / "ray", ray.rest(), courier, clock=lambda: now_s[0])
+    for _ in range(5):
+        job.ensure()
+        ray.end_job(job.submission_id, "FAILED", "out of memory")
+        job.has_ended("session_1")
+        now_s[0] += 60.0
+    job.ensure()
+    assert "5 times in a row" in job.trouble
+    write_atomically(job.folder / "state-a.json", '{"state": "granted", "nodes": ["n"]}')
+    assert job.read_state("a", 1) == ("granted", ("n",))
+    assert job.trouble == ""
+    ray.end_job(job.submission_id, "FAILED", "out of memory")
+    job.has_ended("session_1")
+    now_s[0] += 1.0
+    before = ray.num_submitted
+    job.ensure()
+    assert ray.num_submitted == before + 1
 
 
 def test_a_job_is_gone_after_two_looks_at_one_session(tmp_path: Path, courier: Courier) -> None:
@@ -105,6 +182,20 @@ def test_a_job_is_gone_after_two_looks_at_one_session(tmp_path: Path, courier: C
         ("/api/v0/nodes", httpx.Response(200, text="<html>")),
         ("/api/v0/nodes", httpx.Response(503, text="starting")),
         ("/api/cluster_status", httpx.Response(200, json={"data": {"clusterStatus": None}})),
+        ("/api/v0/nodes", listed(labels=["a"])),
+        ("/api/v0/nodes", listed(labels={"a": 1})),
+        ("/api/v0/nodes", listed(resources_total=[["GPU", 1]])),
+        ("/api/v0/nodes", listed(resources_total={"GPU": "2"})),
+        ("/api/v0/nodes", listed(resources_total={"GPU": True})),
+        ("/api/v0/nodes", listed(resources_total={"GPU": -1})),
+        ("/api/v0/nodes", listed(resources_total={"GPU": 10**400})),
+        ("/api/v0/nodes", listed(node_id=7)),
+        ("/api/v0/nodes", httpx.Response(200, text=listed().text.replace("2.0", "NaN"))),
+        ("/api/v0/nodes", httpx.Response(200, text="[" * 200_000)),
+        ("/api/cluster_status", used({"GPU": 1.0})),
+        ("/api/cluster_status", used({"GPU": []})),
+        ("/api/cluster_status", used({"GPU": [None, 2.0]})),
+        ("/api/cluster_status", used(["GPU"])),
     ],
 )
 def test_an_answer_that_cannot_be_read_is_no_empty_cluster(path: str, answer: httpx.Response) -> None:
@@ -113,6 +204,42 @@ def test_an_answer_that_cannot_be_read_is_no_empty_cluster(path: str, answer: ht
     ray.replaced[path] = answer
     with pytest.raises(UnavailableError, match=path):
         ray.rest().nodes()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("status", [200, 503])
+def test_what_ray_answers_cannot_write_to_a_terminal(status: int) -> None:
+    """Escapes and reordering characters of an answer are shown, not sent."""
+    ray = StandInRay()
+    ray.replaced["/api/version"] = httpx.Response(status, text="\x1b]0;owned\x07\u202e\x9b2J")
+    with pytest.raises(UnavailableError) as caught:
+        ray.rest().version()
+    assert is_printable(str(caught.value))
+    assert "\\x1b" in str(caught.value)
+
+
+@pytest.mark.attack
+def test_an_answer_without_end_is_cut() -> None:
+    """No more is read than the limit and a chunk, of errors too; a packed answer is refused unread."""
+    ray, num_sent = StandInRay(), 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal num_sent
+        while True:
+            num_sent += 1
+            yield b"x" * 100
+
+    for status in (200, 500):
+        num_sent = 0
+        ray.replaced["/api/version"] = httpx.Response(status, content=endless())
+        with pytest.raises(UnavailableError, match="more than 1000 bytes"):
+            ray.rest(max_answer_bytes=1000).version()
+        assert num_sent <= 12
+    bomb = zlib.compress(b"[" + b"1," * 5_000_000 + b"1]")
+    packed = httpx.Response(200, stream=httpx.ByteStream(bomb), headers={"Content-Encoding": "deflate"})
+    ray.replaced["/api/version"] = packed
+    with pytest.raises(UnavailableError, match="encoded"):
+        ray.rest().version()
 
 
 @pytest.mark.attack
@@ -174,6 +301,39 @@ def test_a_check_names_the_nearest_word(selector: dict[str, object], words: tupl
     wrong = [one for one in check_ray(site(**selector), StandInRay().rest()) if not one.ok]
     assert wrong
     assert all(any(word in f"{one.detail} {one.hint}" for one in wrong) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_ok", "words"),
+    [
+        (("SUCCEEDED", "Job finished successfully."), True, "has Ray"),
+        (("FAILED", "exit code 127:\nsh: 1: pyton: not found"), False, "set options.python"),
+        (("FAILED", "exit code 1:\nModuleNotFoundError: No module named 'ray'"), False, "set options.python"),
+        (("FAILED", "exit code 1:\nneeds Python 3.11 or later, is 3.8.10"), False, "set options.python"),
+        (None, False, "PENDING after 60 s"),
+    ],
+)
+def test_a_check_tries_the_python_of_ray_and_leaves_no_job(
+    ending: tuple[str, str] | None, is_ok: bool, words: str
+) -> None:
+    """A job that ends at once says whether the holder can run; a limit ends one that does not start."""
+    ray, now_s = StandInRay(), [0.0]
+    ray.ending = ending
+
+    def pause(seconds: float) -> None:
+        now_s[0] += seconds
+
+    (found,) = check_python(ray.rest(), "pyton", clock=lambda: now_s[0], pause=pause)
+    assert (found.ok, words in f"{found.detail} {found.hint}") == (is_ok, True), found
+    assert (ray.num_submitted, ray.jobs) == (1, {})
+
+
+def test_a_check_without_ray_is_a_finding() -> None:
+    """A dashboard that is lost on the way is no crash."""
+    ray = StandInRay()
+    ray.lost = "request"
+    (found,) = check_python(ray.rest(), "python", clock=lambda: 0.0)
+    assert not found.ok
 
 
 def test_a_check_finds_what_no_group_has() -> None:

@@ -140,6 +140,8 @@ class SitePart:
     # Where a scheduler holds the devices: what is asked of it, and the number of holds of the part so far.
     hold: Literal["", "asked", "granted"] = ""
     num_holds: int = 0
+    # What the scheduler said that the hold waits for, while `detail` says it.
+    hold_detail: str = ""
     # The devices of each rank in the granted hold.
     held: tuple[tuple[str, ...], ...] = ()
     # The hold may preempt the jobs of others.

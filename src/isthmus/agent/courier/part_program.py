@@ -74,6 +74,10 @@ class PartProgram:
             replace_file(folder / EXIT, f"{KILLED_STATUS}\n".encode(), 0o644)
         return gone
 
+    def is_running(self) -> bool:
+        """Return whether the program was started here and has not ended."""
+        return (self._work.folder / "pid").exists() and not self.has_ended()
+
     def signal(self, number: int) -> None:
         """Pass a signal of the scheduler on to the program's runner."""
         if self._runner is None:

@@ -20,6 +20,7 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import socket
 import ssl
@@ -235,8 +236,7 @@ class RunPart:
         ended = (self._work.hold / "released").exists()
         if ended:
             self._lease_end_s = min(self._lease_end_s, boot_time_s())
-        running = (self._work.folder / "pid").exists() and not self.program.has_ended()
-        return not running and boot_time_s() > self._lease_end_s + self._linger_s
+        return not self.program.is_running() and boot_time_s() > self._lease_end_s + self._linger_s
 
 
 def _is_at_end(stream: int) -> bool:
@@ -249,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a part as the command line says."""
     parser = argparse.ArgumentParser(prog="run_part", description="Run one part of a job for an agent of Isthmus.")
     parser.add_argument("--ticket", required=True, type=Path, help="file with the ticket of the part")
-    parser.add_argument("--work", type=Path, help="work folder; a new private one by default")
+    parser.add_argument("--work", type=Path, help="work folder; by default a new one, removed at the end")
     parser.add_argument("--while-open", action="store_true", help="end the part with standard input")
     parser.add_argument(
         "--first-contact-s", type=float, default=FIRST_CONTACT_S, help="limit of tries to reach the agent"
@@ -264,7 +264,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     part = RunPart(ticket, work, chosen.first_contact_s, chosen.linger_s)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: part.program.signal(received))
-    return part.run(time.sleep, (lambda: _is_at_end(0)) if chosen.while_open else lambda: False)
+    status = part.run(time.sleep, (lambda: _is_at_end(0)) if chosen.while_open else lambda: False)
+    if chosen.work is None and not part.program.is_running():
+        shutil.rmtree(work.folder.parent, ignore_errors=True)
+    return status
 
 
 if __name__ == "__main__":

@@ -73,12 +73,12 @@ def _observe_hold(site: SiteState, seen: HoldObserved) -> None:
             part.hold, part.held = "granted", seen.devices
             if part.state in CLAIMING:
                 take_held_devices(site, part)
+            _explain(site, part, "")
             site.mark_changed(part)
         return
     if seen.state == "waiting":
-        if part.state == "evicting" and seen.detail and part.detail != seen.detail:
-            part.detail = f"{site.cluster}: {seen.detail}"
-            site.mark_changed(part)
+        if part.state in ("queued", "evicting"):
+            _explain(site, part, f"{site.cluster}: {seen.detail}" if seen.detail else "")
         return
     drop_hold(part)
     site.mark_changed(part)
@@ -86,6 +86,16 @@ def _observe_hold(site: SiteState, seen: HoldObserved) -> None:
         move_part(site, part, "refused", seen.now_s, f"{site.cluster}: the scheduler ended the hold of its devices")
     elif part.state == "prepared":
         release_part(site, part, seen.now_s, f"{site.cluster}: the scheduler ended the hold of its devices")
+
+
+def _explain(site: SiteState, part: SitePart, text: str) -> None:
+    """Say what the part's hold waits for; "" takes back what was said before."""
+    if text == part.hold_detail:
+        return
+    if text or part.detail == part.hold_detail:
+        part.detail = text
+        site.mark_changed(part)
+    part.hold_detail = text
 
 
 def _observe_probe(site: SiteState, seen: ProbeObserved) -> None:

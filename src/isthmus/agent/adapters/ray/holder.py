@@ -7,7 +7,11 @@ It runs under the courier on the Ray cluster, `python holder.py FOLDER ARCHIVE`,
     state-ID.json   to the agent: `waiting`, `granted` with the node of each bundle, or `ended`
 
 A hold ends when it is released, or its lease after the last renewal was seen. Its ranks end before its cards are given
-back. The holder ends once it holds nothing and has seen no renewal of its own lease.
+back. The holder ends once it holds nothing and has seen no renewal of its own lease, and with all that it holds once
+its own folder is released.
+
+Ray 2.60 leaks the cards of a group that is removed between the lease of its bundles and their commit, a few ms: so a
+group is removed when it has its cards or waits for them, and a hold that was released before has none.
 """
 
 from __future__ import annotations
@@ -28,28 +32,38 @@ import ray
 POLL_S = 0.05
 CLEAR_S = 10.0
 """How long ranks of an ended hold have to end by themselves, which they do, before Ray ends their processes."""
+SETTLE_S = 30.0
+"""How long an ended hold may be between its states at Ray before its group is removed all the same."""
+WAITING = ("NO_RESOURCES", "INFEASIBLE")
+"""The states of a group at Ray's scheduler in which it has been tried and has no bundle."""
 
 
 def keep_rank(archive: bytes, ticket: str) -> int:
     """Run the courier of a rank until it has ended; it ends with this process, by the end of a pipe."""
     import os
+    import shutil
     import subprocess
     import sys
     import tempfile
     from pathlib import Path
 
     folder = Path(tempfile.mkdtemp(prefix="isthmus-rank-"))
-    (folder / "courier.pyz").write_bytes(archive)
-    descriptor = os.open(folder / "ticket", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(ticket)
+    try:
+        (folder / "courier.pyz").write_bytes(archive)
+        descriptor = os.open(folder / "ticket", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(ticket)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     open_read, open_write = os.pipe()
     done_read, done_write = os.pipe()
-    # Through a shell that ends at once: Ray kills the children of a worker, and the courier has still to report.
-    script = 'exec 3<&0; setsid "$@" <&3 2>/dev/null &'
+    # Through a shell that ends at once: Ray kills the children of a worker, and the courier has still to report. What
+    # waits for the courier removes its folder, also when Ray has killed this process.
+    script = """exec 3<&0; setsid sh -c '"$@"; rm -rf -- "$0"' "$@" <&3 2>/dev/null &"""
     command = (sys.executable, str(folder / "courier.pyz"), "--ticket", str(folder / "ticket"), "--while-open")
     more = ("--first-contact-s", "20", "--linger-s", "30", "--work", str(folder / "work"))
-    arguments = ["sh", "-c", script, "sh", *command, *more]
+    arguments = ["sh", "-c", script, "sh", str(folder), *command, *more]
     subprocess.run(arguments, stdin=open_read, stdout=done_write, check=True, timeout=60.0)  # noqa: S603 - the agent's courier
     os.close(open_read)
     os.close(done_write)
@@ -63,10 +77,12 @@ def keep_rank(archive: bytes, ticket: str) -> int:
 
 
 class Held:
-    """One hold: its placement group, its lease, its ranks."""
+    """One hold: its placement group, its lease, its ranks. One that was released before its start has no group."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        self.group = placement_group(order["bundles"], strategy="PACK", bundle_label_selector=order["labels"] or None)
+        labels = order["labels"] or None
+        wanted = not order["released"]
+        self.group = placement_group(order["bundles"], "PACK", bundle_label_selector=labels) if wanted else None
         self.bundles, self.ranks = order["bundles"], list[Any]()
         self.state: dict[str, Any] = {"state": "waiting"}
         self._renewals, self._until_s = -1, 0.0
@@ -91,12 +107,23 @@ class Held:
             if running and late:
                 for rank in running:
                     ray.cancel(rank, force=True)
-            if not running or late:
-                remove_placement_group(self.group)
+            if (not running or late) and (self._is_settled() or time.monotonic() - self.ended_s > SETTLE_S):
+                self.remove()
                 self.state = {"state": "ended"}
-        elif self.state["state"] == "waiting" and self.group.wait(0):
+        elif self.state["state"] == "waiting" and self.group is not None and self.group.wait(0):
             nodes = placement_group_table(self.group)["bundles_to_node_id"]
             self.state = {"state": "granted", "nodes": [nodes[number] for number in range(len(self.bundles))]}
+
+    def remove(self) -> None:
+        """Give the cards back."""
+        if self.group is not None:
+            remove_placement_group(self.group)
+
+    def _is_settled(self) -> bool:
+        """Return whether the group has its cards, or has none of them."""
+        if self.group is None or self.state["state"] == "granted" or self.group.wait(0):
+            return True
+        return placement_group_table(self.group).get("stats", {}).get("scheduling_state") in WAITING
 
     def start(self, order: dict[str, Any], archive: Any) -> None:
         """Start a rank on the node of its bundle."""
@@ -159,12 +186,18 @@ class Holder:
             elif name not in orders:
                 held.see({"renewals": -2, "lease_s": 0.0, "released": True})
 
+    def give_up(self) -> None:
+        """End every hold: the agent wants nothing of this holder any more."""
+        for held in self._held.values():
+            held.see({"renewals": -2, "lease_s": 0.0, "released": True})
+
     def end(self) -> None:
-        """Give everything back."""
+        """Give everything back, at once."""
         for held in self._held.values():
             for rank in held.ranks:
                 ray.cancel(rank, force=True)
-            remove_placement_group(held.group)
+            if held.state["state"] != "ended":
+                held.remove()
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         """Return a file of the agent, which replaces them at once; None if it has gone or is as it was read before."""
@@ -193,7 +226,10 @@ def main(folder: Path, archive: bytes) -> int:
             seen = (hold / "lease").read_text()
             if seen != text:
                 text, until_s = seen, time.monotonic() + float(seen.split()[1])
-            if holder.is_empty and (time.monotonic() >= until_s or (hold / "released").exists()):
+            released = (hold / "released").exists()
+            if released:
+                holder.give_up()
+            if holder.is_empty and (time.monotonic() >= until_s or released):
                 break
             time.sleep(POLL_S)
     finally:

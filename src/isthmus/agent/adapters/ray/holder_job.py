@@ -2,7 +2,7 @@
 
 Its submission id is the agent's own key and a number, and Ray refuses a second job of one id: a lost reply is repeated
 without harm. The next number is taken only once Ray says that the job has ended, or in two looks at one session knows
-no such job.
+no such job. A job that ended without being asked to is followed by the next after a pause, and its reason is kept.
 """
 
 from __future__ import annotations
@@ -10,43 +10,60 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import uuid
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from isthmus.agent.adapters.ray.ray_rest import ENDED_STATES, RayRest
+from isthmus.agent.adapters.ray.holder_record import HolderRecord, read_record, write_record
+from isthmus.agent.adapters.ray.job_trouble import job_trouble, last_line, trouble_hint
+from isthmus.agent.adapters.ray.ray_rest import RayJob, RayRest
 from isthmus.agent.courier.courier import Courier
 from isthmus.agent.courier.courier_archive import courier_archive
 from isthmus.agent.courier.start_file import write_start
 from isthmus.core.errors import UnavailableError
-from isthmus.core.messages.worker_folder import open_regular, write_atomically
+from isthmus.core.messages.worker_folder import WorkerFolder, open_regular, write_atomically
+from isthmus.core.process.boot_clock import boot_id, boot_time_s
 
 HOLDER_LEASE_S = 60.0
 FIRST_CONTACT_S = 15.0
 """How long a holder or rank that cannot reach the agent goes on trying: it holds cards meanwhile."""
 _HOLDER = Path(__file__).with_name("holder.py")  # it runs at Ray and imports it, as no part of the agent does
 _MAX_STATE_BYTES = 1 << 20
+_LOG_END_BYTES = 4096
 _STATES = ("waiting", "granted", "ended")
 
 
 class HolderJob:
     """The holder job of the agent with the folder `state`; `python` is what Ray's nodes call Python."""
 
-    def __init__(self, state: Path, rest: RayRest, courier: Courier, python: str = "python") -> None:
-        self._state, self._rest, self._courier, self._python = state, rest, courier, python
-        self._missing = ""
+    def __init__(
+        self, state: Path, rest: RayRest, courier: Courier, python: str = "python",
+        clock: Callable[[], float] = boot_time_s,
+    ) -> None:  # fmt: skip
+        self._rest, self._courier, self._python, self._clock = rest, courier, python, clock
+        self._state, self._file, self._missing = state, state / "holder.json", ""
 
     @property
     def number(self) -> int:
         """The number of the present holder job, from 1."""
-        return int(self._known()["number"])
+        return self._known().number
 
     @property
     def submission_id(self) -> str:
         """The id of the present holder job at Ray."""
         known = self._known()
-        return f"isthmus-{known['key']}-{known['number']}"
+        return f"isthmus-{known.key}-{known.number}"
+
+    @property
+    def trouble(self) -> str:
+        """Why no holder answers, with what to do; "" unless one has ended without being asked to."""
+        known = self._known()
+        if known.answered or not known.trouble:
+            return ""
+        hint = trouble_hint(known.trouble)
+        times = f"{known.num_failures} times in a row; " if known.num_failures > 1 else ""
+        return f"the agent's job at Ray ended: {times}{known.trouble}{f' ({hint})' if hint else ''}"
 
     @property
     def folder(self) -> Path:
@@ -67,33 +84,34 @@ class HolderJob:
     def has_ended(self, session: str) -> bool:
         """Look once; return whether the present job is over, and go on to the next number if it is."""
         known = self._known()
-        if not known["accepted"]:
+        if not known.accepted:
             return False
-        state = self._rest.job_state(self.submission_id)
-        if state is None and self._missing != session:
+        job = self._rest.job(self.submission_id)
+        if job is None and self._missing != session:
             self._missing = session
             return False
-        if state is not None and state not in ENDED_STATES:
+        if job is not None and not job.has_ended:
             self._missing = ""
             return False
+        trouble = self._trouble_of(job)
         self._courier.revoke(self.folder)
-        if state is not None:
+        if job is not None:
             with contextlib.suppress(UnavailableError):  # then it stays in Ray's list
                 self._rest.delete(self.submission_id)
         self._missing = ""
-        self._save({**known, "number": known["number"] + 1, "accepted": False})
+        write_record(self._file, known.after(trouble, boot_id(), self._clock()))
         return True
 
     def ensure(self) -> None:
-        """Submit the present job unless Ray has accepted it; a lost reply is repeated."""
+        """Submit the present job unless Ray has accepted it; a lost reply is repeated, and a failure after a pause."""
         known = self._known()
-        if known["accepted"]:
+        if known.accepted or not known.may_submit(boot_id(), self._clock()):
             return
         self._write_folder()
-        package = self._rest.upload(f"_ray_pkg_{known['key']}_{known['number']}.zip", self._package())
+        package = self._rest.upload(f"_ray_pkg_{known.key}_{known.number}.zip", self._package())
         entrypoint = f"{self._python} courier.pyz --ticket holder.ticket --first-contact-s {FIRST_CONTACT_S:g}"
         self._rest.submit(self.submission_id, entrypoint, package)
-        self._save({**known, "accepted": True})
+        write_record(self._file, known.model_copy(update={"accepted": True}))
 
     def write_order(self, name: str, order: dict[str, Any], mode: int = 0o600) -> None:
         """Leave an order for the holder; the same one again changes nothing."""
@@ -129,7 +147,24 @@ class HolderJob:
             raise UnavailableError(f"the holder's answer for hold {hold_id} cannot be read")
         if state == "granted" and len(nodes) != num_ranks:
             raise UnavailableError(f"the holder names {len(nodes)} nodes for {num_ranks} ranks of hold {hold_id}")
+        known = self._known()
+        if not known.answered:
+            write_record(self._file, known.model_copy(update={"answered": True}))
         return state, tuple(nodes)
+
+    def _trouble_of(self, job: RayJob | None) -> str:
+        """Return why the present job, which is over, ended without being asked to; "" if it had nothing to do."""
+        status = WorkerFolder(self.folder).read_exit()
+        if status == 0:
+            return ""
+        if status is None:
+            return job_trouble(job)
+        end = b""
+        with contextlib.suppress(OSError), open_regular(self.folder / "log") as log:
+            log.seek(0, io.SEEK_END)
+            log.seek(max(0, log.tell() - _LOG_END_BYTES))
+            end = log.read(_LOG_END_BYTES)
+        return f"status {status}: {last_line(end.decode(errors='replace')) or 'an empty log'}"
 
     def _write_folder(self) -> None:
         folder = self.folder
@@ -148,13 +183,5 @@ class HolderJob:
             package.writestr("holder.ticket", self._courier.ticket(self.folder, self._place / "hold"))
         return out.getvalue()
 
-    def _known(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads((self._state / "holder.json").read_bytes())
-        except FileNotFoundError:
-            found = {"key": uuid.uuid4().hex, "number": 1, "accepted": False}
-            self._save(found)
-        return found
-
-    def _save(self, known: dict[str, Any]) -> None:
-        write_atomically(self._state / "holder.json", json.dumps(known))
+    def _known(self) -> HolderRecord:
+        return read_record(self._file)

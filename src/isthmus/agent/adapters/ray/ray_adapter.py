@@ -18,6 +18,7 @@ from typing import Any
 
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, worker_environment
 from isthmus.agent.adapters.local_queue_file import LocalQueueFile
+from isthmus.agent.adapters.ray.check_python import check_python
 from isthmus.agent.adapters.ray.holder_job import HolderJob
 from isthmus.agent.adapters.ray.ray_checks import check_ray
 from isthmus.agent.adapters.ray.ray_holds import RayHold
@@ -61,9 +62,10 @@ class RayAdapter(SchedulerAdapter):
         self._site, self._rest, self._courier, self._program = site, rest, courier, tuple(program)
         self._root = state.absolute() / "ray"
         self._holds = self._root / "holds"
-        self._holder = HolderJob(self._root, rest, courier, str(site.file.options.get("python", "python")))
+        self._python = str(site.file.options.get("python", "python"))
+        self._holder = HolderJob(self._root, rest, courier, self._python)
         self._queue = LocalQueueFile(state / "queue")
-        self._lock = threading.Lock()
+        self._lock, self._are_ended = threading.Lock(), False  # the holds of earlier holder jobs
 
     def observe(self) -> SchedulerLook:
         """Look at nodes, their use and the holder job; renew the holder's lease."""
@@ -94,7 +96,9 @@ class RayAdapter(SchedulerAdapter):
             self._holder.ensure()
             self._order(hold)
             found = self._read(hold, None)
-            return found or Hold(id=request.id, state="waiting" if not hold.is_released else "ended")
+            if found is None and not hold.is_released:
+                return Hold(id=request.id, state="waiting", detail=self._holder.trouble)
+            return found or Hold(id=request.id, state="ended")
 
     def release(self, hold_id: str) -> None:
         """Use up the id: its ranks end, then the holder gives the cards back. Needs no answer from Ray."""
@@ -159,15 +163,17 @@ class RayAdapter(SchedulerAdapter):
 
     def check(self) -> Sequence[SchedulerCheck]:
         """Return what `isthmus site check` finds."""
-        return check_ray(self._site, self._rest)
+        return (*check_ray(self._site, self._rest), *check_python(self._rest, self._python))
 
     def _look_at_holder(self, epoch: str) -> None:
-        """End the holds of a holder job that is over; renew the present one."""
-        before = self._holder.number
+        """End the holds of holder jobs that are over, also those that an earlier agent left; renew the present one."""
         if self._holder.has_ended(epoch):
+            self._are_ended = False
+        if not self._are_ended:
             for hold in self._known():
-                if hold.holder() == before:
+                if not hold.is_released and 0 < hold.holder() < self._holder.number:
                     hold.release()
+            self._are_ended = True
         self._holder.renew()
 
     def _order(self, hold: RayHold) -> None:

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.text.printable import printable
 
 ENDED_STATES = ("SUCCEEDED", "FAILED", "STOPPED")
+MAX_ANSWER_BYTES = 64 << 20
+"""Of one answer: the nodes of a cluster of 10,000 are a third of it."""
+
 _MAX_ERROR_CHARS = 200
+_MAX_AMOUNT = 1e18  # beyond any memory in bytes
 _NOT_FOUND, _OK = 404, 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayJob:
+    """A job of a Ray cluster; `message`, which may have several lines, is Ray's and the program's."""
+
+    status: str
+    message: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether Ray has finished with it."""
+        return self.status in ENDED_STATES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +47,15 @@ class RayNode:
 class RayRest:
     """The dashboard of a Ray cluster at `address`; `token` is that of a cluster with token authentication.
 
-    `transport` replaces the network.
+    An answer may have `max_answer_bytes`; `transport` replaces the network.
     """
 
     def __init__(
-        self, address: str, *, timeout_s: float = 10.0, token: str = "", transport: httpx.BaseTransport | None = None
-    ) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self, address: str, *, timeout_s: float = 10.0, token: str = "", transport: httpx.BaseTransport | None = None,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+    ) -> None:  # fmt: skip
+        self._max_answer_bytes = max_answer_bytes
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
         try:
             self._client = httpx.Client(
                 base_url=address, timeout=timeout_s, headers=headers, trust_env=False,
@@ -49,21 +70,24 @@ class RayRest:
         found = self._ask("GET", "/api/version")
         return {name: _text(found, name, "/api/version") for name in ("ray_version", "session_name")}
 
-    def job_state(self, submission_id: str) -> str | None:
-        """Return the state of a job, None if Ray knows no such job."""
+    def job(self, submission_id: str) -> RayJob | None:
+        """Return a job, None if Ray knows no such job."""
         found = self._ask("GET", f"/api/jobs/{submission_id}", missing=True)
-        return None if found is None else _text(found, "status", "/api/jobs")
+        if found is None:
+            return None
+        status = _text(found, "status", "/api/jobs")
+        return RayJob(status=status, message=str(found.get("message") or ""))
 
-    def submit(self, submission_id: str, entrypoint: str, package: str) -> None:
-        """Submit a job; one that is there already stays the only one."""
+    def submit(self, submission_id: str, entrypoint: str, package: str = "") -> None:
+        """Submit a job, with the files of a package; one that is there already stays the only one."""
         body = {
             "submission_id": submission_id, "entrypoint": entrypoint, "entrypoint_num_cpus": 0,
-            "runtime_env": {"working_dir": package}, "metadata": {},
+            "runtime_env": {"working_dir": package} if package else {}, "metadata": {},
         }  # fmt: skip
         try:
             self._ask("POST", "/api/jobs/", json=body)
         except UnavailableError:
-            if self.job_state(submission_id) is None:
+            if self.job(submission_id) is None:
                 raise
 
     def stop(self, submission_id: str) -> None:
@@ -86,27 +110,13 @@ class RayRest:
         status = self._ask("GET", "/api/cluster_status")
         place = ("data", "clusterStatus", "loadMetricsReport", "usageByNode")
         usage = _inside(status, place, dict, "/api/cluster_status")
-        used = {str(node).lower(): amounts for node, amounts in usage.items()}
-        found = []
-        for one in listed:
-            if not isinstance(one, dict):
-                raise UnavailableError(f"the answer of {path} has a node that is no object")
-            if one.get("state") == "ALIVE":
-                node = _text(one, "node_id", path)
-                amounts = used.get(node.lower(), {})
-                found.append(
-                    RayNode(
-                        id=node, name=_text(one, "node_name", path),
-                        labels={str(key): str(value) for key, value in (one.get("labels") or {}).items()},
-                        total={str(key): float(value) for key, value in (one.get("resources_total") or {}).items()},
-                        used={str(key): float(pair[0]) for key, pair in amounts.items()},
-                    )
-                )  # fmt: skip
-        return found
+        used = {node.lower(): amounts for node, amounts in usage.items()}
+        return [_node(one, used, path) for one in listed if _text(one, "state", path) == "ALIVE"]
 
     def _ask(self, method: str, path: str, *, missing: bool = False, parse: bool = True, **more: Any) -> Any:
         try:
-            answer = self._client.request(method, path, **more)
+            with self._client.stream(method, path, **more) as answer:
+                data = self._read(answer, path)
         except httpx.HTTPError as error:
             raise UnavailableError(
                 f"Ray at {self.address} does not answer: {type(error).__name__}",
@@ -115,14 +125,60 @@ class RayRest:
         if missing and answer.status_code == _NOT_FOUND:
             return None
         if answer.status_code != _OK:
-            text = " ".join(answer.text.split())[-_MAX_ERROR_CHARS:]
-            raise UnavailableError(f"Ray refused {method} {path} with status {answer.status_code}: {text}")
+            text = " ".join(data.decode(errors="replace").split())[-_MAX_ERROR_CHARS:]
+            raise UnavailableError(f"Ray refused {method} {path} with status {answer.status_code}: {printable(text)}")
         if not parse:
             return None
         try:
-            return answer.json()
-        except ValueError as error:
-            raise UnavailableError(f"the answer of {path} is no JSON: {answer.text[:80]!r}") from error
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            start = printable(data[:80].decode(errors="replace"))
+            raise UnavailableError(f"the answer of {path} is no JSON: '{start}'") from error
+
+    def _read(self, answer: httpx.Response, path: str) -> bytes:
+        """Return the body of an answer, which came as it is: a small one that unpacks to a large one is refused."""
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise UnavailableError(f"the answer of {path} is encoded, which was not asked for")
+        data = bytearray()
+        for chunk in answer.iter_bytes():
+            data += chunk
+            if len(data) > self._max_answer_bytes:
+                raise UnavailableError(f"the answer of {path} has more than {self._max_answer_bytes} bytes")
+        return bytes(data)
+
+
+def _node(found: dict[str, Any], used: dict[str, Any], path: str) -> RayNode:
+    """Return a node of an answer; a label, amount or use that is none is an error that names it."""
+    node = _text(found, "node_id", path)
+    labels = _table(found.get("labels"), f"'labels' of node {node}", path)
+    for name, value in labels.items():
+        if not isinstance(value, str):
+            raise UnavailableError(f"the answer of {path} has a label '{printable(name)}' that is no text")
+    total = _table(found.get("resources_total"), f"'resources_total' of node {node}", path)
+    pairs = _table(used.get(node.lower()), f"'usageByNode' of node {node}", "/api/cluster_status")
+    taken = {name: pair[0] if isinstance(pair, list) and pair else None for name, pair in pairs.items()}
+    return RayNode(
+        id=node, name=_text(found, "node_name", path), labels=labels,
+        total={name: _amount(value, name, path) for name, value in total.items()},
+        used={name: _amount(value, name, "/api/cluster_status") for name, value in taken.items()},
+    )  # fmt: skip
+
+
+def _table(found: Any, what: str, path: str) -> dict[str, Any]:
+    """Return a table of an answer; Ray leaves out an empty one."""
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise UnavailableError(f"the answer of {path} has {printable(what)} that is no table")
+    return found
+
+
+def _amount(value: Any, name: str, path: str) -> float:
+    """Return an amount of a resource."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < _MAX_AMOUNT:  # neither is "not a number"
+        raise UnavailableError(f"the answer of {path} has no amount of '{printable(name)}'")
+    return float(value)
 
 
 def _text(found: Any, name: str, path: str) -> str:
