@@ -12,7 +12,8 @@ import pytest
 SURFACES = {
     "agent": """
         AgentConfig LocalAdapter LocalJobFile SchedulerAdapter WorkerStatus build_image read_images read_registration
-        read_site_runtime check_scheduler draw_key read_key remove_state_folder run_agent submit_local_job
+        read_site_runtime template_files render_hold check_scheduler draw_key read_key remove_state_folder run_agent
+        submit_local_job
     """,
     "cli": "main",
     "control.coordinator.coordinator": "Coordinator CoordinatorConfig",
@@ -35,7 +36,8 @@ SURFACES = {
     """,
     "render": """
         CODE_MOUNT IMAGE_LABEL SPEC_FILE Blueprint CodeRegistration Container ContainerUser Image ImageFacts
-        RenderedPart Setting SiteRuntime Template find_image host_image make_blueprints mount oci_config render_part
+        RenderedPart Setting SiteRuntime Template TemplateConflictError find_image host_image make_blueprints mount
+        oci_config render_part settings_document training_settings
     """,
     "schedule": """
         SCHEDULES Operation OperationKind Schedule add_communication check_schedule dualpipe forward_only

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.core.job import Job
+from isthmus.render import IMAGE_LABEL
+from tests.agent.test_images import LABELS, write_layout
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import make_view
 
@@ -101,3 +103,27 @@ def test_template_at_the_site_with_an_unknown_word(tmp_path: Path) -> None:
     assert done.status == 2
     assert "a.yaml:4" in done.err
     assert "did you mean 'chip'?" in done.err
+
+
+def test_two_templates_that_set_one_value_are_named_with_the_line(tmp_path: Path) -> None:
+    """The second one, at the setting that the first has already."""
+    facts = json.dumps({"libraries": {"isthmus": {}}})
+    write_layout(tmp_path / "images", LABELS | {IMAGE_LABEL: facts})
+    (tmp_path / "templates").mkdir()
+    for name in ("first", "second"):
+        (tmp_path / "templates" / f"{name}.yaml").write_text(
+            f"name: {name}\nclass: training\nsettings:\n"
+            f"  - {{name: ONLY_{name.upper()}, value: '1', passed_as: environment}}\n"
+            "  - {name: X, value: '1', passed_as: environment}\n"
+        )
+    file = tmp_path / "policy.yaml"
+    folders = f"images: {tmp_path / 'images'}, templates: {tmp_path / 'templates'}"
+    file.write_text(f"workers: {{containers: {{{folders}}}}}\n")
+    server = FakeServer()
+    view = server.add()
+    arguments = ("render", view.id, "--cluster", CLUSTER, "--output", tmp_path / "b", "--policy", file)
+    done = run(server, *arguments)
+    assert done.status == 2
+    assert "second.yaml:5" in done.err
+    assert "templates 'first' and 'second' both set environment 'X'" in done.err
+    assert not (tmp_path / "b").exists()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from isthmus.agent.adapters.kubernetes.kubernetes_adapter import KubernetesAdapter
+from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
+from isthmus.agent.adapters.kubernetes.render_kubernetes import render_kubernetes
+from isthmus.agent.adapters.rendered_hold import HOLD_ID, PartRequest
 from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed
 from isthmus.core.errors import AuthError, InputError, UnavailableError
 from tests.kubernetes.api_stand_in import ApiStandIn
@@ -216,3 +222,27 @@ def test_a_pod_that_claims_a_hold_elsewhere_is_a_job_of_others(cluster: Cluster)
     look = cluster.adapter().observe()
     assert sum(sum(job.wanted.values()) for job in look.foreign) == 3
     assert [hold.id for hold in look.holds] == [wanted.id]
+
+
+class RecordingClient(KubernetesClient):
+    """Notes what is created."""
+
+    def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.created = [*getattr(self, "created", ()), body]
+        return super().create(path, body)
+
+
+@pytest.mark.parametrize("workload", ["job", "jobset", "volcano"])
+def test_what_is_rendered_is_what_is_created(workload: str, cluster: Cluster) -> None:
+    """`isthmus render` shows the objects of the first try, but for the id and the tickets."""
+    site, wanted = site_of(workload=workload, max_minutes=5), request(2, 3)
+    client = RecordingClient(client_of(cluster.server).access, transport=cluster.server.transport())
+    KubernetesAdapter(site, cluster.folder, client, cluster.tickets, ("true",)).hold(wanted)
+    part = PartRequest(request=replace(wanted, id=HOLD_ID), ranks=(0, 1), program=("true", "{worker_folder}"))
+    shown = list(yaml.safe_load_all(render_kubernetes(site, part).text))
+    made = json.loads(json.dumps(client.created).replace(wanted.id, HOLD_ID))
+    assert [one["kind"] for one in shown] == [one["kind"] for one in made]
+    for ours, theirs in zip(shown, made, strict=True):
+        if ours["kind"] == "Secret":
+            assert ours.pop("data").keys() == theirs.pop("data").keys()
+        assert ours == theirs

@@ -75,6 +75,19 @@ def test_driver_ranges(drivers: str, version: str, fits: bool) -> None:
     assert driver_fits(drivers, version) is fits
 
 
+@pytest.mark.parametrize(
+    ("labels", "hint"),
+    [
+        ({"torhc": "2.13"}, "runtime.labels: did you mean 'torch'?"),
+        ({"torch": "2.31"}, "runtime.labels.torch: did you"),
+    ],
+)
+def test_a_label_that_no_image_has_comes_with_the_nearest(labels: dict[str, str], hint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_image([make_image(labels={"torch": "2.13"})], make_blueprint({"labels": labels}))
+    assert (caught.value.hint or "").startswith(hint)
+
+
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4), st.lists(st.integers(0, 99), min_size=1, max_size=4))
 def test_of_two_versions_one_is_below_or_they_are_equal(first: list[int], second: list[int]) -> None:
     a, b = ".".join(map(str, first)), ".".join(map(str, second))

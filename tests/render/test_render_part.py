@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from isthmus.core.errors import InputError
-from isthmus.render import CodeRegistration, SiteRuntime, Template, render_part
+from isthmus.render import CodeRegistration, SiteRuntime, Template, render_part, settings_document
 from isthmus.render.setting import SETTING_CLASSES
 from tests.render.samples import make_blueprint, make_image, make_job
 
@@ -132,7 +132,7 @@ def test_values_are_one_line(value: str) -> None:
 
 def test_document_lists_every_setting_with_its_origin() -> None:
     part = render_part(make_blueprint(), SiteRuntime([make_image()], [make_template()]))
-    document = json.loads(part.document())
+    document = json.loads(settings_document(part.settings))
     assert {tuple(one) for one in document} == {("name", "class", "value", "passed_as", "from")}
     places = [SETTING_CLASSES.index(one["class"]) for one in document]
     assert places == sorted(places)

@@ -4,6 +4,7 @@
     ├── InputError                  invalid user input: a file, an option, a name
     │   ├── TooLargeError           a job larger than the server accepts
     │   ├── FileError               an invalid line in a user's file
+    │   ├── FieldError              an invalid field of a file that was read before
     │   ├── ModelError              an unusable model folder or config.json
     │   └── DataError               missing or malformed training data
     ├── PlanError                   no plan exists, or the runtime cannot execute a plan
@@ -84,6 +85,17 @@ class FileError(InputError):
             value = str(value)
         place = {"file": self.file, "line": self.line, "field": self.field, "value": value}
         return super().as_dict() | place
+
+
+class FieldError(InputError):
+    """A field that is valid in itself and wrong at its site: `place` names it from the top of its file.
+
+    `problem` is the message without the place.
+    """
+
+    def __init__(self, problem: str, *, place: tuple[str, ...], hint: str | None = None) -> None:
+        super().__init__(f"{'.'.join(place)}: {problem}", hint=hint)
+        self.problem, self.place = problem, place
 
 
 class ModelError(InputError):

@@ -295,6 +295,10 @@ class Plan(FrozenModel):
         """Return the stage of a rank."""
         return self.stages[self.ranks[rank].stage]
 
+    def chips_of(self, rank: int) -> int:
+        """Return the number of chips of a rank."""
+        return self.stage_of(rank).num_chips // len(self.ranks_of(self.ranks[rank].stage))
+
     def ranks_of(self, stage: int) -> range:
         """Return the ranks of stage index `stage`, in tensor-parallel order."""
         first = self._first_ranks[stage]

@@ -6,8 +6,9 @@ from isthmus.render.find_image import find_image
 from isthmus.render.image import IMAGE_LABEL, SPEC_FILE, Image, ImageFacts, host_image
 from isthmus.render.oci_runtime import Container, ContainerUser, oci_config
 from isthmus.render.render_part import CODE_MOUNT, RenderedPart, SiteRuntime, mount, render_part
-from isthmus.render.setting import Setting
-from isthmus.render.template import Template
+from isthmus.render.setting import Setting, settings_document
+from isthmus.render.template import Template, TemplateConflictError
+from isthmus.render.training_settings import training_settings
 
 __all__ = [
     "CODE_MOUNT",
@@ -23,10 +24,13 @@ __all__ = [
     "Setting",
     "SiteRuntime",
     "Template",
+    "TemplateConflictError",
     "find_image",
     "host_image",
     "make_blueprints",
     "mount",
     "oci_config",
     "render_part",
+    "settings_document",
+    "training_settings",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from isthmus.core.errors import InputError
 from isthmus.render.blueprint import Blueprint
@@ -41,7 +41,8 @@ def find_image(images: Sequence[Image], blueprint: Blueprint) -> Image:
             f"cluster '{blueprint.cluster}' has no image for {blueprint.chip}: "
             + "; ".join(reasons[:_MOST_REASONS])
             + more,
-            hint="build one with `isthmus images build`, or ask the owner of the site",
+            hint=_near_label(named, blueprint.runtime.labels)
+            or "build one with `isthmus images build`, or ask the owner of the site",
         )
     return max(fitting, key=lambda image: (_numbers(image.version), image.version, image.created, image.digest))
 
@@ -58,6 +59,22 @@ def _unknown_name(images: Sequence[Image], blueprint: Blueprint) -> InputError:
     near = difflib.get_close_matches(wanted, known, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"its images: {', '.join(known[:_MOST_REASONS]) or 'none'}"
     return InputError(f"runtime.image: cluster '{blueprint.cluster}' has no image '{wanted}'", hint=hint)
+
+
+def _near_label(images: Sequence[Image], wanted: Mapping[str, str]) -> str | None:
+    """Return the label of an image that the job may have meant: a name like its own, else a value like its own."""
+    known: dict[str, set[str]] = {}
+    for image in images:
+        for name, value in image.labels.items():
+            known.setdefault(name, set()).add(value)
+    for name, value in wanted.items():
+        near = difflib.get_close_matches(name, known, n=1) if name not in known else []
+        if near:
+            return f"runtime.labels: did you mean '{near[0]}'?"
+        near = difflib.get_close_matches(value, known.get(name, ()), n=1) if value not in known.get(name, ()) else []
+        if near:
+            return f"runtime.labels.{name}: did you mean '{near[0]}'?"
+    return None
 
 
 def _misfits(image: Image, blueprint: Blueprint) -> Iterator[str]:

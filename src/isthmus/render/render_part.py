@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +13,7 @@ from isthmus.render.communication_settings import chosen_library, communication_
 from isthmus.render.find_image import find_image
 from isthmus.render.image import Image
 from isthmus.render.setting import SETTING_CLASSES, Setting
-from isthmus.render.template import Template, part_facts
+from isthmus.render.template import Template, TemplateConflictError, part_facts
 from isthmus.render.training_settings import training_settings
 
 CODE_MOUNT = "/code"
@@ -68,10 +67,6 @@ class RenderedPart:
         """The limit of host memory; None: not limited."""
         text = self.of("container").get(MEMORY_LIMIT)
         return None if text is None else int(text)
-
-    def document(self) -> str:
-        """Return `render.json`: a list of name, class, value, how it is passed, and who set it."""
-        return json.dumps([one.model_dump(by_alias=True) for one in self.settings], indent=1)
 
 
 def render_part(
@@ -153,18 +148,16 @@ def _resource_settings(blueprint: Blueprint) -> Iterator[Setting]:
 
 
 def _from_templates(templates: Iterable[Template], blueprint: Blueprint, library: str) -> list[Setting]:
-    """Return the settings of the templates for this part; raise `InputError` if two of them set one value."""
+    """Return the settings of the templates for this part; raise `TemplateConflictError` if two set one value."""
     facts, made = part_facts(blueprint), list[Setting]()
     seen: dict[tuple[str, str], str] = {}
-    for template in templates:
+    for number, template in enumerate(templates):
         if not template.applies_to(blueprint, library):
             continue
-        for one in template.render(facts):
+        for place, one in template.render(facts):
             if one.target in seen:
-                raise InputError(
-                    f"templates '{seen[one.target]}' and '{template.name}' both set {one.passed_as} '{one.name}'",
-                    hint="remove it from one of them, or let their conditions exclude each other",
-                )
+                text = f"templates '{seen[one.target]}' and '{template.name}' both set {one.passed_as} '{one.name}'"
+                raise TemplateConflictError(text, template=number, setting=place)
             seen[one.target] = template.name
             made.append(one)
     return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -37,3 +39,8 @@ class Setting(FrozenModel):
     def target(self) -> tuple[str, str]:
         """What the setting sets; two settings of one part with the same target contradict each other."""
         return self.passed_as, self.name
+
+
+def settings_document(settings: Iterable[Setting]) -> str:
+    """Return `render.json`: a list of name, class, value, how it is passed, and who set it."""
+    return json.dumps([one.model_dump(by_alias=True) for one in settings], indent=1)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from isthmus.core.base_model import FrozenModel, Name
+from isthmus.core.errors import InputError
 from isthmus.render.blueprint import Blueprint
 from isthmus.render.setting import PassedAs, Setting, SettingClass, SettingName, SettingText
 from isthmus.render.training_settings import job_parameters
@@ -28,6 +29,14 @@ _PART_FACTS = (
 )  # fmt: skip
 FACTS = (*_PART_FACTS, *_JOB_FACTS)
 """Names that `${...}` in a template may use."""
+
+
+class TemplateConflictError(InputError):
+    """Two templates set one value; `template` and `setting` are the places of the second one in their lists."""
+
+    def __init__(self, message: str, *, template: int, setting: int) -> None:
+        super().__init__(message, hint="remove it from one of them, or let their conditions exclude each other")
+        self.template, self.setting = template, setting
 
 
 class _FactTemplate(string.Template):
@@ -75,17 +84,21 @@ class Template(FrozenModel):
         )
         return all(not names or value in names for names, value in pairs)
 
-    def render(self, facts: Mapping[str, str | None]) -> Iterator[Setting]:
-        """Yield its settings; one whose facts are not known for this part is left out."""
-        for one in self.settings:
+    def render(self, facts: Mapping[str, str | None]) -> Iterator[tuple[int, Setting]]:
+        """Yield its settings, each with its place; one whose facts are not known for this part is left out."""
+        for place, one in enumerate(self.settings):
             template = _FactTemplate(one.value)
             if all(facts.get(name) is not None for name in template.get_identifiers()):
-                yield Setting(
-                    name=one.name,
-                    setting_class=self.setting_class,
-                    value=template.substitute({name: value for name, value in facts.items() if value is not None}),
-                    passed_as=one.passed_as,
-                    origin=f"template {self.name}",
+                known = {name: value for name, value in facts.items() if value is not None}
+                yield (
+                    place,
+                    Setting(
+                        name=one.name,
+                        setting_class=self.setting_class,
+                        value=template.substitute(known),
+                        passed_as=one.passed_as,
+                        origin=f"template {self.name}",
+                    ),
                 )
 
 

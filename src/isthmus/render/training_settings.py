@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping
 
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job
+from isthmus.core.job_parts.command_job import CommandConfig
 from isthmus.render.blueprint import Blueprint
 from isthmus.render.image import Image, Passing
-from isthmus.render.setting import Setting
+from isthmus.render.setting import MAX_VALUE_CHARS, Setting
 
 CODE_FILE = "code.yaml"
 """File of a user's code folder that registers how its parameters are passed."""
@@ -33,8 +35,12 @@ def training_settings(image: Image, blueprint: Blueprint, registered: Mapping[st
 
     Isthmus' own program reads all of them from `spec.json`. A user's code takes those `registered` in its
     `code.yaml`, and a program inside an image those that the image lists. Raises `InputError` if the job sets a
-    training parameter that the program has no way to take, or the program asks for one that no job has.
+    training parameter that the program has no way to take, or the program asks for one that no job has. The program of
+    a job with `engine: command` has its arguments and variables.
     """
+    if blueprint.job.command is not None:
+        yield from _command_settings(image, blueprint.job.command)
+        return
     values = job_parameters(blueprint.job)
     if image.facts.code == "system":
         for name, value in values.items():
@@ -46,6 +52,19 @@ def training_settings(image: Image, blueprint: Blueprint, registered: Mapping[st
     _require_passed(blueprint.job, passings, source)
     for name, passing in passings.items():
         yield _setting(image, passing, values[name], source)
+
+
+def _command_settings(image: Image, command: CommandConfig) -> Iterator[Setting]:
+    arguments = Passing(passed_as="file", name="command.arguments")
+    yield _setting(image, arguments, _one_line(json.dumps(command.arguments, ensure_ascii=False)), "job")
+    for name, value in command.environment.items():
+        yield _setting(image, Passing(passed_as="environment", name=name), _one_line(value), "job")
+
+
+def _one_line(text: str) -> str:
+    """Return `text` as a setting shows it: one line, cut at its limit."""
+    line = text if text.isprintable() else json.dumps(text)
+    return line if len(line) <= MAX_VALUE_CHARS else f"{line[: MAX_VALUE_CHARS - 3]}..."
 
 
 def _require_known(passings: Mapping[str, Passing], values: Mapping[str, str], source: str) -> None:

@@ -183,9 +183,7 @@ def _make_workers(site: SiteState, part: SitePart, order: PartOrder) -> None:
     if order.plan is not None:
         plan, workers = order.plan, dict[int, SiteWorker]()
         for rank in PlanPart.from_plan(plan, site.cluster).ranks:
-            stage, num_sharing = plan.stage_of(rank), len(plan.ranks_of(plan.ranks[rank].stage))
-            chips = stage.num_chips // num_sharing
-            workers[rank] = SiteWorker(node_group=stage.node_group, chips=chips)
+            workers[rank] = SiteWorker(node_group=plan.stage_of(rank).node_group, chips=plan.chips_of(rank))
         part.set_workers(workers)
 
 

@@ -12,18 +12,24 @@ from isthmus.agent.adapters.kubernetes.api_access import read_access
 from isthmus.agent.adapters.kubernetes.kubernetes_adapter import KubernetesAdapter
 from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
 from isthmus.agent.adapters.kubernetes.kubernetes_site import KubernetesSite
+from isthmus.agent.adapters.kubernetes.render_kubernetes import render_kubernetes
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, LocalAdapter
 from isthmus.agent.adapters.ray.ray_adapter import RayAdapter
 from isthmus.agent.adapters.ray.ray_rest import RayRest
 from isthmus.agent.adapters.ray.ray_site import RaySite
+from isthmus.agent.adapters.rendered_hold import PartRequest, RenderedHold, part_request
 from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter, SchedulerCheck
+from isthmus.agent.adapters.site_options import number_option
+from isthmus.agent.adapters.slurm.render_slurm import render_slurm
 from isthmus.agent.adapters.slurm.slurm_adapter import SlurmAdapter
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
 from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
 from isthmus.agent.courier.courier import Courier
-from isthmus.core.errors import InputError
+from isthmus.core.errors import FieldError, InputError
 from isthmus.core.files.validation_errors import suggest_name
+from isthmus.core.job import Job
 from isthmus.core.owner.site_file import SiteFile
+from isthmus.core.plan import Plan
 from isthmus.core.pool import Cluster
 
 ENTRY_POINT_GROUP = "isthmus.adapters"
@@ -60,7 +66,7 @@ def make_adapter(context: SiteContext) -> SchedulerAdapter:
         factory: AdapterFactory = found[kind].load()
         return factory(context)
     kinds = sorted({*_BUILT_IN, *found})
-    raise InputError(f"unknown kind of site '{kind}'", hint=suggest_name(kind, kinds))
+    raise FieldError(f"unknown kind of site '{kind}'", place=("kind",), hint=suggest_name(kind, kinds))
 
 
 def check_scheduler(site: SiteFile, cluster: Cluster) -> Sequence[SchedulerCheck]:
@@ -70,16 +76,29 @@ def check_scheduler(site: SiteFile, cluster: Cluster) -> Sequence[SchedulerCheck
         return adapter.check()
 
 
+def render_hold(site: SiteFile, cluster: Cluster, job: Job, job_id: str, attempt: int, plan: Plan) -> RenderedHold:
+    """Return what the scheduler of `site` would get for a job's part; it is not asked.
+
+    Raises `InputError` for a kind whose adapter renders nothing, and for a part that `site` cannot hold.
+    """
+    if site.kind not in _RENDERERS:
+        message = f"a site of kind '{site.kind}' has no job file of its own"
+        raise FieldError(message, place=("kind",), hint=f"kinds with a job file: {', '.join(_RENDERERS)}")
+    return _RENDERERS[site.kind](site, cluster, part_request(job, job_id, attempt, plan, cluster.name))
+
+
 def _make_local(context: SiteContext) -> SchedulerAdapter:
     if context.site.options:
-        raise InputError(f"a site of kind 'local' has no options; given: {', '.join(context.site.options)}")
+        name = next(iter(context.site.options))
+        raise FieldError(f"a site of kind 'local' has no options; given: '{name}'", place=("options", name))
     return LocalAdapter(context.cluster, context.state / "queue", context.worker_command)
 
 
 def _make_slurm(context: SiteContext) -> SchedulerAdapter:
-    options = context.site.options
-    commands = SlurmCommands(config=str(options.get("config", "")), timeout_s=float(options.get("timeout_s", 10.0)))
-    return SlurmAdapter(SlurmSite(context.site, context.cluster), context.state, commands, context.worker_command)
+    site = SlurmSite(context.site, context.cluster)
+    config, timeout_s = str(context.site.options.get("config", "")), number_option(context.site, "timeout_s", 10.0)
+    commands = SlurmCommands(config=config, timeout_s=timeout_s)
+    return SlurmAdapter(site, context.state, commands, context.worker_command)
 
 
 def _make_ray(context: SiteContext) -> SchedulerAdapter:
@@ -110,4 +129,9 @@ _BUILT_IN: dict[str, AdapterFactory] = {
     "slurm": _make_slurm,
     "kubernetes": _make_kubernetes,
     "ray": _make_ray,
+}
+
+_RENDERERS: dict[str, Callable[[SiteFile, Cluster, PartRequest], RenderedHold]] = {
+    "slurm": lambda site, cluster, part: render_slurm(SlurmSite(site, cluster), part),
+    "kubernetes": lambda site, cluster, part: render_kubernetes(KubernetesSite(site, cluster), part),
 }

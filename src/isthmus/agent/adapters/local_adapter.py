@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -36,6 +37,9 @@ from isthmus.core.process import confined_start
 
 WORKER_COMMAND = (sys.executable, "-m", "isthmus.train.process.supervisor")
 """The supervisor, which restarts its rank's process; the worker folder is appended as last argument."""
+
+COMMAND_WORKER = (sys.executable, "-m", "isthmus.train.process.command_worker")
+"""Runs the program of a job with `engine: command`; the worker folder is appended as last argument."""
 
 # Step 1: claim the folder; exit if another wrapper has it. Step 2: run the program. Step 3: write its status, to a
 # file that was opened before the program could put a link in its place.
@@ -96,10 +100,8 @@ class LocalAdapter(SchedulerAdapter):
             return
         program = rank.command or (*self._command, str(folder))
         limits = WorkerFolder(folder).read_limits()
-        environment = worker_environment(os.environ, rank.cards, self._cuda_indices, limits)
-        if limits is not None:
-            program = (*CONFINED_START, str(WorkerFolder(folder).limits_path), *program)
-            environment["TMPDIR"] = str(folder / TEMPORARY_FOLDER)
+        program = confined_worker(folder, program, limits)
+        environment = worker_variables(folder, os.environ, rank.cards, limits, self._cuda_indices)
         null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
         try:
             self._children[folder] = os.posix_spawnp(
@@ -200,6 +202,27 @@ def worker_environment(
     if visible:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
     return environment
+
+
+def worker_variables(
+    folder: Path,
+    base: Mapping[str, str],
+    device_ids: Sequence[str],
+    limits: WorkerLimits | None,
+    cuda_indices: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, str]:
+    """Return the environment of the worker of `folder` (see `worker_environment`); under limits it has a `TMPDIR`."""
+    environment = worker_environment(base, device_ids, cuda_indices, limits)
+    if limits is not None:
+        environment["TMPDIR"] = str(folder / TEMPORARY_FOLDER)
+    return environment
+
+
+def confined_worker(folder: Path, program: Sequence[str], limits: WorkerLimits | None) -> tuple[str, ...]:
+    """Return the command that applies the limits of `folder` and then runs `program`; without limits `program`."""
+    if limits is None:
+        return tuple(program)
+    return (*CONFINED_START, str(WorkerFolder(folder).limits_path), *program)
 
 
 def _is_secret(name: str) -> bool:

@@ -25,7 +25,9 @@ def read_site_runtime(rules: ContainerRules) -> SiteRuntime:
         if not Path(file).is_file():
             raise InputError(f"workers.containers.libraries: {name}: no file {file}", hint="correct the path")
     return SiteRuntime(
-        images=read_images(Path(rules.images)), templates=_read_templates(rules), library_files=rules.libraries
+        images=read_images(Path(rules.images)),
+        templates=tuple(load_model_file(file, Template) for file in template_files(rules)),
+        library_files=rules.libraries,
     )
 
 
@@ -49,13 +51,14 @@ def check_containers(rules: ContainerRules) -> None:
         raise InputError(f"workers.containers: no image in {rules.images}", hint="isthmus images build --help")
 
 
-def _read_templates(rules: ContainerRules) -> tuple[Template, ...]:
+def template_files(rules: ContainerRules) -> tuple[Path, ...]:
+    """Return the files of a site's templates, in the order of `SiteRuntime.templates`."""
     if rules.templates is None:
         return ()
     folder = Path(rules.templates)
     if not folder.is_dir():
         raise InputError(f"workers.containers.templates: no folder {folder}", hint="correct the path")
-    files = sorted(folder.glob("*.yaml"))
+    files = tuple(sorted(folder.glob("*.yaml")))
     if len(files) > _MAX_TEMPLATES:
         raise InputError(f"{folder} has {len(files)} templates; at most {_MAX_TEMPLATES} are read")
-    return tuple(load_model_file(file, Template) for file in files)
+    return files

@@ -31,6 +31,7 @@ from isthmus.render import (
     mount,
     oci_config,
     render_part,
+    settings_document,
 )
 
 BUNDLE = "bundle"
@@ -98,7 +99,7 @@ class WorkerContainers:
             cgroup=f"/{container_name(spec)}",
         )
         write_atomically(bundle / "config.json", json.dumps(oci_config(part, container)))
-        write_atomically(folder / RENDER_FILE, part.document())
+        write_atomically(folder / RENDER_FILE, settings_document(part.settings))
         state = str(self._runtime_state)
         starter = (sys.executable, "-I", "-S", "-B", container_start.__file__)
         command = (*starter, shutil.which("runc") or "runc", state, str(bundle), container_name(spec))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from isthmus.agent.adapters.local_adapter import COMMAND_WORKER
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, RankStart, SchedulerAdapter, SchedulerLook
 from isthmus.agent.adapters.worker_limits import (
     act_as_user,
@@ -85,9 +85,6 @@ from isthmus.site import (
     awaits_checkpoint,
 )
 from isthmus.wan import PortRange
-
-COMMAND_WORKER = (sys.executable, "-m", "isthmus.train.process.command_worker")
-"""The worker of a job with `engine: command`; the worker folder is appended as last argument."""
 
 _NOT_STARTED_STATUS = 126
 """Exit status reported for a worker that could not be started."""

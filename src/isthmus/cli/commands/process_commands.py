@@ -26,7 +26,7 @@ from isthmus.control.algorithms.global_order import Objective
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
-from isthmus.core.files.user_files import load_policy, load_pool, load_site, place_error
+from isthmus.core.files.user_files import errors_placed, load_policy, load_pool, load_site, place_error
 from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.site_file import SiteFile
@@ -318,15 +318,16 @@ def agent(
     owner_policy, site_file = _read_policy(policy, own_cluster), read_site(site, own_cluster)
     configure_logging(env, as_json=log_json)
     secrets = _hide_secrets(settings.token_file)
-    agents.run_agent(
-        agents.AgentConfig(
-            server=settings.server, token=token, cluster=own_cluster,
-            state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
-            site=site_file, pool=whole_pool,
-            storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,
-            interactive=sys.stdin is not None and sys.stdin.isatty(),
-        )
-    )  # fmt: skip
+    with errors_placed(site):
+        agents.run_agent(
+            agents.AgentConfig(
+                server=settings.server, token=token, cluster=own_cluster,
+                state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
+                site=site_file, pool=whole_pool,
+                storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,
+                interactive=sys.stdin is not None and sys.stdin.isatty(),
+            )
+        )  # fmt: skip
 
 
 @command(

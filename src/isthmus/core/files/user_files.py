@@ -6,7 +6,8 @@ An invalid file raises `FileError` with file, line, field, value and, for a miss
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -16,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 
 from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.chip import chip_catalogue
-from isthmus.core.errors import FileError
+from isthmus.core.errors import FieldError, FileError
 from isthmus.core.files.validation_errors import to_file_error
-from isthmus.core.files.yaml_lines import LineNumbers, read_yaml
+from isthmus.core.files.yaml_lines import LineNumbers, format_location, read_yaml
 from isthmus.core.job import MAX_TEMPLATE_CHARS, PLAIN_TEMPLATE, Job, ResumeSource, is_folder, is_template_text
 from isthmus.core.model import HUB_SCHEME, HubName
 from isthmus.core.owner.owner_policy import OwnerPolicy
@@ -87,11 +88,22 @@ def load_plan(path: str | Path) -> Plan:
     return plan.model_copy(update={"model": str(Path(path).resolve().parent / _expand_home(plan.model))})
 
 
-def place_error(path: str | Path, place: tuple[str, ...], message: str, hint: str | None = None) -> FileError:
+def place_error(path: str | Path, place: tuple[str | int, ...], message: str, hint: str | None = None) -> FileError:
     """Return the error of what stands at `place` of a file that was read before, with its line."""
     _, lines = read_yaml(Path(path))
     line = next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
-    return FileError(message, file=str(path), line=line, field=".".join(place) or None, hint=hint or None)
+    return FileError(message, file=str(path), line=line, field=format_location(place) or None, hint=hint or None)
+
+
+@contextmanager
+def errors_placed(path: str | Path | None) -> Iterator[None]:
+    """Raise a `FieldError` of the body as the `FileError` of its line in a file that was read before."""
+    try:
+        yield
+    except FieldError as error:
+        if path is None:
+            raise
+        raise place_error(path, error.place, error.problem, error.hint) from error
 
 
 def load_job(path: str | Path) -> Job:

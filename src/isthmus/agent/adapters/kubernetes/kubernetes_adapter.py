@@ -22,7 +22,7 @@ from isthmus.agent.adapters.kubernetes.kubernetes_objects import parse_node, par
 from isthmus.agent.adapters.kubernetes.kubernetes_site import KubernetesSite, is_foreign
 from isthmus.agent.adapters.kubernetes.pod_keeper import ENDED, ORDER
 from isthmus.agent.adapters.kubernetes.watched_list import WatchedList
-from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, worker_environment
+from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, worker_variables
 from isthmus.agent.adapters.local_queue_file import LocalQueueFile
 from isthmus.agent.adapters.scheduler_adapter import (
     Capabilities,
@@ -36,7 +36,6 @@ from isthmus.agent.adapters.scheduler_adapter import (
     SchedulerLook,
     WorkerStatus,
 )
-from isthmus.agent.adapters.worker_limits import TEMPORARY_FOLDER
 from isthmus.agent.courier.start_file import write_start
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages.agent_messages import QueueEntry
@@ -129,9 +128,7 @@ class KubernetesAdapter(SchedulerAdapter):
 
     def _order_start(self, rank: RankStart, folder: Path, record: HoldRecord, number: int) -> None:
         limits = WorkerFolder(folder).read_limits()
-        environment = worker_environment({}, rank.cards, {}, limits)
-        if limits is not None:
-            environment["TMPDIR"] = str(folder / TEMPORARY_FOLDER)
+        environment = worker_variables(folder, {}, rank.cards, limits)
         write_start(folder, rank.command or (*self._program, str(folder)), environment)
         write_atomically(folder / "hold", f"{rank.hold} {number}")
         order = record.rank_folder(number) / f"{ORDER}{_order_name(folder)}"

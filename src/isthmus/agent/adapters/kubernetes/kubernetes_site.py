@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence, Set
 
 from isthmus.agent.adapters.kubernetes.kubernetes_objects import NodeInfo, PodInfo
 from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
-from isthmus.core.errors import InputError
+from isthmus.agent.adapters.site_options import check_options, number_option
+from isthmus.core.errors import FieldError, InputError
 from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.owner.site_file import NodeSelector, SiteFile
 from isthmus.core.pool import Cluster, NodeGroup
@@ -34,25 +35,25 @@ class KubernetesSite:
     """
 
     def __init__(self, file: SiteFile, cluster: Cluster) -> None:
-        for option in file.options:
-            if option not in OPTIONS:
-                raise InputError(f"unknown option of a Kubernetes site: '{option}'", hint=suggest_name(option, OPTIONS))
+        check_options(file, "Kubernetes", OPTIONS)
         options = {name: str(value) for name, value in file.options.items()}
         self.file, self.cluster = file, cluster
         self.workload = options.get("workload", "job")
         if self.workload not in WORKLOADS:
-            raise InputError(f"unknown workload '{self.workload}'", hint=suggest_name(self.workload, WORKLOADS))
+            message, place = f"unknown workload '{self.workload}'", ("options", "workload")
+            raise FieldError(message, place=place, hint=suggest_name(self.workload, WORKLOADS))
         self.image, self.python = options.get("image", ""), options.get("python", "python3")
         if not self.image:
-            raise InputError("site.yaml names no image for the ranks", hint="set options.image; it has isthmus in it")
+            hint = "set options.image; it has isthmus in it"
+            raise FieldError("names no image for the ranks", place=("options", "image"), hint=hint)
         self.namespace, self.queue = _name(options, "namespace"), _name(options, "queue")
         self.priority, self.preempting_priority = _name(options, "priority"), _name(options, "preempting_priority")
         self.courier_host = options.get("courier_host", "")
-        self.courier_port = round(_number(options, "courier_port", 0.0, most=65535))
-        self.timeout_s = _number(options, "timeout_s", 10.0)
-        self.bind_s = _number(options, "bind_s", 3.0)
-        self.grace_s = round(_number(options, "grace_s", 30.0))
-        self.max_s = round(_number(options, "max_minutes", 0.0) * 60)
+        self.courier_port = round(number_option(file, "courier_port", 0.0, most=65535))
+        self.timeout_s = number_option(file, "timeout_s", 10.0)
+        self.bind_s = number_option(file, "bind_s", 3.0)
+        self.grace_s = round(number_option(file, "grace_s", 30.0))
+        self.max_s = round(number_option(file, "max_minutes", 0.0) * 60)
         self._groups = {group.name: self._selector(group.name) for group in cluster.node_groups}
 
     @property
@@ -143,18 +144,18 @@ class KubernetesSite:
         return next((group for group in self._groups if pod.count(self.resource(group))), None)
 
     def _selector(self, group: str) -> NodeSelector:
-        selector = self.file.node_groups.get(group)
+        selector, place = self.file.node_groups.get(group), ("node_groups", group)
         if selector is None:
-            raise InputError(f"site.yaml names no labels for node group '{group}'", hint="add node_groups")
+            raise FieldError(f"names no labels for node group '{group}'", place=place, hint="add node_groups")
         if selector.partition:
-            raise InputError(
-                f"node group '{group}': Kubernetes has no partitions", hint="name labels, and options.queue for a queue"
-            )
+            hint = "name labels, and options.queue for a queue"
+            raise FieldError("Kubernetes has no partitions", place=(*place, "partition"), hint=hint)
         for key, value in selector.labels.items():
             if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
-                raise InputError(f"node group '{group}': '{key}: {value}' cannot be a label of a node")
+                raise FieldError(f"'{key}: {value}' cannot be a label of a node", place=(*place, "labels", key))
         if selector.resource and not _LABEL_KEY.fullmatch(selector.resource):
-            raise InputError(f"node group '{group}': '{selector.resource}' cannot be the name of a resource")
+            message = f"'{selector.resource}' cannot be the name of a resource"
+            raise FieldError(message, place=(*place, "resource"))
         return selector
 
 
@@ -166,16 +167,5 @@ def is_foreign(job: str) -> bool:
 def _name(options: dict[str, str], option: str) -> str:
     name = options.get(option, "")
     if name and not _NAME.fullmatch(name):
-        raise InputError(f"options.{option}: '{name}' cannot be a name at a Kubernetes cluster")
+        raise FieldError(f"'{name}' cannot be a name at a Kubernetes cluster", place=("options", option))
     return name
-
-
-def _number(options: dict[str, str], option: str, default: float, most: float = 1e9) -> float:
-    text = options.get(option, "")
-    try:
-        found = float(text) if text else default
-    except ValueError:
-        found = -1.0
-    if not 0 <= found <= most:
-        raise InputError(f"options.{option}: '{text}' is no number from 0 to {most:g}")
-    return found

@@ -152,7 +152,7 @@ def _job_spec(site: KubernetesSite, plan: HoldPlan, unit: int) -> dict[str, Any]
         "backoffLimit": 0,
         "ttlSecondsAfterFinished": _KEPT_S,
         **({"activeDeadlineSeconds": site.max_s} if site.max_s else {}),
-        "template": _pod_template(site, plan, unit),
+        "template": pod_template(site, plan, unit),
     }
 
 
@@ -177,7 +177,7 @@ def _volcano_spec(site: KubernetesSite, plan: HoldPlan) -> dict[str, Any]:
             "name": f"unit-{at}",
             "replicas": len(unit.ranks),
             "minAvailable": len(unit.ranks),
-            "template": _pod_template(site, plan, at),
+            "template": pod_template(site, plan, at),
         }
         for at, unit in enumerate(plan.units)
     ]
@@ -196,7 +196,8 @@ def _volcano_spec(site: KubernetesSite, plan: HoldPlan) -> dict[str, Any]:
     }
 
 
-def _pod_template(site: KubernetesSite, plan: HoldPlan, unit: int) -> dict[str, Any]:
+def pod_template(site: KubernetesSite, plan: HoldPlan, unit: int) -> dict[str, Any]:
+    """Return the pods of a unit: a card holder that starts the courier, with its share of the node."""
     asked = plan.units[unit]
     group, resource = site.group(asked.node_group), site.resource(asked.node_group)
     share = asked.num_cards / group.chips_per_node

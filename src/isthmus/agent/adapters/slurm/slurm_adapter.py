@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from isthmus.agent.adapters.local_adapter import CONFINED_START, WORKER_COMMAND, worker_environment
+from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, confined_worker, worker_variables
 from isthmus.agent.adapters.local_queue_file import LocalQueueFile
 from isthmus.agent.adapters.scheduler_adapter import (
     Capabilities,
@@ -33,12 +33,11 @@ from isthmus.agent.adapters.scheduler_adapter import (
 from isthmus.agent.adapters.slurm.slurm_allocations import SlurmAllocations
 from isthmus.agent.adapters.slurm.slurm_checks import check_slurm
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
-from isthmus.agent.adapters.slurm.slurm_holds import RUNNER
 from isthmus.agent.adapters.slurm.slurm_output import ENDED_STATES
 from isthmus.agent.adapters.slurm.slurm_scripts import SlurmScripts
 from isthmus.agent.adapters.slurm.slurm_site import SlurmSite, job_name
+from isthmus.agent.adapters.slurm.slurm_starts import STEP, step_arguments
 from isthmus.agent.adapters.slurm.slurm_view import SlurmView
-from isthmus.agent.adapters.worker_limits import TEMPORARY_FOLDER
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import QueueEntry
 from isthmus.core.messages.worker_folder import WorkerFolder
@@ -47,15 +46,8 @@ from isthmus.core.process.rank_runner import take_folder
 _KILLED_STATUS = 137
 _NEVER = "0"
 """Owner in the `pid` file of a folder that was stopped before its start."""
-_NO_OUTPUT = "none"
 _PREEMPTS = re.compile(r"Preempts: ([\d,]+)")
 _STARTS = re.compile(r"to start at (\S+)")
-
-_STEP = """
-ended=$1; shift
-"$@"; echo $? >"$ended.part" && mv -f "$ended.part" "$ended"
-"""
-"""Runs `srun` and leaves its status in a file of this start: the step has ended, whatever became of `exit`."""
 
 
 class SlurmAdapter(SchedulerAdapter):
@@ -65,12 +57,17 @@ class SlurmAdapter(SchedulerAdapter):
     """
 
     def __init__(
-        self, site: SlurmSite, state: Path, commands: SlurmCommands, program: Sequence[str] = WORKER_COMMAND
+        self,
+        site: SlurmSite,
+        state: Path,
+        commands: SlurmCommands,
+        program: Sequence[str] = WORKER_COMMAND,
+        scripts: SlurmScripts | None = None,
     ) -> None:
         self._site, self._commands, self._program = site, commands, tuple(program)
         self.capabilities = Capabilities(holds="scheduler", probes=True, preempts=bool(site.preempting_partition))
         root = state.absolute() / "holds"
-        self._queue, self._scripts = LocalQueueFile(state / "queue"), SlurmScripts()
+        self._queue, self._scripts = LocalQueueFile(state / "queue"), scripts or SlurmScripts()
         self._view = SlurmView(site, commands, root)
         self._allocations = SlurmAllocations(site, commands, self._view, self._scripts, root)
         self._lock = threading.RLock()
@@ -131,23 +128,19 @@ class SlurmAdapter(SchedulerAdapter):
         node = rank.cards[0].split("/")[1]
         program = rank.command or (*self._program, str(folder))
         limits = WorkerFolder(folder).read_limits()
-        environment = worker_environment(os.environ, rank.cards, {}, limits)
-        if limits is not None:
-            program = (*CONFINED_START, str(WorkerFolder(folder).limits_path), *program)
-            environment["TMPDIR"] = str(folder / TEMPORARY_FOLDER)
+        program = confined_worker(folder, program, limits)
+        environment = worker_variables(folder, os.environ, rank.cards, limits)
         on_node = sorted(card for cards in hold.cards for card in cards if card.split("/")[1] == node)
         on_node.sort(key=lambda card: int(card.rpartition("/")[2]))
         places = ",".join(str(on_node.index(card)) for card in rank.cards)
-        attempt = uuid.uuid4().hex
         (folder / "hold").write_text(rank.hold, encoding="ascii")
-        step = (
-            "srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--quiet",
-            "--input=none", f"--output={_NO_OUTPUT}", "--kill-on-bad-exit=0", "--chdir=/", "--",
-            *RUNNER, str(folder), str(self._allocations.folder(rank.hold).path), places, attempt, *program,
+        arguments = step_arguments(
+            folder, self._allocations.folder(rank.hold), job=str(job), node=node, places=places,
+            start=uuid.uuid4().hex, program=program,
         )  # fmt: skip
         variables = self._commands.variables
         chosen = {"SLURM_CONF": variables["SLURM_CONF"]} if "SLURM_CONF" in variables else {}
-        self._scripts.start(folder, _STEP, (str(folder / f"step.{attempt}"), *step), environment | chosen)
+        self._scripts.start(folder, STEP, arguments, environment | chosen)
 
     def poll(self, folder: Path) -> WorkerStatus:
         """Return the status from the folder's files; a worker without `exit` has ended with its hold or its step."""

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import Hold, HoldRequest
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
-from isthmus.agent.adapters.slurm.slurm_holds import KEEP, HoldFolder, allocation_units, keeper_environment
+from isthmus.agent.adapters.slurm.slurm_holds import HoldFolder, allocation_units
 from isthmus.agent.adapters.slurm.slurm_output import ENDED_STATES, parse_allocation
 from isthmus.agent.adapters.slurm.slurm_scripts import SlurmScripts
 from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
+from isthmus.agent.adapters.slurm.slurm_starts import KEEP, keeper_arguments, keeper_environment
 from isthmus.agent.adapters.slurm.slurm_view import SlurmView
 from isthmus.core.errors import UnavailableError
 
-_IMMEDIATE_S = 2
 _ANSWER_POLL_S = 0.01
 _GRANTED = re.compile(r"Granted job allocation (\d+)")
 
@@ -137,19 +137,15 @@ class SlurmAllocations:
 
     def _ask(self, folder: HoldFolder, units: list[tuple[str, int, list[int]]], *, preempts: bool) -> None:
         """Start `salloc` for each allocation; without preemption it gives up soon."""
-        for number, (group, num_cards, numbers) in enumerate(units):
-            said = self._said(folder, number)
-            said.unlink(missing_ok=True)
-            wait = () if preempts else (f"--immediate={_IMMEDIATE_S}",)
-            asks = self._site.asks(group, num_cards, len(numbers), preempts=preempts)
-            mark = (f"--comment=isthmus {folder.id}", "--dependency=singleton")
-            environment = keeper_environment(self._commands.variables)
-            arguments = (str(said), str(folder.path), folder.job_name(number), *wait, *mark, *asks)
+        environment = keeper_environment(self._commands.variables)
+        for number, unit in enumerate(units):
+            folder.said(number).unlink(missing_ok=True)
+            arguments = keeper_arguments(self._site, folder, number, unit, preempts=preempts)
             self._scripts.start(folder.path, KEEP, arguments, environment)
 
     def _take_answers(self, folder: HoldFolder, num_units: int) -> Hold | None:
         """Wait for the answers; keep all allocations or none."""
-        texts = [self._answer(self._said(folder, number)) for number in range(num_units)]
+        texts = [self._answer(folder.said(number)) for number in range(num_units)]
         granted = [found for found in map(_GRANTED.search, texts) if found is not None]
         if len(granted) == num_units:
             return self._grant(folder, [int(found[1]) for found in granted])
@@ -181,10 +177,6 @@ class SlurmAllocations:
             on_disk = [folder.name for folder in self._root.iterdir() if (folder / "granted.json").exists()]
             return list(dict.fromkeys((*listed, *on_disk)))
         return listed
-
-    @staticmethod
-    def _said(folder: HoldFolder, number: int) -> Path:
-        return folder.path / f"salloc.{number}"
 
 
 def _is_down(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""`HoldFolder`: what is known of a hold on disk, in a folder that the nodes see, and the script that keeps it.
+"""`HoldFolder`: what is known of a hold on disk, in a folder that the nodes see.
 
 request.json   the request, as first asked for
 lease          number of renewals and the lease in seconds; rewritten by each renewal
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,24 +22,6 @@ from isthmus.core.process import rank_runner
 JOB_PREFIX = "isthmus-"
 
 RUNNER = (sys.executable, "-I", "-S", "-B", rank_runner.__file__)
-
-KEEP = """
-said=$1 hold=$2 name=$3; shift 3
-salloc --no-shell --job-name="$name" "$@" 2>"$said"; status=$?
-echo "status $status" >>"$said"
-job=$(sed -n 's/.*Granted job allocation \\([0-9][0-9]*\\).*/\\1/p' "$said")
-[ -n "$job" ] || exit 0
-for try in $(seq 60); do
-    srun --jobid="$job" --overlap --nodes=1 --ntasks=1 --gres=none --quiet --input=none --output=none --error=none \\
-        --chdir=/ -- $RUNNER --watch "$hold" "$name" && exit 0
-    [ -e "$hold/released" ] && exec scancel --name="$name"
-    sleep 1
-done
-"""
-"""Holds an allocation with `salloc --no-shell`, then starts the watcher of its lease inside it, if need be again.
-
-It runs in a session of its own, so it outlives the agent: an allocation has its watcher also if the agent is killed
-between the two."""
 
 
 class HoldFolder:
@@ -57,6 +38,10 @@ class HoldFolder:
     def job_name(self, number: int) -> str:
         """Return the name of the allocation `number` of the hold."""
         return f"{JOB_PREFIX}{self.id}-{number}"
+
+    def said(self, number: int) -> Path:
+        """Return the file with what `salloc` says of the allocation `number`."""
+        return self.path / f"salloc.{number}"
 
     def release(self) -> None:
         """Use up the id: whatever watches the lease ends it, and no allocation is made for it any more."""
@@ -119,8 +104,3 @@ def allocation_units(ranks: list[tuple[str, int]]) -> list[tuple[str, int, list[
     for number, (group, num_cards) in enumerate(ranks):
         units.setdefault((group, num_cards), []).append(number)
     return [(group, num_cards, numbers) for (group, num_cards), numbers in units.items()]
-
-
-def keeper_environment(variables: dict[str, str]) -> dict[str, str]:
-    """Return the environment of `KEEP`."""
-    return {**variables, "RUNNER": " ".join(RUNNER), "PATH": variables.get("PATH", os.defpath)}

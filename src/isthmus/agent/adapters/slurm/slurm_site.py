@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 
 from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob, HoldRequest
+from isthmus.agent.adapters.site_options import check_options, number_option
 from isthmus.agent.adapters.slurm.slurm_holds import allocation_units
 from isthmus.agent.adapters.slurm.slurm_output import JobRow, NodeRow
-from isthmus.core.errors import InputError
+from isthmus.core.errors import FieldError, InputError
 from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster
@@ -25,19 +26,18 @@ class SlurmSite:
     """The mapping of `site.yaml` for `cluster`. Raises `InputError` for options or labels that Slurm cannot have."""
 
     def __init__(self, file: SiteFile, cluster: Cluster) -> None:
-        for option in file.options:
-            if option not in OPTIONS:
-                raise InputError(f"unknown option of a Slurm site: '{option}'", hint=suggest_name(option, OPTIONS))
+        check_options(file, "Slurm", OPTIONS)
         self.file, self.cluster, self._groups = file, cluster, {}
         for group in cluster.node_groups:
-            selector = file.node_groups.get(group.name)
+            selector, place = file.node_groups.get(group.name), ("node_groups", group.name)
             if selector is None or not selector.partition:
-                raise InputError(f"site.yaml names no partition for node group '{group.name}'", hint="add node_groups")
+                hint = "add node_groups"
+                raise FieldError(f"names no partition for node group '{group.name}'", place=place, hint=hint)
             if selector.labels:
-                raise InputError(f"node group '{group.name}': Slurm has no labels", hint="name a partition instead")
+                raise FieldError("Slurm has no labels", place=(*place, "labels"), hint="name a partition instead")
             self._groups[group.name] = selector
         self.preempting_partition = str(file.options.get("preempting_partition", ""))
-        self.max_minutes = int(file.options.get("max_minutes", 0))
+        self.max_minutes = round(number_option(file, "max_minutes", 0.0))
         self.account = str(file.options.get("account", ""))
 
     def partition(self, group: str) -> str:

@@ -18,7 +18,7 @@ from isthmus.client.api_client import ApiClient
 from isthmus.client.client_settings import resolve_settings
 from isthmus.client.server_address import require_secure_server
 from isthmus.core.errors import InputError
-from isthmus.core.files.user_files import load_pool
+from isthmus.core.files.user_files import errors_placed, load_pool
 from isthmus.core.messages.site_views import InvitationRequest, JoinRequest
 
 commands = typer.Typer()
@@ -117,7 +117,8 @@ def join(
     require_secure_server(settings.server)
     secret = _read_code(env, code)
     own = select_cluster(load_pool(pool), cluster)
-    rows = finding_rows(site or pool, agents.check_scheduler(read_site(site, own), own))
+    with errors_placed(site):
+        rows = finding_rows(site or pool, agents.check_scheduler(read_site(site, own), own))
     if not all(row["ok"] for row in rows):
         print_checks(env, rows)
         raise typer.Exit(InputError.exit_code)

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from isthmus.cli.command import JobArgument, command
-from isthmus.cli.commands.process_commands import import_extra
+from isthmus.cli.commands.process_commands import import_extra, read_site
+from isthmus.cli.commands.site.rendered_files import (
+    RenderedFiles,
+    container_files,
+    hold_files,
+    read_settings,
+    setting_differences,
+    write_files,
+)
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.tables import table
 from isthmus.client.api_client import ApiClient
-from isthmus.core.bounded_file import read_within
-from isthmus.core.errors import ConflictError, FileError, InputError
-from isthmus.core.files.user_files import load_model_file, load_policy, load_pool
-from isthmus.core.messages.worker_folder import write_atomically
+from isthmus.core.errors import ConflictError, InputError
+from isthmus.core.files.user_files import errors_placed, load_model_file, load_policy, load_pool, place_error
 from isthmus.core.pool import Pool
 from isthmus.render import (
+    Blueprint,
     CodeRegistration,
-    Container,
-    ContainerUser,
     ImageFacts,
-    RenderedPart,
-    Setting,
     SiteRuntime,
+    TemplateConflictError,
     host_image,
     make_blueprints,
-    oci_config,
     render_part,
 )
 
@@ -38,10 +40,6 @@ image_commands = typer.Typer(help="Images of a site for the workers of pool jobs
 commands.add_typer(image_commands, name="images", rich_help_panel="Site")
 
 PANEL = "Site"
-RENDER_FILE, JOB_FILE = "render.json", "config.json"
-_FOLDER = "{worker_folder}"
-"""Stands in a rendered job file for the folder that the agent gives each worker."""
-
 LayoutArgument = Annotated[Path, typer.Argument(metavar="LAYOUT", help="Folder with an OCI image layout.")]
 
 
@@ -51,7 +49,7 @@ LayoutArgument = Annotated[Path, typer.Argument(metavar="LAYOUT", help="Folder w
     examples=[
         "isthmus render 3f2a --cluster hangzhou --output rendered",
         "isthmus render 3f2a --cluster hangzhou --policy policy.yaml --output new --diff rendered",
-        "isthmus render 3f2a --cluster hangzhou --output rendered --json",
+        "isthmus render 3f2a --cluster hangzhou --site slurm.yaml --output rendered --json",
     ],
 )
 def render(
@@ -64,6 +62,9 @@ def render(
         Path | None,
         typer.Option(metavar="FILE", help="The owner's policy with `workers.containers`; without it, processes."),
     ] = None,
+    site: Annotated[
+        Path | None, typer.Option(metavar="SITE.yaml", help="The site's scheduler; without it, processes of the site.")
+    ] = None,
     pool: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Pool with chips of its own (default: the server's).")
     ] = None,
@@ -73,8 +74,9 @@ def render(
 ) -> None:
     """Render the part of a job at a cluster: the site's job file, and every setting with its origin.
 
-    Writes `render.json` (name, class, value, how it is passed, and who set it) and the configuration of the first
-    worker's container; a part on several node groups gets a folder for each.
+    Writes `render.json` (name, class, value, how it is passed, and who set it), in a folder for each node group if the
+    part uses several, and the site's job file: `config.json` of the first worker's container, at a Slurm site `job.sh`
+    with the agent's commands, at a Kubernetes site `job.yaml` with the objects that the agent creates.
     """
     view = client.job(job)
     if view.plan is None:
@@ -84,26 +86,33 @@ def render(
         known = Pool(clusters=tuple(one.cluster for one in seen.clusters), links=seen.links)
     else:
         known = load_pool(pool)
-    site = _site_runtime(policy)
-    made: list[Setting] = []
     blueprints = make_blueprints(view.job, view.id, view.plan, known, cluster)
-    for blueprint in blueprints:
-        part = render_part(blueprint, site, registration=_registration(view.job.runtime.code))
-        folder = output if len(blueprints) == 1 else output / blueprint.node_group
-        _write(folder / RENDER_FILE, part.document())
-        _write(folder / JOB_FILE, json.dumps(oci_config(part, _container(part)), indent=1))
-        made += part.settings
-    if diff is not None:
-        differences = _differences(made, _read_settings(diff))
-        rows = [(name, kind, *values) for (name, kind), values in differences.items()]
+    own = read_site(site, known.cluster(cluster))
+    if own.kind == "local":
+        files = _container_files(policy, blueprints, view.job.runtime.code)
+    elif policy is not None and load_policy(policy).workers.containers is not None:
+        raise InputError(
+            f"workers.containers: a site of kind '{own.kind}' starts its own containers", hint="leave out --policy"
+        )
+    else:
+        render_hold = import_extra("isthmus.agent", "agent").render_hold
+        with errors_placed(site):
+            held = render_hold(own, known.cluster(cluster), view.job, view.id, max(view.attempt, 1), view.plan)
+        files = hold_files(held, blueprints)
+    earlier = None if diff is None else read_settings(diff)  # it may be the folder that is written to
+    made = write_files(output, files)
+    if earlier is not None:
+        differences = setting_differences(made, earlier)
+        differing = [(name, kind, *values) for (name, kind), values in differences.items()]
         titles = ("name", "passed as", str(output), str(diff))
         env.answer(
-            [dict(zip(("name", "passed_as", "value", "other"), row, strict=True)) for row in rows],
-            lambda: table("Settings that differ", titles, rows) if rows else "no setting differs",
+            [dict(zip(("name", "passed_as", "value", "other"), row, strict=True)) for row in differing],
+            lambda: table("Settings that differ", titles, differing) if differing else "no setting differs",
         )
         return
-    settings = [(one.name, one.setting_class, one.value, one.passed_as, one.origin) for one in made]
-    env.answer(made, lambda: table(f"Written to {output}", ("name", "class", "value", "passed as", "from"), settings))
+    found = [one for settings in made.values() for one in settings]
+    rows = [(one.name, one.setting_class, one.value, one.passed_as, one.origin) for one in found]
+    env.answer(found, lambda: table(f"Written to {output}", ("name", "class", "value", "passed as", "from"), rows))
 
 
 @command(image_commands, panel=PANEL, name="list", examples=["isthmus images list /srv/images"])
@@ -166,58 +175,17 @@ def _split_label(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _site_runtime(policy: Path | None) -> SiteRuntime:
-    """Return what the policy's containers offer; without them workers are processes with the site's own files."""
+def _container_files(policy: Path | None, blueprints: Sequence[Blueprint], code: str | None) -> RenderedFiles:
+    """Return the files of workers that the agent starts itself: in the policy's containers, else as processes."""
+    agents: Any = import_extra("isthmus.agent", "agent")
     rules = load_policy(policy).workers.containers if policy else None
-    if rules is None:
-        return SiteRuntime(images=(host_image(),))
-    found: SiteRuntime = import_extra("isthmus.agent", "agent").read_site_runtime(rules)
-    return found
-
-
-def _registration(code: str | None) -> CodeRegistration | None:
-    if code is None:
-        return None
-    found: CodeRegistration | None = import_extra("isthmus.agent", "agent").read_registration(Path(code))
-    return found
-
-
-def _container(part: RenderedPart) -> Container:
-    return Container(
-        root=f"{_FOLDER}/bundle/rootfs",
-        command=(*part.command, *part.arguments),
-        environment=part.image.environment | part.of("environment"),
-        working_folder=_FOLDER,
-        user=ContainerUser(0, 0),
-        mounts={_FOLDER: (_FOLDER, True)},
-    )
-
-
-def _write(file: Path, text: str) -> None:
+    offers: SiteRuntime = SiteRuntime(images=(host_image(),)) if rules is None else agents.read_site_runtime(rules)
+    registration: CodeRegistration | None = None if code is None else agents.read_registration(Path(code))
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, text + "\n")
-    except OSError as error:
-        raise InputError(f"cannot write {file}: {error.strerror}", hint="choose another --output") from error
-
-
-def _read_settings(folder: Path) -> list[Setting]:
-    """Return the settings of an earlier folder; raise `FileError` if it has none or they are malformed."""
-    files = sorted(folder.glob(f"**/{RENDER_FILE}"))
-    if not files:
-        raise InputError(f"{folder} has no {RENDER_FILE}", hint="name a folder that `isthmus render` wrote")
-    found: list[Setting] = []
-    for file in files:
-        try:
-            found += TypeAdapter(list[Setting]).validate_json(read_within(file))
-        except ValidationError as error:
-            raise FileError(error.errors()[0]["msg"], file=str(file), hint="render it again") from error
-    return found
-
-
-def _differences(ours: list[Setting], theirs: list[Setting]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return the values that differ, by name and how they are passed; "-" where a side has none."""
-    mine = {(one.name, one.passed_as): one.value for one in ours}
-    other = {(one.name, one.passed_as): one.value for one in theirs}
-    keys = sorted(key for key in mine.keys() | other.keys() if mine.get(key) != other.get(key))
-    return {key: (mine.get(key, "-"), other.get(key, "-")) for key in keys}
+        parts = [render_part(one, offers, registration=registration) for one in blueprints]
+    except TemplateConflictError as error:
+        if rules is None:
+            raise
+        file = agents.template_files(rules)[error.template]
+        raise place_error(file, ("settings", error.setting), error.message, error.hint) from error
+    return container_files(parts, blueprints)

@@ -13,7 +13,7 @@ from isthmus.cli.commands.process_commands import import_extra, read_site, selec
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import InputError, NotFoundError
-from isthmus.core.files.user_files import load_pool, place_error
+from isthmus.core.files.user_files import errors_placed, load_pool, place_error
 from isthmus.core.messages.api_views import ClusterView
 
 commands = typer.Typer()
@@ -119,7 +119,8 @@ def check_site_file(
     """
     agents = import_extra("isthmus.agent", "agent")
     own = select_cluster(load_pool(pool), cluster)
-    found = agents.check_scheduler(read_site(file, own), own)
+    with errors_placed(file):
+        found = agents.check_scheduler(read_site(file, own), own)
     rows = finding_rows(file, found)
     print_checks(env, rows)
     if not all(row["ok"] for row in rows):
