@@ -222,11 +222,11 @@ def test_profile_adds_the_communication_between_layers(folder):
     assert text.splitlines()[-1].split() == ["0..6", "1..7", "4.0", "MiB", "4.0", "MiB"]
 
 
-def test_score_chips_ranks_by_the_given_weights(folder):
+def test_chips_are_ranked_by_the_given_weights(folder):
     """H20 has little compute and much memory; a chip of the pool file competes; a model gives its own weights."""
 
     def best(*options: object) -> str:
-        return answer("score-chips", "A100", "H20", *options)["chips"][0]["chip"]
+        return answer("chips", "A100", "H20", *options)["chips"][0]["chip"]
 
     assert best("--weights", "compute=1") == "A100"
     assert best("--weights", "memory=1") == "H20"
@@ -238,20 +238,21 @@ def test_score_chips_ranks_by_the_given_weights(folder):
         "in_node_link": {"name": "x", "bandwidth_bytes_per_s": 1e13},
     }
     (folder / "pool.yaml").write_text(yaml.safe_dump(POOL | {"chips": [fast]}))
-    assert best("fast", "--pool", folder / "pool.yaml") == "fast"
-    told = answer("score-chips", "H20", "A100", "--model", folder / "config.json")
+    assert best("fast", "--pool", folder / "pool.yaml", "--weights", "compute,memory") == "fast"
+    told = answer("chips", "H20", "A100", "--model", folder / "config.json")
     assert sum(told["weights"].values()) == pytest.approx(1)
     assert told["weights"]["compute"] > told["weights"]["communication"] > 0
-    lines = run("score-chips")[1].splitlines()
+    lines = run("chips", "--weights", "compute,memory,communication")[1].splitlines()
     assert lines[0] == "weights: compute 33%, memory 33%, communication 33%"
-    assert len(lines) == 4 + len(chip_catalogue())
+    assert lines[4 + len(chip_catalogue())] == "", "a line per chip"
+    assert set(answer("chips", "H20", "A100")) == {"H20", "A100"}, "without weights, a list"
 
 
-def test_score_chips_names_what_it_cannot_use(folder):
+def test_scored_chips_name_what_they_cannot_use(folder):
     """An unknown chip, two sources of weights, and weights that are not NAME=NUMBER."""
-    assert "unknown chip 'H1000'" in run("score-chips", "H1000")[1]
+    assert "unknown chip 'H1000'" in run("chips", "H1000")[1]
     both = ("--weights", "memory=1", "--model", folder / "config.json")
-    assert "both --weights and --model" in run("score-chips", *both)[1]
-    for text in ("speed=1", "memory=fast", "memory=-1", "memory=1,memory=2", "memory"):
-        assert f"weight '{text.split(',')[-1]}'" in run("score-chips", "--weights", text)[1]
-    assert "one above 0" in run("score-chips", "--weights", "memory=0")[1]
+    assert "both --weights and --model" in run("chips", *both)[1]
+    for text in ("speed=1", "memory=fast", "memory=-1", "memory=1,memory=2", "memory="):
+        assert f"weight '{text.split(',')[-1]}'" in run("chips", "--weights", text)[1]
+    assert "one above 0" in run("chips", "--weights", "memory=0")[1]

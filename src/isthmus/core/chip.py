@@ -35,17 +35,24 @@ class AttentionRate(FrozenModel):
 
 
 class SustainedRates(FrozenModel):
-    """What public micro-benchmarks of a chip reached: large products, attention kernels, links; each has its source."""
+    """What public micro-benchmarks of a chip reached: large products, attention kernels, links; each has its source.
+
+    `memory_latency_s` is that of one dependent read of the chip's memory, `small_all_reduce_s` the time of an
+    all-reduce of 32 KiB over the eight chips of a node.
+    """
 
     matmul_flop_per_s: dict[Precision, PositiveFloat] = Field(default_factory=dict)
     attention: tuple[AttentionRate, ...] = ()
     link_bytes_per_s: PositiveFloat | None = None
     network_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    memory_latency_s: PositiveFloat | None = None
+    small_all_reduce_s: PositiveFloat | None = None
     sources: dict[str, str]
 
     @model_validator(mode="after")
     def _check_sources(self) -> SustainedRates:
-        given = [key for key in ("matmul_flop_per_s", "link_bytes_per_s", "network_share") if getattr(self, key)]
+        cited = type(self).model_fields.keys() - {"attention", "sources"}  # an attention rate names its own
+        given = sorted(key for key in cited if getattr(self, key))
         if unnamed := [key for key in given if not self.sources.get(key)]:
             raise ValueError(f"no source for {', '.join(unnamed)}; add them to `sources`")
         return self
@@ -63,13 +70,18 @@ class SustainedRates(FrozenModel):
         return found.backward_flop_per_s / found.forward_flop_per_s if found else 1.0
 
 
+DEFAULT_IDLE_SHARE = 0.2
+"""Idle over rated power of a chip that states none; the mean of the catalogue's six readings is 0.19."""
+
+
 class Chip(FrozenModel):
     """One device as a training framework sees it: the unit of scheduling and reservation.
 
     `peak_flop_per_s` maps a precision to the dense (not sparse) peak in operations per second;
     `reported_bytes` is the capacity that the device reports, `memory_bytes` that of the data sheet.
     `chips_per_card` is 2 if one card carries two such devices (throughput per card then counts both). `sustained` are
-    rates that micro-benchmarks reached; without them the shares of the peak are defaults with a wide band.
+    rates that micro-benchmarks reached; without them the shares of the peak are defaults with a wide band. `power_w` is
+    drawn while the chip computes, `idle_power_w` while it waits.
     """
 
     name: Name
@@ -82,8 +94,25 @@ class Chip(FrozenModel):
     collective_library: str = "gloo"
     chips_per_card: PositiveInt = 1
     power_w: NonNegativeFloat = 0
+    idle_power_w: NonNegativeFloat | None = None
+    idle_power_source: str = ""
     sustained: SustainedRates | None = None
     source: str = "user"
+
+    @model_validator(mode="after")
+    def _check_idle_power(self) -> Chip:
+        if self.idle_power_w is None:
+            return self
+        if self.idle_power_w > self.power_w:
+            raise ValueError(f"idle_power_w {self.idle_power_w:g} is above power_w {self.power_w:g}")
+        if not self.idle_power_source:
+            raise ValueError("idle_power_w without idle_power_source: name where the figure comes from")
+        return self
+
+    @property
+    def waiting_power_w(self) -> float:
+        """The power while the chip waits: `idle_power_w`, or a usual share of `power_w`."""
+        return DEFAULT_IDLE_SHARE * self.power_w if self.idle_power_w is None else self.idle_power_w
 
     def flop_per_s(self, precision: Precision) -> float:
         """Return the peak at `precision`, or at the nearest wider format that the chip supports."""

@@ -14,8 +14,8 @@ from isthmus.cli.app.root_command import make_app
 
 MODULES = {
     "isthmus.cli.commands.catalogue.catalogue_commands": ("data", "models"),
-    "isthmus.cli.commands.chip_commands": ("score-chips",),
-    "isthmus.cli.commands.file_commands": ("check", "chips", "schema"),
+    "isthmus.cli.commands.chip_commands": ("chips",),
+    "isthmus.cli.commands.file_commands": ("check", "schema"),
     "isthmus.cli.commands.follow_commands": ("logs", "watch"),
     "isthmus.cli.commands.job_commands": ("cancel", "choose", "delete", "jobs", "plans", "preempt", "submit"),
     "isthmus.cli.commands.pool_commands": ("audit", "pool", "token"),

@@ -1,4 +1,4 @@
-"""Commands that need no server: schema, check, chips."""
+"""Commands that need no server: schema, check."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel
 
 from isthmus.cli.command import command
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.read_job import read_job
-from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import (
     FILE_KINDS,
@@ -138,16 +136,3 @@ def _check_site(file: Path) -> dict[str, Any]:
 _CHECKS = {
     "pool": _check_pool, "job": _check_job, "policy": _check_policy, "site": _check_site,
 }  # fmt: skip
-
-
-@command(commands, panel=PANEL, examples=["isthmus chips", "isthmus chips --json | jq '.H20.source'"])
-def chips(env: CliEnvironment) -> None:
-    """List the built-in chips with the source of their data."""
-    known: dict[str, BaseModel] = dict(chip_catalogue())
-
-    def show() -> object:
-        from isthmus.cli.terminal.tables import chips_table
-
-        return chips_table(chip_catalogue().values())
-
-    env.answer(known, show)

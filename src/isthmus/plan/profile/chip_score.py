@@ -1,16 +1,18 @@
 """`evaluate_chips`: scores chips by compute, memory and communication (`cross-domain-pooling.txt`, 4.1.1).
 
-Peak FLOP/s alone mislead, because memory bounds many layers. Each dimension is a ratio to the best chip of
-the comparison; the score is their geometric mean, weighted by the user or by the layers of a model
-(`model_weights`). `isthmus score-chips` prints them.
+Peak FLOP/s alone mislead, because memory bounds many layers. Each dimension has the quantities that the report names:
+throughput in 16 and in 8 bits; capacity, bandwidth and access latency of the memory; bandwidth and latency of the link
+between chips. A quantity is a ratio to the best chip of the comparison, a dimension the geometric mean of its
+quantities, and the score that of the dimensions, weighted by the user or by the layers of a model (`model_weights`).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from isthmus.core.chip import Chip, Precision
 from isthmus.core.errors import InputError
@@ -32,17 +34,18 @@ class DimensionWeights:
 
     @classmethod
     def parse(cls, text: str) -> DimensionWeights:
-        """Parse `compute=2,memory=1`; dimensions left out weigh 0.
+        """Parse `compute=2,memory=1`; a name alone weighs 1, dimensions left out weigh 0.
 
         Raises `InputError` for a dimension that is unknown or repeated, and for an invalid weight.
         """
         weights = {field.name: 0.0 for field in fields(cls)}
         given: set[str] = set()
         for part in filter(None, text.replace(" ", "").split(",")):
-            name, _, value = part.partition("=")
-            if name not in weights or name in given or not re.fullmatch(r"\d+(\.\d+)?", value):
+            name, equals, value = part.partition("=")
+            value = value if equals else "1"
+            if name not in weights or name in given or not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value):
                 raise InputError(
-                    f"weight '{part}'", hint=f"write NAME=NUMBER, each name once; names: {', '.join(weights)}"
+                    f"weight '{part}'", hint=f"write NAME or NAME=NUMBER, each once; names: {', '.join(weights)}"
                 )
             weights[name] = float(value)
             given.add(name)
@@ -65,45 +68,102 @@ class ChipScore:
     score: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChipEvaluation:
+    """Scores, best first, and what they rest on."""
+
+    scores: tuple[ChipScore, ...]
+    # Quantities compared by micro-benchmarks: all chips of the comparison have one.
+    measured: tuple[str, ...]
+    # The others, with the chips that lack a measurement: data sheets count, and latencies count nothing.
+    unmeasured: Mapping[str, tuple[str, ...]]
+
+
+class _Quantity(NamedTuple):
+    """What a dimension consists of: the value of a chip, more is better; None if it is not known."""
+
+    name: str
+    measured: Callable[[Chip], float | None]
+    data_sheet: Callable[[Chip], float | None]
+
+
 def evaluate_chips(
-    chips: Sequence[Chip],
-    weights: DimensionWeights | None = None,
-    *,
-    precision: Precision = "bf16",
-    capacity_share: float = 0.5,
-) -> tuple[ChipScore, ...]:
+    chips: Sequence[Chip], weights: DimensionWeights | None = None, *, precision: Precision | None = None
+) -> ChipEvaluation:
     """Return the chips' scores, best first.
 
-    Compute is the dense peak at `precision`; memory the geometric mean of capacity (with weight
-    `capacity_share`) and bandwidth; communication the bandwidth to the chips of the node. Latencies do not
-    count, as data sheets omit them.
+    Compute is the geometric mean of the throughput in bf16 and int8, or that in `precision` alone. A quantity is
+    compared by micro-benchmarks if every chip has one, otherwise by data sheets; a latency, which data sheets omit,
+    then counts nothing.
     """
     if not chips:
         raise InputError("no chips to evaluate", hint="name at least one chip of the catalogue")
     w = weights or DimensionWeights()
-    total = w.compute + w.memory + w.communication
+    formats: tuple[Precision, ...] = (precision,) if precision else ("bf16", "int8")
+    measured: list[str] = []
+    unmeasured: dict[str, tuple[str, ...]] = {}
 
-    def memory(chip: Chip) -> float:
-        return float(chip.memory_bytes**capacity_share * chip.memory_bandwidth_bytes_per_s ** (1 - capacity_share))
+    def log_ratios(quantities: Sequence[_Quantity]) -> list[float]:
+        """Return the logarithm of each chip's ratio to the best, the mean over the quantities, (chips,)."""
+        rows = []
+        for one in quantities:
+            lacking = tuple(chip.name for chip in chips if one.measured(chip) is None)
+            values = [(one.data_sheet if lacking else one.measured)(chip) for chip in chips]
+            known = [value for value in values if value is not None]
+            if lacking:
+                unmeasured[one.name] = lacking
+            else:
+                measured.append(one.name)
+            if len(known) == len(chips):
+                rows.append([math.log(value / max(known)) for value in known])
+        return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
 
-    best_compute = max(chip.flop_per_s(precision) for chip in chips)
-    best_memory = max(memory(chip) for chip in chips)
-    best_link = max(chip.in_node_link.bandwidth_bytes_per_s for chip in chips)
-    scores = []
-    for chip in chips:
-        compute, memory_ratio = chip.flop_per_s(precision) / best_compute, memory(chip) / best_memory
-        link = chip.in_node_link.bandwidth_bytes_per_s / best_link
-        logs = w.compute * math.log(compute) + w.memory * math.log(memory_ratio) + w.communication * math.log(link)
-        scores.append(
-            ChipScore(
-                chip=chip.name,
-                compute=compute,
-                memory=memory_ratio,
-                communication=link,
-                score=math.exp(logs / total),
-            )
+    parts = {
+        "compute": log_ratios([_throughput(one) for one in formats]),
+        "memory": log_ratios(_MEMORY),
+        "communication": log_ratios(_COMMUNICATION),
+    }
+    shares = w.shares()
+    scores = [
+        ChipScore(
+            chip=chip.name,
+            **{name: math.exp(logs[place]) for name, logs in parts.items()},
+            score=math.exp(sum(share * parts[name][place] for name, share in shares.items())),
         )
-    return tuple(sorted(scores, key=lambda one: (-one.score, one.chip)))
+        for place, chip in enumerate(chips)
+    ]
+    ordered = tuple(sorted(scores, key=lambda one: (-one.score, one.chip)))
+    return ChipEvaluation(scores=ordered, measured=tuple(measured), unmeasured=unmeasured)
+
+
+def _throughput(precision: Precision) -> _Quantity:
+    def sustained(chip: Chip) -> float | None:
+        return chip.sustained.matmul_flop_per_s.get(precision) if chip.sustained else None
+
+    return _Quantity(f"{precision} throughput", sustained, lambda chip: chip.flop_per_s(precision))
+
+
+def _inverse(seconds: float | None) -> float | None:
+    return 1 / seconds if seconds else None
+
+
+_MEMORY = (
+    _Quantity("memory capacity", lambda chip: chip.reported_bytes, lambda chip: chip.memory_bytes),
+    _Quantity("memory bandwidth", lambda _: None, lambda chip: chip.memory_bandwidth_bytes_per_s),
+    _Quantity(
+        "memory latency", lambda chip: _inverse(chip.sustained and chip.sustained.memory_latency_s), lambda _: None
+    ),
+)
+_COMMUNICATION = (
+    _Quantity(
+        "link bandwidth",
+        lambda chip: chip.sustained.link_bytes_per_s if chip.sustained else None,
+        lambda chip: chip.in_node_link.bandwidth_bytes_per_s,
+    ),
+    _Quantity(
+        "link latency", lambda chip: _inverse(chip.sustained and chip.sustained.small_all_reduce_s), lambda _: None
+    ),
+)
 
 
 def model_weights(
@@ -123,10 +183,16 @@ def model_weights(
     )
 
 
-def render_chip_scores(scores: Sequence[ChipScore]) -> str:
-    """Return the scores as a text table."""
+def render_chip_scores(evaluation: ChipEvaluation) -> str:
+    """Return the scores as a text table, with what was compared by data sheets below it."""
     rows = [
         (one.chip, f"{one.compute:.2f}", f"{one.memory:.2f}", f"{one.communication:.2f}", f"{one.score:.2f}")
-        for one in scores
+        for one in evaluation.scores
     ]
-    return render_table(("chip", "compute", "memory", "communication", "score"), rows)
+    lines = [render_table(("chip", "compute", "memory", "communication", "score"), rows), ""]
+    lines.append(f"measured for every chip: {', '.join(evaluation.measured) or 'nothing'}")
+    for name, lacking in evaluation.unmeasured.items():
+        counts = "counts nothing" if name.endswith("latency") else "by data sheets"
+        named = ", ".join(lacking[:4]) + (f" and {len(lacking) - 4} more" if len(lacking) > 4 else "")
+        lines.append(f"{name} {counts}: not measured for {named}")
+    return "\n".join(lines)

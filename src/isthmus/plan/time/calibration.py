@@ -70,13 +70,16 @@ class Calibration(FrozenModel):
         """
         if not scope:
             return name
+        own = f"{scope}/{name}"
+        if own in self.parameters:
+            return own
         source, arrow, target = scope.partition(">")
-        tied = (f"{source}<>{target}", f"{target}<>{source}") if arrow else ()
-        return next((key for one in (scope, *tied) if (key := f"{one}/{name}") in self.parameters), name)
+        tied = (f"{source}<>{target}/{name}", f"{target}<>{source}/{name}") if arrow else ()
+        return next((key for key in tied if key in self.parameters), name)
 
     def value(self, name: str, scope: str = "") -> float:
         """Return a parameter's value for a chip or link (`scope`), or its default."""
-        found = self.parameters.get(self.scoped_key(name, scope))
+        found = self.parameters.get(self.scoped_key(name, scope)) if self.parameters else None
         return found.value if found else TIME_MODEL_PARAMETERS[name].default
 
     def relative_uncertainty(self, name: str, scope: str = "") -> float:

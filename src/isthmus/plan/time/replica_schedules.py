@@ -13,6 +13,8 @@ from isthmus.sim import SimulatedLink, best_warm_up
 
 def first_equal_replicas(plan: Plan) -> tuple[int, ...]:
     """Return the first equal replica of each replica, (dp,)."""
+    if plan.dp == 1:
+        return (0,)
     first_of: dict[tuple[object, ...], int] = {}
     pipelines: dict[int, list[Stage]] = {}
     for stage in plan.stages:

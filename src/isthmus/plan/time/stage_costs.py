@@ -68,8 +68,24 @@ def stage_costs(
     The plan must pass `require_possible`. Raises `InputError` for unknown clusters or node groups.
     """
     profile = stacked_profile(profile, plan.stack, plan.precision)
-    stages = plan.pipeline(replica)
-    return tuple(_stage_cost(plan, pool, profile, calibration, stages, index) for index in range(len(stages)))
+    stages, chip_models = plan.pipeline(replica), _ChipModels(pool, calibration)
+    return tuple(_stage_cost(plan, profile, chip_models, stages, index) for index in range(len(stages)))
+
+
+class _ChipModels:
+    """The chip models of a plan's node groups, each made once."""
+
+    def __init__(self, pool: Pool, calibration: Calibration) -> None:
+        self._pool, self._calibration = pool, calibration
+        self._known: dict[tuple[str, str], ChipModel] = {}
+
+    def of(self, cluster: str, node_group: str) -> ChipModel:
+        """Return the chip model of a node group; raise `InputError` for an unknown one."""
+        key = cluster, node_group
+        if key not in self._known:
+            group = self._pool.node_group(*key)
+            self._known[key] = ChipModel.of(group, self._pool.chip(group), self._calibration)
+        return self._known[key]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +104,10 @@ class _PlacedStage:
 
 
 def _stage_cost(
-    plan: Plan,
-    pool: Pool,
-    profile: ModelProfile,
-    calibration: Calibration,
-    stages: Sequence[Stage],
-    index: int,
+    plan: Plan, profile: ModelProfile, chip_models: _ChipModels, stages: Sequence[Stage], index: int
 ) -> StageCost:
     stage = stages[index]
-    chip_model = _chip_model(pool, calibration, stage)
+    chip_model = chip_models.of(stage.cluster, stage.node_group)
     micro_batch = MicroBatchShape(
         micro_batch_size=plan.micro_batch_size_of(stage.replica),
         sequence_length=plan.sequence_length,
@@ -110,10 +121,11 @@ def _stage_cost(
     )  # fmt: skip
     memory = _fitted_memory(plan_stage_memory(plan, profile, stages, index), chip_model)
     follower = stages[index + 1] if index + 1 < len(stages) else None
+    next_place = follower or stage
     placed = _PlacedStage(
         stage=stage, chip_model=chip_model, micro_batch=micro_batch, degrees=degrees, time=time, memory=memory,
-        reducing=_reducing_places(plan, pool, calibration, stage), next_stage=follower,
-        next_chip_model=_chip_model(pool, calibration, follower or stage),
+        reducing=_reducing_places(plan, chip_models, stage), next_stage=follower,
+        next_chip_model=chip_models.of(next_place.cluster, next_place.node_group),
     )  # fmt: skip
     limit_bytes = _limit_bytes(chip_model, profile, degrees)
     return StageCost(
@@ -130,16 +142,11 @@ def _stage_cost(
     )
 
 
-def _chip_model(pool: Pool, calibration: Calibration, stage: Stage) -> ChipModel:
-    group = pool.node_group(stage.cluster, stage.node_group)
-    return ChipModel.of(group, pool.chip(group), calibration)
-
-
-def _reducing_places(plan: Plan, pool: Pool, calibration: Calibration, stage: Stage) -> tuple[ReplicaPlace, ...]:
+def _reducing_places(plan: Plan, chip_models: _ChipModels, stage: Stage) -> tuple[ReplicaPlace, ...]:
     """Return the node groups of the stage's cluster whose replicas reduce its gradients, its own first."""
     return tuple(
         ReplicaPlace(
-            topology=_chip_model(pool, calibration, stage.model_copy(update={"node_group": name})).topology,
+            topology=chip_models.of(stage.cluster, name).topology,
             count=count,
             num_chips=num_chips,
         )
@@ -150,6 +157,8 @@ def _reducing_places(plan: Plan, pool: Pool, calibration: Calibration, stage: St
 def _fitted_memory(memory: StageMemory, chip_model: ChipModel) -> StageMemory:
     """Return a stage's memory with the chip's factor on activations; the allocator's reserve keeps its proportion."""
     factor = chip_model.calibration.value("activation_memory", chip_model.chip.name)
+    if factor == 1:
+        return memory
     fitted = replace(memory, activations_bytes=memory.activations_bytes * factor)
     grown = fitted.allocated_bytes / memory.allocated_bytes
     return replace(fitted, reserve_bytes=memory.reserve_bytes * grown)

@@ -7,7 +7,7 @@ add to its time, which slows small products.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -126,11 +126,26 @@ class PassTime:
 
     def scaled(self, num_passes: float) -> PassTime:
         """Return the time of `num_passes` such passes."""
-        return PassTime(**{name: getattr(self, name) * num_passes for name in self.__dataclass_fields__})
+        if num_passes == 1:
+            return self
+        return PassTime(
+            forward_s=self.forward_s * num_passes,
+            backward_s=self.backward_s * num_passes,
+            matmul_s=self.matmul_s * num_passes,
+            attention_s=self.attention_s * num_passes,
+            memory_s=self.memory_s * num_passes,
+            exchange_s=self.exchange_s * num_passes,
+        )
 
     def __add__(self, other: PassTime) -> PassTime:
-        names = self.__dataclass_fields__
-        return PassTime(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return PassTime(
+            forward_s=self.forward_s + other.forward_s,
+            backward_s=self.backward_s + other.backward_s,
+            matmul_s=self.matmul_s + other.matmul_s,
+            attention_s=self.attention_s + other.attention_s,
+            memory_s=self.memory_s + other.memory_s,
+            exchange_s=self.exchange_s + other.exchange_s,
+        )
 
 
 def collective_call_s(topology: Topology, call: CollectiveCall) -> float:
@@ -240,7 +255,7 @@ def stage_pass_time(
     share, (first, last) = micro_batch.per_chip(degrees), layers
     recomputed = last - first if recompute_layers is None else recompute_layers
     total = PassTime()
-    for layer, mode, count in _group_equal_layers(profile.layers[first:last], recompute, recomputed):
+    for layer, mode, count in _group_equal_layers(profile, layers, recompute, recomputed):
         work = _cached_layer_work(layer, share)
         one = pass_time(chip_model, work, micro_batch.precision, mode, overlap_experts=overlap_experts)
         total = total + one.scaled(count * chip_model.shape_factor(layer, share))
@@ -272,15 +287,16 @@ def head_pass_time(
     return pass_time(chip_model, work, precision, backward_bytes=backward_bytes)
 
 
+@lru_cache(maxsize=4096)
 def _group_equal_layers(
-    layers: Sequence[LayerProfile], recompute: Recompute, num_recomputed: int
-) -> list[tuple[LayerProfile, Recompute, int]]:
-    """Return (layer, recompute mode, count) of equal layers; equal layers are one object."""
+    profile: ModelProfile, layers: tuple[int, int], recompute: Recompute, num_recomputed: int
+) -> tuple[tuple[LayerProfile, Recompute, int], ...]:
+    """Return (layer, recompute mode, count) of equal layers of `[first, last)`; equal layers are one object."""
     counted: dict[tuple[int, Recompute], tuple[LayerProfile, int]] = {}
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate(profile.layers[slice(*layers)]):
         key = id(layer), recompute if index < num_recomputed else "none"
         counted[key] = layer, counted.get(key, (layer, 0))[1] + 1
-    return [(layer, mode, count) for (_, mode), (layer, count) in counted.items()]
+    return tuple((layer, mode, count) for (_, mode), (layer, count) in counted.items())
 
 
 def update_s(chip_model: ChipModel, parameters: float, precision_bytes: int) -> float:
