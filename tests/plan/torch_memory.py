@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from isthmus.core.model import Model
+from isthmus.core.model_parts.standard_keys import with_standard_keys
 
 SMALL = {
     "num_hidden_layers": 3,
@@ -38,6 +39,7 @@ DEEPSEEK = {
     "n_group": 1,
     "topk_group": 1,
 }
+OLDER = {"head_dim": None, "num_key_value_heads": None, "intermediate_size": None}
 FAMILIES = {
     "LlamaForCausalLM": ("llama", {}),
     "Qwen2ForCausalLM": ("qwen2", {"head_dim": None}),
@@ -56,6 +58,12 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": ("qwen3_moe", EXPERTS),
     "DeepseekV2ForCausalLM": ("deepseek_v2", DEEPSEEK),
     "DeepseekV3ForCausalLM": ("deepseek_v3", DEEPSEEK),
+    "GPT2LMHeadModel": ("gpt2", OLDER | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
+    "GPTNeoXForCausalLM": ("gpt_neox", OLDER | {"intermediate_size": 352}),
+    "OPTForCausalLM": ("opt", OLDER | {"ffn_dim": 352, "word_embed_proj_dim": 128, "dropout": 0.0}),
+    "MptForCausalLM": ("mpt", OLDER),
+    "FalconForCausalLM": ("falcon", OLDER | {"multi_query": True, "parallel_attn": True}),
+    "BloomForCausalLM": ("bloom", OLDER),
     "GptOssForCausalLM": (
         "gpt_oss",
         {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 64},
@@ -80,7 +88,7 @@ def small(architecture, *, kernel=None, precision="fp32", **over):
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
-        config=config.to_dict(),
+        config=with_standard_keys(architecture, config.to_dict()),
     )
     return noun, module.train()
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from isthmus.core.base_model import FrozenModel
 from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import ModelError
+from isthmus.core.model_parts.standard_keys import with_standard_keys
 
 TRAINABLE_ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -131,6 +132,7 @@ def load_model(path: str | Path) -> Model:
     if not (isinstance(architectures, list) and architectures):
         hint = 'for example ["LlamaForCausalLM"]'
         raise ModelError(f"{file}: 'architectures' must be a non-empty list", hint=hint)
+    text = with_standard_keys(str(architectures[0]), text)
     sizes = {}
     for field, most in _MAX_BY_FIELD.items():
         value = text.get(field)

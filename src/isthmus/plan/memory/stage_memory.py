@@ -282,7 +282,8 @@ def _static_bytes(
     ends = [profile.embedding] if is_first else []
     ends += [profile.final_norm, profile.head] if is_last else []
     if is_last and profile.tied_embeddings and not is_first:
-        ends.append(profile.embedding)  # the tied head's copy
+        table = replace(profile.embedding, weights=profile.embedding.weights[:1])
+        ends.append(table)  # the tied head's copy
     dense = sum(one.dense_parameters for one in held) + sum(part.on_chip(shard) for part in ends)
     experts = sum(one.expert_parameters for one in held)
 

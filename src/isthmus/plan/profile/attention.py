@@ -49,6 +49,8 @@ class AttentionShape:
     """Whether each head has a learned sink logit."""
     fused_qkv: bool = False
     """Whether query, key and value are views of one tensor."""
+    rotary: bool = True
+    """Whether queries and keys are rotated, which copies them."""
     partial_rotary: bool = False
     """Whether only a part of each head is rotated."""
     capped: bool = False
@@ -106,7 +108,7 @@ def _grouped_attention(shape: AttentionShape) -> tuple[list[Weight], list[SavedT
         ),
         Weight(name="o", matrix_elements=shape.result_width * hidden, max_pieces=heads),
     ]
-    value_held = query + key + value if shape.fused_qkv else value
+    value_held = query + key + value if shape.fused_qkv and shape.rotary else value
     saved = _core_saved(shape, kv_heads=kv_heads, value_held=value_held)
     if shape.qk_norm:
         weights.append(Weight(name="qk_norm", vector_elements=2 * norm_parameters(shape.qk_norm, shape.head_dim)))
@@ -181,7 +183,7 @@ def _core_saved(shape: AttentionShape, *, kv_heads: int, value_held: int) -> lis
         SavedTensor(name="core.logsumexp", width=heads, element_bytes=4, cut="tp", max_pieces=heads),
         result,
     ]
-    if shape.fused_qkv or shape.partial_rotary:  # the result is not contiguous, and is copied
+    if (shape.fused_qkv and shape.rotary) or shape.partial_rotary:  # the result is not contiguous, and is copied
         saved.append(SavedTensor(name="o.input", width=shape.result_width, cut="tp", max_pieces=heads))
     if shape.window is not None:  # a window needs a mask, with which the kernel does not support grouped keys
         copied_heads = heads - kv_heads if kv_heads > 1 else 0  # a single head is repeated without a copy

@@ -27,6 +27,8 @@ class FeedForwardShape:
     activation_tensors: int = 1
     """Number of tensors of the intermediate size saved between the first products and the last one's input: 1
     for a gated SiLU or GELU, 0 without a gate, more for an activation of several operations."""
+    keeps_first: bool = True
+    """Whether the activation keeps its input; a ReLU needs its output alone, which is the last product's input."""
     parallel: bool = False
     """Whether the block has the same normed input as attention."""
     num_experts: int = 0
@@ -52,6 +54,8 @@ class LayerShape:
     feed_forward: FeedForwardShape
     num_norms: int = 2
     norm: NormKind = "rms"
+    shared_input: bool = False
+    """Whether all norms have the same input, since attention and feed-forward add to the residual in parallel."""
 
 
 def feed_forward_component(shape: FeedForwardShape) -> Component:
@@ -99,7 +103,14 @@ def norms_component(shape: LayerShape) -> Component:
     hidden = shape.attention.hidden_size
     size = norm_parameters(shape.norm, hidden)
     weights = (Weight(name=f"norm_{index}", vector_elements=size) for index in range(shape.num_norms))
-    saved = (norm_saved_tensors(f"norm_{index}", shape.norm, hidden) for index in range(shape.num_norms))
+    saved = (
+        tuple(
+            one
+            for one in norm_saved_tensors(f"norm_{index}", shape.norm, hidden)
+            if not (shape.shared_input and index and one.name.endswith(".input"))
+        )
+        for index in range(shape.num_norms)
+    )
     gradients = (SavedTensor(name="norm.gradients", width=4.5 * hidden, element_bytes=4),)
     return Component(
         name="norms", kind="norm", weights=tuple(weights), saved=sum(saved, ()), backward_steps=(gradients,)
@@ -140,6 +151,8 @@ def _inner_saved(shape: FeedForwardShape, width: int, *, routed: bool = False) -
     first = SavedTensor(name="first.output", width=len(shape.first_products) * width, routed=routed, cut="tp")
     between = SavedTensor(name="activation", width=kept * width, routed=routed, cut="tp", recomputable=True)
     product = SavedTensor(name="down.input", width=width, routed=routed, cut="tp", recomputable=True)
+    if not shape.keeps_first:
+        return (product,)
     return (first, between, product) if kept else (first, product)
 
 

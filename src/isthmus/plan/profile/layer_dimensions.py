@@ -26,8 +26,9 @@ def layer_shape(family: ModelFamily, config: Config, index: int, kernel: Attenti
     return LayerShape(
         attention=_attention_shape(family, config, index, kernel or family.kernel),
         feed_forward=_feed_forward_shape(family, config, index),
-        num_norms=family.num_norms,
+        num_norms=_num_norms(family, config),
         norm=family.norm,
+        shared_input=_config_flag(config, family.parallel_residual),
     )
 
 
@@ -37,12 +38,20 @@ def config_with_defaults(family: ModelFamily, config: Config) -> dict[str, Any]:
     counts = [stated[key] for key in _EXPERT_COUNTS if key in stated]
     whole = {**family.defaults, **stated, **({"num_experts": counts[0]} if counts else {})}
     check_config(whole)
+    for key, value in family.unsupported.items():
+        if whole.get(key) == value:
+            raise ModelError(f"config.json: {key} is {value!r}", hint="no profile is known for such a variant")
+    narrow = whole.get("word_embed_proj_dim")
+    if narrow is not None and narrow != whole.get("hidden_size"):
+        raise ModelError(f"config.json: word_embed_proj_dim is {narrow!r:.80}", hint="it must be hidden_size")
     return whole
 
 
 def position_width(family: ModelFamily, config: Config) -> int:
     """Return the elements that the rotary embedding saves per position of a sequence."""
-    head_dim = config.get("head_dim") or _config_size(config, "hidden_size") // _config_size(
+    if not _config_flag(config, family.rotary):
+        return 0
+    head_dim = config.get("head_dim") or config_size(config, "hidden_size") // config_size(
         config, "num_attention_heads"
     )
     rotary = config.get("qk_rope_head_dim") or round(head_dim * config.get("partial_rotary_factor", 1.0))
@@ -50,17 +59,17 @@ def position_width(family: ModelFamily, config: Config) -> int:
 
 
 def _attention_shape(family: ModelFamily, config: Config, index: int, kernel: AttentionKernel) -> AttentionShape:
-    hidden, heads = _config_size(config, "hidden_size"), _config_size(config, "num_attention_heads")
+    hidden, heads = config_size(config, "hidden_size"), config_size(config, "num_attention_heads")
     head_dim = config.get("head_dim") or hidden // heads
     value_dim, latent = head_dim, None
     if family.latent:
         latent = LatentShape(
             query_rank=config.get("q_lora_rank"),
-            kv_rank=_config_size(config, "kv_lora_rank"),
-            rope_dim=_config_size(config, "qk_rope_head_dim"),
-            nope_dim=_config_size(config, "qk_nope_head_dim"),
+            kv_rank=config_size(config, "kv_lora_rank"),
+            rope_dim=config_size(config, "qk_rope_head_dim"),
+            nope_dim=config_size(config, "qk_nope_head_dim"),
         )
-        head_dim, value_dim = latent.nope_dim + latent.rope_dim, _config_size(config, "v_head_dim")
+        head_dim, value_dim = latent.nope_dim + latent.rope_dim, config_size(config, "v_head_dim")
     return AttentionShape(
         hidden_size=hidden,
         num_heads=heads,
@@ -73,6 +82,7 @@ def _attention_shape(family: ModelFamily, config: Config, index: int, kernel: At
         qk_norm=_qk_norm(family, config),
         sinks=family.sinks,
         fused_qkv=family.fused_qkv,
+        rotary=_config_flag(config, family.rotary),
         partial_rotary=float(config.get("partial_rotary_factor", 1.0)) != 1.0,
         capped=config.get("attn_logit_softcapping") is not None,
         kernel=kernel,
@@ -81,18 +91,19 @@ def _attention_shape(family: ModelFamily, config: Config, index: int, kernel: At
 
 
 def _feed_forward_shape(family: ModelFamily, config: Config, index: int) -> FeedForwardShape:
-    hidden = _config_size(config, "hidden_size")
+    hidden = config_size(config, "hidden_size")
     tensors = family.activation_tensors + _EXTRA_TENSORS.get(str(config.get("hidden_act")), 0)
     if not family.has_experts(config, index):
         return FeedForwardShape(
             hidden_size=hidden,
-            intermediate_size=_config_size(config, "intermediate_size"),
+            intermediate_size=config_size(config, "intermediate_size"),
             gated=family.gated,
             bias=_config_flag(config, family.mlp_bias),
             activation_tensors=tensors,
-            parallel=family.parallel,
+            keeps_first=str(config.get("hidden_act")) != "relu",
+            parallel=_config_flag(config, family.parallel),
         )
-    width = _config_size(config, family.expert_width)
+    width = config_size(config, family.expert_width)
     num_shared = int(config.get("n_shared_experts") or 0)
     shared = config.get("shared_expert_intermediate_size") or width * num_shared
     return FeedForwardShape(
@@ -100,7 +111,7 @@ def _feed_forward_shape(family: ModelFamily, config: Config, index: int) -> Feed
         intermediate_size=width,
         bias=family.expert_bias,
         activation_tensors=tensors,
-        num_experts=_config_size(config, "num_experts"),
+        num_experts=config_size(config, "num_experts"),
         experts_per_token=_experts_per_token(config),
         shared_size=shared,
         num_shared=num_shared or int(shared > 0),
@@ -110,12 +121,17 @@ def _feed_forward_shape(family: ModelFamily, config: Config, index: int) -> Feed
 
 
 def _experts_per_token(config: Config) -> int:
-    chosen, experts = _config_size(config, "num_experts_per_tok"), _config_size(config, "num_experts")
+    chosen, experts = config_size(config, "num_experts_per_tok"), config_size(config, "num_experts")
     if chosen > experts:
         raise ModelError(
             f"config.json: num_experts_per_tok is {chosen}", hint=f"it must be at most num_experts, {experts}"
         )
     return chosen
+
+
+def _num_norms(family: ModelFamily, config: Config) -> int:
+    count = family.num_norms
+    return config_size(config, count) if isinstance(count, str) else count
 
 
 def _window(family: ModelFamily, config: Config, index: int) -> int | None:
@@ -135,7 +151,8 @@ def _config_flag(config: Config, rule: str | bool) -> bool:
     return bool(config.get(rule, False)) if isinstance(rule, str) else rule
 
 
-def _config_size(config: Config, key: str) -> int:
+def config_size(config: Config, key: str) -> int:
+    """Return the dimension `key`; raise `ModelError` unless it is an integer of at least 1."""
     value = config.get(key)
     if not is_integer_from(value, 1):
         raise ModelError(f"config.json: {key} is {value!r:.80}", hint="it must be an integer of at least 1")

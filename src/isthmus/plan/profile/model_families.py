@@ -7,7 +7,7 @@ Defaults are those of the families' published classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isthmus.core.errors import ModelError
@@ -72,6 +72,8 @@ class ModelFamily:
 
     A switch given as text is the key that holds it. `kernel` is the default of transformers. `rotary_tensors` is the
     number of tensors of the rotary dimension saved per position: a cosine and a sine, or half of each.
+    With `learned_positions` the embedding has a row for each of `num_positions`. `unsupported` are values of keys that
+    the profile does not know.
     """
 
     defaults: Config = field(default_factory=dict)
@@ -80,7 +82,7 @@ class ModelFamily:
     mlp_bias: str | bool = False
     qk_norm: NormKind | str | None = None
     norm: NormKind = "rms"
-    num_norms: int = 2
+    num_norms: int | str = 2
     gated: bool = True
     head_bias: bool = False
     sinks: bool = False
@@ -92,9 +94,14 @@ class ModelFamily:
     expert_bias: bool = False
     kernel: AttentionKernel = "fused"
     fused_qkv: bool = False
-    parallel: bool = False
+    parallel: str | bool = False
+    parallel_residual: str | bool = False
     activation_tensors: int = 1
+    rotary: str | bool = True
     rotary_tensors: int = 2
+    learned_positions: bool = False
+    embedding_norm: bool = False
+    unsupported: Config = field(default_factory=dict)
 
 
 _LLAMA = ModelFamily(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias")
@@ -107,6 +114,11 @@ _DEEPSEEK = ModelFamily(
     has_experts=_experts_after_dense,
     defaults={"first_k_dense_replace": 0, "num_experts_per_tok": 8},
 )
+
+_LAYER_NORM = ModelFamily(
+    qkv_bias=True, o_bias=True, mlp_bias=True, norm="layer", gated=False, activation_tensors=0, fused_qkv=True
+)
+"""GPT-2's block, which others vary: LayerNorm, biases everywhere, one product for query, key and value, no gate."""
 
 MODEL_FAMILIES: dict[str, ModelFamily] = {
     "LlamaForCausalLM": _LLAMA,
@@ -201,6 +213,38 @@ MODEL_FAMILIES: dict[str, ModelFamily] = {
         defaults={"attention_bias": True, "head_dim": 64, "sliding_window": 128, "num_experts_per_tok": 4},
     ),
 }
+MODEL_FAMILIES |= {
+    "GPT2LMHeadModel": replace(_LAYER_NORM, rotary=False, learned_positions=True),
+    "GPTNeoXForCausalLM": replace(
+        _LAYER_NORM, qkv_bias="attention_bias", o_bias="attention_bias", parallel_residual="use_parallel_residual",
+        defaults={"use_parallel_residual": True},
+    ),
+    "OPTForCausalLM": replace(
+        _LAYER_NORM,
+        qkv_bias="enable_bias",
+        o_bias="enable_bias",
+        mlp_bias="enable_bias",
+        fused_qkv=False,
+        rotary=False,
+        learned_positions=True,
+        unsupported={
+            "do_layer_norm_before": False,
+            "layer_norm_elementwise_affine": False,
+            "_remove_final_layer_norm": True,
+        },
+    ),
+    "MptForCausalLM": replace(
+        _LAYER_NORM, qkv_bias="biased", o_bias="biased", mlp_bias="biased", norm="layer_gain", kernel="eager",
+        rotary=False, unsupported={"biased": True},
+    ),
+    "FalconForCausalLM": replace(
+        _LAYER_NORM, qkv_bias="bias", o_bias="bias", mlp_bias="bias", num_norms="num_layer_norms",
+        parallel="shares_norm", parallel_residual="parallel_attn", rotary="rotary", kernel="eager",
+        defaults={"parallel_attn": True},
+    ),
+    # BLOOM's GELU is a function of its own that keeps its input alone.
+    "BloomForCausalLM": replace(_LAYER_NORM, kernel="eager", rotary=False, embedding_norm=True),
+}  # fmt: skip
 MODEL_FAMILIES["Gemma3ForConditionalGeneration"] = MODEL_FAMILIES["Gemma3ForCausalLM"]
 
 

@@ -23,7 +23,7 @@ from isthmus.plan.profile.component import (
     Weight,
 )
 from isthmus.plan.profile.decoder_layer import LayerShape, feed_forward_component, norms_component
-from isthmus.plan.profile.layer_dimensions import config_with_defaults, layer_shape, position_width
+from isthmus.plan.profile.layer_dimensions import config_size, config_with_defaults, layer_shape, position_width
 from isthmus.plan.profile.model_families import Config, ModelFamily, model_family
 from isthmus.plan.profile.norms import norm_parameters, norm_saved_tensors
 
@@ -200,7 +200,7 @@ def profile_model(model: Model, *, kernel: AttentionKernel | None = None) -> Mod
         architecture=model.architecture,
         hidden_size=model.hidden_size,
         vocab_size=model.vocab_size,
-        embedding=_embedding(model),
+        embedding=_embedding(family, model, config),
         layers=tuple(known[shape] for shape in shapes),
         final_norm=_final_norm(family, model.hidden_size),
         head=_head(family, model, config),
@@ -209,10 +209,17 @@ def profile_model(model: Model, *, kernel: AttentionKernel | None = None) -> Mod
     )
 
 
-def _embedding(model: Model) -> Component:
-    table = Weight(name="embedding", vector_elements=model.vocab_size * model.hidden_size, max_pieces=model.vocab_size)
-    ids = SavedTensor(name="token_ids", width=1, element_bytes=8, cut="none")
-    return Component(name="embedding", kind="embedding", weights=(table,), saved=(ids,))
+def _embedding(family: ModelFamily, model: Model, config: Config) -> Component:
+    """Return the embedding: the table of tokens; learned positions and a norm of their sum, if the family has them."""
+    hidden = model.hidden_size
+    weights = [Weight(name="embedding", vector_elements=model.vocab_size * hidden, max_pieces=model.vocab_size)]
+    saved = [SavedTensor(name="token_ids", width=1, element_bytes=8, cut="none")]
+    if family.learned_positions:
+        weights.append(Weight(name="positions", vector_elements=config_size(config, "num_positions") * hidden))
+    if family.embedding_norm:
+        weights.append(Weight(name="embedding_norm", vector_elements=norm_parameters(family.norm, hidden)))
+        saved += norm_saved_tensors("embedding_norm", family.norm, hidden)
+    return Component(name="embedding", kind="embedding", weights=tuple(weights), saved=tuple(saved))
 
 
 def _final_norm(family: ModelFamily, hidden: int) -> Component:

@@ -6,8 +6,9 @@ from typing import Literal
 
 from isthmus.plan.profile.component import SavedTensor
 
-NormKind = Literal["rms", "rms_fp32", "layer"]
-"""`rms` scales in the compute precision (Llama), `rms_fp32` in fp32 (Gemma, GPT-OSS); `layer`: LayerNorm."""
+NormKind = Literal["rms", "rms_fp32", "layer", "layer_gain"]
+"""`rms` scales in the compute precision (Llama), `rms_fp32` in fp32 (Gemma, GPT-OSS); `layer`: LayerNorm, `layer_gain`
+one without a bias (MPT)."""
 
 
 def norm_parameters(kind: NormKind, width: int) -> int:
@@ -22,7 +23,7 @@ def norm_saved_tensors(
 
     An RMS norm computes on an fp32 copy of its input and saves that copy.
     """
-    if kind == "layer":
+    if kind in ("layer", "layer_gain"):
         return (
             SavedTensor(name=f"{name}.input", width=width, cut=cut),
             SavedTensor(name=f"{name}.statistics", width=2 * groups, element_bytes=4, cut=cut),

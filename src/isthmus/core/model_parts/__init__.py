@@ -1,0 +1,1 @@
+"""Keys of a model's `config.json` that differ between families."""
