@@ -32,6 +32,7 @@ from isthmus.core.messages.api_views import (
 from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.messages.rank_views import RankView
+from isthmus.core.messages.usage_views import UsageView
 from isthmus.core.plan import PlanSet
 from tests.cli.samples import START_S, make_pool, make_view
 
@@ -54,6 +55,7 @@ class FakeServer:
     # What the sites of an offered plan answer, by its id; a server without the endpoint if empty.
     site_checks: dict[str, tuple[SitePreflight, ...]] = field(default_factory=dict)
     pool: PoolView = field(default_factory=make_pool)
+    usage: UsageView = field(default_factory=lambda: UsageView(since_s=None, now_s=START_S, given={}, taken={}))
     ended_unknown: list[str] = field(default_factory=list)
     protocol: int = PROTOCOL_VERSION
     outages: int = 0
@@ -97,9 +99,9 @@ class FakeServer:
         match request.method, request.url.path.strip("/").split("/")[1:]:
             case _, ["pool", *rest]:
                 return self._pool(rest)
-            case "GET", ["queue"]:
+            case "GET", ["queue" | "usage" as what]:
                 waiting = [one.model_dump(mode="json") for one in self.standings.values()]
-                return httpx.Response(200, json=waiting)
+                return _answer(self.usage) if what == "usage" else httpx.Response(200, json=waiting)
             case "POST", ["sites", name, "gone" | "enrol"]:
                 return _answer(next(one for one in make_pool().clusters if one.cluster.name == name))
             case _, ["tokens" | "audit" as what, *rest]:

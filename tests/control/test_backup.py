@@ -14,14 +14,19 @@ from isthmus.control.server.backup_file import COPIED_TABLES, check_store_of, wr
 from isthmus.control.server.log_end_file import LogEndFile
 from isthmus.control.server.restore_store import accept_log, restore_backup
 from isthmus.control.server.server_config import ServerConfig, open_store
-from isthmus.control.state.events import JobCancelled, LogRestored
+from isthmus.control.state.events import JobCancelled, LogRestored, encode_event
+from isthmus.control.store.log_chain import chain_start, link_rows
+from isthmus.control.store.postgres_schema import MIGRATIONS as POSTGRES_MIGRATIONS
 from isthmus.control.store.sql_queries import SqlQueries
+from isthmus.control.store.sqlite_store import MIGRATIONS as SQLITE_MIGRATIONS
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import Store, StoredToken
 from isthmus.core.errors import ConflictError, NotFoundError
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from tests.cli.fake_server import FakeServer, run
 
+OLD_KEY = StoredToken(role="owner", name="hz", digest="d2", created_s=2.0, site="east")
+"""The key of a site, which `fill` replaces by another one."""
 NOT_COPIED = {"migrations", "identity", "sqlite_sequence"}
 
 
@@ -30,6 +35,13 @@ def fill(store: Store, num_events: int = 5) -> None:
     store.append_metrics([StepMetrics(job="a", attempt=1, rank=0, step=3, values={"loss": 1.5})])
     store.append_logs([LogChunk(job="a", attempt=1, rank=0, offset=0, text="añb")])
     store.put_token(StoredToken(role="user", name="ann", digest="d1", created_s=1.0))
+    store.put_token(OLD_KEY)
+    store.put_token(
+        StoredToken(
+            role="owner", name="hz", digest="d3", created_s=3.0, expires_s=9.5, revoked_s=8.5, created_by="root",
+            high=True, site="east", replaces=OLD_KEY.id,
+        )
+    )  # fmt: skip
 
 
 def content(store: Store) -> object:
@@ -68,7 +80,7 @@ def test_every_column_of_every_table_is_copied(tmp_path: Path) -> None:
         assert tables - NOT_COPIED == {table.name for table in COPIED_TABLES}
         for table in COPIED_TABLES:
             columns = [row[1] for row in db.execute(f"PRAGMA table_info({table.name})")]
-            assert sorted(columns) == sorted(table.select.split(" FROM ")[0].removeprefix("SELECT ").split(", "))
+            assert sorted(columns) == sorted(table.columns)
 
 
 def test_a_backup_overwrites_nothing_and_a_damaged_log_makes_none(tmp_path: Path) -> None:
@@ -155,6 +167,89 @@ def test_a_backup_is_restored_into_either_store(config: ServerConfig, tmp_path: 
     again.close()
     with pytest.raises(ConflictError, match=r"exists already|has a store already"):
         restore_backup(config, tmp_path / "backup.db", 9.0, [], replaces=False)
+
+
+def older_store(config: ServerConfig, version: int, store_id: str = "0" * 32) -> None:
+    """Write the store of `config` as a server with an earlier schema version did: one event, and one token of ann."""
+    body = encode_event(JobCancelled(now_s=1.0, job_id="job-1"))
+    ((number, _, digest),) = link_rows(chain_start(store_id), [body])
+    if config.database is None:
+        with closing(sqlite3.connect(config.state / "isthmus.db")) as db, db:
+            db.execute("CREATE TABLE migrations (version INTEGER PRIMARY KEY, applied TEXT DEFAULT CURRENT_TIMESTAMP)")
+            for done, script in enumerate(SQLITE_MIGRATIONS[:version], start=1):
+                db.executescript(script)
+                db.execute("INSERT INTO migrations (version) VALUES (?)", (done,))
+            db.execute("INSERT INTO identity (one, store) VALUES (1, ?)", (store_id,))
+            db.execute("INSERT INTO events (number, body, hash) VALUES (?, ?, ?)", (number, body, digest))
+            db.execute("INSERT INTO tokens (digest, role, name, created_s) VALUES ('d', 'owner', 'ann', 1.5)")
+        return
+    with psycopg.connect(config.database.read_text()) as postgres:
+        postgres.execute("CREATE TABLE migrations (version INTEGER PRIMARY KEY, applied TIMESTAMPTZ DEFAULT now())")
+        for done, script in enumerate(POSTGRES_MIGRATIONS[:version], start=1):
+            postgres.execute(script.encode())
+            postgres.execute("INSERT INTO migrations (version) VALUES (%s)", (done,))
+        postgres.execute("INSERT INTO identity (store) VALUES (%s)", (store_id,))
+        postgres.execute("INSERT INTO events (number, body, hash) VALUES (%s, %s, %s)", (number, body, digest))
+        postgres.execute("INSERT INTO tokens (digest, role, name, created_s) VALUES ('d', 'owner', 'ann', 1.5)")
+
+
+def earlier_versions(config: ServerConfig) -> range:
+    """The earlier schema versions that have an identity, for a backup needs hashes."""
+    scripts = SQLITE_MIGRATIONS if config.database is None else POSTGRES_MIGRATIONS
+    first = next(number for number, script in enumerate(scripts, start=1) if "TABLE identity" in script)
+    return range(first, len(scripts))
+
+
+ANN = StoredToken(role="owner", name="ann", digest="d", created_s=1.5)
+
+
+@pytest.mark.parametrize("age", range(1, 6))
+def test_a_store_of_each_earlier_version_is_backed_up_before_the_new_server_starts(
+    config: ServerConfig, tmp_path: Path, age: int
+) -> None:
+    """The copy of a store that lacks the newest `age` migrations has its events and tokens, without a site."""
+    version = earlier_versions(config).stop - age
+    assert version in earlier_versions(config)
+    older_store(config, version)
+    assert write_backup(config, tmp_path / "backup.db").num_events == 1
+    copy = SqliteStore(tmp_path / "backup.db")
+    assert copy.tokens() == (ANN,)
+    copy.close()
+
+
+@pytest.mark.parametrize("age", range(1, 6))
+def test_a_backup_of_each_earlier_version_is_restored_into_either_store(
+    config: ServerConfig, tmp_path: Path, age: int
+) -> None:
+    """Beside the upgrade of a server that goes on: its database is lost, and the backup is older than the program."""
+    old = ServerConfig(state=tmp_path / "old")
+    old.state.mkdir()
+    version = earlier_versions(old).stop - age
+    assert version in earlier_versions(old)
+    older_store(old, version)
+    write_backup(old, tmp_path / "backup.db")
+    restore_backup(config, tmp_path / "backup.db", 9.0, [], replaces=False)
+    store = open_store(config)
+    assert store.tokens() == (ANN,)
+    assert [number for number, _ in store.events()] == [1, 2]
+    store.put_token(OLD_KEY)
+    assert store.find_token("d2") == OLD_KEY
+    store.close()
+
+
+@pytest.mark.parametrize("age", range(1, 6))
+def test_a_store_of_each_earlier_version_is_brought_up_to_date(config: ServerConfig, age: int) -> None:
+    """Tokens made before sites had keys belong to no site; a key that a site gets then is kept with it."""
+    version = earlier_versions(config).stop - age
+    assert version in earlier_versions(config)
+    older_store(config, version)
+    store = open_store(config)
+    assert store.tokens() == (ANN,)
+    store.put_token(OLD_KEY)
+    store.close()
+    again = open_store(config)
+    assert again.tokens() == (ANN, OLD_KEY)
+    again.close()
 
 
 def test_a_database_that_came_back_short_is_accepted_on_demand_only(config: ServerConfig) -> None:

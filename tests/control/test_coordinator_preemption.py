@@ -338,3 +338,13 @@ def test_a_deleted_requester_leaves_no_trace() -> None:
     pool.obey()
     pool.tell(JobDeleted(now_s=pool.now_s, job_id="high"))
     assert pool.coordinator.state.jobs["low"].preemptor is None
+
+
+def test_a_preemption_that_is_undone_says_so_in_the_history() -> None:
+    """With its cause, and that no job was stopped."""
+    pool = busy()
+    pool.preempt("high")
+    pool.report("a", seen("low", 1, "running"), seen("high", 1, "refused", "the owner says no"))
+    entry = [one for one in pool.coordinator.state.jobs["high"].history.entries if one.kind == "refused"][-1]
+    assert entry.text.startswith("preemption aborted, no job was stopped: a refused its part")
+    assert pool.coordinator.state.jobs["high"].reason == entry.text

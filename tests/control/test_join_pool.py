@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from isthmus.control.state.events import (
     AgentLost,
+    InvitationRevoked,
+    PreemptionAgreed,
     ProbationEnded,
     SiteAccepted,
     SiteCordoned,
@@ -19,8 +21,9 @@ from isthmus.control.state.events import (
     SiteInvited,
     SiteJoined,
     SiteLeft,
+    VictimNamed,
 )
-from isthmus.core.errors import ConflictError, NotFoundError
+from isthmus.core.errors import AuthError, ConflictError, NotFoundError
 from isthmus.core.messages.agent_messages import PeerAddress
 from tests.control.driver import Driver, identity, seen
 from tests.control.joining import NORTH, actions, audit, digest, invite, join, renew, sync
@@ -265,3 +268,54 @@ def act_on(pool: Driver, act: str, job: str) -> None:
         pool.report("n")
     else:
         pool.wait(3)
+
+
+def test_a_preemption_on_probation_is_refused_with_every_sites_reason() -> None:
+    """A job of high priority takes chips at none of them, whoever holds them."""
+    pool = newcomer("n", "a")
+    pool.submit("low", plan("n"), priority="low", preemptible=True)
+    pool.obey("n")
+    pool.obey("n")
+    assert pool.state("low") == "running"
+    pool.submit("j", priority="high")
+    pool.answer("j", plan("n"))
+    victims = (VictimNamed(cluster="n", job="low", attempt=1),)
+    with pytest.raises(ConflictError, match=r"cannot start: n is on probation and takes no job of priority high$"):
+        pool.tell(PreemptionAgreed(now_s=pool.now_s, job_id="j", victims=victims))
+    assert pool.state("low") == "running"
+
+
+def test_an_invitation_joins_the_site_that_it_names() -> None:
+    """Neither another cluster nor one of another owner; without a probation if the operator knows it."""
+    pool, here = Driver(), Driver("n").clusters["n"]
+    pool.tell(
+        SiteInvited(
+            now_s=pool.now_s, id="t-1", owner=here.owner, by="root", expires_s=pool.now_s + 60, cluster="n",
+            probation=False,
+        )
+    )  # fmt: skip
+    other = here.model_copy(update={"name": "m"})
+    with pytest.raises(AuthError, match="for cluster 'n', not for 'm'") as caught:
+        pool.tell(SiteJoined(now_s=pool.now_s, invitation="t-1", cluster=other, key=digest("k")))
+    assert caught.value.hint.startswith("write this name into the cluster's file")
+    foreign = here.model_copy(update={"owner": "eve"})
+    with pytest.raises(AuthError, match=f"for a cluster of owner '{here.owner}'"):
+        pool.tell(SiteJoined(now_s=pool.now_s, invitation="t-1", cluster=foreign, key=digest("k")))
+    pool.tell(SiteJoined(now_s=pool.now_s, invitation="t-1", cluster=here, key=digest("k")))
+    assert not on_probation(pool)
+
+
+def test_an_invitation_that_has_ended_joins_nothing() -> None:
+    """At its last moment, after it was revoked, and with another key after it was used."""
+    for ending in ("expired", "revoked", "used"):
+        pool, here = Driver(), Driver("n").clusters["n"]
+        pool.tell(SiteInvited(now_s=pool.now_s, id="t-1", owner=here.owner, by="root", expires_s=pool.now_s + 60))
+        if ending == "expired":
+            pool.now_s += 60
+        elif ending == "revoked":
+            pool.tell(InvitationRevoked(now_s=pool.now_s, id="t-1"))
+            assert pool.coordinator.state.invitations["t-1"].revoked
+        else:
+            pool.tell(SiteJoined(now_s=pool.now_s, invitation="t-1", cluster=here, key=digest("k")))
+        with pytest.raises((AuthError, ConflictError), match=r"the invitation has ended|has joined"):
+            pool.tell(SiteJoined(now_s=pool.now_s, invitation="t-1", cluster=here, key=digest("other")))

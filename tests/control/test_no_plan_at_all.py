@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from isthmus.control.queries.explain_wait import answer_query, query_job
+from isthmus.control.state.events import AgentLost, PlansMade
 from isthmus.control.state.job_records import NO_PLAN_AT_ALL
-from isthmus.core.plan import SEARCH_ENDED_EARLY
+from isthmus.core.plan import SEARCH_ENDED_EARLY, PlanSet, Refusal
 from tests.control.driver import Driver
 from tests.control.samples import plan
 
@@ -45,3 +46,52 @@ def test_a_job_with_a_plan_on_the_whole_pool_waits_for_its_chips() -> None:
     job = pool.coordinator.state.jobs["large"]
     assert job.plan is not None
     assert NO_PLAN_AT_ALL not in job.reason
+
+
+def parked() -> Driver:
+    """Return the pool with the second job known to have no plan on all chips; no request is open."""
+    pool = busy()
+    pool.answer("large", why=MEMORY)
+    assert "large" not in pool.asked
+    return pool
+
+
+def test_a_job_without_a_plan_on_the_whole_pool_is_planned_again_when_the_pool_has_more_chips() -> None:
+    """Not when chips become free, nor when a site comes back with as many as before."""
+    pool = parked()
+    pool.cancel("first")
+    pool.obey()
+    pool.tell(AgentLost(now_s=pool.now_s, cluster="a"))
+    pool.report("a")
+    assert "large" not in pool.asked
+    pool.report("a", chips=2)
+    assert pool.asked["large"].free_chips == {"a": {"g": 2}}
+
+
+def test_each_reason_of_the_planner_is_named_once() -> None:
+    """Reasons of several searches are separated, and equal ones of several sites are one."""
+    pool = busy()
+    job = pool.coordinator.state.jobs["large"]
+    refused = tuple(Refusal(clusters=(), reason=why) for why in ("too few chips", "too little memory", "too few chips"))
+    pool.tell(PlansMade(now_s=pool.now_s, job_id="large", round=job.round, plans=PlanSet(plans=(), refused=refused)))
+    assert job.reason == f"{NO_PLAN_AT_ALL}: too few chips; too little memory"
+
+
+def test_a_user_who_chooses_is_told_why_a_plan_would_wait() -> None:
+    """The reasons of the search on free chips stay with a job whose search on all chips finds plans."""
+    pool = Driver("a", chips=1)
+    pool.submit("first", plan("a"))
+    pool.obey()
+    pool.submit("large", policy="manual", user="v")
+    pool.tell(
+        PlansMade(
+            now_s=pool.now_s,
+            job_id="large",
+            round=pool.coordinator.state.jobs["large"].round,
+            plans=PlanSet(plans=(), refused=tuple(Refusal(clusters=(), reason=why) for why in ("one", "two"))),
+        )
+    )
+    pool.answer("large", plan("a"))
+    assert pool.reason("large") == (
+        "no plan fits the free resources: one; two; 1 plans fit the idle pool: choose one to wait for its chips"
+    )

@@ -7,6 +7,7 @@ import pytest
 from isthmus.control.state.events import (
     AgentLost,
     DrainTimedOut,
+    JobChanged,
     PlansMade,
     PreemptionAgreed,
     SiteCordoned,
@@ -14,6 +15,7 @@ from isthmus.control.state.events import (
     SiteLeft,
     VictimNamed,
 )
+from isthmus.control.state.job_history import HistoryEntry
 from isthmus.core.errors import AuthError, ConflictError, NotFoundError
 from isthmus.core.messages.agent_messages import PeerAddress
 from isthmus.core.plan import PlanSet
@@ -267,3 +269,46 @@ def test_plans_that_arrive_after_the_cordon_do_not_start_there() -> None:
     pool.tell(PlansMade(now_s=pool.now_s, job_id="j", round=asked.round, plans=PlanSet(plans=(plan("a"),))))
     assert pool.state("j") == "waiting"
     assert pool.orders("a") == {}
+
+
+def last_event(pool: Driver, kind: str) -> HistoryEntry:
+    """Return the newest entry of a kind in the history of job `j`."""
+    return [one for one in pool.coordinator.state.jobs["j"].history.entries if one.kind == kind][-1]
+
+
+def test_the_history_of_a_job_says_which_site_was_drained_and_with_what_it_goes_on() -> None:
+    """With the step that was saved, or that none was by the deadline."""
+    pool = started("a", "b")
+    drain(pool, "a")
+    pool.obey("a")
+    pool.obey("b")
+    saved = last_event(pool, "preempted")
+    assert (saved.cluster, saved.text) == ("a", "a is drained, checkpoint at step 7")
+    pool = started("a", "b")
+    drain(pool, "b", 30)
+    pool.wait(31)
+    lost = last_event(pool, "preempted")
+    assert (lost.cluster, lost.text) == ("b", "b is drained, without a new checkpoint by the deadline")
+
+
+def test_a_verified_checkpoint_is_a_change_of_its_job() -> None:
+    """Who follows the job learns it from the report that brings it, although no state changes."""
+    pool = started("a", "b")
+    drain(pool, "a")
+    (part,) = (pool.done("a", order) for order in pool.coordinator.orders("a"))
+    assert part.protection is not None
+    changed = [one.job_id for one in pool.report("a", part) if isinstance(one, JobChanged)]
+    assert (changed, pool.state("j")) == (["j"], "running")
+
+
+def test_a_job_that_is_being_stopped_is_not_stopped_again_by_a_drain() -> None:
+    """Its history has one end of the attempt."""
+    pool = started("a", "b")
+    pool.cancel("j")
+    drain(pool, "a", 30)
+    pool.wait(31)
+    assert pool.state("j") == "stopping"
+    kinds = [one.kind for one in pool.coordinator.state.jobs["j"].history.entries]
+    assert "preempted" not in kinds
+    pool.obey()
+    assert pool.state("j") == "cancelled"

@@ -104,6 +104,8 @@ RULES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/invitations"): Rule(may=("root",), body={"owner": "owner-east"}),
     ("GET", "/v1/invitations"): Rule(may=("root",)),
     ("POST", "/v1/join"): Rule(may=(), body={"cluster": EAST.model_dump(mode="json"), "key": "0" * 64}),  # codes only
+    # An owner sees who has used its own clusters, a user what it has used itself.
+    ("GET", "/v1/usage"): Rule(may=TOKENS),
     ("POST", "/v1/tokens"): Rule(may=("root",), body={"role": "user", "name": "eve"}),
     ("GET", "/v1/tokens"): Rule(may=TOKENS),
     ("POST", "/v1/tokens/{token_id}/revoke"): ANN,

@@ -49,6 +49,7 @@ from isthmus.core.messages.site_views import (
     JoinRequest,
     LeaveView,
 )
+from isthmus.core.messages.usage_views import UsageView
 from isthmus.core.plan import PlanSet
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
@@ -162,6 +163,10 @@ class ApiClient:
     def queue(self) -> list[QueueStatus]:
         """Return the queue status of the caller's waiting jobs in start order."""
         return self._call(list[QueueStatus], "GET", "/v1/queue")
+
+    def usage(self) -> UsageView:
+        """Return the chip-hours that owners have given and users have taken, as far as the caller may see them."""
+        return self._call(UsageView, "GET", "/v1/usage")
 
     def choose(self, job: str, plan: str) -> JobView:
         """Choose the plan of a job."""

@@ -1,4 +1,4 @@
-"""Commands that show why a job waits, when it should start and where its ranks are: queue, show, ranks."""
+"""Commands that show why a job waits, when it should start and where its ranks are, and what was used."""
 
 from __future__ import annotations
 
@@ -106,3 +106,28 @@ def ranks(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
         return ranks_table(found)
 
     env.answer(found, show)
+
+
+@command(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus usage",
+        "isthmus usage --json | jq '.given'   (chip-hours by owner)",
+        "isthmus usage --json | jq '.rows[] | {owner, cluster, user, chip_hours}'",
+    ],
+)
+def usage(env: CliEnvironment, client: ApiClient) -> None:
+    """Show the chip-hours that each owner has given and each user has taken.
+
+    A user sees its own jobs, an owner its own clusters, an operator all of them. Chips count from their allocation
+    until their site has released them. Amounts never fall: the difference of two readings is what was used between.
+    """
+    found = client.usage()
+
+    def shown() -> object:
+        from isthmus.cli.terminal.usage_table import usage_table
+
+        return usage_table(found)
+
+    env.answer(found, shown)

@@ -98,6 +98,7 @@ class Coordinator:
         if not known and not rule.admit(state, event):
             return []
         state.changed_jobs.clear()
+        state.chip_use.advance(event.now_s)
         rule.handle(state, event)
         asked = schedule_queue(state, event.now_s)
         forget = [ForgetJob(job_id=event.job_id)] if isinstance(event, JobDeleted) else []

@@ -56,6 +56,7 @@ from isthmus.core.messages.api_views import (
 from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.messages.rank_views import RankView
+from isthmus.core.messages.usage_views import UsageView
 from isthmus.core.plan import PlanSet
 
 
@@ -356,6 +357,15 @@ def sync_agent(cluster: str, report: AgentReport, caller: CurrentCaller, service
     if not active:
         service.audit.record("site-registered", caller, cluster, f"owner {report.cluster.owner}")
     return orders
+
+
+@router.get("/usage", responses=error_responses())
+def get_usage(caller: CurrentCaller, service: Service) -> UsageView:
+    """Return chip-hours by owner, cluster and user: for an owner of its clusters, for a user of its jobs."""
+    if caller.role == "user":
+        return service.usage(user=caller.name)
+    auth.require_role(caller, "owner")
+    return service.usage() if caller.role == "admin" else service.usage(owner=caller.name, cluster=caller.site or None)
 
 
 @metrics_router.get(METRICS_PATH, responses=error_responses() | {200: {"content": {"text/plain": {}}}})

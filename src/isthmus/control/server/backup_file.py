@@ -24,6 +24,7 @@ from isthmus.control.server.stored_log import (
     open_sqlite_log,
     store_identity,
 )
+from isthmus.control.store.sql_queries import AUDIT_FIELDS, TOKEN_FIELDS
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.core.errors import ConflictError
 from isthmus.core.process.state_folder_lock import fsync_path, unwritable_folder_error
@@ -31,62 +32,35 @@ from isthmus.core.process.state_folder_lock import fsync_path, unwritable_folder
 
 @dataclass(frozen=True)
 class CopiedTable:
-    """A table of a store: the statements that read its next rows and that insert one."""
+    """A table of a store by its columns; rows are read in the order of the first one, which is the key."""
 
     name: str
     # Sorts before every key of the table.
     before_first: int | str
-    select: str
-    insert: str
+    columns: tuple[str, ...]
+    page_size: int = 1000
+    # PostgreSQL numbers the rows itself, and takes the numbers of a backup on demand.
+    is_numbered: bool = False
+
+    def select(self, columns: Sequence[str]) -> str:
+        """Return the query of the next page of rows; its value is the key of the row before."""
+        key = self.columns[0]
+        return f"SELECT {', '.join(columns)} FROM {self.name} WHERE {key} > ? ORDER BY {key} LIMIT {self.page_size}"  # noqa: S608 - names of this module
+
+    def insert(self, columns: Sequence[str], mark: str = "?", words: str = "") -> str:
+        """Return the statement that inserts a row, each value marked with `mark`; `words` stand before the values."""
+        marks = ", ".join([mark] * len(columns))
+        return f"INSERT INTO {self.name} ({', '.join(columns)}) {words}VALUES ({marks})"
 
 
 COPIED_TABLES = (
-    CopiedTable(
-        "events",
-        -1,
-        "SELECT number, body, hash FROM events WHERE number > ? ORDER BY number LIMIT 1000",
-        "INSERT INTO events (number, body, hash) VALUES (?, ?, ?)",
-    ),
-    CopiedTable(
-        "bases",
-        -1,
-        "SELECT number, hash, made_s, active, body FROM bases WHERE number > ? ORDER BY number LIMIT 10",
-        "INSERT INTO bases (number, hash, made_s, active, body) VALUES (?, ?, ?, ?, ?)",
-    ),
-    CopiedTable(
-        "metrics",
-        -1,
-        "SELECT number, job, attempt, rank, step, body FROM metrics WHERE number > ? ORDER BY number LIMIT 1000",
-        "INSERT INTO metrics (number, job, attempt, rank, step, body) VALUES (?, ?, ?, ?, ?, ?)",
-    ),
-    CopiedTable(
-        "logs",
-        -1,
-        "SELECT number, job, attempt, rank, start, stop, body FROM logs WHERE number > ? ORDER BY number LIMIT 1000",
-        "INSERT INTO logs (number, job, attempt, rank, start, stop, body) VALUES (?, ?, ?, ?, ?, ?, ?)",
-    ),
-    CopiedTable(
-        "tokens",
-        "",
-        "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, high FROM tokens "
-        "WHERE digest > ? ORDER BY digest LIMIT 1000",
-        "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, high) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    ),
-    CopiedTable(
-        "audit",
-        -1,
-        "SELECT number, at_s, action, actor, role, token, address, subject, detail FROM audit "
-        "WHERE number > ? ORDER BY number LIMIT 1000",
-        "INSERT INTO audit (number, at_s, action, actor, role, token, address, subject, detail) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    ),
-    CopiedTable(
-        "secrets",
-        "",
-        "SELECT name, value FROM secrets WHERE name > ? ORDER BY name LIMIT 1000",
-        "INSERT INTO secrets (name, value) VALUES (?, ?)",
-    ),
+    CopiedTable("events", -1, ("number", "body", "hash")),
+    CopiedTable("bases", -1, ("number", "hash", "made_s", "active", "body"), page_size=10),
+    CopiedTable("metrics", -1, ("number", "job", "attempt", "rank", "step", "body"), is_numbered=True),
+    CopiedTable("logs", -1, ("number", "job", "attempt", "rank", "start", "stop", "body"), is_numbered=True),
+    CopiedTable("tokens", "", TOKEN_FIELDS),
+    CopiedTable("audit", -1, AUDIT_FIELDS, is_numbered=True),
+    CopiedTable("secrets", "", ("name", "value")),
 )
 """What a backup holds beside the identity; leadership is not part of it."""
 
@@ -147,13 +121,16 @@ def verify_file(file: Path) -> LogReport:
     return report
 
 
-def copied_rows(log: StoredLog, table: CopiedTable) -> Iterator[list[Any]]:
-    """Yield the rows of a table in pages, in the order of its statements."""
+def copied_pages(log: StoredLog, table: CopiedTable) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+    """Yield pages of rows of a table in the order of its key, each with the columns that its rows have.
+
+    A store of an earlier version lacks the tables and columns that later migrations add; a copy gets their defaults.
+    """
+    present = log.columns(table.name)
+    columns = tuple(name for name in table.columns if name in present)
     after: Any = table.before_first
-    if not log.has_table(table.name):  # a store of an earlier version
-        return
-    while rows := log.rows(table.select, after):
-        yield rows
+    while columns and (rows := log.rows(table.select(columns), after)):
+        yield columns, rows
         after = rows[-1][0]
 
 
@@ -168,8 +145,8 @@ def _copy(log: StoredLog, draft: Path) -> None:
         copy.execute("PRAGMA journal_mode = DELETE")
         with copy:
             for table in COPIED_TABLES:
-                for page in copied_rows(log, table):
-                    copy.executemany(table.insert, [_as_sqlite(table, row) for row in page])
+                for columns, rows in copied_pages(log, table):
+                    copy.executemany(table.insert(columns), [_as_sqlite(table, row) for row in rows])
 
 
 def _as_sqlite(table: CopiedTable, row: Sequence[Any]) -> list[Any]:

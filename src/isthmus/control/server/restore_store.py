@@ -14,7 +14,7 @@ from typing import Any
 from isthmus.control.server.backup_file import (
     COPIED_TABLES,
     CopiedTable,
-    copied_rows,
+    copied_pages,
     open_stored_log,
     verify_file,
 )
@@ -123,8 +123,10 @@ def _restore_postgres(address: str, file: Path, store_id: str) -> None:
             migrate(db, None, store_id)
             with db.cursor() as cursor:
                 for table in COPIED_TABLES:
-                    for page in copied_rows(log, table):
-                        cursor.executemany(_POSTGRES_INSERTS[table.name], [_as_postgres(table, row) for row in page])
+                    words = "OVERRIDING SYSTEM VALUE " if table.is_numbered else ""
+                    for columns, rows in copied_pages(log, table):
+                        insert = table.insert(columns, "%s", words)
+                        cursor.executemany(insert.encode(), [_as_postgres(table, row) for row in rows])
             for statement in _POSTGRES_SEQUENCES:
                 db.execute(statement)
     finally:
@@ -136,19 +138,6 @@ def _as_postgres(table: CopiedTable, row: Sequence[Any]) -> list[Any]:
     return [*row[:-1], row[-1].encode()] if table.name == "logs" else list(row)
 
 
-_POSTGRES_INSERTS = {
-    "events": "INSERT INTO events (number, body, hash) VALUES (%s, %s, %s)",
-    "bases": "INSERT INTO bases (number, hash, made_s, active, body) VALUES (%s, %s, %s, %s, %s)",
-    "metrics": "INSERT INTO metrics (number, job, attempt, rank, step, body) "
-    "OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s, %s, %s)",
-    "logs": "INSERT INTO logs (number, job, attempt, rank, start, stop, body) "
-    "OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s, %s, %s, %s)",
-    "tokens": "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, "
-    "high) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-    "audit": "INSERT INTO audit (number, at_s, action, actor, role, token, address, subject, detail) "
-    "OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
-    "secrets": "INSERT INTO secrets (name, value) VALUES (%s, %s)",
-}
 _POSTGRES_SEQUENCES = (
     "SELECT setval(pg_get_serial_sequence('metrics', 'number'), coalesce(max(number), 0) + 1, false) FROM metrics",
     "SELECT setval(pg_get_serial_sequence('audit', 'number'), coalesce(max(number), 0) + 1, false) FROM audit",

@@ -31,8 +31,8 @@ class StoredLog(Protocol):
     def rows(self, sql: str, *values: Any) -> list[Any]:
         """Return the rows of a query, whose values are marked with `?`."""
 
-    def has_table(self, name: str) -> bool:
-        """Return whether there is a table of this name."""
+    def columns(self, table: str) -> frozenset[str]:
+        """Return the names of a table's columns; none without such a table."""
 
 
 class SqliteLog:
@@ -52,9 +52,9 @@ class SqliteLog:
                 hint="name the file `isthmus.db` of a server, or one that `isthmus server backup` wrote",
             ) from error
 
-    def has_table(self, name: str) -> bool:
-        """Return whether there is a table of this name."""
-        return bool(self.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", name))
+    def columns(self, table: str) -> frozenset[str]:
+        """Return the names of a table's columns; see `StoredLog`."""
+        return frozenset(name for (name,) in self.rows("SELECT name FROM pragma_table_info(?)", table))
 
 
 @contextmanager
@@ -81,8 +81,11 @@ def open_postgres_log(address: str) -> Iterator[StoredLog]:
         def rows(self, sql: str, *values: Any) -> list[Any]:
             return db.execute(sql.replace("?", "%s").encode(), values).fetchall()
 
-        def has_table(self, name: str) -> bool:
-            return self.rows("SELECT to_regclass(?)", name)[0][0] is not None
+        def columns(self, table: str) -> frozenset[str]:
+            names = (
+                "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped"
+            )
+            return frozenset(name for (name,) in self.rows(names, table))
 
     try:
         with contextlib.closing(open_connection(address)) as db, db.transaction():
@@ -117,11 +120,11 @@ class LogReport:
 
 def store_identity(log: StoredLog) -> str | None:
     """Return the identity of a store, None for one of an earlier version, whose events have no hashes."""
-    if not log.has_table("events"):
+    if not log.columns("events"):
         raise NotFoundError(
             f"{log.name} holds no store of isthmus", hint="name the state folder or the database of a server"
         )
-    found = log.rows("SELECT store FROM identity") if log.has_table("identity") else []
+    found = log.rows("SELECT store FROM identity") if log.columns("identity") else []
     return str(found[0][0]) if found else None
 
 
@@ -164,7 +167,7 @@ def check_log(log: StoredLog, known_store: str | None = None, known: LogEnd = _N
 
 def _read_base(log: StoredLog, problems: _Problems) -> LogBase | None:
     """Return the active base of a store and report what is wrong with it."""
-    if not log.has_table("bases"):
+    if not log.columns("bases"):
         return None
     sql = "SELECT number, hash, made_s, body FROM bases WHERE active = 1 ORDER BY number DESC LIMIT 1"
     rows = log.rows(sql)

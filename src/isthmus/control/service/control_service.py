@@ -28,6 +28,7 @@ from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_
 from isthmus.control.queries.history_page import history_page
 from isthmus.control.queries.job_ranks import job_ranks
 from isthmus.control.queries.quotas import Quotas
+from isthmus.control.queries.usage_view import usage_view
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.catalogue_access import CatalogueAccess
 from isthmus.control.service.access.site_admin import SiteAdmin
@@ -88,6 +89,7 @@ from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.messages.rank_views import RankView
 from isthmus.core.messages.site_views import InvitationRequest, InvitationWithCode
+from isthmus.core.messages.usage_views import UsageView
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 
@@ -258,6 +260,13 @@ class ControlService:
     def ranks(self, job_id: str) -> tuple[RankView, ...]:
         """Return the ranks of a job with their addresses and peers; raises `ConflictError` without a plan."""
         return self._query(lambda coordinator: job_ranks(coordinator.state, require_job(coordinator.state, job_id)))
+
+    def usage(self, *, owner: str | None = None, cluster: str | None = None, user: str | None = None) -> UsageView:
+        """Return the chip-hours of an owner, a cluster or a user; None stands for all of them."""
+        now_s = self.clock()
+        return self._query(
+            lambda coordinator: usage_view(coordinator.state, now_s, owner=owner, cluster=cluster, user=user)
+        )
 
     def dry_run(self, user: str, given: Submission, *, exempt: bool = False, high: bool = False) -> DryRun:
         """Return the plans, queue status, preemption victims and checks of a job without submitting it.

@@ -162,11 +162,27 @@ def chips_follow_checks(state: PoolState) -> Iterator[str]:
             yield f"job {job.id} is {job.state}, but its preflight {record.round} is {record.state}"
 
 
+def use_agrees(state: PoolState) -> Iterator[str]:
+    """The chips that count as used, by owner, cluster and user, are those that parts hold."""
+    held = Counter[tuple[str, str, str]]()
+    for name, record in state.clusters.items():
+        for part in record.parts.values():
+            own = sum(_own_chips(part, group) for group in part.chips) if part.allocated else 0
+            if part.used_owner and own != part.used_chips:
+                yield f"part {part.job}/{part.attempt} at {name} holds {own} chips, but {part.used_chips} count as used"
+            held[part.used_owner, name, state.jobs[part.job].user] += part.used_chips
+    counted = {key: one.num_chips for key, one in state.chip_use.held.items()}
+    for key in sorted(held.keys() | counted.keys()):
+        if held[key] != counted.get(key, 0):
+            yield f"{counted.get(key, 0)} chips of {', '.join(key)} count as used, but {held[key]} are held"
+
+
 def violations(state: PoolState, now_s: float, *, grace_s: float = 0.0, job_ids: Iterable[str] = ()) -> list[str]:
     """Return every violation of every invariant; empty if all hold."""
     return [
         *all_or_none(state, now_s, grace_s),
         *within_capacity(state),
+        *use_agrees(state),
         *checks_agree(state),
         *acknowledged_jobs_exist(state, job_ids),
         *victims_have_lower_level(state),

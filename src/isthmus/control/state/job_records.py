@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from isthmus.control.algorithms.chip_use import ChipUse
 from isthmus.control.algorithms.fair_share import FairShare
 from isthmus.control.algorithms.global_order import Objective, WaitingJob
 from isthmus.control.preflight.preflight_record import PreflightRecord
@@ -252,6 +253,8 @@ class PoolState:
     needs_free_chips: bool = False
     # What users have used; the order of the queue within a priority if it has a half-life.
     shares: FairShare = field(default_factory=FairShare)
+    # What each owner has given and each user has taken, for accounting.
+    chip_use: ChipUse = field(default_factory=ChipUse)
     # Ids of the jobs whose view the current event has changed.
     changed_jobs: set[str] = field(default_factory=set)
     indexes: Indexes = field(default_factory=Indexes, compare=False)

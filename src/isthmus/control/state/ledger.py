@@ -151,6 +151,7 @@ def allocate(state: PoolState, job: JobRecord, parts: Iterable[PartRecord]) -> N
         seen = record.reported_parts.get((part.job, part.attempt))
         part.held = seen is not None and seen.state in HELD_STATES
         _count_part(record, part, 1)
+        _count_use(state, record, part)
     for key, amount in (job.needs or {}).items():
         if key.kind == "link":
             job.allocated_kbps[key] = job.allocated_kbps.get(key, 0) + amount
@@ -166,11 +167,13 @@ def free_part(state: PoolState, part: PartRecord) -> None:
         return
     _count_part(record, part, -1)
     part.allocated = False
+    _count_use(state, record, part)
     state.indexes.capacity_freed = True
     for name in state.indexes.preemptors:
         for other in state.jobs[name].current_parts():
             if other.borrowed and other.cluster == part.cluster and other.allocated:
                 _transfer_borrowed(record, other, part)
+                _count_use(state, record, other)
 
 
 def _transfer_borrowed(record: ClusterRecord, part: PartRecord, victim: PartRecord) -> None:
@@ -265,6 +268,15 @@ def _count_part(record: ClusterRecord, part: PartRecord, sign: int) -> None:
     record.allocated_bytes += sign * part.storage_bytes
     if not part.held:
         record.unwritten_bytes += sign * part.storage_bytes
+
+
+def _count_use(state: PoolState, record: ClusterRecord, part: PartRecord) -> None:
+    """Count the chips that a part holds now, without borrowed ones, as used by its user."""
+    num_chips = sum(part.chips.values()) - sum(part.borrowed.values()) if part.allocated else 0
+    user, owner = state.jobs[part.job].user, part.used_owner or record.cluster.owner
+    if num_chips != part.used_chips:
+        state.chip_use.hold((owner, part.cluster, user), num_chips - part.used_chips)
+    part.used_chips, part.used_owner = num_chips, owner
 
 
 def _add_amount(sums: dict[str, int], group: str, amount: int) -> None:

@@ -49,6 +49,9 @@ class PartRecord:
     committed: bool = False
     # The part counts in the ledger, without its `borrowed` chips.
     allocated: bool = False
+    # The chips of the part that count in `PoolState.chip_use`, and whose they are; "": it was never counted.
+    used_chips: int = 0
+    used_owner: str = ""
     # The free chips last reported by the site already exclude this part.
     held: bool = False
     # The jobs whose chips the part takes.

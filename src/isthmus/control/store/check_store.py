@@ -149,6 +149,9 @@ def _check_tokens(store: Store) -> None:
         _expect(store.find_token("d2") == changed, "a changed token replaces the one with its digest")
         versions.append(store.token_version())
     _expect(len(set(versions)) == len(versions), "every change of a token changes the version")
+    key = StoredToken(role="owner", name="hz", digest="d4", created_s=3.0, site="east", replaces=two.id, high=True)
+    store.put_token(key)
+    _expect(store.find_token("d4") == key, "the key of a site keeps its cluster and what it replaces")
 
 
 def _check_audit(store: Store) -> None:

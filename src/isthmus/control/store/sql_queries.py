@@ -25,7 +25,7 @@ from isthmus.core.messages.api_views import LogPage, MetricsPage
 PAGE_SIZE = 1000
 """Events per query of a log that is read from its start."""
 
-_TOKEN_FIELDS = (
+TOKEN_FIELDS = (
     "digest",
     "role",
     "name",
@@ -37,7 +37,9 @@ _TOKEN_FIELDS = (
     "replaces",
     "high",
 )
-_AUDIT_FIELDS = ("number", "at_s", "action", "actor", "role", "token", "address", "subject", "detail")
+"""Columns of the tokens, which `StoredToken` names alike."""
+AUDIT_FIELDS = ("number", "at_s", "action", "actor", "role", "token", "address", "subject", "detail")
+"""Columns of the audit log, which `AuditRecord` names alike."""
 
 Session = TypeVar("Session")
 
@@ -242,7 +244,7 @@ class SqlQueries(ABC, Generic[Session]):
             "expires_s = excluded.expires_s, revoked_s = excluded.revoked_s, created_by = excluded.created_by, "
             "site = excluded.site, replaces = excluded.replaces, high = excluded.high"
         )
-        row = [getattr(token, name) for name in _TOKEN_FIELDS[:-1]]
+        row = [getattr(token, name) for name in TOKEN_FIELDS[:-1]]
         self._write(lambda session: self._execute(session, sql, *row, int(token.high)))
 
     def find_token(self, digest: str) -> StoredToken | None:
@@ -272,7 +274,7 @@ class SqlQueries(ABC, Generic[Session]):
 
     def append_audit(self, records: Sequence[AuditRecord]) -> None:
         """Append records; see `Store`."""
-        rows = [[getattr(one, name) for name in _AUDIT_FIELDS[1:]] for one in records]
+        rows = [[getattr(one, name) for name in AUDIT_FIELDS[1:]] for one in records]
         sql = (
             "INSERT INTO audit (at_s, action, actor, role, token, address, subject, detail) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -288,7 +290,7 @@ class SqlQueries(ABC, Generic[Session]):
         sql += "ORDER BY number LIMIT ?" if after else "ORDER BY number DESC LIMIT ?"
         user = wanted.user
         rows = sorted(self._read(sql, after, wanted.since_s or 0.0, user, user, user, limit))
-        return tuple(AuditRecord.model_validate(dict(zip(_AUDIT_FIELDS, row, strict=True))) for row in rows)
+        return tuple(AuditRecord.model_validate(dict(zip(AUDIT_FIELDS, row, strict=True))) for row in rows)
 
     def prune_audit(self, before_s: float) -> None:
         """Delete old records; see `Store`."""
@@ -324,4 +326,4 @@ def _decode_log(body: str | bytes) -> str:
 
 
 def _token(row: Sequence[Any]) -> StoredToken:
-    return StoredToken.model_validate(dict(zip(_TOKEN_FIELDS, row, strict=True)))
+    return StoredToken.model_validate(dict(zip(TOKEN_FIELDS, row, strict=True)))
