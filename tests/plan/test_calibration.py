@@ -16,7 +16,6 @@ from isthmus.plan import (
     profile_model,
     save_calibration,
 )
-from isthmus.plan.calibrate.posterior import invert, solve_linear
 from isthmus.plan.time.calibration import FittedParameter
 from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS, shape_scope
 from tests.plan.hand import model_of, plan_of, pool_of
@@ -150,9 +149,3 @@ def test_nothing_to_fit_to_is_refused():
     """A fit needs a run, and a time above 0."""
     with pytest.raises(InputError, match="no runs with a positive time"):
         fit_calibration(DATA_SHEET, ["matmul_share"], [], name="f", source="s")
-
-
-def test_linear_equations_are_solved():
-    """A system with a zero on its diagonal needs pivots; an inverse is one from either side."""
-    assert solve_linear([[0.0, 2.0], [1.0, 1.0]], [4.0, 5.0]) == pytest.approx([3.0, 2.0])
-    assert invert([[4.0, 1.0], [1.0, 3.0]])[0] == pytest.approx([3 / 11, -1 / 11])
