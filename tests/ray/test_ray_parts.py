@@ -107,7 +107,8 @@ def test_a_holder_that_ends_at_once_is_submitted_again_after_longer_and_longer_p
 ) -> None:
     """In an hour with a look each second: 1, 2, 4 ... 60 s apart; its reason is known also to the next agent."""
     ray, now_s = StandInRay(), [0.0]
-    ray.ending = "FAILED", "Job entrypoint command failed with exit code 127, last logs:\nsh: 1: pyton: not found\n"
+    log = "sh: 1: pyton: not found\nRunning entrypoint for job x\n"
+    ray.ending = "FAILED", f"Job entrypoint command failed with exit code 127, last logs:\n{log}"
     submitted_s: list[float] = []
     for second in range(3600):
         now_s[0] = float(second)
