@@ -92,9 +92,14 @@ class JointPool(RealPool):
         self._launch(name, act, self.url, self._owners[name], site, self.folder / name, self._command)
 
     def joint_job(self, name: str, **changes: Any) -> Job:
-        """Return a job of as many stages as the pool has cards, so that no site holds it alone."""
+        """Return a job of as many stages as the pool has cards, so that no site holds it alone.
+
+        It learns slowly: the rounding of another order of sums, which each update amplifies, stays below 1e-6.
+        """
         num_cards = sum(group.num_chips for site in self.pool.clusters for group in site.node_groups)
-        return make_job(self.folder, name, **({"parallel": {"pp": num_cards, "dp": 1}} | changes))
+        job = make_job(self.folder, name, **({"parallel": {"pp": num_cards, "dp": 1}} | changes))
+        slow = job.training.model_copy(update={"learning_rate": 3e-4})
+        return job.model_copy(update={"training": slow})
 
     def submit_joint(self, job: Job) -> str:
         """Submit a job; return its id."""
