@@ -9,16 +9,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 
 from tests.docs.follow_guide import ROOT, blocks
+from tests.kubernetes.api_server import ApiServer
+from tests.kubernetes.conftest import api_server
+from tests.ray.ray_cluster import RayCluster, missing_ray
 from tests.slurm.conftest import alpha
 from tests.slurm.slurm_cluster import SlurmCluster
 
-__all__ = ["alpha"]
+__all__ = ["alpha", "api_server"]
 
 PAGE = ROOT / "docs" / "sites.md"
 STAYS = ("isthmus serve", "isthmus agent")
@@ -140,9 +144,39 @@ def test_the_page_takes_a_slurm_cluster_into_the_pool_and_out_again(
     assert alpha.run("squeue", "-h").strip() == ""
 
 
+@pytest.mark.slow
+def test_the_page_takes_a_kubernetes_cluster_into_the_pool_and_out_again(
+    api_server: ApiServer, tmp_path: Path, free_port: int
+) -> None:
+    """For a real API server, with the rights of the agent's role alone; afterwards it has nothing of the pool."""
+    cluster = {
+        "/etc/isthmus/kubeconfig": str(api_server.kubeconfig()),
+        "nvidia.com/gpu.product: NVIDIA-H20": "example.com/chip: h20",
+    }
+    follow(tmp_path, "kubernetes", _changes(free_port, tmp_path) | cluster)
+    paths = ("/apis/batch/v1/jobs", "/api/v1/pods", "/api/v1/namespaces/isthmus/secrets")
+    assert [api_server.api.get(path).json()["items"] for path in paths] == [[], [], []]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_page_takes_a_ray_cluster_into_the_pool_and_out_again(tmp_path: Path, free_port: int) -> None:
+    """For a real Ray; afterwards it lists no job and has all its cards."""
+    if missing_ray():
+        pytest.skip(f"needs Ray: {missing_ray()}")
+    ray = RayCluster(Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp")), cards=4)
+    try:
+        ray.start()
+        cluster = {"http://ray-head.example:8265": ray.address, "/opt/ray/bin/python": sys.executable}
+        follow(tmp_path, "ray", _changes(free_port, tmp_path) | cluster)
+        assert (ray.jobs(), ray.used_cards()) == ([], 0)
+    finally:
+        ray.end()
+
+
 def test_every_command_of_the_page_is_one_of_the_two_sides() -> None:
     """A command that no test types would be a claim."""
     text = "".join(block.text for block in blocks(PAGE) if block.language == "console")
     assert text.count("$ ") == len(re.findall(r"^(?:pool|site)\$ ", text, flags=re.MULTILINE))
     kinds = [block.text.split(":")[0] for block in blocks(PAGE) if block.language == "yaml"]
-    assert kinds == ["# pool.yaml\nversion", "# local", "# slurm"]
+    assert kinds == ["# pool.yaml\nversion", "# local", "# slurm", "# kubernetes", "# ray"]

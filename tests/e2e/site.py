@@ -150,7 +150,7 @@ def wait_until(what: str, condition: Callable[[], Any], timeout_s: float = 240.0
         time.sleep(0.05)
 
 
-def state_is(client: ApiClient, job: str, *states: str) -> JobView:
+def state_is(client: ApiClient, job: str, *states: str, timeout_s: float = 240.0) -> JobView:
     """Wait until a job is in one of the states; it may not fail."""
 
     def condition() -> JobView | None:
@@ -158,7 +158,7 @@ def state_is(client: ApiClient, job: str, *states: str) -> JobView:
         assert view.state != "failed" or "failed" in states, view.reason
         return view if view.state in states else None
 
-    found: JobView = wait_until(f"{job} is {' or '.join(states)}", condition)
+    found: JobView = wait_until(f"{job} is {' or '.join(states)}", condition, timeout_s)
     return found
 
 
@@ -170,11 +170,12 @@ def choose(client: ApiClient, job: str, wanted: Callable[[Plan], object] = bool)
     return plan
 
 
-def at_step(client: ApiClient, job: str, step: int, attempt: int = 1) -> None:
+def at_step(client: ApiClient, job: str, step: int, attempt: int = 1, timeout_s: float = 240.0) -> None:
     """Wait until an attempt of a job, or a later one, has reached a step."""
     wait_until(
         f"{job} reaches step {step} in attempt {attempt}",
         lambda: any(m.step >= step and m.attempt >= attempt for m in all_metrics(client, job)),
+        timeout_s,
     )
 
 

@@ -1,6 +1,7 @@
 """`StandInRay`: the REST interface of a Ray cluster in memory, which loses requests and replies as a test asks.
 
-Jobs run until a test ends them; with `ending`, a status and a message, each ends at once.
+Jobs run until a test ends or stops them; with `ending`, a status and a message, each ends at once, and without `stops`
+none can be stopped.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class StandInRay:
         self.replaced: dict[str, httpx.Response] = {}
         self.messages: dict[str, str] = {}
         self.ending: tuple[str, str] | None = None
+        self.stops = True
 
     def rest(self, max_answer_bytes: int = MAX_ANSWER_BYTES) -> RayRest:
         """Return a client of this cluster."""
@@ -69,6 +71,8 @@ class StandInRay:
         job = path.split("/")[3]
         if job not in self.jobs:
             return httpx.Response(404, text=f"Job {job} does not exist")
+        if request.method == "POST" and self.stops:
+            self.end_job(job, "STOPPED", "")
         if request.method == "DELETE":
             del self.jobs[job]
             return httpx.Response(200, json={"deleted": True})

@@ -27,6 +27,8 @@ from tests.site.samples import order
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LOOP = ("sh", "-c", 'echo "$ISTHMUS_CARDS" > "$1/cards"; while :; do sleep 0.05; done', "worker")
+BARE_PYTHON = str(getattr(sys, "_base_executable", sys.executable))
+"""The Python below the virtual environment, which has no Ray of its own."""
 PLACES = ("east/h20", "east/h20")
 POOL = """
 version: 1
@@ -136,7 +138,7 @@ def test_a_part_runs_on_ray_through_a_restart_of_its_agent_and_returns_its_cards
     ("python", "words"),
     [
         ("no-such-python", ("no-such-python: not found", "set options.python")),
-        (f"{sys.executable} -S", ("No module named 'ray'", "set options.python")),
+        (BARE_PYTHON, ("No module named 'ray'", "set options.python")),
     ],
 )
 def test_a_python_that_cannot_hold_is_the_reason_of_the_part(
@@ -181,7 +183,7 @@ def test_a_hold_that_is_given_up_at_once_leaks_no_cards(ray: RayCluster, tmp_pat
         ({"group": "h2o"}, 2, ("site.yaml:4", "unknown node group 'h2o'", "did you mean 'h20'?")),
         ({"address": "http://127.0.0.1:9"}, 2, ("does not answer", "options.address")),
         ({"python": "no-such-python"}, 2, ("site.yaml:8", "no-such-python: not found", "set options.python")),
-        ({"python": f"{sys.executable} -S"}, 2, ("site.yaml:8", "No module named 'ray'", "set options.python")),
+        ({"python": BARE_PYTHON}, 2, ("site.yaml:8", "No module named 'ray'", "set options.python")),
     ],
 )
 def test_a_check_of_the_site_says_what_fits_and_where_it_does_not(

@@ -107,7 +107,8 @@ def test_a_holder_that_ends_at_once_is_submitted_again_after_longer_and_longer_p
 ) -> None:
     """In an hour with a look each second: 1, 2, 4 ... 60 s apart; its reason is known also to the next agent."""
     ray, now_s = StandInRay(), [0.0]
-    ray.ending = "FAILED", "Job entrypoint command failed with exit code 127, last logs:\nsh: 1: pyton: not found\n"
+    log = "sh: 1: pyton: not found\nRunning entrypoint for job x\n"
+    ray.ending = "FAILED", f"Job entrypoint command failed with exit code 127, last logs:\n{log}"
     submitted_s: list[float] = []
     for second in range(3600):
         now_s[0] = float(second)
@@ -160,6 +161,31 @@ def test_a_holder_that_answers_has_no_trouble_any_more(tmp_path: Path, courier: 
     before = ray.num_submitted
     job.ensure()
     assert ray.num_submitted == before + 1
+
+
+@pytest.mark.parametrize("ends_by", ["courier", "ray", "nothing"])
+def test_a_site_that_leaves_has_no_job_at_ray(ends_by: str, tmp_path: Path, courier: Courier) -> None:
+    """The holder is asked to end; Ray stops one that does not; one that still runs is an error and stays listed."""
+    ray, now_s = StandInRay(), [0.0]
+    ray.stops = ends_by == "ray"
+
+    def pause(seconds: float) -> None:
+        now_s[0] += seconds
+        if ends_by == "courier":
+            assert list(tmp_path.glob("ray/holders/1/hold/released"))
+            ray.end_job(job.submission_id, "SUCCEEDED", "")
+
+    job = HolderJob(tmp_path / "ray", ray.rest(), courier, clock=lambda: now_s[0], pause=pause)
+    job.end()
+    assert ray.num_submitted == 0
+    job.ensure()
+    if ends_by == "nothing":
+        with pytest.raises(UnavailableError, match="still runs"):
+            job.end()
+        return
+    job.end()
+    assert ray.jobs == {}
+    assert now_s[0] < 30
 
 
 def test_a_job_is_gone_after_two_looks_at_one_session(tmp_path: Path, courier: Courier) -> None:

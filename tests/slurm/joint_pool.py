@@ -1,8 +1,9 @@
-"""`JointPool`: a real server, and agents on two real Slurm clusters; jobs across both start a program of the test."""
+"""`JointPool`: a real server, and agents on real Slurm clusters and other sites; jobs across all start a program."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +25,47 @@ NOTE_START = (
 """Before a worker's program: notes when its first line ran."""
 
 
-def pool_of(slurms: Mapping[str, SlurmCluster]) -> Pool:
-    """Return a pool of the clusters, whose cards are cores of this machine, 10 ms and 1 Gbit/s apart."""
-    names = list(slurms)
-    clusters = []
-    for name, slurm in slurms.items():
-        (group,) = cluster_of(slurm).node_groups
-        group = group.model_copy(update={"chip": "CPU-core"})
-        clusters.append(Cluster(name=name, owner=f"owner-{name}", node_groups=(group,)))
+@dataclass(frozen=True, kw_only=True)
+class JointSite:
+    """A site as its agent has it: `pool.yaml` and `site.yaml`; its cards are cores of this machine."""
+
+    cluster: Cluster
+    file: SiteFile
+
+
+def site_of(cluster: Cluster, file: SiteFile) -> JointSite:
+    """Return a site with an owner of its own."""
+    (group,) = cluster.node_groups
+    group = group.model_copy(update={"chip": "CPU-core"})
+    owner = f"owner-{cluster.name}"
+    return JointSite(cluster=Cluster(name=cluster.name, owner=owner, node_groups=(group,)), file=file)
+
+
+def slurm_site(slurm: SlurmCluster) -> JointSite:
+    """Return the site of a Slurm cluster."""
+    options = {"preempting_partition": "high", "config": str(slurm.conf)}
+    groups = {"h20": NodeSelector(partition="normal", resource="gpu")}
+    return site_of(cluster_of(slurm), SiteFile(kind="slurm", node_groups=groups, options=options))
+
+
+def pool_of(sites: Mapping[str, JointSite]) -> Pool:
+    """Return a pool of the sites, 10 ms and 1 Gbit/s apart."""
+    clusters = tuple(site.cluster for site in sites.values())
     links = tuple(
-        Link(source=a, target=b, bandwidth_gbps=1, delay_ms=10) for a in names for b in names if a != b
+        Link(source=a, target=b, bandwidth_gbps=1, delay_ms=10) for a in sites for b in sites if a != b
     )  # fmt: skip
-    return Pool(owners=tuple(Owner(name=one.owner) for one in clusters), clusters=tuple(clusters), links=links)
+    return Pool(owners=tuple(Owner(name=one.owner) for one in clusters), clusters=clusters, links=links)
 
 
 class JointPool(RealPool):
-    """The processes of a pool over `slurms` (site name to cluster), each of which may be killed and started again."""
+    """The processes of a pool over `slurms` and `others`, by name; each may be killed and started again."""
 
     def __init__(
-        self, folder: Path, slurms: Mapping[str, SlurmCluster], command: Sequence[str] = (*NOTE_START, *STAND_IN)
-    ) -> None:
-        self.folder, self.port, self.url, self.pool = folder, 0, "", pool_of(slurms)
+        self, folder: Path, slurms: Mapping[str, SlurmCluster], command: Sequence[str] = (*NOTE_START, *STAND_IN),
+        others: Mapping[str, JointSite] | None = None,
+    ) -> None:  # fmt: skip
+        self.sites = {name: slurm_site(slurm) for name, slurm in slurms.items()} | dict(others or {})
+        self.folder, self.port, self.url, self.pool = folder, 0, "", pool_of(self.sites)
         self.slurms, self._command, self.processes = dict(slurms), tuple(command), {}
         make_files(folder)
         self.start_server()
@@ -67,16 +88,18 @@ class JointPool(RealPool):
         if name == "server":
             self.start_server(crash)
             return
-        slurm = self.slurms[name]
-        self._launch(
-            name, act, self.url, self._owners[name], self.pool.cluster(name), self.folder / name, slurm.conf,
-            self._command,
-        )  # fmt: skip
+        site = self.sites[name]
+        self._launch(name, act, self.url, self._owners[name], site, self.folder / name, self._command)
 
     def joint_job(self, name: str, **changes: Any) -> Job:
-        """Return a job of as many stages as the pool has cards, so that no site holds it alone."""
-        num_cards = sum(slurm.num_nodes * slurm.num_cards for slurm in self.slurms.values())
-        return make_job(self.folder, name, **({"parallel": {"pp": num_cards, "dp": 1}} | changes))
+        """Return a job of as many stages as the pool has cards, so that no site holds it alone.
+
+        It learns slowly: the rounding of another order of sums, which each update amplifies, stays below 1e-6.
+        """
+        num_cards = sum(group.num_chips for site in self.pool.clusters for group in site.node_groups)
+        job = make_job(self.folder, name, **({"parallel": {"pp": num_cards, "dp": 1}} | changes))
+        slow = job.training.model_copy(update={"learning_rate": 3e-4})
+        return job.model_copy(update={"training": slow})
 
     def submit_joint(self, job: Job) -> str:
         """Submit a job; return its id."""
@@ -102,13 +125,10 @@ def serve(state: Path, port: int, pool: Pool) -> None:
     run_server(ServerConfig(state=state, port=port, pool=pool), announce)
 
 
-def act(url: str, token: str, cluster: Cluster, state: Path, conf: Path, command: tuple[str, ...]) -> None:
-    """Be an agent on a Slurm cluster."""
-    site = SiteFile(
-        kind="slurm",
-        node_groups={"h20": NodeSelector(partition="normal", resource="gpu")},
-        options={"preempting_partition": "high", "config": str(conf)},
-    )
+def act(url: str, token: str, site: JointSite, state: Path, command: tuple[str, ...]) -> None:
+    """Be the agent of a site."""
     run_agent(
-        AgentConfig(server=url, token=token, cluster=cluster, state=state, site=site, worker_command=command)
+        AgentConfig(
+            server=url, token=token, cluster=site.cluster, state=state, site=site.file, worker_command=command
+        )
     )  # fmt: skip

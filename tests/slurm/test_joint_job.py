@@ -8,8 +8,9 @@ import pytest
 
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND
 from isthmus.client.api_client import ApiClient
+from isthmus.train.checkpoint.checkpoint_folder import newest_valid
 from tests.control.processes import until
-from tests.e2e.site import all_metrics, as_one_process, at_step, state_is
+from tests.e2e.site import all_metrics, as_one_process, state_is
 from tests.slurm.conftest import require_slurm
 from tests.slurm.joint_pool import JointPool
 from tests.slurm.slurm_cluster import SlurmCluster, slurm_clusters
@@ -33,7 +34,7 @@ def test_a_job_over_two_slurms_is_preempted_by_a_users_job_and_goes_on(whole: bo
             job = pool.joint_job("patient", steps=steps, every_steps=4)
             with ApiClient(pool.url, pool.user) as client:
                 patient = pool.submit_joint(job)
-                at_step(client, patient, 5)
+                until(lambda: newest_valid(Path(job.checkpoints.folder)), "a checkpoint is whole", 240)
                 assert [slurm.num_held() for slurm in slurms.values()] == [1, 1]
                 users = take_the_card(slurms["west"])
                 state_is(client, patient, "waiting")

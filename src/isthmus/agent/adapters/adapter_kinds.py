@@ -70,7 +70,7 @@ def make_adapter(context: SiteContext) -> SchedulerAdapter:
 
 
 def check_scheduler(site: SiteFile, cluster: Cluster) -> Sequence[SchedulerCheck]:
-    """Return what the adapter of `site` finds out about its scheduler; nothing is changed there."""
+    """Return what the adapter of `site` finds out about its scheduler; nothing stays changed there."""
     with tempfile.TemporaryDirectory() as state:
         adapter = make_adapter(SiteContext(site=site, cluster=cluster, state=Path(state)))
         return adapter.check()

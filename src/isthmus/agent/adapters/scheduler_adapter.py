@@ -233,6 +233,9 @@ class SchedulerAdapter(ABC):
         thousand moves must take at most one second. Raises `OSError` if the queue cannot be changed.
         """
 
+    def leave(self) -> None:  # noqa: B027 - where nothing but holds is kept there is nothing to remove
+        """Remove what this agent keeps at the scheduler beside its holds, which have ended: its site leaves."""
+
     def check(self) -> Sequence[SchedulerCheck]:
-        """Return what `isthmus site check` finds out about the scheduler, without changing anything."""
+        """Return what `isthmus site check` finds out about the scheduler; what it starts there has ended after it."""
         return ()

@@ -244,6 +244,10 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         stop_workers(loop, saves_first=config.interactive and not at_once.is_set(), at_once=at_once)
         loop.send_final_report()
         if loop.leaves:
+            try:
+                shell.adapter.leave()
+            except UnavailableError as error:
+                _log.warning("left at the scheduler: %s", error)
             _leave_pool(exchange, config.cluster.name, stop)
 
 

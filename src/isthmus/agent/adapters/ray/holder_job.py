@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from isthmus.core.messages.worker_folder import WorkerFolder, open_regular, writ
 from isthmus.core.process.boot_clock import boot_id, boot_time_s
 
 HOLDER_LEASE_S = 60.0
+END_S, POLL_S = 40.0, 0.5
 FIRST_CONTACT_S = 15.0
 """How long a holder or rank that cannot reach the agent goes on trying: it holds cards meanwhile."""
 _HOLDER = Path(__file__).with_name("holder.py")  # it runs at Ray and imports it, as no part of the agent does
@@ -39,9 +41,9 @@ class HolderJob:
 
     def __init__(
         self, state: Path, rest: RayRest, courier: Courier, python: str = "python",
-        clock: Callable[[], float] = boot_time_s,
+        clock: Callable[[], float] = boot_time_s, pause: Callable[[float], object] = time.sleep,
     ) -> None:  # fmt: skip
-        self._rest, self._courier, self._python, self._clock = rest, courier, python, clock
+        self._rest, self._courier, self._python, self._clock, self._pause = rest, courier, python, clock, pause
         self._state, self._file, self._missing = state, state / "holder.json", ""
 
     @property
@@ -112,6 +114,20 @@ class HolderJob:
         entrypoint = f"{self._python} courier.pyz --ticket holder.ticket --first-contact-s {FIRST_CONTACT_S:g}"
         self._rest.submit(self.submission_id, entrypoint, package)
         write_record(self._file, known.model_copy(update={"accepted": True}))
+
+    def end(self) -> None:
+        """End the present job, by its courier, else by Ray, which then forgets it; `UnavailableError` if it is late."""
+        if not self._known().accepted:
+            return
+        write_atomically(self._place / "hold" / "released", "")
+        stop_s, end_s = self._clock() + END_S / 2, self._clock() + END_S
+        while (job := self._rest.job(self.submission_id)) is not None and not job.has_ended:
+            if self._clock() >= end_s:
+                raise UnavailableError(f"the job {self.submission_id} still runs at Ray", hint="ray job stop, delete")
+            if self._clock() >= stop_s:
+                self._rest.stop(self.submission_id)
+            self._pause(POLL_S)
+        self._rest.delete(self.submission_id)
 
     def write_order(self, name: str, order: dict[str, Any], mode: int = 0o600) -> None:
         """Leave an order for the holder; the same one again changes nothing."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from isthmus.agent.adapters.ray.ray_rest import RayJob
 from isthmus.core.text.printable import printable
 
 _MAX_CHARS = 200
+_OF_RAY = re.compile(r"Running entrypoint for job |\d{4}-\d\d-\d\d [^\t]*\tINFO ")
+"""What Ray writes into the log of a job, sooner or later than the program."""
 _PYTHON = "set options.python to a Python 3.11 or later with Ray, as Ray's head calls it"
 _WAY = "set options.courier_host and courier_port to where Ray's nodes reach the agent"
 _HINTS = (
@@ -18,7 +22,8 @@ def job_trouble(job: RayJob | None) -> str:
     """Return what Ray says of a job that it knows no more (None) or that has failed."""
     if job is None:
         return "Ray has forgotten its job"
-    return f"its job is {printable(job.status, max_chars=20)}: {last_line(job.message) or 'no message'}"
+    own = "\n".join(line for line in job.message.splitlines() if not _OF_RAY.match(line))
+    return f"its job is {printable(job.status, max_chars=20)}: {last_line(own) or 'no message'}"
 
 
 def last_line(text: str) -> str:

@@ -161,6 +161,11 @@ class RayAdapter(SchedulerAdapter):
         """Order the pool's parts in the agent's own queue: Ray has none."""
         self._queue.reorder(moves, removed)
 
+    def leave(self) -> None:
+        """End the holder job and have Ray forget it."""
+        with self._locked():
+            self._holder.end()
+
     def check(self) -> Sequence[SchedulerCheck]:
         """Return what `isthmus site check` finds."""
         return (*check_ray(self._site, self._rest), *check_python(self._rest, self._python))

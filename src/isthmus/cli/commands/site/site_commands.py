@@ -115,7 +115,8 @@ def check_site_file(
 ) -> None:
     """Compare a site's file with its scheduler: does it answer, does it have these partitions and cards.
 
-    Nothing is changed. A name that the scheduler does not know is an error (exit 2) with its line and the nearest word.
+    Nothing stays changed; at Ray a job tries the Python and is removed. A name that the scheduler does not know is an
+    error (exit 2) with its line and the nearest word.
     """
     agents = import_extra("isthmus.agent", "agent")
     own = select_cluster(load_pool(pool), cluster)

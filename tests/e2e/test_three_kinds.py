@@ -1,0 +1,88 @@
+"""One job trains over Slurm, Ray and a local site at once; a Slurm user's own job preempts it; its losses stay."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from isthmus.agent.adapters.local_adapter import WORKER_COMMAND
+from isthmus.client.api_client import ApiClient
+from isthmus.core.owner.site_file import SiteFile
+from isthmus.core.pool import Cluster, NodeGroup
+from isthmus.train.checkpoint.checkpoint_folder import newest_valid
+from tests.control.processes import until
+from tests.e2e.site import all_metrics, as_one_process, state_is
+from tests.ray.ray_cluster import RayCluster, missing_ray
+from tests.slurm.conftest import require_slurm
+from tests.slurm.joint_pool import JointPool, JointSite, site_of
+from tests.slurm.slurm_cluster import slurm_clusters
+from tests.slurm.test_joint_job import take_the_card
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+STEPS = 90
+
+
+@pytest.fixture
+def ray(whole: bool) -> Iterator[RayCluster]:
+    """Two nodes with one card each, of which the pool has one."""
+    require_slurm()
+    if missing_ray():
+        pytest.skip(f"needs Ray: {missing_ray()}")
+    if not whole:
+        pytest.skip("minutes: --whole tries it")
+    cluster = RayCluster(Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp")), cards=1)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.end()
+
+
+def test_a_job_over_slurm_ray_and_local_is_preempted_by_a_slurm_users_job_and_goes_on(
+    ray: RayCluster, tmp_path: Path
+) -> None:
+    """1. A rank trains at each site, each started by its own scheduler. 2. A Slurm user's job takes the card there by
+    Slurm's own rules: the job leaves all sites. 3. It goes on from its checkpoint. 4. Its losses are one process's.
+    """
+    with slurm_clusters(tmp_path, 1, 1, "west") as slurms:
+        (tmp_path / "pool").mkdir()
+        pool = JointPool(tmp_path / "pool", slurms, WORKER_COMMAND, others={"north": ray_site(ray), "south": local()})
+        try:
+            until(lambda: pool.free() == {"west": 1, "north": 2, "south": 1}, "all sites have joined", 300)
+            job = pool.joint_job("patient", steps=STEPS, every_steps=4)
+            with ApiClient(pool.url, pool.user) as client:
+                patient = pool.submit_joint(job)
+                until(lambda: newest_valid(Path(job.checkpoints.folder)), "a checkpoint is whole", 600)
+                assert (slurms["west"].num_held(), ray.used_cards()) == (1, 2)
+                users = take_the_card(slurms["west"])
+                state_is(client, patient, "waiting", timeout_s=600)
+                until(lambda: not ray.used_cards(), "Ray has its cards back", 120)
+                slurms["west"].run("scancel", users)
+                view = state_is(client, patient, "succeeded", timeout_s=1200)
+                metrics = all_metrics(client, patient)
+            assert view.attempt > 1
+            assert {one.cluster for one in metrics if one.values.get("loss") is not None} <= pool.sites.keys()
+            assert min(one.step for one in metrics if one.attempt > 1) >= 4, "restored, not begun again"
+            as_one_process(job, metrics, tmp_path / "alone", within=1e-6)
+        finally:
+            for name in pool.sites:
+                pool.end(name)
+            pool.close()
+
+
+def ray_site(ray: RayCluster) -> JointSite:
+    """Return the site of both nodes of Ray."""
+    group = NodeGroup(name="h20", chip="H20", nodes=2, chips_per_node=ray.num_cards)
+    options = {"address": ray.address, "python": sys.executable, "timeout_s": 60}
+    return site_of(Cluster(name="north", owner="o", node_groups=(group,)), SiteFile(kind="ray", options=options))
+
+
+def local() -> JointSite:
+    """Return a site of processes of this machine."""
+    group = NodeGroup(name="cpu", chip="CPU-core", nodes=1, chips_per_node=1)
+    return site_of(Cluster(name="south", owner="o", node_groups=(group,)), SiteFile(kind="local"))
