@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from isthmus.agent.service.own_address import own_address
-from isthmus.agent.service.peer_prober import MAX_CONNECTIONS, PeerProber, ProbeListener, check_peer
+from isthmus.agent.service.peer_prober import MAX_CONNECTIONS, MAX_GBPS, PeerProber, ProbeListener, check_peer
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, PeerCheck, PeerToCheck
 from isthmus.wan import listen
@@ -59,12 +59,16 @@ def test_an_open_listener_is_reached_and_closed_when_it_is_no_longer_ordered(pro
     assert opened.port is not None
     assert opened.nonce is not None
     check = dialled(prober, opened.port, opened.nonce)
-    assert check == PeerCheck(cluster="a", number=7, reached=True)
+    assert (check.cluster, check.number, check.reached, check.detail) == ("a", 7, True, "")
+    assert check.round_trip_s is not None
+    assert check.gbps is not None
+    assert 0 < check.round_trip_s < LIMIT_S
+    assert 0 < check.gbps <= MAX_GBPS
     prober.apply_orders(AgentOrders())
     assert prober.checks() == ()
     other.apply_orders(AgentOrders())
     assert (other.address().port, other.busy) == (None, False)
-    assert check_peer(("127.0.0.1", opened.port), opened.nonce, None, LIMIT_S) == "connection refused"
+    assert check_peer(("127.0.0.1", opened.port), opened.nonce, None, LIMIT_S) == ("connection refused", None)
     other.close()
 
 
@@ -77,14 +81,14 @@ def test_only_the_listener_of_the_order_counts(prober: PeerProber, listener: Pro
 def test_a_port_that_accepts_and_says_nothing_ends_within_the_limit() -> None:
     """The check does not wait longer than its limit."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert "no answer within 0.05 s" in check_peer(silent.getsockname(), NONCE, None, 0.05)
+        assert "no answer within 0.05 s" in check_peer(silent.getsockname(), NONCE, None, 0.05)[0]
 
 
 def test_the_way_leads_through_the_route(listener: ProbeListener) -> None:
     """A site is dialled through the same proxy as by its workers; a route that is down is named."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         route = f"127.0.0.1:{unused.getsockname()[1]}"
-    why = check_peer(("127.0.0.1", listener.port), listener.nonce, route, LIMIT_S)
+    why, _ = check_peer(("127.0.0.1", listener.port), listener.nonce, route, LIMIT_S)
     assert why.startswith(f"route {route}")
 
 
@@ -98,7 +102,7 @@ def test_garbage_silence_and_floods_leave_the_listener_open(listener: ProbeListe
     for caller in callers[:MAX_CONNECTIONS]:
         caller.sendall(b"GET / HTTP/1.1\r\n" + bytes(1000))
     assert {_received(caller) for caller in callers[:MAX_CONNECTIONS]} == {b""}
-    waits_for(lambda: check_peer(("127.0.0.1", listener.port), listener.nonce, None, LIMIT_S) == "")
+    waits_for(lambda: check_peer(("127.0.0.1", listener.port), listener.nonce, None, LIMIT_S)[0] == "")
     for caller in callers:
         caller.close()
 

@@ -2,7 +2,8 @@
 
 On the server's order it opens a listener where a worker would, or dials the listeners of other sites through its
 routes. Both sides prove that they know the listener's nonce, which the server passes on: a process that merely
-happens to answer at the address does not count. Everything runs in the background and ends within seconds.
+happens to answer at the address does not count. Then it measures the link. Everything runs in the background and ends
+within seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
+from isthmus.agent.service.link_probe import answer_probe, probe_link
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.agent_messages import AgentOrders, PeerAddress, PeerCheck, PeerToCheck
 from isthmus.wan import PortRange, dial, listen
@@ -26,6 +28,9 @@ CHECK_TIMEOUT_S = 3.0
 
 MAX_CONNECTIONS = 16
 """Most connections that the listener handles at a time; it closes further ones."""
+
+MAX_GBPS = 1000.0
+"""Highest rate that a report may name."""
 
 _PROOF_BYTES = 32
 _MAX_DETAIL_CHARS = 300
@@ -45,7 +50,7 @@ class PeerProber:
         self._host, self._ports, self._read_routes, self._timeout_s = host, ports, read_routes, timeout_s
         self._listener: ProbeListener | None = None
         self._problem = ""
-        self._dials: dict[PeerToCheck, Future[str]] = {}
+        self._dials: dict[PeerToCheck, Future[PeerCheck]] = {}
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="check-peer")
 
     @property
@@ -64,10 +69,7 @@ class PeerProber:
 
     def checks(self) -> tuple[PeerCheck, ...]:
         """Return the finished checks; each is repeated until the server no longer orders it."""
-        done = [(peer, one.result()) for peer, one in self._dials.items() if one.done()]
-        return tuple(
-            PeerCheck(cluster=peer.cluster, number=peer.number, reached=not why, detail=why) for peer, why in done
-        )
+        return tuple(one.result() for one in self._dials.values() if one.done())
 
     def apply_orders(self, orders: AgentOrders) -> None:
         """Open or close the listener; dial the sites that are not being dialled yet."""
@@ -100,16 +102,20 @@ class PeerProber:
             self._listener.close()
             self._listener = None
 
-    def _dial(self, peer: PeerToCheck) -> str:
-        """Return why the site cannot be reached, "" if it can; never raises."""
+    def _dial(self, peer: PeerToCheck) -> PeerCheck:
+        """Return whether the site can be reached, with round trip and rate, or why not; never raises."""
         try:
             route = self._read_routes().get(peer.cluster)
-            why = check_peer((peer.host, peer.port), peer.nonce, route, self._timeout_s)
+            why, measured = check_peer((peer.host, peer.port), peer.nonce, route, self._timeout_s)
         except Exception as error:
-            why = str(error) or type(error).__name__
+            why, measured = str(error) or type(error).__name__, None
         if why:
             _log.warning("this site cannot reach site %s at %s port %d: %s", peer.cluster, peer.host, peer.port, why)
-        return why[:_MAX_DETAIL_CHARS]
+        round_trip_s, gbps = measured or (None, None)
+        return PeerCheck(
+            cluster=peer.cluster, number=peer.number, reached=not why, detail=why[:_MAX_DETAIL_CHARS],
+            round_trip_s=round_trip_s, gbps=gbps,
+        )  # fmt: skip
 
 
 class ProbeListener:
@@ -145,29 +151,44 @@ class ProbeListener:
                 connection.settimeout(self._timeout_s)
                 if hmac.compare_digest(_receive(connection), _proof(self.nonce, b"dial")):
                     connection.sendall(_proof(self.nonce, b"answer"))
+                    answer_probe(connection, self._timeout_s)
         except OSError:
-            pass  # the caller went away or sent nothing
+            pass  # the caller went away, sent nothing, or measured to its end
         finally:
             self._slots.release()
 
 
-def check_peer(address: tuple[str, int], nonce: str, route: str | None, timeout_s: float) -> str:
-    """Return why the listener at `address` cannot be reached through `route`, or "" if it answers to `nonce`."""
+def check_peer(
+    address: tuple[str, int], nonce: str, route: str | None, timeout_s: float
+) -> tuple[str, tuple[float, float] | None]:
+    """Return why the listener at `address` cannot be reached through `route`, or "" if it answers to `nonce`.
+
+    With it come the round trip in seconds and the rate in Gbit/s, None if they could not be measured.
+    """
     try:
         connection = dial(address, route, timeout_s)
     except IsthmusError as error:
-        return _dial_failure(error, route, timeout_s)
+        return _dial_failure(error, route, timeout_s), None
     try:
         with connection:
             connection.settimeout(timeout_s)
             connection.sendall(_proof(nonce, b"dial"))
             if hmac.compare_digest(_receive(connection), _proof(nonce, b"answer")):
-                return ""
-            return "another process answers there"
+                return "", _measure(connection, timeout_s)
+            return "another process answers there", None
     except TimeoutError:
-        return f"connected, but no answer within {timeout_s:g} s"
+        return f"connected, but no answer within {timeout_s:g} s", None
     except OSError as error:
-        return f"connected, then {(error.strerror or str(error)).lower()}"
+        return f"connected, then {(error.strerror or str(error)).lower()}", None
+
+
+def _measure(connection: socket.socket, timeout_s: float) -> tuple[float, float] | None:
+    """Return round trip and rate of the link, None for a listener of an older release or a link that is too slow."""
+    try:
+        round_trip_s, gbps = probe_link(connection, timeout_s)
+    except OSError:
+        return None
+    return round_trip_s, min(gbps, MAX_GBPS)
 
 
 def _dial_failure(error: IsthmusError, route: str | None, timeout_s: float) -> str:

@@ -120,7 +120,7 @@ def links_section(view: JobView, stats: JobStatistics, pool: PoolView | None) ->
     traffic = stats.link_traffic_mbps(view.plan) if view.plan else {}
     if not traffic:
         return html_elements.empty_section("The job uses no wide-area links.")
-    known = {(link.source, link.target): link for link in (pool.links if pool else ())}
+    known = {(link.source, link.target): link for link in (pool.known_links if pool else ())}
     predicted = _predicted_mbps(view.plan) if view.plan else {}
     rows = []
     for (source, target), rate in traffic.items():

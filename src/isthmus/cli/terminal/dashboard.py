@@ -173,7 +173,7 @@ def _links_table(view: JobView, stats: JobStatistics, pool: PoolView | None) -> 
     from isthmus.cli.terminal.tables import table
 
     rows = []
-    capacity = {(link.source, link.target): link.bandwidth_gbps * 1e3 for link in (pool.links if pool else ())}
+    capacity = {(link.source, link.target): link.bandwidth_gbps * 1e3 for link in (pool.known_links if pool else ())}
     for link, rate in (stats.link_traffic_mbps(view.plan, last_steps=RECENT_STEPS) if view.plan else {}).items():
         link_mbps = capacity.get(link)
         share = stacked_bar((rate, max(0.0, link_mbps - rate)), "█·", 24) if link_mbps else ""

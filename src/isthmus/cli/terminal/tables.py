@@ -144,10 +144,11 @@ def pool_table(pool: PoolView) -> RenderableType:
         rows.append((view.cluster.name, view.cluster.owner, view.cluster.region, connected, ", ".join(groups)))
     clusters = table("Clusters", ("cluster", "owner", "region", "agent", "free/total chips"), rows)
     notes = restore_notes(pool)
-    if not pool.links:
+    if not pool.known_links:
         return Group(clusters, *notes)
     columns = ("link", "Gbit/s", "delay one way", "jitter", "loss", "class")
-    links = table("Links", columns, map(_link_row, pool.links), "Gbit/s|delay one way|jitter|loss")
+    shown = [*map(_link_row, pool.links), *(_link_row(link, "measured") for link in pool.measured)]
+    links = table("Links", columns, shown, "Gbit/s|delay one way|jitter|loss")
     return Group(clusters, *notes, Text(""), links)
 
 
@@ -166,14 +167,14 @@ def restore_notes(pool: PoolView) -> list[Text]:
     return notes
 
 
-def _link_row(link: Link) -> tuple[str, ...]:
+def _link_row(link: Link, origin: str = "") -> tuple[str, ...]:
     return (
         f"{link.source} > {link.target}",
-        f"{link.bandwidth_gbps:g}",
-        f"{link.delay_ms:g} ms",
+        f"{link.bandwidth_gbps:.4g}",
+        f"{link.delay_ms:.4g} ms",
         f"{link.jitter_ms:g} ms",
         f"{link.loss:.3g}",
-        link.link_class,
+        f"{link.link_class}, {origin}" if origin else link.link_class,
     )
 
 

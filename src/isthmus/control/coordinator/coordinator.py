@@ -28,6 +28,7 @@ from isthmus.control.queries import agent_orders, peer_checks, user_views
 from isthmus.control.queries.catalogue import catalogue_versions
 from isthmus.control.queries.catalogue.bring_forecast import site_fetches
 from isthmus.control.queries.enrolled_agent import admit_agent
+from isthmus.control.queries.measured_links import measured_links
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import (
     AgentReported,
@@ -235,8 +236,9 @@ class Coordinator:
         return tuple(user_views.job_view(self.state, job, details=False) for job in found)
 
     def pool_view(self, links: tuple[Link, ...] = ()) -> PoolView:
-        """Return every cluster that ever reported, with the given `links`."""
-        return user_views.pool_view(self.state, links)
+        """Return every cluster that ever reported, with the given `links` and those that were measured."""
+        measured = measured_links(self.state, self.state.clusters)
+        return user_views.pool_view(self.state, links).model_copy(update={"measured": measured})
 
     def _planner_request(self, job: JobRecord) -> MakePlans:
         """Return the open planner request as first sent: its answer refers to the resources free then."""
@@ -252,5 +254,6 @@ class Coordinator:
             free_chips=asked.free_chips,
             free_storage_bytes=asked.free_storage_bytes,
             free_gbps=asked.free_gbps,
+            links=measured_links(self.state, asked.free_chips),
             fetches=site_fetches(self.state, job.versions, asked.free_chips, job),
         )

@@ -1,8 +1,9 @@
 """Whether the sites of a plan reach each other: checked when agents join, and before a job gets chips.
 
 The agent of a site opens a listener, the agents of other sites dial it through their routes and report the result. A
-result holds until one of the two agents restarts; a failed one is checked again for every start of a job. A check for
-which a job waits has a limit: a site that takes no part in it is named, and the job takes a plan without the two.
+result, with the round trip and rate that were measured, holds until one of the two agents restarts; a failed one is
+checked again for every start of a job. A check for which a job waits has a limit: a site that takes no part in it is
+named, and the job takes a plan without the two.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def record_peer_checks(
         _renew_waits(state, name, event.now_s)
     for check in event.peer_checks:
         if record.to_check.get(check.cluster) == check.number:
-            result = PeerResult(reached=check.reached, detail=check.detail, at_s=event.now_s)
+            result = PeerResult(
+                reached=check.reached, detail=check.detail, at_s=event.now_s,
+                round_trip_s=check.round_trip_s, gbps=check.gbps,
+            )  # fmt: skip
             _record_result(state, record, check.cluster, result)
     if event.peer_address.problem:
         result = PeerResult(reached=False, detail=event.peer_address.problem, at_s=event.now_s)

@@ -139,8 +139,10 @@ def visible_pool(caller: Caller, pool: PoolView) -> PoolView:
         view for view in pool.clusters if view.cluster.owner == caller.name and caller.site in ("", view.cluster.name)
     )
     names = {view.cluster.name for view in clusters}
-    links = tuple(link for link in pool.links if names & {link.source, link.target})
-    return PoolView(clusters=clusters, links=links)
+    links, measured = (
+        tuple(link for link in found if names & {link.source, link.target}) for found in (pool.links, pool.measured)
+    )
+    return PoolView(clusters=clusters, links=links, measured=measured)
 
 
 def _as_seen_by_users(view: ClusterView) -> ClusterView:

@@ -18,7 +18,7 @@ from isthmus.control.state.events import Event, MakePlans, PlanningFailed, Plans
 from isthmus.control.state.indexes import PRIORITY_RANK
 from isthmus.core.errors import ConflictError, IsthmusError
 from isthmus.core.plan import PlanSet, Refusal
-from isthmus.core.pool import Cluster, Pool
+from isthmus.core.pool import Cluster, Link, Pool
 
 Planner = Callable[[PlanRequest], PlanSet]
 """Signature of `isthmus.control.placement.propose_plans`: plans of a job on the free resources."""
@@ -214,7 +214,7 @@ class PlannerQueue:
     def _make_plans(self, request: MakePlans) -> PlanSet:
         if not request.clusters:
             return PlanSet(plans=(), refused=(Refusal(clusters=(), reason="no cluster is connected"),))
-        pool = assemble_pool(request.clusters, self._pool_file)
+        pool = assemble_pool(request.clusters, self._pool_file, request.links)
         submission = request.submission
         return self.planner(
             PlanRequest(
@@ -229,10 +229,15 @@ class PlannerQueue:
         )
 
 
-def assemble_pool(clusters: tuple[Cluster, ...], pool_file: Pool | None) -> Pool:
-    """Return the pool of `clusters` with the operator's chip definitions and the links between them."""
+def assemble_pool(clusters: tuple[Cluster, ...], pool_file: Pool | None, measured: tuple[Link, ...] = ()) -> Pool:
+    """Return the pool of `clusters` with the operator's chip definitions and the links between them.
+
+    `measured` are the links of pairs of clusters that the operator's file does not name.
+    """
     names = {cluster.name for cluster in clusters}
     if pool_file is None:
-        return Pool(clusters=clusters)
+        return Pool(clusters=clusters, links=measured)
     links = tuple(link for link in pool_file.links if link.source in names and link.target in names)
+    named = {(link.source, link.target) for link in links}
+    links += tuple(one for one in measured if not {(one.source, one.target), (one.target, one.source)} & named)
     return Pool(clusters=clusters, chips=pool_file.chips, links=links, currency=pool_file.currency)

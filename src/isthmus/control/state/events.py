@@ -483,6 +483,8 @@ class MakePlans(FrozenModel):
     free_chips: dict[Name, dict[Name, NonNegativeInt]]
     free_storage_bytes: dict[Name, NonNegativeInt] = Field(default_factory=dict)
     free_gbps: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    # Links between them as their agents measured them, where the operator's file has none.
+    links: tuple[Link, ...] = ()
     # What clusters would have to bring first; those without an entry nothing.
     fetches: dict[Name, SiteFetch] = Field(default_factory=dict)
 

@@ -81,11 +81,13 @@ class PartRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerResult:
-    """The result of a check whether one site reaches another, and when it arrived."""
+    """The result of a check whether one site reaches another, when it arrived, and what was measured (None: not)."""
 
     reached: bool
     detail: str
     at_s: float
+    round_trip_s: float | None = None
+    gbps: float | None = None
     # The site that has not taken part in the check: neither reached nor closed.
     silent: str | None = None
 

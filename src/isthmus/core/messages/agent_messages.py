@@ -186,12 +186,17 @@ class PeerToCheck(FrozenModel):
 
 
 class PeerCheck(FrozenModel):
-    """The answer to a `PeerToCheck`: whether this site has `reached` `cluster`, or why not."""
+    """The answer to a `PeerToCheck`: whether this site has `reached` `cluster`, or why not.
+
+    `round_trip_s` and `gbps`, the rate of one connection, are what it measured (None: not measured).
+    """
 
     cluster: Name
     number: PositiveInt
     reached: bool
     detail: ShortText = ""
+    round_trip_s: Annotated[float, Field(gt=0, le=10)] | None = None
+    gbps: Annotated[float, Field(gt=0, le=1000)] | None = None
 
 
 LinkKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -219,10 +219,16 @@ class ClusterView(FrozenModel):
 
 
 class PoolView(FrozenModel):
-    """The current state of the pool."""
+    """The current state of the pool: `links` are the operator's, `measured` those that the sites' agents measured."""
 
     clusters: tuple[ClusterView, ...]
     links: tuple[Link, ...]
+    measured: tuple[Link, ...] = ()
+
+    @property
+    def known_links(self) -> tuple[Link, ...]:
+        """Every link: no pair of clusters has both kinds."""
+        return (*self.links, *self.measured)
 
 
 class MetricsPage(FrozenModel):

@@ -83,7 +83,7 @@ def render(
         raise ConflictError(f"job {view.id} has no plan yet", hint=f"choose one: isthmus plans {view.id}")
     if pool is None:
         seen = client.pool()
-        known = Pool(clusters=tuple(one.cluster for one in seen.clusters), links=seen.links)
+        known = Pool(clusters=tuple(one.cluster for one in seen.clusters), links=seen.known_links)
     else:
         known = load_pool(pool)
     blueprints = make_blueprints(view.job, view.id, view.plan, known, cluster)
