@@ -32,7 +32,7 @@ SURFACES = {
         serving_limits stacked_profile stage_memory stage_table suggest_changes summarise_log to_isthmus_runtime
         CandidateRun FitReport PlannedRun default_keys describe_fit fit_memory informative_runs measured_run planned_run
         planned_runs
-        to_megatron to_torchtitan
+        ObjectiveWeights StageGroupLoad plan_energy_j stage_group_loads to_megatron to_torchtitan
     """,
     "render": """
         CODE_MOUNT IMAGE_LABEL SPEC_FILE Blueprint CodeRegistration Container ContainerUser Image ImageFacts

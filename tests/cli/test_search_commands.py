@@ -72,6 +72,29 @@ def test_each_plan_can_be_simulated_and_explained(files: Path) -> None:
         assert picture.read_text().startswith("<svg")
 
 
+def test_weights_replace_the_objective(files: Path) -> None:
+    """By time alone it is the fastest plan; unreadable weights, and weights beside an objective, are refused."""
+    fastest = plan(files)["plans"][0]
+    assert plan(files, "--weights", "time=1")["plans"][0]["id"] == fastest["id"]
+    asked = ("plan", files / "job.yaml", "--pool", files / "pool.yaml")
+    assert "weight 'speed=1'" in run(FakeServer(), *asked, "--weights", "speed=1").err
+    both = run(FakeServer(), *asked, "--weights", "time=1", "--objective", "cost")
+    assert "both --weights and --objective cost" in both.err
+
+
+def test_explain_tells_the_load_of_each_node_group(files: Path) -> None:
+    """Text and JSON name each group with its load ratio and memory, and the energy of a step."""
+    best = plan(files, "--save", str(files / "plans"), "--top", "1")["plans"][0]
+    file = files / "plans" / f"{best['id']}.json"
+    told = run(FakeServer(), "explain", file, "--pool", files / "pool.yaml", "--json").json
+    clusters = {stage["cluster"] for stage in best["stages"]}
+    assert {one["cluster"] for one in told["groups"]} == clusters
+    assert all(0 < one["peak_memory_bytes"] <= one["memory_bytes"] for one in told["groups"])
+    assert all((one["load_ratio"] is None) == (len(told["groups"]) == 1) for one in told["groups"])
+    assert told["energy_j"] > 0
+    assert "load ratio" in run(FakeServer(), "explain", file, "--pool", files / "pool.yaml").out
+
+
 def test_cheaper_is_never_dearer_and_runnable_runs(files: Path) -> None:
     """`--objective cost` finds a plan at most as dear; `--runnable` keeps to what the runtime executes."""
     fastest, cheapest = plan(files)["plans"][0], plan(files, "--objective", "cost")["plans"][0]

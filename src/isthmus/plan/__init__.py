@@ -40,13 +40,16 @@ from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.profile.stack_tensors import DEFAULT_STACK, stacked_profile
 from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.costs.job_limits import job_limits
+from isthmus.plan.search.costs.plan_value import ObjectiveWeights
 from isthmus.plan.search.costs.search_limits import SearchLimits
 from isthmus.plan.search.costs.workload import TrainingWorkload
 from isthmus.plan.search.explore.branch_and_bound import SearchStats
 from isthmus.plan.search.finish.plan_drawing import draw_plan, plan_page
+from isthmus.plan.search.finish.plan_energy import plan_energy_j
 from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 from isthmus.plan.search.finish.score_plan import calibration_for, score_plan
 from isthmus.plan.search.finish.select_plans import Objective
+from isthmus.plan.search.finish.stage_group_loads import StageGroupLoad, stage_group_loads
 from isthmus.plan.search.search_plans import SearchRequest, SearchResult, make_plans, search_plans
 from isthmus.plan.search.suggest_changes import SuggestedChange, suggest_changes
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, load_calibration, save_calibration
@@ -69,6 +72,7 @@ __all__ = [
     "MeshDegrees",
     "ModelProfile",
     "Objective",
+    "ObjectiveWeights",
     "Observation",
     "OverfullStage",
     "PlanExport",
@@ -81,6 +85,7 @@ __all__ = [
     "SearchResult",
     "SearchStats",
     "ShapeTiming",
+    "StageGroupLoad",
     "SuggestedChange",
     "Timing",
     "TrainingMemory",
@@ -118,6 +123,7 @@ __all__ = [
     "overfull_stages",
     "parse_lengths",
     "pipeline_bounds",
+    "plan_energy_j",
     "plan_page",
     "planned_run",
     "planned_runs",
@@ -133,6 +139,7 @@ __all__ = [
     "search_plans",
     "serving_limits",
     "stacked_profile",
+    "stage_group_loads",
     "stage_memory",
     "stage_table",
     "suggest_changes",

@@ -22,6 +22,7 @@ from isthmus.core.plan import Plan, Stage
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan import (
     Objective,
+    ObjectiveWeights,
     PlanForecast,
     PlanLayout,
     SearchLimits,
@@ -31,11 +32,13 @@ from isthmus.plan import (
     fitting_changes,
     framework_request,
     overfull_stages,
+    plan_energy_j,
     plan_page,
     predict,
     profile_model,
     runtime_incompatibility,
     search_plans,
+    stage_group_loads,
     suggest_changes,
 )
 
@@ -54,6 +57,7 @@ HINTS_TIMEOUT_S = 30.0
     examples=[
         "isthmus plan job.yaml --pool pool.yaml",
         "isthmus plan job.yaml --pool pool.yaml --objective cost --deadline 86400",
+        "isthmus plan job.yaml --pool pool.yaml --weights time=2,energy=1",
         "isthmus plan job.yaml --pool pool.yaml --tp 4 --top 1 --json",
         "isthmus plan job.yaml --pool pool.yaml --save plans   (one file per plan, for `explain`)",
         "isthmus plan job.yaml --pool pool.yaml --for megatron --save plans   (plans that `export` takes)",
@@ -66,6 +70,13 @@ def plan(
     objective: Annotated[
         Objective, typer.Option(metavar="|".join(get_args(Objective)), help="What to optimise.")
     ] = "time",
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WEIGHTS",
+            help="Instead of --objective: weights such as time=2,cost=1,energy=1, relative to the fastest plan's.",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(metavar="K", min=1, help="Plans to return.")] = 5,
     deadline: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of the whole job.")
@@ -98,6 +109,8 @@ def plan(
     given = read_job(job)
     if framework and runnable:
         raise InputError("--for excludes --runnable, which means the Isthmus runtime", hint="remove one of them")
+    if weights is not None and objective != "time":
+        raise InputError(f"both --weights and --objective {objective}", hint="give one of them")
     wanted = given.job
     if stack is not None:
         wanted = wanted.model_copy(update={"stack": read_stack_choice(stack, Path())})
@@ -110,6 +123,7 @@ def plan(
             model=given.model,
             pool=on,
             objective=objective,
+            weights=None if weights is None else ObjectiveWeights.parse(weights),
             deadline_s=deadline,
             budget=budget,
             limits=limits,
@@ -181,11 +195,16 @@ def explain(
         Path | None, typer.Option(metavar="FILE", help="Write a drawing: SVG, or a page with tables for FILE.html.")
     ] = None,
 ) -> None:
-    """Explain a plan stage by stage: degrees, memory, bottleneck, idle time, what would make it faster or fit."""
+    """Explain a plan stage by stage: degrees, memory, bottleneck, idle time, what would make it faster or fit.
+
+    A row per node group has its load ratio: the compute of its chips per layer and sample over that of the other
+    groups. At 1 the load is even; above, the group waits for the others.
+    """
     given = load_plan(plan)
     on, profile = load_pool(pool), profile_model(load_model(model_path(given, model)))
     forecast = predict(given, on, profile)
     sentences = plan_sentences(given, forecast)
+    loads = stage_group_loads(given, on, forecast)
     overfull = overfull_stages(given, on, forecast)
     hints = fitting_changes(given, on, profile) if overfull else ()
     sentences += [
@@ -206,10 +225,12 @@ def explain(
         "mfu_fraction": forecast.mfu_fraction,
         "cost": forecast.cost,
         "currency": on.currency,
+        "energy_j": plan_energy_j(given, on, forecast.result),
+        "groups": [one.as_dict() for one in loads],
         "sentences": sentences,
         "hints": [{"change": text, "iteration_s": step_s} for text, step_s in hints],
     }
-    env.answer(answer, lambda: explain_page(given, on, forecast, sentences, hints))
+    env.answer(answer, lambda: explain_page(given, on, forecast, loads, sentences, hints))
 
 
 def plan_sentences(plan: Plan, forecast: PlanForecast) -> list[str]:

@@ -20,7 +20,7 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.core.text.printable import printable
 from isthmus.core.units import format_bytes, format_seconds
-from isthmus.plan import PlanForecast, SearchResult
+from isthmus.plan import PlanForecast, SearchResult, StageGroupLoad
 
 
 def search_page(
@@ -84,9 +84,14 @@ def _search_row(one: Plan, pool: Pool, runnable: bool) -> tuple[str, ...]:
 
 
 def explain_page(
-    plan: Plan, pool: Pool, forecast: PlanForecast, sentences: Sequence[str], hints: Sequence[tuple[str, float]]
+    plan: Plan,
+    pool: Pool,
+    forecast: PlanForecast,
+    loads: Sequence[StageGroupLoad],
+    sentences: Sequence[str],
+    hints: Sequence[tuple[str, float]],
 ) -> RenderableType:
-    """Return a plan's figures, a row per stage, the sentences that explain it, and what would make it fit."""
+    """Return a plan's figures, a row per stage and per node group, sentences, and what would make it fit."""
     cost = cost_text(forecast.cost, pool.currency)
     figures = (
         f"step {format_seconds(forecast.iteration_s)}, {forecast.tgs_tokens_per_card_s:,.0f} tokens per card and s, "
@@ -100,7 +105,22 @@ def explain_page(
     rows = [_stage_row(plan, pool, forecast, index) for index in range(len(plan.pipeline(0)))]
     stages = table("Stages of replica 0", columns, rows, "memory/chip|busy")
     changes = hints_lines(hints, "The plan does not fit; it does with one of these changes (simulated):")
-    return Group(Text(figures), Text(""), stages, Text(""), *map(Text, sentences), *changes)
+    heads = ("cluster", "node group", "chips", "layers x samples", "load ratio", "memory/chip", "busy")
+    right = "layers x samples|load ratio|memory/chip|busy"
+    each = table("Load of the node groups", heads, map(_load_row, loads), right)
+    return Group(Text(figures), Text(""), stages, Text(""), each, Text(""), *map(Text, sentences), *changes)
+
+
+def _load_row(load: StageGroupLoad) -> tuple[str, ...]:
+    return (
+        load.cluster,
+        load.node_group,
+        f"{load.num_chips} {load.chip}",
+        f"{load.layer_samples:g}",
+        "-" if load.load_ratio is None else f"{load.load_ratio:.2f}",
+        f"{format_bytes(load.peak_memory_bytes)} of {format_bytes(load.memory_bytes)}",
+        f"{load.busy_share:.0%}",
+    )
 
 
 def _stage_row(plan: Plan, pool: Pool, forecast: PlanForecast, index: int) -> tuple[str, ...]:

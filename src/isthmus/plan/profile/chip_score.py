@@ -143,15 +143,23 @@ def _throughput(precision: Precision) -> _Quantity:
     return _Quantity(f"{precision} throughput", sustained, lambda chip: chip.flop_per_s(precision))
 
 
-def _inverse(seconds: float | None) -> float | None:
-    return 1 / seconds if seconds else None
+def _inverse(name: str) -> Callable[[Chip], float | None]:
+    """Return a reader of one over a latency of the chip's micro-benchmarks."""
+
+    def read(chip: Chip) -> float | None:
+        seconds: float | None = getattr(chip.sustained, name, None)
+        return 1 / seconds if seconds else None
+
+    return read
 
 
 _MEMORY = (
     _Quantity("memory capacity", lambda chip: chip.reported_bytes, lambda chip: chip.memory_bytes),
     _Quantity("memory bandwidth", lambda _: None, lambda chip: chip.memory_bandwidth_bytes_per_s),
     _Quantity(
-        "memory latency", lambda chip: _inverse(chip.sustained and chip.sustained.memory_latency_s), lambda _: None
+        "memory latency",
+        _inverse("memory_latency_s"),
+        lambda _: None,
     ),
 )
 _COMMUNICATION = (
@@ -161,7 +169,9 @@ _COMMUNICATION = (
         lambda chip: chip.in_node_link.bandwidth_bytes_per_s,
     ),
     _Quantity(
-        "link latency", lambda chip: _inverse(chip.sustained and chip.sustained.small_all_reduce_s), lambda _: None
+        "link latency",
+        _inverse("small_all_reduce_s"),
+        lambda _: None,
     ),
 )
 

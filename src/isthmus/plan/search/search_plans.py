@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from isthmus.core.job import Job
@@ -19,15 +21,17 @@ from isthmus.plan.search.compose.best_layouts import BestLayouts
 from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.compose.search_branch import BranchKey, branch_key
 from isthmus.plan.search.costs.job_limits import job_limits
+from isthmus.plan.search.costs.plan_value import ObjectiveWeights, PlanValue
 from isthmus.plan.search.costs.routes import Routes
 from isthmus.plan.search.costs.search_limits import SearchLimits
 from isthmus.plan.search.costs.slots import ChipSlot, FreeChips, cluster_slots, eligible_clusters
 from isthmus.plan.search.costs.workload import TrainingWorkload
 from isthmus.plan.search.explore.branch_and_bound import BranchAndBound, SearchStats
 from isthmus.plan.search.explore.mixed_size_search import MixedSizeSearch
+from isthmus.plan.search.explore.weighted_search import WeightedSearch
 from isthmus.plan.search.finish.explain_refusals import explain_refusals
 from isthmus.plan.search.finish.score_plan import calibration_for
-from isthmus.plan.search.finish.select_plans import Objective, explain_unmet_limits, select_plans
+from isthmus.plan.search.finish.select_plans import Objective, explain_unmet_limits, scored_value, select_plans
 from isthmus.plan.search.finish.simulate_finalists import (
     LARGE_POOL_EFFORT,
     SMALL_POOL_EFFORT,
@@ -56,6 +60,8 @@ class SearchRequest:
     # Free chips by cluster and node group; None: all chips are free.
     free_chips: FreeChips | None = None
     objective: Objective = "time"
+    # Weights of time, cost and energy, which replace the objective.
+    weights: ObjectiveWeights | None = None
     # Longest time of the whole job; the objective decides among plans within it.
     deadline_s: float | None = None
     # Highest price of the whole job.
@@ -164,36 +170,41 @@ def _search_plans(request: SearchRequest) -> SearchResult:
     explorers = _run_searches(request, task, slots, effort)
     explorer, tally = explorers[0], explorers[0].stats
     scored = sorted(
-        (
-            one
-            for some in explorers
-            for one in _simulate_finalists(request, some, task, effort)
-            if request.accepts(one.plan) and (job.output_site is None or job.output_site in one.plan.clusters)
-        ),
-        key=time_order,
+        (one for some in explorers for one in _simulate_finalists(request, some, task, effort)), key=time_order
     )
-    # Step 3: explain refusals and select by the objective.
+    # Step 3: where another objective or a limit counts, search the same spaces by it.
+    value, weighted = None, list[WeightedSearch]()
+    if scored and _is_thrifty(request) and not explorer.stats.stopped:
+        fastest = scored[0].time_s, scored[0].cost, scored[0].energy_j
+        value = request.weights.value(*fastest) if request.weights else None
+        for each in [value] if value else _objective_values(request.objective, *fastest):
+            some = _run_weighted_searches(request, explorers, every, each)
+            weighted += some
+            scored += (one for search in some for one in _simulate_finalists(request, search, task, effort))
+        scored = sorted({one.plan.id: one for one in scored}.values(), key=time_order)
+    # Step 4: explain refusals and select by the objective.
     refused: tuple[Refusal, ...] = ()
     if request.explain:
         total = job.training.global_batch_size // job.training.micro_batch_size
         refused = explain_refusals(explorer, clusters, slots, placement, total)
     steps, deadline_s, budget = job.training.steps, request.deadline_s, request.budget
-    chosen = select_plans(scored, request.objective, steps, deadline_s, budget, request.num_plans)
+    chosen = select_plans(scored, request.objective, steps, deadline_s, budget, request.num_plans, value)
     if scored and not chosen:
         refused += (explain_unmet_limits(scored, steps),)
-    # Step 4: prove the lower bound; `whole` is True where the search was exhaustive.
+    # Step 5: prove the lower bound; `whole` is True where the search was exhaustive.
     best_s = min((one.time_s for one in scored), default=math.inf)
-    partial = tally.stopped or bool(request.warm_start)
-    proof = 0 if partial else PROOF_EFFORT
+    cut_short = tally.stopped or bool(request.warm_start)
+    proof = 0 if cut_short else PROOF_EFFORT
     bound_s = min(prove_bound(one.space, every, one.samples, one.requested_size, best_s, proof) for one in explorers)
-    whole = all(one.space.exhaustive for one in explorers) and not partial
+    whole = all(one.space.exhaustive for one in (*explorers, *weighted)) and not cut_short
+    whole = whole and not any(one.left_out for one in weighted)
     layouts = (layout for one in explorers for layout in one.best_layouts.layouts)
     return SearchResult(
         plans=tuple(add_prediction(one, task, request.pool) for one in chosen),
         refused=refused,
         evaluated=tally.evaluated,
         pruned=tally.pruned,
-        optimal=bool(chosen) and (whole or best_s <= bound_s * (1 + 2 * OPTIMALITY_GAP)),
+        optimal=bool(chosen) and (whole or (not weighted and best_s <= bound_s * (1 + 2 * OPTIMALITY_GAP))),
         bound_s=bound_s,
         estimate_s=min((one.estimate_s for one in layouts), default=math.inf),
         scored=tuple(chosen),
@@ -209,7 +220,7 @@ def _run_searches(
     """Search the space and, where the job allows local steps, a second space that uses them."""
     job = request.job
     training, placement, limits = job.training, job.placement, job_limits(request.limits, job, workload)
-    thrifty = request.objective != "time" or request.deadline_s is not None or request.budget is not None
+    thrifty = _is_thrifty(request)
     space = SearchSpace(
         workload,
         Routes(request.pool, workload.calibration),
@@ -218,9 +229,7 @@ def _run_searches(
         needed_cluster=job.output_site,
     )
     width = effort.num_layouts * (4 if thrifty and effort is LARGE_POOL_EFFORT else 1)
-    groups = _slots_by_owner(slots, placement.several_owners)
-    if limits.framework is not None:
-        groups = [some for group in groups for some in _slots_by_library(group)]
+    groups = _slot_sets(request, [slot for one in slots.values() for slot in one])
     explorer = BranchAndBound(
         space,
         training.global_batch_size,
@@ -241,6 +250,39 @@ def _run_searches(
     return explorers
 
 
+def _is_thrifty(request: SearchRequest) -> bool:
+    """Return whether more than the time of a step counts."""
+    limited = request.deadline_s is not None or request.budget is not None
+    return request.objective != "time" or request.weights is not None or limited
+
+
+def _objective_values(objective: Objective, time_s: float, cost: float, energy_j: float) -> list[PlanValue]:
+    """Return what to search by for an objective, given the figures of the fastest plan."""
+    by_cost, by_energy = PlanValue(per_cost=1.0), PlanValue(per_j=1.0)
+    if objective == "pareto":
+        both = PlanValue(per_s=1 / time_s, per_cost=1 / cost if cost else 0, per_j=1 / energy_j if energy_j else 0)
+        found = [by_cost, by_energy, both]
+    else:
+        found = [{"cost": by_cost, "energy": by_energy}.get(objective, PlanValue(per_s=1.0))]
+    return [one for one in found if one.of(time_s, cost, energy_j) > 0]
+
+
+def _run_weighted_searches(
+    request: SearchRequest, explorers: Sequence[BranchAndBound], slots: Sequence[ChipSlot], value: PlanValue
+) -> list[WeightedSearch]:
+    """Search the spaces of `explorers` by `value`, within deadline and budget."""
+    steps, found = request.job.training.steps, list[WeightedSearch]()
+    most_s = math.inf if request.deadline_s is None else request.deadline_s / steps
+    most_cost = math.inf if request.budget is None else request.budget / steps
+    for explorer in explorers:
+        search = WeightedSearch.continue_from(explorer, value, most_s, most_cost)
+        for group in _slot_sets(request, slots):
+            search.run(group)
+        search.clear_caches()
+        found.append(search)
+    return found
+
+
 def _make_workload(request: SearchRequest) -> TrainingWorkload:
     model, training = request.model, request.job.training
     profile = profile_model(model) if isinstance(model, Model) else model
@@ -254,12 +296,14 @@ def _make_workload(request: SearchRequest) -> TrainingWorkload:
     )
 
 
-def _slots_by_owner(slots: dict[str, tuple[ChipSlot, ...]], several_owners: bool) -> list[list[ChipSlot]]:
-    """Return the slots that one plan may combine: all, or those of each owner."""
-    every = [slot for one in slots.values() for slot in one]
-    if several_owners:
-        return [every]
-    return [[s for s in every if s.owner == owner] for owner in sorted({s.owner for s in every})]
+def _slot_sets(request: SearchRequest, slots: Sequence[ChipSlot]) -> list[list[ChipSlot]]:
+    """Return the slots that one plan may combine: all or those of each owner, for a framework of each library."""
+    groups = [list(slots)]
+    if not request.job.placement.several_owners:
+        groups = [[slot for slot in slots if slot.owner == owner] for owner in sorted({slot.owner for slot in slots})]
+    if request.limits.framework is None:
+        return groups
+    return [some for group in groups for some in _slots_by_library(group)]
 
 
 def _slots_for(request: SearchRequest, cluster: Cluster) -> tuple[ChipSlot, ...]:
@@ -296,6 +340,12 @@ def _warm_start_branches(request: SearchRequest, local_steps: int) -> frozenset[
 def _simulate_finalists(
     request: SearchRequest, search: BranchAndBound, workload: TrainingWorkload, effort: SimulationEffort
 ) -> list[ScoredPlan]:
-    """Return the simulated plans of one search."""
-    layouts, limits = search.best_layouts.layouts, request.limits
-    return simulate_finalists(layouts, request.job, request.pool, workload, effort, request.num_plans, limits=limits)
+    """Return the simulated plans of one search that the request accepts, the best by what it searched for first."""
+    job, value_of = request.job, search.best_layouts.value_of
+    rank = partial(scored_value, value=search.value) if isinstance(search, WeightedSearch) else attrgetter("time_s")
+    found = simulate_finalists(
+        search.best_layouts.layouts, job, request.pool, workload, effort, request.num_plans,
+        limits=request.limits, value_of=value_of, scored_rank=rank,
+    )  # fmt: skip
+    site = job.output_site
+    return [one for one in found if request.accepts(one.plan) and (site is None or site in one.plan.clusters)]

@@ -82,6 +82,11 @@ class Relaxations:
             found = self._rates[slot] = max(each, default=0.0)
         return found
 
+    def least_chip_s(self, slot: ChipSlot) -> float:
+        """Return the least chip-seconds of a micro-batch through all layers at a slot; infinite if none fit."""
+        each = (self.layer_s(table) * table.num_chips for table, _ in self._capacities_of(slot))
+        return self.num_layers * min(each, default=math.inf) * (1 - 1e-9)
+
     # --- enumeration ---
 
     def for_group(self, slots: tuple[ChipSlot, ...]) -> list[Relaxation]:

@@ -105,14 +105,28 @@ class PlanLayout:
             ),
         )
 
-    def total_rate(self, quantity: str) -> float:
-        """Return the sum over chips of `price_per_hour` (per second) or `power` (watts)."""
-        total = 0.0
+    @cached_property
+    def price_per_s(self) -> float:
+        """Price of all chips for a second."""
+        return sum(
+            pipeline.shape.dp * cost_table.num_chips * slot.group.price_per_chip_hour / 3600
+            for pipeline in self.pipelines
+            for slot, cost_table in zip(pipeline.shape.slots, pipeline.shape.cost_tables, strict=True)
+        )
+
+    @cached_property
+    def energy_j(self) -> float:
+        """Closed-form joules of an iteration: the idle power of all chips, and what the passes draw more."""
+        total_j = 0.0
         for pipeline in self.pipelines:
-            for slot, cost_table in zip(pipeline.shape.slots, pipeline.shape.cost_tables, strict=True):
-                value = slot.group.price_per_chip_hour / 3600 if quantity == "price" else slot.chip.power_w
-                total += pipeline.shape.dp * cost_table.num_chips * value
-        return total
+            rows = zip(pipeline.shape.slots, pipeline.shape.cost_tables, pipeline.stages, strict=True)
+            passes = sum(pipeline.micro_batch_counts)
+            for slot, cost_table, stage in rows:
+                chip = slot.chip
+                waiting_j = pipeline.shape.dp * chip.waiting_power_w * self.estimate_s
+                more_j = passes * stage.total_s * (chip.power_w - chip.waiting_power_w)
+                total_j += cost_table.num_chips * (waiting_j + more_j)
+        return total_j
 
 
 def make_layout(

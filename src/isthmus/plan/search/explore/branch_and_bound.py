@@ -243,7 +243,7 @@ class BranchAndBound:
             ring = space.ring_s(replica_groups)
             if ring == math.inf or (len(replica_groups) > 1 and (space.limits.dp or space.limits.framework)):
                 continue  # a fixed dp, or a framework, applies to one pipeline
-            if ring >= self.best_layouts.cutoff_s:
+            if self._excludes(ring):
                 self.stats.pruned += 1
                 continue
             all_spots = list(itertools.chain(*replica_groups))
@@ -251,6 +251,10 @@ class BranchAndBound:
                 continue
             for schedule in space.schedules(all_spots):
                 yield replica_groups, schedule, ring
+
+    def _excludes(self, time_s: float) -> bool:
+        """Return whether no plan that takes at least `time_s` can be among the best."""
+        return time_s >= self.best_layouts.cutoff_s
 
     def _is_excluded(self, replica_groups: Sequence[ReplicaGroup], size: int, schedule: str) -> bool:
         """Return whether a warm start excludes a branch."""
@@ -278,7 +282,7 @@ class BranchAndBound:
         """Return the pipelines of a replica group; equal groups share them."""
         found = self._pipelines_by_slots.get((replica_group, size, coarse))
         if found is None:
-            by_kind = _sort_by_kind(replica_group)
+            by_kind = sort_by_kind(replica_group)
             key = (size, coarse, *self.space.group_key(by_kind))
             if key not in self._pipelines:
                 self._pipelines[key] = self.space.enumerate_pipelines(by_kind, size, self.samples // size, coarse)
@@ -344,7 +348,7 @@ class BranchAndBound:
 
     def _shape_for_group(self, option: PipelineOption, replica_group: ReplicaGroup) -> PipelineShape:
         """Return the shape at the slots of this replica group if it was made for an equal one."""
-        there, here = option.replica_group, _sort_by_kind(replica_group)
+        there, here = option.replica_group, sort_by_kind(replica_group)
         if all(a is b for a, b in zip(there, here, strict=True)):
             return option.shape
         moved = dict(zip(map(id, there), here, strict=True))
@@ -408,6 +412,6 @@ class BranchAndBound:
                 self._improved_at = self.stats.examined
 
 
-def _sort_by_kind(replica_group: ReplicaGroup) -> ReplicaGroup:
+def sort_by_kind(replica_group: ReplicaGroup) -> ReplicaGroup:
     """Return the slots of a replica group by kind, so that equal groups match."""
     return tuple(sorted(replica_group, key=lambda slot: repr(slot.kind)))

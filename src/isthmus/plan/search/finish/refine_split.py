@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from isthmus.plan.search.compose.plan_layout import PlacedPipeline, PlanLayout
 from isthmus.plan.search.finish.write_plan import ScoredPlan
@@ -25,8 +26,10 @@ def simulation_cells(layout: PlanLayout) -> int:
     return sum(pipeline.shape.num_stages * sum(set(pipeline.micro_batch_counts)) for pipeline in layout.pipelines)
 
 
-def refine_split(best: ScoredPlan, score: ScoreLayout, moves: int) -> ScoredPlan:
-    """Return the best of `best` and its single-layer moves, simulating at most `moves` of them."""
+def refine_split(
+    best: ScoredPlan, score: ScoreLayout, moves: int, value_of: Callable[[ScoredPlan], float] = attrgetter("time_s")
+) -> ScoredPlan:
+    """Return the best by `value_of` of `best` and its single-layer moves, simulating at most `moves` of them."""
     improved = True
     while improved and moves > 0:
         improved = False
@@ -35,7 +38,7 @@ def refine_split(best: ScoredPlan, score: ScoreLayout, moves: int) -> ScoredPlan
                 break
             moves -= 1
             one = score(layout)
-            if one is not None and one.time_s < best.time_s * (1 - 1e-9):
+            if one is not None and value_of(one) < value_of(best) * (1 - 1e-9):
                 best, improved = one, True
                 break
     return best

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from isthmus.core.plan import Refusal
+from isthmus.plan.search.costs.plan_value import PlanValue
 from isthmus.plan.search.finish.write_plan import ScoredPlan
 
 Objective = Literal["time", "cost", "energy", "pareto"]
@@ -19,8 +20,9 @@ def select_plans(
     deadline_s: float | None,
     budget: float | None,
     num_plans: int,
+    value: PlanValue | None = None,
 ) -> list[ScoredPlan]:
-    """Return at most `num_plans` plans by the objective, from `scored` sorted by time.
+    """Return at most `num_plans` plans by the objective, or by `value`, from `scored` sorted by time.
 
     `steps` of each take at most `deadline_s` and cost at most `budget` (None: unlimited). `pareto` returns
     the plans that no other dominates in time, cost and energy.
@@ -30,13 +32,20 @@ def select_plans(
         for one in scored
         if (deadline_s is None or steps * one.time_s <= deadline_s) and (budget is None or steps * one.cost <= budget)
     ]
-    if objective == "cost":
+    if value is not None:
+        kept.sort(key=lambda one: (scored_value(one, value), one.time_s, one.plan.id))
+    elif objective == "cost":
         kept.sort(key=lambda one: (one.cost, one.time_s, one.plan.id))
     elif objective == "energy":
         kept.sort(key=lambda one: (one.energy_j, one.time_s, one.plan.id))
     elif objective == "pareto":
         kept = [one for one in kept if not any(_dominates(other, one) for other in kept)]
     return _diversify(kept, num_plans)
+
+
+def scored_value(one: ScoredPlan, value: PlanValue) -> float:
+    """Return the value of a simulated plan."""
+    return value.of(one.time_s, one.cost, one.energy_j)
 
 
 def _diversify(ordered: Sequence[ScoredPlan], num_plans: int) -> list[ScoredPlan]:

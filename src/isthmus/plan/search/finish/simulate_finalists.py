@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from isthmus.core.job import Job
 from isthmus.core.pool import Pool
@@ -12,6 +13,7 @@ from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.costs.search_limits import SearchLimits
 from isthmus.plan.search.costs.workload import TrainingWorkload
 from isthmus.plan.search.finish.fit_framework import fit_framework
+from isthmus.plan.search.finish.plan_energy import plan_energy_j
 from isthmus.plan.search.finish.refine_split import refine_split, simulation_cells
 from isthmus.plan.search.finish.score_plan import score_plan
 from isthmus.plan.search.finish.write_plan import ScoredPlan, write_plan
@@ -48,8 +50,12 @@ def simulate_finalists(
     num_plans: int,
     *,
     limits: SearchLimits,
+    value_of: Callable[[PlanLayout], float] = attrgetter("estimate_s"),
+    scored_rank: Callable[[ScoredPlan], float] = attrgetter("time_s"),
 ) -> list[ScoredPlan]:
-    """Write, simulate and refine the best layouts; return them by simulated time.
+    """Write, simulate and refine the best layouts; return them by simulated time, or another value.
+
+    `value_of` is what the search compared layouts by, `scored_rank` the same of a simulated plan.
 
     The result includes the best of up to `num_plans` sets of clusters. The effort covers these layouts only, so
     the result is independent of other searches.
@@ -60,15 +66,16 @@ def simulate_finalists(
         if layout is None:
             return None
         plan = write_plan(layout, job, workload, executable=limits.executable)
-        return ScoredPlan(layout, plan, score_plan(plan, pool, workload))
+        run = score_plan(plan, pool, workload)
+        return ScoredPlan(layout, plan, run, plan_energy_j(plan, pool, run))
 
     # Step 1: simulate layouts in the order of their estimates, within the budget.
     found: list[ScoredPlan] = []
     spent, known = 0, set[tuple[str, ...]]()
-    for layout in sorted(layouts, key=lambda one: (one.estimate_s, one.num_chips)):
-        best_s = min((one.time_s for one in found), default=math.inf)
+    for layout in sorted(layouts, key=lambda one: (value_of(one), one.num_chips)):
+        best = min(map(scored_rank, found), default=math.inf)
         new = layout.clusters not in known and len(known) < num_plans
-        poor = spent > effort.max_cells or layout.estimate_s > effort.estimate_ratio * best_s
+        poor = spent > effort.max_cells or value_of(layout) > effort.estimate_ratio * best
         if len(found) >= 3 and poor and not new:
             continue
         one = scored(layout)
@@ -78,10 +85,11 @@ def simulate_finalists(
         spent += simulation_cells(layout)
         known.add(layout.clusters)
     # Step 2: refine the fastest ones.
-    found.sort(key=time_order)
+    found.sort(key=lambda one: (scored_rank(one), *time_order(one)))
     left = max(0, effort.max_cells - spent) + effort.refine_cells
-    for place, best in enumerate(found[: effort.num_refined]):
-        found[place] = refine_split(best, scored, left // effort.num_refined // simulation_cells(best.layout))
+    for place, first in enumerate(found[: effort.num_refined]):
+        moves = left // effort.num_refined // simulation_cells(first.layout)
+        found[place] = refine_split(first, scored, moves, scored_rank)
     unique = {one.plan.id: one for one in found}
     return list(unique.values())
 

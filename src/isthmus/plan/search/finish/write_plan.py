@@ -28,6 +28,8 @@ class ScoredPlan:
     layout: PlanLayout
     plan: Plan
     result: SimulationResult
+    # Joules of an iteration: each chip at its power while it is busy, at its idle power while it waits.
+    energy_j: float
 
     @property
     def time_s(self) -> float:
@@ -37,12 +39,7 @@ class ScoredPlan:
     @property
     def cost(self) -> float:
         """Price of an iteration."""
-        return self.layout.total_rate("price") * self.time_s
-
-    @property
-    def energy_j(self) -> float:
-        """Joules of an iteration, with chips at their rated power."""
-        return self.layout.total_rate("power") * self.time_s
+        return self.layout.price_per_s * self.time_s
 
 
 def write_plan(layout: PlanLayout, job: Job, workload: TrainingWorkload, *, executable: bool) -> Plan:

@@ -98,6 +98,11 @@ class PipelineEnumerator:
         groups = [one for choice in self._choices for one in choice.groups]
         return PipelineRanking(groups, rank_key, lambda: sum(one.count for one in self._choices))
 
+    @property
+    def degree_groups(self) -> list[PipelineGroup]:
+        """All pipelines as groups, one for each choice of degrees."""
+        return [one.group for one in self._choices]
+
     def all_pipelines(self) -> Iterator[BoundedPipeline]:
         """Yield all pipelines, order by order."""
         for order in self.orders:
@@ -144,7 +149,7 @@ class PipelineEnumerator:
                 first_s += sum(map(mul, stages, layer_s)) - sum(stages) * least_s
             interval_s = max(1 / sum(map(mul, stages, rates)), wire_s)
             parts = partial(self._tighter_bounds, cost_tables, layer_s, dp, stages, first_s, overhead_s, wire_s)
-            found.append(PipelineGroup(dp, first_s, interval_s, parts))
+            found.append(PipelineGroup(dp, first_s, interval_s, parts, cost_tables=cost_tables, stage_counts=stages))
         return found
 
     def _tighter_bounds(
@@ -176,7 +181,11 @@ class PipelineEnumerator:
 
         parts = partial(self._by_order, one, first_s - overhead_s + last_s, interval_s)
         weighed = alone if task.equal_layers else None
-        return [PipelineGroup(dp, first_s + last_s, wire_interval_s, parts, weighed, weighed is not None)]
+        return [
+            PipelineGroup(
+                dp, first_s + last_s, wire_interval_s, parts, weighed, weighed is not None, cost_tables, stage_counts
+            )
+        ]
 
     def least_end_s(
         self, cost_tables: tuple[StageCostTable, ...], layer_s: tuple[float, ...], count_group: StageCountGroup
@@ -209,6 +218,8 @@ class PipelineEnumerator:
                         first_s + order.overhead_s(config.cost_tables, config.dp),
                         wire_interval_s,
                         made,
+                        config.cost_tables,
+                        config.stage_counts,
                     )
                 )
         return found
@@ -243,7 +254,9 @@ class _DegreeChoice:
     @property
     def group(self) -> PipelineGroup:
         """All its pipelines, which `least_s` bounds."""
-        return PipelineGroup(1, 0.0, 0.0, lambda: self.groups, lambda: self.least_s * (1 - 1e-9))
+        return PipelineGroup(
+            1, 0.0, 0.0, lambda: self.groups, lambda: self.least_s * (1 - 1e-9), cost_tables=self._cost_tables
+        )
 
     @property
     def count(self) -> int:
@@ -280,5 +293,7 @@ class _DegreeChoice:
             ends = self._cost_tables, self._layer_s, count_group
             closer = partial(chains.least_end_s, *ends) if self._cost_tables[0].workload.equal_layers else None
             parts = partial(chains.by_stage_counts, *ends)
-            found.append(PipelineGroup(count_group.dp, first_s, interval_s, parts, closer))
+            found.append(
+                PipelineGroup(count_group.dp, first_s, interval_s, parts, closer, cost_tables=self._cost_tables)
+            )
         return found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from isthmus.plan.search.costs.stage_cost_table import StageCostTable
 from isthmus.plan.search.pipelines.pipeline_shape import PipelineShape
 
 RankKey = Callable[[int, float, float], float]
@@ -24,6 +25,9 @@ class BoundedPipeline:
     first_s: float
     interval_s: float
     make: Callable[[str], PipelineShape]
+    # Stages at each slot of the replica group, with their cost tables.
+    cost_tables: tuple[StageCostTable, ...] = ()
+    stage_counts: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -39,6 +43,9 @@ class PipelineGroup:
     end_bound_s: Callable[[], float] | None = None
     # Whether a member ends later than that by as much as its first micro-batch takes longer.
     is_one_pipeline: bool = False
+    # Cost tables of the slots, and the number of stages at each; no numbers where the members differ.
+    cost_tables: tuple[StageCostTable, ...] = ()
+    stage_counts: tuple[int, ...] = ()
     _members: Sequence[PipelineGroup | BoundedPipeline] | None = None
     _end_s: float | None = None
 
