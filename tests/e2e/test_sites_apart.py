@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from isthmus.cli.demo.demo_pool import DemoPool
+from isthmus.client.api_client import ApiClient
+from isthmus.client.client_settings import read_token
 from isthmus.core.job import Job
 from isthmus.core.messages.api_views import JobView, Submission
 from isthmus.core.model import load_model
@@ -123,3 +125,57 @@ def test_a_preempted_job_goes_on_at_its_sites_though_one_has_lost_its_disk(whole
             tmp_path / "alone",
             until=COMPARED_STEPS,
         )
+
+
+def test_a_preempted_job_goes_on_at_two_other_sites(whole: bool, tmp_path: Path) -> None:
+    """Four sites with storage of their own, and an object store that gets a sealed copy of each part.
+
+    1. The job, which chooses its plan itself, trains at north and south: east and west take no parts yet. 2. Another
+    one preempts it at both and stays there. 3. It is planned again, for east and west, and goes on from the very step
+    that was verified, though what north and south hold is deleted; its losses are those of one process. 4. Its model
+    lies at one of the two new sites.
+    """
+    if not whole:
+        pytest.skip("minutes: --whole tries it; tests/train/test_object_copies.py is the short form")
+    old, new = ("north", "south"), ("east", "west")
+    with apart(tmp_path, *old, *new) as pool:
+        with ApiClient(pool.server, read_token(tmp_path / "server" / "admin.token")) as admin:
+            for site in new:
+                admin.cordon_site(site, cordoned=True)
+            copies = {"copies": 0, "copy_store": f"file://{tmp_path}/store"}
+            own = {"checkpoints": {"folder": "/pool/runs/ck", "every_steps": 0, **copies}, "output": "/pool/runs/model"}
+            job = make_job(POOL, "patient", steps=STEPS, priority="low", parallel={"pp": 2}, **own)
+            patient = submit_apart(pool, job).id
+            at_step(pool.client, patient, 5)
+            assert {part.cluster for part in pool.client.job(patient).parts} == set(old)
+            for site in new:
+                admin.cordon_site(site, cordoned=False)
+        theirs = {"checkpoints": {"folder": "/pool/runs/urgent-ck", "every_steps": 0}, "output": "/pool/runs/urgent"}
+        urgent = preempt(pool, patient, old, steps=100 * STEPS, **theirs)
+        saved = next(read_manifests(place(pool, "north", job)))
+        for site in old:
+            shutil.rmtree(place(pool, site, job))
+        at_step(pool.client, patient, saved.step, attempt=2)
+        assert {part.cluster for part in pool.client.job(patient).parts} == set(new)
+        assert {one.step for one in all_metrics(pool.client, patient) if one.attempt == 1} >= set(range(saved.step))
+        view = state_is(pool.client, patient, "succeeded")
+        assert pool.client.job(urgent).state == "running", "it holds the chips of the former sites to the end"
+        pool.client.cancel(urgent)
+        metrics = all_metrics(pool.client, patient)
+        assert view.restarts == 0
+        assert min(one.step for one in metrics if one.attempt > 1) == saved.step
+        assert "from the object store" in logs_of(pool, patient)
+        holders = [site for site in (*old, *new) if list(place_of_model(pool, site).glob("*.safetensors"))]
+        assert len(holders) == 1
+        assert holders[0] in new
+        as_one_process(
+            make_job(pool.folder, "patient", steps=STEPS, every_steps=0),
+            metrics,
+            tmp_path / "alone",
+            until=COMPARED_STEPS,
+        )
+
+
+def place_of_model(pool: DemoPool, site: str) -> Path:
+    """The folder of the trained model at a site."""
+    return pool.folder / "storage" / site / "pool/runs/model"
