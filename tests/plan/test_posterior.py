@@ -7,7 +7,8 @@ import statistics
 import pytest
 
 from isthmus.plan import DATA_SHEET, Calibration, Observation, describe_fit, fit_calibration
-from isthmus.plan.calibrate.posterior import MeasuredValue, Prior, find_posterior
+from isthmus.plan.calibrate.find_posterior import find_posterior
+from isthmus.plan.calibrate.posterior import MeasuredValue, Prior
 from isthmus.plan.time.calibration import FittedParameter
 
 CHIP = "A100"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from isthmus.core.errors import InputError
-from isthmus.plan.calibrate.posterior import MeasuredValue, Posterior, Prior, find_posterior
+from isthmus.plan.calibrate.posterior import MeasuredValue, Posterior, Prior
 from isthmus.plan.time.calibration import Calibration, FittedParameter
 
 MIN_CORRELATION = 0.02
@@ -49,6 +49,8 @@ def fit_calibration(
     if not runs or any(not run.measured_s > 0 for run in runs):
         raise InputError("no runs with a positive time", hint="give at least one run with a time above 0")
     scopes = tuple(dict.fromkeys(run.shape_scope for run in runs if run.shape_scope)) if shapes else ()
+    from isthmus.plan.calibrate.find_posterior import find_posterior  # numpy, which only a fit needs
+
     found = find_posterior(measured_values(start, keys, runs, scopes), prior_of(start, keys))
     return _with_posterior(start, keys, runs, scopes, found).model_copy(update={"name": name, "source": source})
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isthmus.plan.calibrate.measured_runs import PlannedRun
-from isthmus.plan.calibrate.posterior import MeasuredValue, Prior, find_posterior
+from isthmus.plan.calibrate.posterior import MeasuredValue, Prior
 from isthmus.plan.memory.plan_stage_memory import plan_stage_memory
 from isthmus.plan.profile.stack_tensors import stacked_profile
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, FittedParameter
@@ -61,6 +61,8 @@ def _fit_chip(start: Calibration, chip: str, runs: Sequence[PlannedRun]) -> Cali
         scatter_std=MEMORY_SCATTER,
         shape_std=1.0,
     )
+    from isthmus.plan.calibrate.find_posterior import find_posterior  # numpy, which only a fit needs
+
     found = find_posterior(values, prior)
     fitted = {
         factor_key: FittedParameter(value=math.exp(found.mean[0]), relative=math.sqrt(found.covariance[0][0])),

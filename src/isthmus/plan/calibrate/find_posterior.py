@@ -1,6 +1,11 @@
-"""`PosteriorMaximum`: finds the maximum of a posterior by damped Gauss-Newton, and the curvature there.
+"""`find_posterior`: the most probable parameters for measured runs, their covariance, and the scatter of the runs.
 
-The unknowns are the logarithms of the parameters, followed by the effects of the shapes, (num_unknowns,).
+The model of a measurement is log(measured) = log(modelled at the parameters) + effect of its shape + scatter. The
+logarithms of the parameters have a normal prior, so parameters stay positive; effects of shapes have a common, unknown
+standard deviation. Scatter is Student-t, so that single runs which differ much hardly count. The maximum of the
+posterior is found by Gauss-Newton with Levenberg-Marquardt damping; the inverse curvature there is the covariance
+(Laplace). Scatter and shapes' deviation follow from the evidence: what the effective number of parameters leaves over.
+Source: D. MacKay, "Bayesian interpolation", Neural Computation 4 (1992).
 """
 
 from __future__ import annotations
@@ -12,6 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.plan.calibrate.posterior import MeasuredValue, Posterior, Prior
+
+EVIDENCE_ROUNDS = 5
+"""Most rounds of: fit, then estimate scatter and shapes' deviation from its residuals."""
 
 MAX_SOLVER_STEPS = 12
 """Maximum number of solver steps of a round."""
@@ -40,8 +48,24 @@ MAX_STEP = 1.0
 Vector = NDArray[np.float64]
 
 
-class PosteriorMaximum:
-    """The posterior of `runs` at its present point; `solve` moves there, `update_scales` learns from what is left."""
+def find_posterior(runs: Sequence[MeasuredValue], prior: Prior) -> Posterior:
+    """Return the posterior of `runs`, with positive measurements, under `prior`."""
+    found = _PosteriorMaximum(runs, prior)
+    for _ in range(EVIDENCE_ROUNDS):
+        before = found.scatter_std, found.shape_std
+        found.solve()
+        found.update_scales()
+        after = found.scatter_std, found.shape_std
+        if all(abs(math.log(a / b)) < 0.05 for a, b in zip(before, after, strict=True)):
+            break
+    return found.posterior()
+
+
+class _PosteriorMaximum:
+    """The posterior of `runs` at its present point; the unknowns are the parameters' logarithms, then shapes' effects.
+
+    `solve` moves the point to the maximum, `update_scales` learns from what is left over.
+    """
 
     def __init__(self, runs: Sequence[MeasuredValue], prior: Prior) -> None:
         self._runs, self._prior = runs, prior
