@@ -15,10 +15,12 @@ import pytest
 
 from isthmus.agent.adapters.ray.check_python import check_python
 from isthmus.agent.adapters.ray.holder_job import HolderJob
+from isthmus.agent.adapters.ray.ray_adapter import RayAdapter
 from isthmus.agent.adapters.ray.ray_checks import check_ray
 from isthmus.agent.adapters.ray.ray_holds import RayHold
 from isthmus.agent.adapters.ray.ray_rest import RayNode
 from isthmus.agent.adapters.ray.ray_site import RaySite
+from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed
 from isthmus.agent.courier.courier import Courier
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
@@ -197,6 +199,23 @@ def test_a_job_is_gone_after_two_looks_at_one_session(tmp_path: Path, courier: C
     assert [job.has_ended(session) for session in ("session_1", "session_2", "session_3", "session_3")] == [
         False, False, False, True
     ]  # fmt: skip
+
+
+def test_a_hold_that_is_asked_for_after_the_loss_of_the_head_is_not_used_up(tmp_path: Path, courier: Courier) -> None:
+    """It waits for the next holder job; a hold of the one before has ended."""
+    ray = StandInRay()
+
+    def ask(adapter: RayAdapter, hold_id: str) -> str:
+        need = RankNeed(node_group="h20", num_cards=1)
+        return adapter.hold(HoldRequest(id=hold_id, job="j", attempt=1, ranks=(need,), lease_s=60.0)).state
+
+    before = RayAdapter(site(), tmp_path / "state", ray.rest(), courier)
+    assert ask(before, "a" * 32) == "waiting"
+    ray.jobs.clear()
+    ray.session = "session_2"
+    after = RayAdapter(site(), tmp_path / "state", ray.rest(), courier)
+    assert [ask(after, "b" * 32) for _ in range(4)] == ["waiting"] * 4
+    assert ask(after, "a" * 32) == "ended"
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,11 @@ class HolderJob:
     def _place(self) -> Path:
         return self._state / "holders" / str(self.number)
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether Ray knew no such job in the last look: in the next it counts as over."""
+        return bool(self._missing)
+
     def renew(self) -> None:
         """Renew the lease of the holder job: without holds it ends once it sees no renewal."""
         file, number = self._place / "hold" / "lease", 0

@@ -92,6 +92,8 @@ class RayAdapter(SchedulerAdapter):
             self._look_at_holder(self._rest.version()["session_name"])
             if hold.is_released:  # with the holder job that had it
                 return Hold(id=request.id, state="ended")
+            if self._holder.is_missing and not hold.ranks():  # a new one is not bound to a job that may be over
+                return Hold(id=request.id, state="waiting", detail="Ray does not list the agent's job")
             hold.renew(request, self._holder.number)
             self._holder.ensure()
             self._order(hold)
