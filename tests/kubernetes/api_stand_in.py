@@ -29,6 +29,8 @@ KINDS = {
     ("kueue.x-k8s.io", "v1beta1", "localqueues"): ("LocalQueue", True),
     ("kueue.x-k8s.io", "v1beta1", "workloadpriorityclasses"): ("WorkloadPriorityClass", False),
     ("scheduling.k8s.io", "v1", "priorityclasses"): ("PriorityClass", False),
+    ("resource.k8s.io", "v1", "resourceslices"): ("ResourceSlice", False),
+    ("resource.k8s.io", "v1", "resourceclaims"): ("ResourceClaim", True),
     ("authorization.k8s.io", "v1", "selfsubjectaccessreviews"): ("SelfSubjectAccessReview", False),
 }  # fmt: skip
 _PATH = re.compile(
@@ -62,13 +64,16 @@ class StatusError(Exception):
 
 
 class ApiStandIn:
-    """The server; `transport()` is what a client uses. `used` are the verbs that were asked for."""
+    """The server; `transport()` is what a client uses. `used` are the verbs that were asked for.
+
+    Groups that are `hidden` are not served.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[tuple[tuple[str, str], str, str], dict[str, Any]] = {}
         self.used: set[tuple[str, str, str, bool]] = set()
         self.denied: set[tuple[str, str, str]] = set()
-        self.version = ("1", "30")
+        self.version, self.hidden = ("1", "30"), set[str]()
         self._events: list[tuple[int, tuple[str, str], str, dict[str, Any]]] = []
         self._now, self._compacted, self._num_lost = 100, 0, 0
         self._up, self._lock = True, threading.RLock()
@@ -153,7 +158,8 @@ class ApiStandIn:
         return self._save(place, changed, "MODIFIED")
 
     def _place(self, path: str) -> Place:
-        known = [f"/apis/{group}/{version}" if group else "/api/v1" for group, version, _ in KINDS]
+        served = [(group, version) for group, version, _ in KINDS if group not in self.hidden]
+        known = [f"/apis/{group}/{version}" if group else "/api/v1" for group, version in served]
         found = _PATH.fullmatch(path)
         if found is None:
             raise StatusError(200 if path in known else 404, "NotFound")

@@ -18,6 +18,7 @@ KINDS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "job": ({"priority": "isthmus", "preempting_priority": "isthmus-preempting"}, ("base",)),
     "jobset": ({"workload": "jobset", "priority": "isthmus"}, ("base", "jobset")),
     "volcano": ({"workload": "volcano", "queue": "q", "priority": "isthmus"}, ("base", "volcano")),
+    "dra": ({"device_driver": "gpu.example.com", "priority": "isthmus"}, ("base", "dra")),
     "kueue": ({"queue": "users", "priority": "low"}, ("base", "kueue")),
 }
 
@@ -59,6 +60,6 @@ _SPARE = {("batch", "jobs", verb, False) for verb in ("create", "get", "delete")
 
 def test_the_roles_pass_the_strict_schemas() -> None:
     """Of the oldest and the newest release."""
-    for body in documents("base", "jobset", "volcano", "kueue"):
+    for body in documents("base", "jobset", "volcano", "kueue", "dra"):
         for release in ("1.25", "1.37"):
             kubernetes_validate.validate(body, release, strict=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from isthmus.agent.adapters.scheduler_adapter import ForeignJob
+from isthmus.agent.service.site_holds import foreign_part
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.site import (
@@ -251,3 +255,23 @@ def test_without_its_hold_a_start_is_not_repeated(site: Scheduled) -> None:
     site.machine.handle(WorkersObserved(now_s=5.0, workers=(seen,)))
     assert site.part.state == "failed"
     assert "its hold has ended" in site.part.detail
+
+
+def test_the_end_of_a_users_job_is_reported_and_follows_the_scheduler(site: Scheduled) -> None:
+    """It is a fixed time, so an unchanged job sends no new report; a longer limit does."""
+    running = replace(others("h20/0/0"), ends_at_s=5000.0)
+    site.look(running)
+    first = site.machine.local_jobs()
+    assert [(job.name, job.ends_at_s) for job in first] == [("slurm-7", 5000.0)]
+    site.look(running)
+    assert site.machine.local_jobs() == first
+    site.look(replace(running, ends_at_s=9000.0))
+    assert [job.ends_at_s for job in site.machine.local_jobs()] == [9000.0]
+
+
+@pytest.mark.parametrize("ends_at_s", [float("nan"), float("inf"), -1.0, 1e13])
+def test_an_end_that_is_no_time_is_unknown(ends_at_s: float) -> None:
+    """Whatever an adapter says, the report stays one."""
+    job = ForeignJob(name="x", priority=1, wanted={"h20": 1}, cards=("h20/0/0",), running=True, ends_at_s=ends_at_s)
+    assert foreign_part(job, "middle", may_preempt=False).ends_at_s is None
+    assert foreign_part(replace(job, ends_at_s=7.0), "middle", may_preempt=False).ends_at_s == 7.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,18 @@ def test_a_hold_that_slurm_has_lost_ends_and_asks_for_nothing(alpha: SlurmCluste
     folder.mkdir()
     with pytest.raises(UnavailableError, match="not granted, or has other cards"):
         adapter.start(RankStart(folder=folder, cards=("h20/alpha2/9",), hold=request.id))
+
+
+@pytest.mark.slow
+def test_the_limit_of_a_users_job_is_when_it_ends(agent: RunningAgent, alpha: SlurmCluster) -> None:
+    """The report to the server has Slurm's own time; a job without a limit has no end."""
+    limited, endless = [
+        alpha.run("sbatch", "--parsable", limit, "--gpus=1", "--wrap", "sleep 600", "-o", "/dev/null").strip()
+        for limit in ("--time=30", "--time=UNLIMITED")
+    ]
+    local_jobs = agent.service.machine.local_jobs
+    agent.until("the users' jobs are seen", lambda: len(local_jobs()) == 2)
+    ends = {job.name: job.ends_at_s for job in local_jobs()}
+    said = alpha.run("squeue", "-h", "-j", limited, "-o", "%e").strip()
+    assert ends == {f"slurm-{limited}": datetime.fromisoformat(said).timestamp(), f"slurm-{endless}": None}
+    alpha.run("scancel", limited, endless)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from datetime import datetime
 
 import pytest
 
@@ -17,8 +18,8 @@ from isthmus.agent.adapters.slurm.slurm_output import (
 from isthmus.core.errors import UnavailableError
 
 JOBS = (
-    "7|R|1000|100|normal|2026-01-01T10:00:00|2|4|a[1-2]|1|gres:gpu:4|N/A|N/A|\n"
-    "8|PD|1001|90|normal|2026-01-01T10:00:01|1|2||0|N/A|gres:gpu:3|gres:gpu:1|\n"
+    "7|R|1000|100|normal|2026-01-01T10:00:00|2|4|a[1-2]|1|gres:gpu:4|N/A|N/A|2026-01-01T12:30:00|\n"
+    "8|PD|1001|90|normal|2026-01-01T10:00:01|1|2||0|N/A|gres:gpu:3|gres:gpu:1|N/A|\n"
 )
 NODE = "NodeName=a1 Arch=x86_64 Gres=gpu:h20:8(S:0-1) GresUsed=gpu:h20:2 State={} Partitions=normal,high  Version=22"
 
@@ -35,6 +36,18 @@ def test_jobs_are_read_with_nodes_and_cards() -> None:
     )
     assert (second.nodes, second.num_cards("gpu"), second.num_cards("npu")) == ((), 3, 0)
     assert first.key != second.key
+
+
+def test_the_end_of_a_running_job_is_read_in_the_zone_of_this_machine() -> None:
+    """Of a job that waits Slurm's guess is none, and a job without a limit has no end."""
+    first, second = parse_jobs(JOBS).values()
+    assert first.ends_at_s == datetime(2026, 1, 1, 12, 30).timestamp()  # noqa: DTZ001 - as Slurm prints it
+    assert second.ends_at_s is None
+    (endless,) = parse_jobs(JOBS.splitlines()[0].replace("2026-01-01T12:30:00", "NONE")).values()
+    assert endless.ends_at_s is None
+    for wrong in ("soon", "2026-13-01T00:00:00", "0001-01-01T00:00:00-99:00"):
+        with pytest.raises(UnavailableError, match="line 1 of the output of squeue"):
+            parse_jobs(JOBS.splitlines()[0].replace("2026-01-01T12:30:00", wrong))
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,8 @@ class ForeignPart:
     devices: Mapping[str, tuple[str, ...]]
     level: str
     preemptible: bool = False
+    # When it ends at the latest, in seconds since the epoch (None: unknown).
+    ends_at_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,8 @@ class SitePart:
     probe: Literal["", "asked", "agreed"] = ""
     # A job of the site's own users that the site's scheduler runs.
     foreign: bool = False
+    # When such a job ends at the latest, in seconds since the epoch (None: unknown).
+    ends_at_s: float | None = None
     # Its latest states, for error messages.
     history: Annotated[tuple[str, ...], Field(alias="story")] = ()
     # Its last report to the server, None after a change.

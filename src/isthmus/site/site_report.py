@@ -44,6 +44,7 @@ def observed_local_jobs(site: SiteState) -> tuple[ObservedLocalJob, ...]:
             running=part.state == "running",
             preemptible=is_preemptible(site, part),
             unsaved_s=round_unsaved_s(part.unsaved_s),
+            ends_at_s=part.ends_at_s if part.state == "running" else None,
         )
         for part in site.parts.values()
         if part.local and part.state in ("queued", "evicting", "running")

@@ -76,6 +76,8 @@ class ForeignJob:
     # One of the site's priority levels; empty: the one that the pool's middle maps to.
     level: str = ""
     preemptible: bool = False
+    # When a running one ends at the latest, in seconds since the epoch (None: unknown).
+    ends_at_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from isthmus.agent.adapters.scheduler_adapter import (
     SchedulerLook,
 )
 from isthmus.agent.service.scheduler_calls import SchedulerCalls
+from isthmus.core.messages.agent_messages import MAX_TIME_S
 from isthmus.site import ForeignPart, HoldObserved, PartKey, ProbeObserved, SiteEvent, SitePart, victim_name
 
 WAITING_INTERVAL_S = 0.3
@@ -118,8 +119,9 @@ def foreign_part(job: ForeignJob, level: str, *, may_preempt: bool) -> ForeignPa
         group = card.partition("/")[0]
         devices[group] = (*devices.get(group, ()), card)
     return ForeignPart(
-        name=job.name, devices=devices, level=job.level or level, preemptible=may_preempt and job.preemptible
-    )
+        name=job.name, devices=devices, level=job.level or level, preemptible=may_preempt and job.preemptible,
+        ends_at_s=job.ends_at_s if 0 <= (job.ends_at_s or 0.0) <= MAX_TIME_S else None,
+    )  # fmt: skip
 
 
 def _request(hold_id: str, part: SitePart, run_lease_s: float, victims: Iterable[str]) -> HoldRequest:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from isthmus.control.algorithms.global_order import Release, WaitingJob
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
+from isthmus.control.state.site_records import ClusterRecord
 from isthmus.core.plan import Plan, PlanPart
 from isthmus.core.pool_resource import PoolResource
 
 ACTIVE_STATES = frozenset({"preparing", "starting", "running", "stopping"})
 """States in which chips are allocated to a job."""
+
+
+MAX_LOCAL_RELEASES = 64
+"""Most jobs of a site's own users whose end a forecast counts: as many as it simulates of the queue."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def waiting_job_of(job: JobRecord, plan: Plan, progress: ProgressByJob, turn: in
 
 
 def expected_releases(state: PoolState, now_s: float, progress: ProgressByJob) -> list[Release]:
-    """Return the allocated chips of every job, each released at its expected end."""
+    """Return the allocated chips of every job, each released at its expected end, and those of sites' own jobs."""
     found: dict[str, ledger.Amounts] = {}
     for record in state.clusters.values():
         for part in record.parts.values():
@@ -79,9 +85,40 @@ def expected_releases(state: PoolState, now_s: float, progress: ProgressByJob) -
                 for group, number in part.chips.items():
                     key = PoolResource.chips(part.cluster, group)
                     chips[key] = chips.get(key, 0) + number - part.borrowed.get(group, 0)
-    return [
+    pool = [
         Release(at_s=_expected_end_s(state.jobs[name], now_s, progress), chips=chips) for name, chips in found.items()
     ]
+    return [*pool, *(one for record in state.clusters.values() for one in local_releases(record, now_s))]
+
+
+def local_releases(record: ClusterRecord, now_s: float) -> Iterator[Release]:
+    """Yield what the jobs of a site's own users release, of which the site says when they end: the first ones.
+
+    What its queued jobs want goes to them first, unless there are free chips already: then the site has counted it.
+    A site cannot promise more chips than it has.
+    """
+    left: dict[str, int] = {}
+    queued = dict.fromkeys((group.name for group in record.cluster.node_groups), 0)
+    for group in record.cluster.node_groups:
+        left[group.name] = group.num_chips - record.free_by_group().get(group.name, 0)
+    ending = []
+    for job in record.local_jobs.values():
+        if job.running and job.ends_at_s is not None:
+            ending.append((max(now_s, job.ends_at_s), job.name, job))
+        elif not job.running:
+            for name, num in job.chips.items():
+                queued[name] = queued.get(name, 0) + num
+    for at_s, _, job in heapq.nsmallest(MAX_LOCAL_RELEASES, ending):
+        chips: ledger.Amounts = {}
+        for name, num in job.chips.items():
+            taken = 0 if record.free_chips.get(name) else min(num, queued.get(name, 0))
+            queued[name] = queued.get(name, 0) - taken
+            given = max(0, min(num - taken, left.get(name, 0)))
+            if given:
+                left[name] -= given
+                chips[PoolResource.chips(record.cluster.name, name)] = given
+        if chips:
+            yield Release(at_s=at_s, chips=chips)
 
 
 def _expected_end_s(job: JobRecord, now_s: float, progress: ProgressByJob) -> float:

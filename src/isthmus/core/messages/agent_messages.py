@@ -88,11 +88,16 @@ class QueueEntry(FrozenModel):
     attempt: NonNegativeInt = 0
 
 
+MAX_TIME_S = 1e12
+"""Latest time that a message may name, in seconds since the epoch: beyond every year of four digits."""
+
+
 class ObservedLocalJob(FrozenModel):
     """A local job of the site, as reported to the pool. `level` is one of the site's own.
 
     `preemptible`: the owner's policy lets pool jobs of a higher level preempt it; `unsaved_s`: the work in
-    seconds that it would lose.
+    seconds that it would lose. `ends_at_s` is when a running one ends at the latest, in seconds since the epoch, by the
+    site's scheduler (None: unknown).
     """
 
     name: Name
@@ -101,6 +106,7 @@ class ObservedLocalJob(FrozenModel):
     running: bool
     preemptible: bool = False
     unsaved_s: NonNegativeFloat = 0.0
+    ends_at_s: Annotated[float, Field(ge=0, le=MAX_TIME_S)] | None = None
 
 
 PartEventKind = Literal["died", "restarted", "frozen", "stalled", "resumed", "saved", "refused"]

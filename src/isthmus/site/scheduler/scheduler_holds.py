@@ -128,14 +128,17 @@ def _observe_inventory(site: SiteState, seen: InventoryObserved) -> None:
         known = site.parts.get((job.name, 0))
         if known is None:
             _add_foreign(site, job, seen.now_s)
-        elif known.foreign and _devices(known) != dict(job.devices):
-            _set_devices(known, job.devices)
-            site.devices.record_transition(known, known.state, known.state)
-            site.mark_changed(known)
+        elif known.foreign:
+            known.ends_at_s = job.ends_at_s
+            if _devices(known) != dict(job.devices):
+                _set_devices(known, job.devices)
+                site.devices.record_transition(known, known.state, known.state)
+                site.mark_changed(known)
 
 
 def _add_foreign(site: SiteState, job: ForeignPart, now_s: float) -> None:
     part = SitePart(job=job.name, attempt=0, foreign=True, level=job.level, preemptible=job.preemptible)
+    part.ends_at_s = job.ends_at_s
     _set_devices(part, job.devices)
     site.add(part)
     move_part(site, part, "running", now_s)

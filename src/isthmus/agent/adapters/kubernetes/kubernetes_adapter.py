@@ -11,16 +11,17 @@ import contextlib
 import hashlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from isthmus.agent.adapters.kubernetes.hold_record import HoldRecord, alone_in
 from isthmus.agent.adapters.kubernetes.kubernetes_checks import check_kubernetes, preempting_value
 from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
 from isthmus.agent.adapters.kubernetes.kubernetes_holds import KubernetesHolds, TicketOffice
-from isthmus.agent.adapters.kubernetes.kubernetes_objects import parse_node, parse_pod
+from isthmus.agent.adapters.kubernetes.kubernetes_objects import PodInfo, parse_node, parse_pod
 from isthmus.agent.adapters.kubernetes.kubernetes_site import KubernetesSite, is_foreign
 from isthmus.agent.adapters.kubernetes.pod_keeper import ENDED, ORDER
+from isthmus.agent.adapters.kubernetes.resource_slices import DeviceInventory
 from isthmus.agent.adapters.kubernetes.watched_list import WatchedList
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, worker_variables
 from isthmus.agent.adapters.local_queue_file import LocalQueueFile
@@ -70,8 +71,9 @@ class KubernetesAdapter(SchedulerAdapter):
         self._nodes = WatchedList(client, "/api/v1/nodes", "NodeList", lambda item: parse_node(item, resources))
         self._pods = WatchedList(client, "/api/v1/pods", "PodList", lambda item: parse_pod(item, resources))
         self._holds = KubernetesHolds(
-            site, client, courier, state.absolute() / "holds", self._card_nodes, self._pods.refresh
+            site, client, courier, state.absolute() / "holds", self._card_nodes, self._all_pods
         )
+        self._devices = DeviceInventory(client, site.device_driver, resources)
         self._epoch = ""
         self._preempts_below: int | None = None
         self._lock = threading.RLock()
@@ -89,7 +91,7 @@ class KubernetesAdapter(SchedulerAdapter):
             mine = {pod.uid for pod in own}
             others = [
                 pod
-                for pod in self._pods.refresh().values()
+                for pod in self._all_pods().values()
                 if not pod.ended and pod.uid not in mine and not self._holds.is_ours(pod)
             ]
             return SchedulerLook(
@@ -176,7 +178,11 @@ class KubernetesAdapter(SchedulerAdapter):
             return self._holds.acquire(request, preempts=preempts)
 
     def _card_nodes(self) -> list[CardNode]:
-        return self._site.card_nodes(self._nodes.refresh().values())
+        return self._site.card_nodes(self._nodes.refresh().values(), self._devices.counts())
+
+    def _all_pods(self) -> Mapping[str, PodInfo]:
+        """Return what uses or wants cards: pods, and the claims of pods that ask for devices."""
+        return {**self._pods.refresh(), **self._devices.claimed()}
 
     def _has_lost(self, folder: Path) -> bool:
         """Return whether nothing of an ordered worker can run: its courier has ended, or its pods in the last look."""

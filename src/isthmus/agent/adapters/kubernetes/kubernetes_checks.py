@@ -11,6 +11,7 @@ from isthmus.agent.adapters.kubernetes.kubernetes_objects import NodeInfo, parse
 from isthmus.agent.adapters.kubernetes.kubernetes_rights import needed_rights, priority_classes
 from isthmus.agent.adapters.kubernetes.kubernetes_site import KubernetesSite
 from isthmus.agent.adapters.kubernetes.manifests import workload_path
+from isthmus.agent.adapters.kubernetes.resource_slices import SLICES, device_counts, device_path, parse_slice
 from isthmus.agent.adapters.kubernetes.watched_list import list_objects
 from isthmus.agent.adapters.scheduler_adapter import SchedulerCheck
 from isthmus.core.errors import AuthError, IsthmusError, NotFoundError
@@ -152,8 +153,14 @@ def _check_nodes(site: KubernetesSite, client: KubernetesClient) -> Iterator[Sch
     given = {str(name) for item in items for name in ((item.get("status") or {}).get("allocatable") or {})}
     cards = {name for name in given if _CARD.fullmatch(name)} | set(site.resources)
     nodes = [parse_node(item, cards) for item in items]
-    yield from _check_labels(site, nodes, given)
-    mapped = site.card_nodes(nodes)
+    yield from _check_labels(site, nodes, given | (set(site.resources) if site.device_driver else set()))
+    devices: dict[str, int] = {}
+    if site.device_driver:
+        found, _ = list_objects(client, f"{device_path(client)}/{SLICES}", "ResourceSliceList")
+        slices = [parse_slice(item) for item in found]
+        yield _check_name("device_driver", site.device_driver, {one.driver for one in slices}, "device driver")
+        devices = device_counts(slices, site.device_driver)
+    mapped = site.card_nodes(nodes, devices)
     for group in site.cluster.node_groups:
         there = [node for node in mapped if node.node_group == group.name]
         have = sum(len(node.cards) for node in there)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from isthmus.agent.adapters.kubernetes.kubernetes_site import KubernetesSite
 from isthmus.agent.adapters.kubernetes.manifests import workload_resource
+from isthmus.agent.adapters.kubernetes.resource_slices import CLAIMS, GROUP, SLICES
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -35,6 +36,9 @@ def needed_rights(site: KubernetesSite) -> Iterator[NeededRight]:
     for resource in ("nodes", "pods"):
         for verb in ("list", "watch"):
             yield NeededRight(group="", resource=resource, verb=verb, in_cluster=True)
+    for resource in (SLICES, CLAIMS) if site.device_driver else ():
+        for verb in ("list", "watch"):
+            yield NeededRight(group=GROUP, resource=resource, verb=verb, in_cluster=True)
     if site.kueue:
         yield NeededRight(group="kueue.x-k8s.io", resource="localqueues", verb="list")
     elif site.queue:

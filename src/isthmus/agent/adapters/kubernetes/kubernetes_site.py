@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
 
 from isthmus.agent.adapters.kubernetes.kubernetes_objects import NodeInfo, PodInfo
 from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
@@ -14,8 +15,8 @@ from isthmus.core.owner.site_file import NodeSelector, SiteFile
 from isthmus.core.pool import Cluster, NodeGroup
 
 OPTIONS = (
-    "bind_s", "context", "courier_host", "courier_port", "grace_s", "image", "kubeconfig", "max_minutes", "namespace",
-    "preempting_priority", "priority", "python", "queue", "timeout_s", "workload",
+    "bind_s", "context", "courier_host", "courier_port", "device_driver", "grace_s", "image", "kubeconfig",
+    "max_minutes", "namespace", "preempting_priority", "priority", "python", "queue", "timeout_s", "workload",
 )  # fmt: skip
 WORKLOADS = ("job", "jobset", "volcano")
 _DEFAULT_RESOURCE = "nvidia.com/gpu"
@@ -31,7 +32,8 @@ class KubernetesSite:
 
     A site's holds are workloads of one kind in one namespace. A `queue` is Volcano's, or, for Jobs and JobSets, one of
     Kueue, which then decides when a hold is admitted. `priority` and `preempting_priority` name priority classes: of
-    Kueue (WorkloadPriorityClass) with such a queue, else of the cluster (PriorityClass).
+    Kueue (WorkloadPriorityClass) with such a queue, else of the cluster (PriorityClass). With a `device_driver` nodes
+    without a device plugin have the cards that the driver publishes; its DeviceClass maps `resource` to them.
     """
 
     def __init__(self, file: SiteFile, cluster: Cluster) -> None:
@@ -48,6 +50,7 @@ class KubernetesSite:
             raise FieldError("names no image for the ranks", place=("options", "image"), hint=hint)
         self.namespace, self.queue = _name(options, "namespace"), _name(options, "queue")
         self.priority, self.preempting_priority = _name(options, "priority"), _name(options, "preempting_priority")
+        self.device_driver = _name(options, "device_driver")
         self.courier_host = options.get("courier_host", "")
         self.courier_port = round(number_option(file, "courier_port", 0.0, most=65535))
         self.timeout_s = number_option(file, "timeout_s", 10.0)
@@ -85,20 +88,26 @@ class KubernetesSite:
         """Return the labels of a node group's nodes."""
         return dict(self._groups[group].labels)
 
-    def card_nodes(self, nodes: Iterable[NodeInfo]) -> list[CardNode]:
-        """Return the nodes with cards, each in the first node group whose labels it has, by node group."""
+    def card_nodes(
+        self, nodes: Iterable[NodeInfo], devices: Mapping[str, int] = MappingProxyType({})
+    ) -> list[CardNode]:
+        """Return the nodes with cards, each in the first node group whose labels it has, by node group.
+
+        `devices` are the cards of a driver, by node: they count where no device plugin gives out the resource.
+        """
         nodes, taken, found = sorted(nodes, key=lambda node: node.name), set[str](), list[CardNode]()
         for group, selector in self._groups.items():
             resource = self.resource(group)
             for node in nodes:
                 fits = all(node.labels.get(key) == value for key, value in selector.labels.items())
-                if node.name in taken or not fits or not node.count(resource):
+                count = node.count(resource) or devices.get(node.name, 0)
+                if node.name in taken or not fits or not count:
                     continue
                 taken.add(node.name)
                 found.append(
                     CardNode(
                         name=node.name, node_group=group,
-                        cards=tuple(f"{group}/{node.name}/{card}" for card in range(node.count(resource))),
+                        cards=tuple(f"{group}/{node.name}/{card}" for card in range(count)),
                         usable=node.ready and set(node.taints) <= {resource},
                     )
                 )  # fmt: skip

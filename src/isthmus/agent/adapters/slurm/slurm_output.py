@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -25,9 +26,12 @@ ENDED_STATES = frozenset({"CD", "CA", "F", "TO", "NF", "PR", "BF", "DL", "OOM"})
 
 JOB_FIELDS = (
     "JobID", "StateCompact", "UserID", "PriorityLong", "Partition", "SubmitTime", "NumNodes", "NumTasks", "NodeList",
-    "Requeue", "tres-per-node", "tres-per-job", "tres-per-task",
+    "Requeue", "tres-per-node", "tres-per-job", "tres-per-task", "EndTime",
 )  # fmt: skip
 """Fields of `squeue -O` for every job; none is free text of its user."""
+
+
+_NO_TIMES = frozenset({"", "N/A", "NONE", "Unknown", "None", "(null)"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,8 @@ class JobRow:
     requeue: bool
     # What it asked for: per node, per job and per task, such as `gres:gpu:2`.
     asked: tuple[str, str, str]
+    # When it ends at the latest if it runs, in seconds since the epoch; None without a limit.
+    ends_at_s: float | None = None
 
     @property
     def key(self) -> tuple[int, str]:
@@ -98,8 +104,18 @@ def _parse_job(line: str) -> JobRow:
         id=int(fields[0]), state=fields[1], uid=int(fields[2]), priority=int(fields[3]), partition=fields[4],
         submitted=fields[5], num_nodes=_first_number(fields[6]), num_tasks=_first_number(fields[7]),
         nodes=tuple(expand_nodes(fields[8])), requeue=fields[9] == "1",
-        asked=(fields[10], fields[11], fields[12]),
+        asked=(fields[10], fields[11], fields[12]), ends_at_s=_time_s(fields[13]) if fields[1] == "R" else None,
     )  # fmt: skip
+
+
+def _time_s(text: str) -> float | None:
+    """Return a time in this machine's zone, as Slurm prints it, in seconds since the epoch; None for no time."""
+    if text in _NO_TIMES:
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except OverflowError as error:
+        raise ValueError(text) from error
 
 
 def parse_nodes(text: str) -> list[NodeRow]:

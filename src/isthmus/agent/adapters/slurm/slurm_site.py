@@ -111,7 +111,7 @@ class SlurmSite:
             found.append(
                 ForeignJob(
                     name=job_name(row.id), priority=row.priority, wanted={group: num}, cards=tuple(cards),
-                    running=running, preemptible=row.requeue,
+                    running=running, preemptible=row.requeue, ends_at_s=row.ends_at_s,
                 )
             )  # fmt: skip
         return tuple(found)
