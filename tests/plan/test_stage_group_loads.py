@@ -50,7 +50,7 @@ def test_micro_batches_in_proportion_to_speed_are_an_even_load():
     stages = [{"node_group": name, "layers": [0, 6], "replica": place} for place, name in enumerate(GROUPS)]
     found = loads(plan(*stages, dp=2, micro_batches=4, replica_micro_batches=[4, 2]))
     assert found["fast"].load_ratio == pytest.approx(1)
-    assert found["fast"].layer_samples == 2 * found["slow"].layer_samples == 24
+    assert found["fast"].num_layer_samples == 2 * found["slow"].num_layer_samples == 24
 
 
 def test_a_single_group_has_no_ratio_and_memory_is_that_of_its_fullest_chip():

@@ -101,7 +101,7 @@ def test_the_best_by_any_weights_equals_exhaustive_enumeration(sites, time, cost
     search = BranchAndBound(space, SAMPLES, 1, BestLayouts(8))
     search.run(slots)
     fastest = search.best_layouts.best
-    value = ObjectiveWeights(time=time + 1e-3, cost=cost, energy=energy).value(
+    value = ObjectiveWeights(time_weight=time + 1e-3, cost_weight=cost, energy_weight=energy).value(
         fastest.estimate_s, fastest.price_per_s * fastest.estimate_s, fastest.energy_j
     )
     weighted = WeightedSearch.continue_from(search, value)
@@ -148,7 +148,7 @@ def test_the_search_by_energy_sees_plans_that_time_prunes():
     assert by_time.plans[0].clusters[0] == "a"
     assert by_energy.plans[0].clusters == ("b",)
     assert by_energy.scored[0].energy_j < by_time.scored[0].energy_j / 2
-    half = ask(pool, weights=ObjectiveWeights(time=1000, energy=1))
+    half = ask(pool, weights=ObjectiveWeights(time_weight=1000, energy_weight=1))
     assert half.plans[0].predicted.iteration_s == by_time.plans[0].predicted.iteration_s
 
 

@@ -116,7 +116,7 @@ def _load_row(load: StageGroupLoad) -> tuple[str, ...]:
         load.cluster,
         load.node_group,
         f"{load.num_chips} {load.chip}",
-        f"{load.layer_samples:g}",
+        f"{load.num_layer_samples:g}",
         "-" if load.load_ratio is None else f"{load.load_ratio:.2f}",
         f"{format_bytes(load.peak_memory_bytes)} of {format_bytes(load.memory_bytes)}",
         f"{load.busy_share:.0%}",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from isthmus.plan.search.compose.compose_equal import distribute_equally
+from isthmus.plan.search.compose.joined_node_groups import joined_ring_s
 from isthmus.plan.search.costs.stage_cost_table import TimedStage
 from isthmus.plan.search.pipelines.pipeline_shape import PipelineShape, PipelineSplit
 from isthmus.plan.search.splits.distribute_micro_batches import ReplicaTiming, distribute_micro_batches
@@ -148,7 +149,7 @@ def make_layout(
     pipelines = tuple(
         PlacedPipeline(shape, chain, pipeline) for (shape, chain), pipeline in zip(chosen, counts, strict=True)
     )
-    return PlanLayout(pipelines, micro_batch_size, chosen[0][0].schedule, ring_s)
+    return PlanLayout(pipelines, micro_batch_size, chosen[0][0].schedule, joined_ring_s(chosen, ring_s))
 
 
 def expand_pools(

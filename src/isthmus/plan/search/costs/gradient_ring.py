@@ -21,11 +21,11 @@ def gradient_ring_s(
         return 0.0
     num_bytes = 4.0 * workload.profile.num_parameters * (0.75 if zero else 1.0)
     names = list(dict.fromkeys(slot.cluster for replica_group in slots for slot in replica_group))
-    near_s = _node_groups_s(workload, slots, num_bytes)
+    near_s = node_groups_s(workload, slots, num_bytes)
     return near_s + (routes.ring_s(names, num_bytes) if len(names) > 1 else 0.0)
 
 
-def _node_groups_s(workload: TrainingWorkload, slots: Sequence[Sequence[ChipSlot]], num_bytes: float) -> float:
+def node_groups_s(workload: TrainingWorkload, slots: Sequence[Sequence[ChipSlot]], num_bytes: float) -> float:
     """Return the seconds of the reduction between node groups, where every group of replicas is in one of them.
 
     A lower bound elsewhere: 0 where a group of replicas has several slots, whose layers are not split yet.

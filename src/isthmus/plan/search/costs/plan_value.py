@@ -29,12 +29,12 @@ class ObjectiveWeights:
     With equal weights of time and cost, a plan that takes 1 % longer than the fastest and costs 1 % less is its equal.
     """
 
-    time: float = 0.0
-    cost: float = 0.0
-    energy: float = 0.0
+    time_weight: float = 0.0
+    cost_weight: float = 0.0
+    energy_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        parts = (self.time, self.cost, self.energy)
+        parts = (self.time_weight, self.cost_weight, self.energy_weight)
         if min(parts) < 0 or sum(parts) <= 0:
             raise InputError(f"weights {parts}", hint="all must be at least 0, and one above 0")
 
@@ -42,29 +42,29 @@ class ObjectiveWeights:
     def parse(cls, text: str) -> ObjectiveWeights:
         """Parse `time=2,cost=1`; those left out weigh 0. Raises `InputError` for what it cannot read."""
         weights: dict[str, float] = {}
-        names = [one.name for one in fields(cls)]
+        names = [one.name.removesuffix("_weight") for one in fields(cls)]
         for part in filter(None, text.replace(" ", "").split(",")):
             name, _, number = part.partition("=")
             if name not in names or name in weights or not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", number):
                 raise InputError(f"weight '{part}'", hint=f"write NAME=NUMBER, each once; names: {', '.join(names)}")
             weights[name] = float(number)
-        return cls(**weights)
+        return cls(**{f"{name}_weight": number for name, number in weights.items()})
 
     def value(self, time_s: float, cost: float, energy_j: float) -> PlanValue:
         """Return the value at which a plan of this time, cost and energy, the reference, is worth the weights' sum.
 
         Raises `InputError` where cost or energy has a weight, and the pool states no prices or no power.
         """
-        for name, weight, whole in (("cost", self.cost, cost), ("energy", self.energy, energy_j)):
+        for name, weight, whole in (("cost", self.cost_weight, cost), ("energy", self.energy_weight, energy_j)):
             if weight and not whole:
                 field = "price_per_chip_hour" if name == "cost" else "power_w"
                 raise InputError(
                     f"{name} has a weight, but no chip of the plans states `{field}`", hint=f"set `{field}`"
                 )
         return PlanValue(
-            per_s=self.time / time_s,
-            per_cost=self.cost / cost if cost else 0.0,
-            per_j=self.energy / energy_j if energy_j else 0.0,
+            per_s=self.time_weight / time_s,
+            per_cost=self.cost_weight / cost if cost else 0.0,
+            per_j=self.energy_weight / energy_j if energy_j else 0.0,
         )
 
 

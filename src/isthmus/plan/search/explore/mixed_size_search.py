@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 
 from isthmus.plan.search.bound.relaxations import no_wait_s
 from isthmus.plan.search.compose.compose_groups import PipelineOption, compose_lazily, earliest_end_s
+from isthmus.plan.search.compose.joined_node_groups import joined_ring_s
 from isthmus.plan.search.compose.plan_layout import PlacedPipeline, PlanLayout, expand_pools
 from isthmus.plan.search.compose.search_branch import SearchBranch
 from isthmus.plan.search.explore.branch_and_bound import BranchAndBound
@@ -153,4 +154,4 @@ def make_mixed_size_layout(
     if counts is None:
         return None
     rows = tuple(PlacedPipeline(shape, chain, row) for (shape, chain), row in zip(chosen, counts, strict=True))
-    return PlanLayout(rows, max(sizes), chosen[0][0].schedule, ring_s)
+    return PlanLayout(rows, max(sizes), chosen[0][0].schedule, joined_ring_s(chosen, ring_s))

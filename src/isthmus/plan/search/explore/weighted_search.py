@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from isthmus.plan.search.compose.best_layouts import BestLayouts
+from isthmus.plan.search.compose.joined_node_groups import joined_ring_s
 from isthmus.plan.search.compose.plan_layout import PlacedPipeline, PlanLayout, expand_pools, make_layout
 from isthmus.plan.search.compose.search_branch import SearchBranch
 from isthmus.plan.search.costs.plan_value import ChipDraw, PlanValue
@@ -219,7 +220,7 @@ class WeightedSearch(BranchAndBound):
         if counts is None:
             return None
         placed = (PlacedPipeline(shape, chain, row) for (shape, chain), row in zip(chosen, counts, strict=True))
-        return PlanLayout(tuple(placed), size, chosen[0][0].schedule, ring_s)
+        return PlanLayout(tuple(placed), size, chosen[0][0].schedule, joined_ring_s(chosen, ring_s))
 
 
 def _least_end_s(pipelines: Sequence[BoundedPipeline], total: int) -> float:

@@ -21,7 +21,7 @@ class StageGroupLoad:
     chip: str
     num_chips: int
     # Layers of the stages times the samples that pass them in a step: K of equation 8 in pipeline and data parallelism.
-    layer_samples: float
+    num_layer_samples: float
     # Compute per layer and sample, over that of all other groups together: N of equation 8; None for a single group.
     load_ratio: float | None
     # Share of the step in which its chips compute, the mean over its chips.
@@ -64,7 +64,7 @@ def stage_group_loads(
         others = (whole_rate - rate) / (whole_work - work) if len(kinds) > 1 else None
         loads.append(
             StageGroupLoad(
-                cluster=cluster, node_group=name, chip=chip.name, num_chips=round(chips), layer_samples=work,
+                cluster=cluster, node_group=name, chip=chip.name, num_chips=round(chips), num_layer_samples=work,
                 load_ratio=rate / work / others if others else None, busy_share=busy_s / chips / forecast.iteration_s,
                 peak_memory_bytes=peak, memory_bytes=chip.memory_bytes,
             )
