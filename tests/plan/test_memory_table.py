@@ -7,7 +7,7 @@ import pytest
 from isthmus.core.errors import InputError
 from isthmus.core.units import GIB, MIB
 from isthmus.plan.memory.memory_table import MeshDegrees, memory_table
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.component import Sharding
 from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.hand import model_of

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from isthmus.core.errors import InputError
 from isthmus.core.model import Model
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.component import Component, Sharding, Weight
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, profile_model
 
