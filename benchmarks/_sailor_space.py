@@ -19,7 +19,7 @@ from benchmarks._models import gpt
 from benchmarks._sailor import FLOAT_BYTES, Case, LayerTable, Place, SailorPlan, StageUse, Tables
 from isthmus.core.chip import Chip, InNodeLink
 from isthmus.core.pool import NodeGroup
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.search.compose.best_layouts import BestLayouts
 from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.costs.routes import Route, Routes

@@ -6,12 +6,14 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from isthmus.core.errors import FileError, PlanError
 from isthmus.core.files.user_files import load_plan, load_pool
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
-from isthmus.core.runs.check_plan import ModelSizes, expert_problem, head_problem, plan_problems, require_possible
+from isthmus.core.runs.check_plan import expert_problem, head_problem, plan_problems, require_possible
+from isthmus.core.runs.planned_sizes import ModelSizes
 
 SIZES = ModelSizes(num_layers=12, num_heads=64, num_kv_heads=8, num_experts=0)
 MIXTURE = replace(SIZES, num_experts=8)
@@ -121,3 +123,100 @@ def test_an_unknown_chip_says_which_is_nearest_and_how_to_define_one(tmp_path):
         assert "peak_flop_per_s" in hint
         assert "chips:" in hint
         assert nearest in hint
+
+
+WORDS = [
+    (plan_of(stage_recompute_modules=["mlp"]), SIZES, "recompute_modules with recompute 'none'", "recompute selective"),
+    (
+        plan_of(stage_recompute="selective", stage_recompute_modules=["mlp", "mlp"]),
+        SIZES,
+        "named twice",
+        "nearest valid: mlp",
+    ),
+    (
+        plan_of(stage_recompute="selective", stage_recompute_modules=["moe", "moe_act"]),
+        MIXTURE,
+        "moe repeats moe_act already",
+        "leave out moe_act",
+    ),
+    (
+        plan_of(stage_recompute="selective", stage_recompute_modules=["moe", "core_attn"]),
+        SIZES,
+        "no module 'moe'",
+        "nearest valid: core_attn",
+    ),
+    (
+        plan_of(stage_recompute="selective", stage_recompute_modules=["mla_up_proj"]),
+        SIZES,
+        "no module 'mla_up_proj'",
+        "nearest valid: core_attn",
+    ),
+    (plan_of(stage_offload={"layers": 7}), SIZES, "7 layers move, of 6", "nearest valid: 6"),
+    (plan_of(stage_cp_kind="ring"), SIZES, "cp_kind ring without context", "cp 2"),
+    (
+        plan_of(stage_cp=16, stage_cp_kind="all_to_all"),
+        SIZES,
+        "does not divide 64 heads and 8 key and value heads",
+        "cp 8, or cp_kind ring",
+    ),
+    (plan_of(sharding={"replicas": 3}), SIZES, "sharding.replicas without ZeRO", "zero 1"),
+    (plan_of(sharding={"replicas": 3}, zero=3), SIZES, "groups of 3 replicas do not divide dp 1", "nearest valid: 1"),
+    (plan_of(sharding={"reshard": False}, zero=2), SIZES, "ZeRO 2 gathers no weights", "zero 3"),
+    (plan_of(experts={}), SIZES, "the model has no experts", "leave it out"),
+    (plan_of(experts={"dispatcher": "deepep"}), MIXTURE, "deepep without expert parallelism", "all_to_all"),
+    (plan_of(lora={"rank": 5000}), replace(SIZES, hidden_size=4096), "rank 5000 is above", "nearest valid: 4096"),
+    (plan_of(lora={"rank": 8}), replace(SIZES, has_latent=True), "no product 'k'", "q, o, gate"),
+    (plan_of(packed_tokens=4096), SIZES, "documents of 4096 tokens", "nearest valid: 2048"),
+    (plan_of(overlap_tp=True), SIZES, "no stage has tensor parallelism", "leave it out"),
+    (plan_of(formats={"gathers": "fp8"}), SIZES, "no weights are gathered", "zero 1"),
+]
+
+
+@pytest.mark.parametrize(("plan", "sizes", "reason", "nearest"), WORDS)
+def test_each_word_that_cannot_be_names_its_reason_and_the_nearest_value(plan, sizes, reason, nearest):
+    """Words beside the degrees are refused by the same checker."""
+    with pytest.raises(PlanError, match=reason) as refused:
+        require_possible(plan, sizes, POOL)
+    assert nearest in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("value", [-1, 0, 10**30, float("nan"), float("inf"), "1e3", [], {}, True, None, "x" * 10_000])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "sharding.replicas",
+        "lora.rank",
+        "packed_tokens",
+        "stages.offload.layers",
+        "stages.cp_kind",
+        "experts.dispatcher",
+        "kernels.attention",
+        "kernels.loss",
+        "formats.gradients",
+        "stages.recompute_modules",
+        "lora.targets",
+        "overlap_tp",
+    ],
+)
+def test_hostile_values_of_a_word_are_refused_or_harmless(path, value):
+    """Negative, huge, NaN and of another kind: file or plan is refused, or the value is possible."""
+    words = path.split(".")
+    document = plan_of(zero=1).model_dump(mode="json", exclude_none=True)
+    rows = document["stages"] if words[0] == "stages" else [document]
+    names = words[1:] if words[0] == "stages" else words
+    for row in rows:
+        own = {"rank": 8} if names[0] == "lora" else {}
+        row[names[0]] = value if len(names) == 1 else own | {names[1]: value}
+    harmless = (None, True, 1, [], {}) + ((0,) if path == "overlap_tp" else ())
+    try:
+        require_possible(Plan.model_validate(document), SIZES, POOL)
+    except (ValidationError, PlanError):
+        return
+    assert value in harmless
+
+
+def test_a_low_rank_adapter_of_no_or_two_like_targets_is_refused():
+    """An empty list would train nothing."""
+    for targets in ([], ["q", "q"], ["z"]):
+        with pytest.raises(ValidationError):
+            plan_of(lora={"rank": 8, "targets": targets})

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import PlanError
-from isthmus.plan.memory.stage_memory import StageDegrees, stage_memory
+from isthmus.plan.memory.stage_degrees import StageDegrees
+from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.profile.component import RECOMPUTE, Sharding
 from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.published import NAMES, published

@@ -14,7 +14,8 @@ from isthmus.plan.memory.plan_stage_memory import (
     stage_degrees,
     weight_element_bytes,
 )
-from isthmus.plan.memory.stage_memory import StageDegrees, StageMemory, combine_copies, stage_memory
+from isthmus.plan.memory.stage_degrees import StageDegrees
+from isthmus.plan.memory.stage_memory import StageMemory, combine_copies, stage_memory
 from isthmus.plan.profile.component import Sharding
 from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.hand import model_of, plan_of
@@ -275,11 +276,12 @@ def test_bytes_of_a_weight_by_precision(precision, each):
 
 def test_replicas_that_average_every_step_are_all_or_the_group():
     """With local steps the groups reduce gradients among themselves."""
-    plan = SimpleNamespace(local_steps=1, dp=3, replica_groups=(0, 0, 1), zero=0)
+    unset = dict.fromkeys(("formats", "sharding", "experts", "overlap_tp"))
+    plan = SimpleNamespace(local_steps=1, dp=3, replica_groups=(0, 0, 1), zero=0, **unset)
     assert [num_reducing_replicas(plan, replica) for replica in range(3)] == [3, 3, 3]
     plan.local_steps = 4
     assert [num_reducing_replicas(plan, replica) for replica in range(3)] == [2, 2, 1]
-    one = SimpleNamespace(replica=2, tp=1, cp=2, ep=4, sp=False)
+    one = SimpleNamespace(replica=2, tp=1, cp=2, ep=4, sp=False, cp_kind="gather")
     assert stage_degrees(plan, one) == StageDegrees(cp=2, ep=4, dp=1)
 
 

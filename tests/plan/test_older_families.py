@@ -50,7 +50,7 @@ VARIANTS = [
     ("OPTForCausalLM", {}),
     ("OPTForCausalLM", {"enable_bias": False, "max_position_embeddings": 100}),
     ("MptForCausalLM", {}),
-    ("MptForCausalLM", {"expansion_ratio": 2}),
+    ("MptForCausalLM", {"tie_word_embeddings": False}),
     ("FalconForCausalLM", {}),
     ("FalconForCausalLM", {"multi_query": False, "bias": True}),
     ("FalconForCausalLM", {"parallel_attn": False, "alibi": True}),

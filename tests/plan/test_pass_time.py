@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.pool import NodeGroup
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.time.calibration import DATA_SHEET
 from isthmus.plan.time.stage_time import ChipModel, collective_call_s, pass_time

@@ -6,7 +6,7 @@ from isthmus.core.chip import chip_catalogue
 from isthmus.core.pool import NodeGroup
 from isthmus.plan.calibrate.measured_shapes import calibrate_shapes
 from isthmus.plan.calibrate.micro_benchmarks import MIN_RELATIVE_UNCERTAINTY, ShapeTiming
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.time.calibration import DATA_SHEET
 from isthmus.plan.time.predict import relative_uncertainty

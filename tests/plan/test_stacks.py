@@ -24,7 +24,8 @@ from isthmus.plan import (
     stage_table,
 )
 from isthmus.plan.memory.memory_limit import memory_limit_bytes, outside_bytes, reserved_bytes
-from isthmus.plan.memory.stage_memory import StageDegrees, stage_memory
+from isthmus.plan.memory.stage_degrees import StageDegrees
+from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.profile.stack_tensors import stacked_profile
 from isthmus.plan.search.costs.slots import ChipSlot
 from isthmus.plan.search.costs.stage_cost_table import StageCostTable

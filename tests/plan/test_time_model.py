@@ -10,7 +10,7 @@ from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError, PlanError
 from isthmus.core.plan import StageTime
 from isthmus.plan import DATA_SHEET, estimate_s, predict, profile_model
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.time.calibration import smooth_max
 from isthmus.plan.time.collectives import (
     NODE_HOP_S,

@@ -243,13 +243,13 @@ def test_the_price_is_that_of_all_chips_for_an_iteration():
 
 
 def test_zero_exposes_what_it_cannot_hide():
-    """ZeRO 3 gathers weights in both passes and cuts the update; gradients and half of the weights are sent."""
+    """ZeRO 3 gathers weights in both passes and cuts the update; ZeRO 1 sends gradients and half of the weights."""
     pool = pool_of("A100")
     costs = {zero: stage_costs(plan_of(clusters="aa", dp=4, zero=zero), pool, PROFILE, DATA_SHEET) for zero in range(4)}
     for index in range(2):
         plain, one, three = (costs[zero][index].load for zero in (0, 1, 3))
         assert one.gradient_bytes == pytest.approx(0.75 * plain.gradient_bytes)
-        assert three.gradient_bytes == pytest.approx(one.gradient_bytes)
+        assert three.gradient_bytes == pytest.approx(0.5 * plain.gradient_bytes), "weights are gathered in each pass"
         step_s = DATA_SHEET.value("step_s")
         assert one.update_s - step_s == pytest.approx((plain.update_s - step_s) / 4)
         assert three.update_s == pytest.approx(one.update_s)

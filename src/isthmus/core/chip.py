@@ -18,6 +18,11 @@ NARROW_PRECISIONS: frozenset[str] = frozenset(("fp8", "mxfp8", "nvfp4", "int8"))
 """Precisions of at most 8 bits, which products alone use: attention, norms and the head keep 16 bits."""
 
 
+NARROW_BYTES: dict[str, float] = {"fp8": 1.0, "int8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
+"""Bytes of an element of a narrow precision with its scales: MXFP8 has one of 8 bits for 32 elements (Open Compute
+Project, Microscaling Formats Specification 1.0), NVFP4 one of 8 bits for 16 (NVIDIA, Transformer Engine)."""
+
+
 class InNodeLink(FrozenModel):
     """The interconnect between the chips of a node; bandwidth is per chip and direction."""
 

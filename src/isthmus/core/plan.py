@@ -22,6 +22,13 @@ from isthmus.core.base_model import (
     PositiveInt,
 )
 from isthmus.core.chip import Precision
+from isthmus.core.plan_parts.activation_offload import ActivationOffload
+from isthmus.core.plan_parts.expert_exchange import ExpertExchange
+from isthmus.core.plan_parts.kernel_choice import KernelChoice
+from isthmus.core.plan_parts.low_rank_adapters import LowRankAdapters
+from isthmus.core.plan_parts.recompute_module import RecomputeModule
+from isthmus.core.plan_parts.shard_group import ShardGroup
+from isthmus.core.plan_parts.tensor_formats import TensorFormats
 from isthmus.core.rank_numbering import number_stages
 from isthmus.core.stack import StackChoice
 
@@ -37,7 +44,12 @@ class Stage(FrozenModel):
     The first stage of a replica also holds the embedding, the last one the final norm and the head. `tp` is
     the tensor-parallel degree (`sp` adds sequence parallelism), `cp` the context-parallel degree; `ep`
     distributes experts over the chips of this stage and of other replicas. `recompute` applies to the first
-    `recompute_layers` layers (default: all).
+    `recompute_layers` layers (default: all); `recompute_modules` says which parts of a layer `selective` repeats
+    (default: as the stack does).
+
+    `cp_kind` is how chips that share a sequence exchange it: `gather` gathers keys and values, `ring` passes them
+    round behind the computation, `all_to_all` exchanges tokens for heads (Ulysses). `offload` keeps activations in
+    host memory.
     """
 
     replica: NonNegativeInt = 0
@@ -46,10 +58,13 @@ class Stage(FrozenModel):
     layers: LayerRange
     tp: PositiveInt = 1
     cp: PositiveInt = 1
+    cp_kind: Literal["gather", "ring", "all_to_all"] = "gather"
     ep: PositiveInt = 1
     sp: bool = False
     recompute: Literal["none", "selective", "full", "moe"] = "none"
     recompute_layers: NonNegativeInt | None = None
+    recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(max_length=7)] = ()
+    offload: ActivationOffload | None = None
 
     @property
     def num_layers(self) -> int:
@@ -129,6 +144,11 @@ class Plan(FrozenModel):
     `stack` is the training framework that the plan is for: `isthmus` is this project's runtime, which runs no other's
     plans. It decides which tensors a chip keeps and what is fused and overlapped; see `isthmus schema stack`.
 
+    `experts`, `sharding`, `kernels`, `formats` and `lora` say how the run does what its degrees ask for.
+    `overlap_tp` runs tensor-parallel exchanges beside the products before and after them; `false` hides none of them
+    (default: those of the backward pass hide behind weight gradients). `packed_tokens` is the length of the documents
+    that share a sequence, weighted by their tokens: attention stays inside a document.
+
     `equal_replicas: true` lists the stages of replica 0 alone: all `dp` replicas are like it.
 
     `rank_order: cluster` gives each cluster a contiguous segment of ranks; `stage` numbers the ranks in the order of
@@ -158,6 +178,13 @@ class Plan(FrozenModel):
     overlap_gradients: bool = False
     compute: ComputeMode = "real"
     stack: StackChoice = "isthmus"
+    experts: ExpertExchange | None = None
+    sharding: ShardGroup | None = None
+    kernels: KernelChoice | None = None
+    formats: TensorFormats | None = None
+    lora: LowRankAdapters | None = None
+    overlap_tp: bool | None = None
+    packed_tokens: PositiveInt | None = None
     rank_order: Literal["cluster", "stage"] = "cluster"
 
     @model_validator(mode="before")

@@ -55,6 +55,8 @@ class NodeGroup(FrozenModel):
 
     A part that runs in containers gets the share of `cpus_per_node` and `memory_bytes_per_node` that its chips have;
     without them it is not limited. `driver` is the version of the chips' driver, by which images are matched.
+    `chips_per_domain` is the number of chips that the in-node link joins where that is more than a node (72 in an
+    NVL72 rack of nodes with 4 chips); it is whole nodes.
 
     `nics` are the network cards for traffic between ranks; without them a rank has the address at which it listens.
     """
@@ -63,6 +65,7 @@ class NodeGroup(FrozenModel):
     chip: Name
     nodes: PositiveInt
     chips_per_node: PositiveInt
+    chips_per_domain: PositiveInt | None = None
     network_gbps: PositiveFloat = 400.0
     virtual: VirtualChip | None = None
     price_per_chip_hour: NonNegativeFloat = 0.0
@@ -87,10 +90,27 @@ class NodeGroup(FrozenModel):
             return {**data, "name": data["chip"].lower()}
         return data
 
+    @model_validator(mode="after")
+    def _check_domain(self) -> NodeGroup:
+        """Raise unless a domain is whole nodes of this group."""
+        domain, node = self.chips_per_domain, self.chips_per_node
+        if domain is not None and (domain % node or domain > self.num_chips):
+            nearest = max(node, min(domain // node, self.nodes) * node)
+            raise ValueError(
+                f"chips_per_domain {domain} is not whole nodes of {node} chips, at most {self.num_chips}; "
+                f"nearest valid: {nearest}"
+            )
+        return self
+
     @property
     def num_chips(self) -> int:
         """Number of chips in the group."""
         return self.nodes * self.chips_per_node
+
+    @property
+    def num_linked_chips(self) -> int:
+        """Number of chips that the in-node link joins: those of a node, or of a domain of several nodes."""
+        return self.chips_per_domain or self.chips_per_node
 
 
 class Cluster(FrozenModel):

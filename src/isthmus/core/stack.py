@@ -35,11 +35,17 @@ class StackState(FrozenModel):
     fp8: StateBytes | None = None
     source: Source
 
-    def of(self, precision: StatePrecision) -> StateBytes:
-        """Return the bytes per parameter with this compute precision."""
+    def of(self, precision: StatePrecision, narrow_bytes: float = 1.0) -> StateBytes:
+        """Return the bytes per parameter with this compute precision.
+
+        The 8-bit copies that `fp8` has beside the weights of `bf16` take `narrow_bytes` an element instead of one.
+        """
         if precision == "fp32":
             return self.fp32
-        return self.fp8 or self.bf16 if precision == "fp8" else self.bf16
+        if precision == "bf16" or self.fp8 is None:
+            return self.bf16
+        copies = max(0.0, self.fp8.weights - self.bf16.weights)
+        return self.fp8.model_copy(update={"weights": self.fp8.weights + copies * (narrow_bytes - 1.0)})
 
 
 class TensorRule(FrozenModel):
@@ -133,7 +139,10 @@ class OutsideMemory(FrozenModel):
 
 
 class Stack(FrozenModel):
-    """A training framework, its version, and what it does with memory and time; see `docs/design/memory-model.md`."""
+    """A training framework, its version, and what it does with memory and time; see `docs/design/memory-model.md`.
+
+    With `gradients_as_reduced` the buffer of gradients has the format in which they are reduced.
+    """
 
     name: Name
     version: str
@@ -151,6 +160,7 @@ class Stack(FrozenModel):
     attention_kernel: Literal["any", "flash2", "flash3", "cudnn", "sdpa"] = "any"
     traffic_ratio: PositiveFloat = 1.0
     overlap_gradients: bool = False
+    gradients_as_reduced: bool = False
     sources: dict[str, Source] = Field(default_factory=dict)
 
     def __hash__(self) -> int:

@@ -24,7 +24,8 @@ from isthmus.core.files.user_files import (
 from isthmus.core.files.yaml_lines import read_yaml
 from isthmus.core.model import load_model, require_trainable
 from isthmus.core.owner.owner_policy import OwnerPolicy
-from isthmus.core.runs.check_plan import ModelSizes, require_possible
+from isthmus.core.runs.check_plan import require_possible
+from isthmus.core.runs.planned_sizes import ModelSizes
 
 commands = typer.Typer()
 PANEL = "Files"

@@ -306,7 +306,8 @@ def memory(
     zero: Annotated[int, typer.Option(min=0, max=3, metavar="N", help="ZeRO stage over dp and cp.")] = 0,
     micro_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences per micro-batch.")] = 1,
     precision: Annotated[
-        Literal["bf16", "fp32", "fp8"], typer.Option(metavar="bf16|fp32|fp8", help="Precision of products.")
+        Literal["bf16", "fp32", "fp8", "mxfp8", "nvfp4"],
+        typer.Option(metavar="bf16|fp32|fp8|mxfp8|nvfp4", help="Precision of products."),
     ] = "bf16",
     recompute: Annotated[
         Literal["none", "selective", "full"],

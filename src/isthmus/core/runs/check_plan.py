@@ -7,35 +7,13 @@ exports and comparisons call it, and the search checks the degrees that a job fi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from isthmus.core.errors import PlanError
-from isthmus.core.model import Model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
-from isthmus.core.runs.check_job import num_experts
+from isthmus.core.runs.check_plan_words import model_word_problems, stage_word_problems, word_problems
 from isthmus.core.runs.field_problem import FieldProblem
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSizes:
-    """What a plan must divide: layers, query heads, key and value heads, routed experts of a layer (0: dense)."""
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    num_experts: int
-
-    @classmethod
-    def of(cls, model: Model) -> ModelSizes:
-        """Return the sizes of a model by its `config.json`; without heads in it, no degree is refused for them."""
-        heads = model.config.get("num_attention_heads")
-        return cls(
-            num_layers=model.num_layers,
-            num_heads=heads if isinstance(heads, int) else 0,
-            num_kv_heads=model.num_kv_heads if heads else 0,
-            num_experts=num_experts(model),
-        )
+from isthmus.core.runs.planned_sizes import ModelSizes
 
 
 def require_possible(plan: Plan, sizes: ModelSizes | None = None, pool: Pool | None = None) -> None:
@@ -47,13 +25,16 @@ def require_possible(plan: Plan, sizes: ModelSizes | None = None, pool: Pool | N
 def plan_problems(plan: Plan, sizes: ModelSizes | None = None, pool: Pool | None = None) -> Iterator[FieldProblem]:
     """Yield why no chips can run `plan`: by itself, with its model's sizes, on its pool."""
     yield from _schedule_problems(plan)
+    yield from word_problems(plan)
     if sizes is not None and plan.num_layers != sizes.num_layers:
         message = f"the plan has {plan.num_layers} layers, the model {sizes.num_layers}"
         yield FieldProblem("stages", plan.num_layers, message, f"the last stage must end at layer {sizes.num_layers}")
     for index, stage in _distinct_stages(plan):
         place = f"stages.{index}"
         yield from _recompute_problems(stage, place)
+        yield from stage_word_problems(plan, stage, place)
         if sizes is not None:
+            yield from model_word_problems(plan, stage, place, sizes)
             yield from head_problem(f"{place}.tp", stage.tp, sizes)
             yield from expert_problem(f"{place}.ep", stage.ep, sizes)
         yield from _sharing_problems(plan, stage, place)
@@ -155,7 +136,7 @@ def _sharing_problems(plan: Plan, stage: Stage, place: str) -> Iterator[FieldPro
 def _node_problems(stage: Stage, place: str, sizes: ModelSizes | None, pool: Pool) -> Iterator[FieldProblem]:
     """Yield why a stage's tensor parallelism does not fit the nodes and the chips of its group."""
     group = pool.node_group(stage.cluster, stage.node_group)
-    where, node = f"{stage.cluster}/{stage.node_group}", group.chips_per_node
+    where, node = f"{stage.cluster}/{stage.node_group}", group.num_linked_chips
     kv_heads = sizes.num_kv_heads if sizes else 0
     if stage.tp > node and kv_heads and kv_heads % stage.tp:
         message = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from isthmus.plan.calibrate.measured_runs import PlannedRun
 from isthmus.plan.calibrate.posterior import MeasuredValue, Prior
 from isthmus.plan.memory.plan_stage_memory import plan_stage_memory
-from isthmus.plan.profile.stack_tensors import stacked_profile
+from isthmus.plan.profile.planned_profile import planned_profile
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, FittedParameter
 from isthmus.plan.time.predict import simulate_plan
 
@@ -93,7 +93,7 @@ def _measured_values(run: PlannedRun) -> list[MeasuredValue]:
 def _stage_peaks(run: PlannedRun) -> list[_StagePeak]:
     """Return every stage's peak without memory factors: how many micro-batches are in flight depends on none."""
     result, _ = simulate_plan(run.plan, run.pool, run.profile, DATA_SHEET)
-    profile = stacked_profile(run.profile, run.plan.stack, run.plan.precision)
+    profile = planned_profile(run.profile, run.plan)
     found, simulated = [], iter(result.stages)
     for replica in range(run.plan.dp):
         stages = run.plan.pipeline(replica)

@@ -19,7 +19,8 @@ from isthmus.core.job_parts.command_job import CommandConfig
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
-from isthmus.core.runs.check_plan import ModelSizes, require_possible
+from isthmus.core.runs.check_plan import require_possible
+from isthmus.core.runs.planned_sizes import ModelSizes
 from isthmus.plan.export.incompatibility import Incompatibility, require_compatible
 from isthmus.plan.export.isthmus_runtime import NAME as ISTHMUS
 from isthmus.plan.export.isthmus_runtime import to_isthmus_runtime

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from isthmus.core.errors import PlanError
+from isthmus.core.plan import Plan
+from isthmus.core.runs.plan_words import stated_words
 
 REPLAN = {
     "isthmus": "plan again with `isthmus plan JOB --pool POOL --runnable`",
@@ -40,6 +42,13 @@ def require_compatible(framework: str, key: str, plan: str, incompatibilities: I
         f"{framework} cannot run {plan}: " + "; ".join(one.reason for one in found),
         hint="; ".join(final) if final else ", and ".join([*changes, REPLAN[key]]),
     )
+
+
+def word_incompatibilities(plan: Plan, supported: Collection[str]) -> Iterator[Incompatibility]:
+    """Yield what a plan states beside its degrees, and a framework's export does not know."""
+    for name in stated_words(plan):
+        if name not in supported:
+            yield Incompatibility(f"{name} is not exported", final=f"remove {name} from the plan and set it by hand")
 
 
 def plan_name(plan_id: str) -> str:

@@ -15,7 +15,12 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan.export.decoder_config import decoder_config, decoder_incompatibilities
 from isthmus.plan.export.flag import Flag, flag
-from isthmus.plan.export.incompatibility import Incompatibility, plan_name, require_compatible
+from isthmus.plan.export.incompatibility import (
+    Incompatibility,
+    plan_name,
+    require_compatible,
+    word_incompatibilities,
+)
 from isthmus.plan.export.megatron_layout import layout_text
 from isthmus.plan.export.megatron_model import model_arguments, model_incompatibilities
 from isthmus.plan.export.megatron_recompute import recompute_arguments, recompute_incompatibilities
@@ -32,6 +37,13 @@ from isthmus.plan.export.rank_grid import (
 from isthmus.plan.search.costs.framework_rules import MEGATRON
 
 NAME = MEGATRON.name
+
+_CONTEXT_KINDS = {"ring": "p2p", "all_to_all": "a2a"}
+_DISPATCHERS = {
+    "all_to_all": (("moe-token-dispatcher-type", "alltoall"),),
+    "all_gather": (("moe-token-dispatcher-type", "allgather"),),
+    "deepep": (("moe-token-dispatcher-type", "flex"), ("moe-enable-deepep",)),
+}
 
 
 def to_megatron(plan: Plan, model: Model, pool: Pool, *, job: Job | None = None, data: str | None = None) -> PlanExport:
@@ -82,6 +94,12 @@ def megatron_incompatibilities(plan: Plan, model: Model) -> Iterator[Incompatibi
     if not has_experts and first.ep > 1:
         yield Incompatibility(f"ep {first.ep} for a model without experts")
     yield from recompute_incompatibilities(plan)
+    yield from word_incompatibilities(plan, ("recompute_modules", "cp_kind", "experts", "formats", "overlap_tp"))
+    formats = plan.formats
+    if formats is not None and (formats.activations or formats.gathers or formats.dispatch):
+        yield Incompatibility("formats other than that of gradients are not exported")
+    if plan.experts is not None and plan.experts.overlap:
+        yield Incompatibility("overlapped expert exchanges are not exported")
 
 
 def megatron_model_incompatibilities(model: Model) -> Iterator[Incompatibility]:
@@ -108,6 +126,14 @@ def _parallel(plan: Plan, grid: RankGrid) -> list[Flag]:
         flags += [flag("use-precision-aware-optimizer"), flag("optimizer-cpu-offload")]
     if plan.overlap_gradients:
         flags.append(flag("overlap-grad-reduce"))
+    if grid.cp > 1 and plan.stages[0].cp_kind != "gather":
+        flags.append(flag("cp-comm-type", _CONTEXT_KINDS[plan.stages[0].cp_kind]))
+    if plan.experts is not None and grid.ep > 1:
+        flags += [flag(*words) for words in _DISPATCHERS[plan.experts.dispatcher]]
+    if plan.formats is not None and plan.formats.gradients == "bf16":
+        flags.append(flag("grad-reduce-in-bf16"))
+    if plan.overlap_tp:
+        flags.append(flag("tp-comm-overlap"))
     return flags
 
 

@@ -20,6 +20,8 @@ def recompute_incompatibilities(plan: Plan) -> Iterator[Incompatibility]:
     kinds = {stage.recompute for stage in plan.stages if num_recomputed_layers(stage)}
     if len(kinds) > 1:
         yield Incompatibility(f"stages recompute {' and '.join(sorted(kinds))}: it supports one kind for all")
+    elif len({stage.recompute_modules for stage in plan.stages}) > 1:
+        yield Incompatibility("stages recompute other modules: it has one list for all")
     elif kinds and kinds != {"full"}:
         part = next((s for s in plan.stages if num_recomputed_layers(s) < s.num_layers), None)
         if part is not None:
@@ -55,7 +57,8 @@ def recompute_arguments(plan: Plan) -> list[Flag]:
     if kind is None:
         return []
     if kind != "full":
-        return [flag("recompute-granularity", "selective"), flag("recompute-modules", _MODULES[kind])]
+        modules = plan.stages[0].recompute_modules if kind == "selective" else ()
+        return [flag("recompute-granularity", "selective"), flag("recompute-modules", *(modules or (_MODULES[kind],)))]
     whole = all(num_recomputed_layers(stage) == stage.num_layers for stage in plan.stages)
     most = 1 if whole else max(num_recomputed_layers(stage) for stage in plan.stages)
     method = "uniform" if whole else "block"

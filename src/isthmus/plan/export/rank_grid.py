@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, Stage
 from isthmus.plan.export.incompatibility import Incompatibility
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.search.costs.framework_rules import FrameworkRules, heads_fit
 
 _DEGREES = ("tp", "cp", "ep", "sp")

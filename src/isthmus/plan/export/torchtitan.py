@@ -14,9 +14,15 @@ from string import Template
 from isthmus.core.job import Job, TrainingConfig
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan
+from isthmus.core.plan_parts.shard_group import ShardGroup
 from isthmus.core.pool import Pool
 from isthmus.plan.export.decoder_config import DecoderConfig, decoder_config, decoder_incompatibilities
-from isthmus.plan.export.incompatibility import Incompatibility, plan_name, require_compatible
+from isthmus.plan.export.incompatibility import (
+    Incompatibility,
+    plan_name,
+    require_compatible,
+    word_incompatibilities,
+)
 from isthmus.plan.export.node_launches import device_incompatibilities, node_launches
 from isthmus.plan.export.plan_export import PlanExport, model_folder, rank_map, training_config
 from isthmus.plan.export.rank_grid import (
@@ -87,6 +93,7 @@ def torchtitan_incompatibilities(plan: Plan, model: Model) -> Iterator[Incompati
         yield Incompatibility(text)
     if plan.zero > 1 and len(plan.pipeline()) > 1:
         yield Incompatibility(f"ZeRO {plan.zero} in a pipeline: it keeps full gradients until the last micro-batch")
+    yield from word_incompatibilities(plan, ("sharding",))
     if plan.stages[0].ep > 1:
         yield Incompatibility(f"ep {plan.stages[0].ep}: only dense models are exported")
 
@@ -116,11 +123,12 @@ def torchtitan_model_incompatibilities(model: Model, sequence_length: int) -> It
 
 def parallelism_values(plan: Plan, grid: RankGrid) -> dict[str, object]:
     """Return the fields of `ParallelismConfig`."""
-    sharded = plan.zero > 0
+    group = plan.sharding or ShardGroup()
+    sharded = group.replicas or grid.dp if plan.zero > 0 else 1
     values: dict[str, object] = {
-        "data_parallel_replicate_degree": 1 if sharded else grid.dp,
-        "data_parallel_shard_degree": grid.dp if sharded else 1,
-        "fsdp_reshard_after_forward": "always" if plan.zero == 3 else "never",
+        "data_parallel_replicate_degree": grid.dp // sharded,
+        "data_parallel_shard_degree": sharded,
+        "fsdp_reshard_after_forward": "always" if plan.zero == 3 and group.reshard else "never",
         "tensor_parallel_degree": grid.tp,
         "enable_sequence_parallel": grid.sp,
         "context_parallel_degree": grid.cp,

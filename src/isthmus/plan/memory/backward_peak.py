@@ -40,6 +40,9 @@ class LayerMemory:
     """Peak of the backward pass above these."""
     largest_gradient_elements: int
     """Elements of the largest weight gradient."""
+    frozen_dense_parameters: int = 0
+    """Those of `dense_parameters` without gradient and optimizer state."""
+    frozen_expert_parameters: int = 0
 
 
 def layer_memory(layer: LayerProfile, recompute: Recompute, shard: Sharding, load: MicroBatchLoad) -> LayerMemory:
@@ -56,8 +59,10 @@ def layer_memory(layer: LayerProfile, recompute: Recompute, shard: Sharding, loa
         working_bytes=rebuilt + _peak_gradient_bytes(layer, shard, load) + gathered,
         largest_gradient_elements=max(
             _weight_elements(layer, shard, ("gate", "up"), expert=True),
-            *(weight.on_chip(shard) for weight in weights),
+            *(weight.on_chip(shard) for weight in weights if weight.trainable),
         ),
+        frozen_dense_parameters=sum(w.on_chip(shard) for w in weights if not w.expert and not w.trainable),
+        frozen_expert_parameters=sum(w.on_chip(shard) for w in weights if w.expert and not w.trainable),
     )
 
 
@@ -77,7 +82,7 @@ def _peak_gradient_bytes(layer: LayerProfile, shard: Sharding, load: MicroBatchL
 
 
 def _weight_elements(layer: LayerProfile, shard: Sharding, names: tuple[str, ...], *, expert: bool = False) -> int:
-    weights = [w for w in layer.feed_forward.weights if w.name in names and (w.expert or not expert)]
+    weights = [w for w in layer.feed_forward.weights if w.name in names and w.trainable and (w.expert or not expert)]
     return sum(weight.on_chip(shard) for weight in weights)
 
 
@@ -109,9 +114,10 @@ def _step_bytes(
     if is_last:
         logits = load.tokens * profile.vocab_size / shard.tp
         peak_bytes = profile.stack.loss.peak_bytes
-        table_bytes = 0.0 if load.fused_weight_gradients else table
+        trained = any(weight.trainable for weight in profile.head.weights)
+        table_bytes = table if trained and not load.fused_weight_gradients else 0.0
         yield (8 if peak_bytes is None else peak_bytes) / profile.stack.loss.chunks * logits
-        yield (2 * each - 4 if peak_bytes is None else each - 4) * logits + table_bytes
+        yield (2 * each - 4 if peak_bytes is None else _gradient_less_kept(profile, each)) * logits + table_bytes
         sizes = (load.tokens, load.sequence_length, each)
         ends = (profile.head, profile.final_norm)
         freed = sum(part.activation_bytes(*sizes, shard=shard) for part in ends)
@@ -122,4 +128,11 @@ def _step_bytes(
         yield layer.working_bytes - freed
         freed += layer.activation_bytes
     if is_first:
-        yield (0.0 if load.fused_weight_gradients else table) - freed
+        trained = any(weight.trainable for weight in profile.embedding.weights)
+        yield (table if trained and not load.fused_weight_gradients else 0.0) - freed
+
+
+def _gradient_less_kept(profile: ModelProfile, each: int) -> float:
+    """Return the bytes per logit of the logits' gradient, less what the loss kept of a logit and frees for it."""
+    kept = sum(one.width * (one.element_bytes or each) for one in profile.head.saved if one.name == "log_probabilities")
+    return each / profile.stack.loss.chunks - kept / profile.vocab_size

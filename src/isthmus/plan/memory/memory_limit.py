@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from isthmus.core.chip import Chip
 from isthmus.core.stack import Stack
-from isthmus.plan.memory.stage_memory import StageDegrees, StageMemory
+from isthmus.plan.memory.stage_degrees import StageDegrees
+from isthmus.plan.memory.stage_memory import StageMemory
 
 
 def device_bytes(chip: Chip) -> int:

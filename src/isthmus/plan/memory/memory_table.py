@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from isthmus.core.errors import InputError
 from isthmus.core.model import Model
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.component import Component, Sharding, Weight
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, profile_model
 
@@ -180,7 +180,8 @@ def _report_layer(layer: LayerProfile, degrees: StageDegrees, sequence_length: i
 
 
 def _report_moe(layer: LayerProfile, tokens: float, num_routed: float) -> BytesByGroup:
-    inner = next(one.width for one in layer.feed_forward.saved if one.name == "first.output")
+    widths = {one.name: one.width for one in layer.feed_forward.saved}
+    inner = widths.get("first.output", widths["down.input"])
     return {
         "dispatch": tokens * num_routed * layer.hidden_size,
         "gmm1": tokens * num_routed * inner,

@@ -7,9 +7,15 @@ from functools import lru_cache
 from typing import Literal
 
 from isthmus.core.plan import Plan, Stage
-from isthmus.plan.memory.stage_memory import StageDegrees, StageMemory, combine_copies, stage_memory
+from isthmus.core.plan_parts.activation_offload import ActivationOffload
+from isthmus.core.plan_parts.expert_exchange import ExpertExchange
+from isthmus.core.plan_parts.shard_group import ShardGroup
+from isthmus.core.plan_parts.tensor_formats import TensorFormats
+from isthmus.plan.memory.stage_degrees import StageDegrees
+from isthmus.plan.memory.stage_memory import StageMemory, combine_copies, stage_memory
 from isthmus.plan.profile.component import Recompute
 from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.planned_profile import stage_profile
 
 
 def plan_stage_memory(plan: Plan, profile: ModelProfile, stages: Sequence[Stage], index: int) -> StageMemory:
@@ -38,7 +44,12 @@ def max_in_flight(memory: StageMemory, limit_bytes: float) -> int:
 def stage_degrees(plan: Plan, stage: Stage) -> StageDegrees:
     """Return the degrees of parallelism of a stage of `plan`; `dp` is `num_reducing_replicas`."""
     dp = num_reducing_replicas(plan, stage.replica)
-    return StageDegrees(tp=stage.tp, cp=stage.cp, ep=stage.ep, dp=dp, sp=stage.sp, zero=plan.zero)
+    formats, group = plan.formats or TensorFormats(), plan.sharding or ShardGroup()
+    return StageDegrees(
+        tp=stage.tp, cp=stage.cp, ep=stage.ep, dp=dp, sp=stage.sp, zero=plan.zero, cp_kind=stage.cp_kind,
+        experts=plan.experts or ExpertExchange(), narrow_dispatch=formats.dispatch == "fp8",
+        overlap_tp=plan.overlap_tp, shard_replicas=group.replicas, reshard=group.reshard,
+    )  # fmt: skip
 
 
 def num_reducing_replicas(plan: Plan, replica: int) -> int:
@@ -59,14 +70,14 @@ def _memory_of_layers(
     """Return the memory of the layers of stage `index` on the chips of stage `place`."""
     stage = stages[place]
     return _cached_stage_memory(
-        profile,
+        stage_profile(profile, stage),
         stages[index].layers,
         (index == 0, index == len(stages) - 1),
         (plan.micro_batch_size_of(stage.replica), plan.sequence_length),
         stage_degrees(plan, stage),
         "fp32" if weight_element_bytes(plan) == 4 else "bf16",
         (plan.local_steps > 1, plan.optimizer_on_host),
-        (stage.recompute, stage.recompute_layers),
+        (stage.recompute, stage.recompute_layers, stage.offload),
     )
 
 
@@ -79,16 +90,17 @@ def _cached_stage_memory(
     degrees: StageDegrees,
     precision: Literal["fp32", "bf16"],
     optimizer: tuple[bool, bool],
-    recompute: tuple[Recompute, int | None],
+    recompute: tuple[Recompute, int | None, ActivationOffload | None],
 ) -> StageMemory:
     """Return the memory of a stage; `optimizer` is (has an outer optimizer, is on the host).
+
+    `recompute` is (what is recomputed, in how many layers, what is moved to the host).
 
     It is cached, because it is independent of the calibration and fits request it repeatedly.
     """
     return stage_memory(
         profile, layers, is_first=ends[0], is_last=ends[1],
         micro_batch_size=sizes[0], sequence_length=sizes[1], in_flight=1, precision=precision,
-        tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, dp=degrees.dp, sp=degrees.sp, zero=degrees.zero,
-        recompute=recompute[0], recompute_layers=recompute[1],
+        degrees=degrees, recompute=recompute[0], recompute_layers=recompute[1], offload=recompute[2],
         outer_optimizer=optimizer[0], optimizer_on_host=optimizer[1],
     )  # fmt: skip

@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from isthmus.core.errors import PlanError
+from isthmus.core.plan_parts.activation_offload import ActivationOffload
 from isthmus.core.stack import StateBytes
 from isthmus.plan.memory.backward_peak import LayerMemory, MicroBatchLoad, layer_memory, working_bytes
-from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, Recompute, Sharding
+from isthmus.plan.memory.exchange_buffers import exchange_buffer_bytes
+from isthmus.plan.memory.stage_degrees import StageDegrees
+from isthmus.plan.profile.model_profile import ModelProfile, Recompute, Sharding
 
 TrainingPrecision = Literal["bf16", "fp32"]
 
@@ -82,55 +85,6 @@ def combine_copies(one: StageMemory, other: StageMemory) -> StageMemory:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageDegrees:
-    """The degrees of parallelism of one stage.
-
-    Tensor parallelism shards experts only without expert parallelism (`ep` 1).
-    """
-
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    dp: int = 1
-    sp: bool = False
-    zero: Literal[0, 1, 2, 3] = 0
-
-    def __post_init__(self) -> None:
-        for name in ("tp", "cp", "ep", "dp"):
-            if getattr(self, name) < 1:
-                raise PlanError(f"{name} is {getattr(self, name)}", hint="a degree must be at least 1")
-
-    @property
-    def etp(self) -> int:
-        """Tensor parallelism of each expert."""
-        return self.tp if self.ep == 1 else 1
-
-    @property
-    def expert_dp(self) -> int:
-        """Number of chips that hold the same experts."""
-        return max(1, self.dp * self.cp * self.tp // (self.ep * self.etp))
-
-    def zero_shards(self, stage: int, *, expert: bool = False) -> int:
-        """Return over how many chips ZeRO `stage` shards its state: optimizer 1, gradients 2, weights 3."""
-        if self.zero < stage:
-            return 1
-        return self.expert_dp if expert else self.dp * self.cp
-
-    def sharding(self, layer: LayerProfile, imbalance: float = 0.0) -> Sharding:
-        """Return the sharding of `layer`, with routing from balanced (`imbalance` 0) to worst case (1).
-
-        Balanced routing sends `experts_per_token` routed copies of each token to this chip; in the worst case
-        all tokens of the `ep` chips go to its experts: min(experts_per_token, experts on this chip) x ep.
-        """
-        part, routed = layer.feed_forward, None
-        if part.num_experts:
-            here = -(-part.num_experts // self.ep)
-            worst = min(part.experts_per_token, here) * self.ep
-            routed = part.experts_per_token + imbalance * (worst - part.experts_per_token)
-        return Sharding(tp=self.tp, sp=self.sp, ep=self.ep, etp=self.etp, routed_per_token=routed)
-
-
 def stage_memory(
     profile: ModelProfile,
     layers: tuple[int, int],
@@ -147,6 +101,8 @@ def stage_memory(
     dp: int = 1,
     sp: bool = False,
     zero: Literal[0, 1, 2, 3] = 0,
+    degrees: StageDegrees | None = None,
+    offload: ActivationOffload | None = None,
     recompute: Recompute = "none",
     recompute_layers: int | None = None,
     optimizer_on_host: bool = False,
@@ -158,12 +114,15 @@ def stage_memory(
 
     `in_flight` micro-batches hold activations at the peak. `recompute` applies to `recompute_layers` of the
     layers (default all); the others save all activations. `imbalance` ranges from 0 (balanced experts) to 1
-    (all tokens at this chip's experts). `outer_optimizer` is held in addition (local steps).
+    (all tokens at this chip's experts). `outer_optimizer` is held in addition (local steps). `degrees` replaces
+    `tp` to `zero`; `offload` leaves the activations of two layers at a time on the chip, one that is copied and one
+    that is used.
     `reserve_fraction` of the sum is lost in the allocator (default: the stack's). Raises `PlanError` for an empty
     or unknown range of layers, or a degree below 1.
     """
     # Step 1: the memory of each layer and the static memory of the stage.
-    degrees = StageDegrees(tp=tp, cp=cp, ep=ep, dp=dp, sp=sp, zero=zero)
+    degrees = degrees or StageDegrees(tp=tp, cp=cp, ep=ep, dp=dp, sp=sp, zero=zero)
+    tp, cp, ep, sp, zero = degrees.tp, degrees.cp, degrees.ep, degrees.sp, degrees.zero
     each = _COMPUTE_BYTES[precision]
     load = MicroBatchLoad(
         tokens=micro_batch_size * sequence_length / cp, sequence_length=sequence_length, precision_bytes=each,
@@ -178,6 +137,11 @@ def stage_memory(
     # Step 2: activations, and the peak of the backward pass above them.
     kept = in_flight * _activation_bytes(profile, held, load, shard, is_first=is_first, is_last=is_last)
     buffers = working_bytes(profile, held, load, shard, is_first=is_first, is_last=is_last)
+    buffers += max(exchange_buffer_bytes(layer, degrees, load) for layer in set(profile.layers[slice(*layers)]))
+    if offload is not None:
+        moved = [one.activation_bytes for one in held[: offload.num_layers(len(held))]]
+        kept -= in_flight * sum(moved)
+        buffers += sum(sorted(moved)[-2:])
     # Step 3: buffers of the update, of messages and of gathered weights (ZeRO 3).
     if not optimizer_on_host:  # the update holds two tensors of the largest gradient's size, and no activations
         largest = max(one.largest_gradient_elements for one in held) / degrees.zero_shards(1)
@@ -185,7 +149,8 @@ def stage_memory(
     if not (is_first and is_last):
         buffers += 2 * profile.boundary_bytes(load.tokens, each)
     if zero == 3:
-        buffers += _gathered_bytes(profile, held, shard, each, is_first=is_first, is_last=is_last)
+        whole = not degrees.reshard
+        buffers += _gathered_bytes(profile, held, shard, each, is_first=is_first, is_last=is_last, whole=whole)
     if zero:
         buffers += profile.stack.buffer_bytes
     reserve = profile.stack.allocator.least_share if reserve_fraction is None else reserve_fraction
@@ -207,15 +172,19 @@ def _gathered_bytes(
     *,
     is_first: bool,
     is_last: bool,
+    whole: bool,
 ) -> float:
-    """Return the bytes of weights that ZeRO 3 has gathered at the peak, and of gradients that are not yet reduced."""
+    """Return the bytes of weights that ZeRO 3 has gathered at the peak, and of gradients that are not yet reduced.
+
+    `whole` keeps all of the stage gathered.
+    """
     rule = profile.stack.gathered
     largest = max(one.dense_parameters + one.expert_parameters for one in held)
     layers = min(rule.layers, len(held))
-    if rule.whole_stage_with_pipeline and not (is_first and is_last):
+    if whole or (rule.whole_stage_with_pipeline and not (is_first and is_last)):
         layers = len(held)
     ends = 0
-    if rule.ends:
+    if rule.ends or whole:
         ends = is_first * profile.embedding.on_chip(shard) + is_last * profile.head.on_chip(shard)
     return (rule.element_bytes or compute_bytes) * (layers * largest + ends) + rule.gradient_bytes * largest
 
@@ -254,7 +223,7 @@ def _layer_memories(
 
 def state_bytes(profile: ModelProfile, precision: TrainingPrecision) -> StateBytes:
     """Return the bytes per parameter of the profile's stack with this precision."""
-    return profile.stack.state.of("fp8" if profile.eight_bit else precision)
+    return profile.stack.state.of("fp8" if profile.narrow_bytes else precision, profile.narrow_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,15 +255,18 @@ def _static_bytes(
         ends.append(table)  # the tied head's copy
     dense = sum(one.dense_parameters for one in held) + sum(part.on_chip(shard) for part in ends)
     experts = sum(one.expert_parameters for one in held)
+    frozen = sum(one.frozen_dense_parameters for one in held)
+    frozen += sum(weight.on_chip(shard) for part in ends for weight in part.weights if not weight.trainable)
+    frozen_experts = sum(one.frozen_expert_parameters for one in held)
 
-    def dealt(bytes_each: float, stage: int) -> float:
-        return bytes_each * (dense / degrees.zero_shards(stage) + experts / degrees.zero_shards(stage, expert=True))
+    def dealt(dense: float, experts: float, stage: int) -> float:
+        return dense / degrees.zero_shards(stage) + experts / degrees.zero_shards(stage, expert=True)
 
-    each = state_bytes(profile, precision)
+    each, trained = state_bytes(profile, precision), (dense - frozen, experts - frozen_experts)
     return _StaticBytes(
-        weights_bytes=dealt(each.weights, 3),
-        gradients_bytes=dealt(each.gradients, 2),
-        optimizer_bytes=dealt(each.optimizer + OUTER_OPTIMIZER_BYTES * outer, 1),
+        weights_bytes=each.weights * dealt(*trained, 3) + _COMPUTE_BYTES[precision] * dealt(frozen, frozen_experts, 3),
+        gradients_bytes=each.gradients * dealt(*trained, 2),
+        optimizer_bytes=(each.optimizer + OUTER_OPTIMIZER_BYTES * outer) * dealt(*trained, 1),
     )
 
 

@@ -10,7 +10,8 @@ from isthmus.core.model import Model
 from isthmus.core.stack import Stack
 from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes, reserved_bytes, stage_memory_dict
 from isthmus.plan.memory.memory_table import MeshDegrees
-from isthmus.plan.memory.stage_memory import StageDegrees, stage_memory
+from isthmus.plan.memory.stage_degrees import StageDegrees
+from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.profile.component import Recompute
 from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.profile.stack_tensors import stacked_profile

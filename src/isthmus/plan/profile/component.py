@@ -31,6 +31,8 @@ class Weight:
     """Largest number of tensor-parallel shards (1: replicated)."""
     expert: bool = False
     """Whether expert parallelism shards the copies."""
+    trainable: bool = True
+    """Whether it has a gradient and an optimizer state; a frozen weight has neither."""
 
     @property
     def parameters(self) -> int:

@@ -69,6 +69,7 @@ def feed_forward_component(shape: FeedForwardShape) -> Component:
             weights=_dense_weights(shape, shape.intermediate_size),
             saved=(read, *_inner_saved(shape, shape.intermediate_size)),
             backward_steps=(_backward_tensors(shape, shape.intermediate_size, hidden=1, narrow_hidden=1),),
+            input_width=shape.hidden_size,
         )
     experts = shape.num_experts
     router = Weight(

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from isthmus.core.model import Model
 from isthmus.core.stack import Stack, find_stack
-from isthmus.plan.profile.attention import AttentionKernel, attention_component
+from isthmus.plan.profile.attention import AttentionKernel, AttentionShape, attention_component
 from isthmus.plan.profile.component import (
     RECOMPUTE,
     UNSHARDED,
@@ -41,6 +41,18 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RepeatedWork:
+    """What selective recomputation repeats in a layer, beside the weights and the core that it names."""
+
+    traffic_share: float
+    """Share of the layer's saved bytes that are written again."""
+    tp_exchanges: float = 0.0
+    """All-reduces of tensor parallelism that are repeated."""
+    expert_exchanges: bool = False
+    """Whether tokens are sent to their experts and back again."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerProfile:
     """One decoder layer: attention, feed-forward (dense or experts) and norms."""
@@ -57,6 +69,12 @@ class LayerProfile:
     """Memory traffic of element-wise work over twice the saved bytes."""
     attention_kernel: str = "any"
     """The attention kernel of the stack, by which chips state sustained rates."""
+    attention_shape: AttentionShape | None = None
+    """Dimensions that the attention was made of, from which another kernel makes it again."""
+    repeated: RepeatedWork | None = None
+    """What selective recomputation of chosen modules repeats; None: as the stack does."""
+    launch_ratio: float = 1.0
+    """Kernel launches over those of a layer that is not compiled."""
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -124,7 +142,8 @@ class ModelProfile:
 
     With `tied_embeddings` the head has no weights; in a pipeline the last stage holds a copy of the
     embedding. `position_width` is the number of elements that the rotary embedding saves per position of a
-    sequence. `stack` is the framework whose saved tensors the components have, `eight_bit` whether with 8-bit products.
+    sequence. `stack` is the framework whose saved tensors the components have, `narrow_bytes` the bytes
+    of an element of its products if they are narrower than 16 bits, else 0.
     """
 
     architecture: str
@@ -137,7 +156,7 @@ class ModelProfile:
     tied_embeddings: bool
     position_width: int
     stack: Stack = field(default_factory=lambda: find_stack("isthmus"))
-    eight_bit: bool = False
+    narrow_bytes: float = 0.0
 
     @property
     def num_layers(self) -> int:
@@ -192,6 +211,7 @@ def profile_model(model: Model, *, kernel: AttentionKernel | None = None) -> Mod
             known[shape] = LayerProfile(
                 hidden_size=model.hidden_size,
                 attention=attention_component(shape.attention),
+                attention_shape=shape.attention,
                 feed_forward=feed_forward_component(shape.feed_forward),
                 norms=norms_component(shape),
             )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from isthmus.core.chip import NARROW_PRECISIONS, Precision
+from isthmus.core.chip import NARROW_BYTES, Precision
 from isthmus.core.stack import AddedTensor, Stack, TensorRule, find_stack
 from isthmus.plan.profile.component import Component, SavedTensor, input_width
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
@@ -24,30 +24,30 @@ def stacked_profile(profile: ModelProfile, choice: str | Stack, precision: Preci
     stack = find_stack(choice)
     if profile.stack is stack or profile.stack == stack:
         return profile
-    return _stacked(profile, stack, precision in NARROW_PRECISIONS)
+    return _stacked(profile, stack, NARROW_BYTES.get(precision or "bf16", 0.0))
 
 
 @lru_cache(maxsize=256)
-def _stacked(profile: ModelProfile, stack: Stack, eight_bit: bool) -> ModelProfile:
+def _stacked(profile: ModelProfile, stack: Stack, narrow_bytes: float) -> ModelProfile:
     known = {id(layer): layer for layer in profile.layers}
-    layers = {key: _layer(layer, stack, eight_bit) for key, layer in known.items()}
+    layers = {key: _layer(layer, stack, narrow_bytes) for key, layer in known.items()}
     return replace(
         profile,
-        embedding=_component(profile.embedding, stack, eight_bit),
+        embedding=_component(profile.embedding, stack, narrow_bytes),
         layers=tuple(layers[id(layer)] for layer in profile.layers),
-        final_norm=_component(profile.final_norm, stack, eight_bit),
-        head=_component(profile.head, stack, eight_bit=False),
+        final_norm=_component(profile.final_norm, stack, narrow_bytes),
+        head=_component(profile.head, stack, narrow_bytes=0.0),
         stack=stack,
-        eight_bit=eight_bit,
+        narrow_bytes=narrow_bytes,
     )
 
 
-def _layer(layer: LayerProfile, stack: Stack, eight_bit: bool) -> LayerProfile:
+def _layer(layer: LayerProfile, stack: Stack, narrow_bytes: float) -> LayerProfile:
     return replace(
         layer,
-        attention=_component(layer.attention, stack, eight_bit),
-        feed_forward=_component(layer.feed_forward, stack, eight_bit),
-        norms=_component(layer.norms, stack, eight_bit),
+        attention=_component(layer.attention, stack, narrow_bytes),
+        feed_forward=_component(layer.feed_forward, stack, narrow_bytes),
+        norms=_component(layer.norms, stack, narrow_bytes),
         repeated_weights=stack.selective.weights,
         repeats_attention=stack.selective.attention,
         traffic_ratio=stack.traffic_ratio,
@@ -55,20 +55,22 @@ def _layer(layer: LayerProfile, stack: Stack, eight_bit: bool) -> LayerProfile:
     )
 
 
-def _component(part: Component, stack: Stack, eight_bit: bool) -> Component:
-    kept = [one for tensor in part.saved for one in _apply_rules(tensor, stack.tensors, eight_bit)]
+def _component(part: Component, stack: Stack, narrow_bytes: float) -> Component:
+    kept = [one for tensor in part.saved for one in _apply_rules(tensor, stack.tensors, narrow_bytes)]
     names = {tensor.name: tensor for tensor in part.saved}
     kept += [
-        _added(names[one.like], one) for one in stack.added if one.like in names and (eight_bit or one.when != "fp8")
+        _added(names[one.like], one, narrow_bytes)
+        for one in stack.added
+        if one.like in names and (narrow_bytes or one.when != "fp8")
     ]
     steps = tuple(
-        tuple(one for tensor in step for one in _apply_rules(tensor, stack.tensors, eight_bit))
+        tuple(one for tensor in step for one in _apply_rules(tensor, stack.tensors, narrow_bytes))
         for step in part.backward_steps
     )
     return replace(part, saved=tuple(kept), backward_steps=steps, input_width=input_width(part))
 
 
-def _apply_rules(tensor: SavedTensor, rules: Sequence[TensorRule], eight_bit: bool) -> Iterator[SavedTensor]:
+def _apply_rules(tensor: SavedTensor, rules: Sequence[TensorRule], narrow_bytes: float) -> Iterator[SavedTensor]:
     """Yield what is kept of a tensor: nothing, itself, or a part that selective recomputation keeps and one it drops.
 
     Every rule that matches applies, later ones over earlier ones.
@@ -80,19 +82,20 @@ def _apply_rules(tensor: SavedTensor, rules: Sequence[TensorRule], eight_bit: bo
         kept = rule.kept
         selective = selective if rule.selective is None else rule.selective
         each = rule.element_bytes or each
-        each = (rule.fp8_bytes or each) if eight_bit else each
+        each = rule.fp8_bytes * narrow_bytes if rule.fp8_bytes and narrow_bytes else each
     width = tensor.width * kept
     for share, recomputable in ((selective, False), (1.0 - selective, True)):
         if width * share:
             yield replace(tensor, width=width * share, element_bytes=each, recomputable=recomputable)
 
 
-def _added(like: SavedTensor, added: AddedTensor) -> SavedTensor:
+def _added(like: SavedTensor, added: AddedTensor, narrow_bytes: float) -> SavedTensor:
+    narrow = narrow_bytes if added.when == "fp8" else 1.0
     return replace(
         like,
         name=added.name,
         width=like.width * added.times,
-        element_bytes=added.element_bytes,
+        element_bytes=added.element_bytes * narrow if added.element_bytes else None,
         recomputable=False,
         only_selective=added.when == "selective",
     )

@@ -11,6 +11,7 @@ from isthmus.core.chip import Chip
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.core.stack import Stack, find_stack
+from isthmus.plan.profile.chosen_stack import chosen_stack
 from isthmus.plan.time.calibration import Calibration, FittedParameter
 
 RELATIVE = {"matmul_share": 0.12, "attention_share": 0.2, "link_share": 0.1, "network_share": 0.15}
@@ -22,11 +23,11 @@ ANY_KERNEL = "any"
 
 def with_chip_rates(calibration: Calibration, plan: Plan, pool: Pool) -> Calibration:
     """Return `calibration` with the sustained rates of the plan's chips, for the kernels of the plan's stack."""
-    if find_stack(plan.stack).attention_kernel == ANY_KERNEL:
+    if chosen_stack(plan).attention_kernel == ANY_KERNEL:
         return calibration
     groups = {(stage.cluster, stage.node_group) for stage in plan.stages}
     chips = {chip.name: chip for chip in (pool.chip(pool.node_group(*group)) for group in groups)}
-    return complete_calibration(calibration, tuple(chips.values()), plan.stack)
+    return complete_calibration(calibration, tuple(chips.values()), chosen_stack(plan))
 
 
 def complete_calibration(calibration: Calibration, chips: Sequence[Chip], stack: str | Stack) -> Calibration:

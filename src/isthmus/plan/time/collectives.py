@@ -24,6 +24,7 @@ class Topology:
     """Achieved rates per chip and direction, and start-up latencies, inside a node and between nodes."""
 
     chips_per_node: int
+    """Chips that the fast link joins: those of a node, or of a larger domain."""
     link_bytes_per_s: float
     link_latency_s: float
     network_bytes_per_s: float
@@ -98,6 +99,42 @@ def all_to_all_s(topology: Topology, num_bytes: float, size: int, stride: int = 
         away = num_bytes * (size - inside) / size
         between_s = topology.network_latency_s + away / topology.network_bytes_per_s
     return max(local_s, between_s)
+
+
+def node_all_to_all_s(
+    topology: Topology, num_bytes: float, size: int, stride: int, *, experts: int, chosen: int
+) -> float:
+    """Return the seconds of sending `num_bytes` of tokens to `chosen` of `experts`, once to each node that has one.
+
+    The node's links spread what arrived to the chips of the node. Of n nodes a token reaches n (1 - C(E - E/n, k) /
+    C(E, k)) on average, if it chooses k of E experts evenly, and chips likewise. Both kinds of links work at once.
+    Source: deepseek-ai/DeepEP, normal kernels; the counts are hypergeometric.
+    """
+    if size < 2:
+        return 0.0
+    inside, nodes = topology.tiers(size, stride)
+    local_s = between_s = 0.0
+    if inside > 1:
+        copies = mean_places(size, experts, chosen) * (inside - 1) / inside
+        local_s = topology.link_latency_s + copies * num_bytes / topology.link_bytes_per_s
+    if nodes > 1:
+        copies = mean_places(nodes, experts, chosen) * (nodes - 1) / nodes
+        between_s = topology.network_latency_s + copies * num_bytes / topology.network_bytes_per_s
+    return max(local_s, between_s)
+
+
+def mean_places(places: int, experts: int, chosen: int) -> float:
+    """Return over how many of `places`, with equally many experts each, `chosen` of `experts` lie on average."""
+    each = experts / places
+    missed = 1.0
+    for index in range(chosen):
+        missed *= max(0.0, experts - each - index) / (experts - index)
+    return places * (1.0 - missed)
+
+
+def ring_pass_s(topology: Topology, num_bytes: float, size: int, stride: int = 1) -> float:
+    """Return the seconds in which `num_bytes` of each chip have gone round a ring; the slowest hop sets the pace."""
+    return (size - 1) * send_s(topology, num_bytes, same_node=topology.tiers(size, stride)[1] == 1)
 
 
 def send_s(topology: Topology, num_bytes: float, *, same_node: bool, target: Topology | None = None) -> float:

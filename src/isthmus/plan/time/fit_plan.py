@@ -9,9 +9,9 @@ from isthmus.core.errors import IsthmusError
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
-from isthmus.core.stack import find_stack
 from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes
 from isthmus.plan.memory.plan_stage_memory import stage_degrees
+from isthmus.plan.profile.chosen_stack import chosen_stack
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.time.predict import PlanForecast, predict
 
@@ -30,7 +30,7 @@ def overfull_stages(plan: Plan, pool: Pool, forecast: PlanForecast) -> tuple[Ove
     """Return the stages of `plan` that do not fit their chips on `pool`, in plan order."""
     found = []
     for index, (stage, run) in enumerate(zip(plan.stages, _in_plan_order(plan, forecast), strict=True)):
-        stack = find_stack(plan.stack)
+        stack = chosen_stack(plan)
         chip_bytes = device_bytes(pool.chip(pool.node_group(stage.cluster, stage.node_group)))
         limit_bytes = memory_limit_bytes(chip_bytes, stack, stage_degrees(plan, stage))
         if run > limit_bytes:

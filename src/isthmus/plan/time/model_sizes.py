@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.core.runs.check_plan import ModelSizes
+from isthmus.core.runs.planned_sizes import ModelSizes
 from isthmus.plan.profile.model_profile import ModelProfile
 
 
@@ -14,4 +14,7 @@ def model_sizes(profile: ModelProfile) -> ModelSizes:
         num_heads=cores[0].num_heads if cores else 0,
         num_kv_heads=cores[0].num_kv_heads if cores else 0,
         num_experts=max(layer.feed_forward.num_experts for layer in profile.layers),
+        has_latent=any(weight.name == "kv_b" for layer in profile.layers for weight in layer.attention.weights),
+        has_shared=any(layer.feed_forward.shared_experts for layer in profile.layers),
+        hidden_size=profile.hidden_size,
     )

@@ -15,10 +15,10 @@ from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanPart, StageTime
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_plan import require_possible
-from isthmus.core.stack import find_stack
 from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes, stage_memory_dict
 from isthmus.plan.memory.plan_stage_memory import stage_degrees
 from isthmus.plan.memory.stage_memory import StageMemory
+from isthmus.plan.profile.chosen_stack import chosen_stack
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.profile.stack_tensors import DEFAULT_STACK
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, ChipRates
@@ -238,7 +238,7 @@ def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: Simulati
         notes.append(local_steps_note(plan))
     if plan.optimizer_on_host:
         notes.append(host_update_note())
-    stack = find_stack(plan.stack)
+    stack = chosen_stack(plan)
     if stack.name != DEFAULT_STACK:
         notes.append(f"stack '{stack.name}': {stack.version}")
     stages = [stage for replica in range(plan.dp) for stage in plan.pipeline(replica)]

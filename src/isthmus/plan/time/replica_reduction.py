@@ -77,3 +77,27 @@ def replicas_all_gather_s(places: Sequence[ReplicaPlace], num_bytes: float) -> f
         one = places[0]
         return all_gather_s(one.topology, num_bytes / one.num_chips, one.count, one.num_chips)
     return replicas_all_reduce_s(places, num_bytes) / 2
+
+
+def hybrid_reduce_s(
+    places: Sequence[ReplicaPlace], shard_replicas: int, gradient_bytes: float, weight_bytes: float
+) -> float:
+    """Return the seconds of reducing a stage's gradients in groups of `shard_replicas`, then between the groups.
+
+    A reduce-scatter inside each group, an all-reduce of what a chip then holds between the groups, and a gather of the
+    weights inside each. Source: Y. Zhao et al., PyTorch FSDP, VLDB 2023, section 3.2.2, hybrid sharding. Over several
+    node groups the groups are taken to be inside one.
+    """
+    one = max(places, key=lambda place: place.count)
+    groups = -(-sum(place.count for place in places) // shard_replicas)
+    inside_s = hybrid_gather_s(places, shard_replicas, gradient_bytes)
+    own = gradient_bytes / one.num_chips / shard_replicas
+    between_s = max(all_reduce_s(place.topology, own, groups, place.num_chips * shard_replicas) for place in places)
+    return inside_s + between_s + (hybrid_gather_s(places, shard_replicas, weight_bytes) if weight_bytes else 0.0)
+
+
+def hybrid_gather_s(places: Sequence[ReplicaPlace], shard_replicas: int, num_bytes: float) -> float:
+    """Return the seconds of a gather to a stage's `num_bytes` (or of a reduce-scatter) inside groups of replicas."""
+    return max(
+        all_gather_s(place.topology, num_bytes / place.num_chips, shard_replicas, place.num_chips) for place in places
+    )

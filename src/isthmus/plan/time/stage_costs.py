@@ -6,22 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from isthmus.core.plan import Plan, Stage
+from isthmus.core.plan_parts.tensor_formats import TensorFormats
 from isthmus.core.pool import Pool
 from isthmus.core.stack import Stack
 from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes
 from isthmus.plan.memory.plan_stage_memory import max_in_flight, plan_stage_memory, stage_degrees, weight_element_bytes
-from isthmus.plan.memory.stage_memory import StageDegrees, StageMemory, state_bytes
+from isthmus.plan.memory.stage_degrees import StageDegrees
+from isthmus.plan.memory.stage_memory import StageMemory, state_bytes
 from isthmus.plan.profile.model_profile import ModelProfile
-from isthmus.plan.profile.stack_tensors import stacked_profile
+from isthmus.plan.profile.planned_profile import planned_profile, stage_profile
 from isthmus.plan.time.calibration import Calibration
 from isthmus.plan.time.collectives import send_s
 from isthmus.plan.time.replica_reduction import (
     ReplicaPlace,
+    hybrid_gather_s,
+    hybrid_reduce_s,
     replicas_all_gather_s,
     replicas_all_reduce_bytes_per_s,
 )
 from isthmus.plan.time.stage_time import (
     GRADIENT_BYTES,
+    HOST_LINK_BYTES_PER_S,
     ChipModel,
     MicroBatchShape,
     PassTime,
@@ -67,7 +72,7 @@ def stage_costs(
 
     The plan must pass `require_possible`. Raises `InputError` for unknown clusters or node groups.
     """
-    profile = stacked_profile(profile, plan.stack, plan.precision)
+    profile = planned_profile(profile, plan)
     stages, chip_models = plan.pipeline(replica), _ChipModels(pool, calibration)
     return tuple(_stage_cost(plan, profile, chip_models, stages, index) for index in range(len(stages)))
 
@@ -112,10 +117,11 @@ def _stage_cost(
         micro_batch_size=plan.micro_batch_size_of(stage.replica),
         sequence_length=plan.sequence_length,
         precision=plan.precision or "bf16",
+        packed_tokens=plan.packed_tokens,
     )
     degrees = stage_degrees(plan, stage)
     time = stage_pass_time(
-        profile, stage.layers, chip_model, micro_batch, degrees,
+        stage_profile(profile, stage), stage.layers, chip_model, micro_batch, degrees,
         recompute=stage.recompute, recompute_layers=stage.recompute_layers,
         overlap_experts=plan.schedule == "dualpipe",
     )  # fmt: skip
@@ -177,29 +183,28 @@ def _stage_load(plan: Plan, profile: ModelProfile, placed: _PlacedStage) -> Stag
     """Return what the simulator takes of a stage: seconds and bytes over all of its chips, memory per chip."""
     stage, host, degrees, memory = placed.stage, placed.chip_model, placed.degrees, placed.memory
     each = weight_element_bytes(plan)
-    parameters = memory.weights_bytes / state_bytes(profile, "fp32" if each == 4 else "bf16").weights
-    if plan.zero == 3:
-        parameters *= degrees.zero_shards(3)
-    dealt = degrees.zero_shards(1)
+    parameters, trained = _num_parameters(plan, profile, placed, each)
+    dealt, formats = degrees.zero_shards(1), plan.formats or TensorFormats()
     boundary = profile.boundary_bytes(
         placed.micro_batch.micro_batch_size * plan.sequence_length, placed.micro_batch.precision_bytes
     )
     rate = replicas_all_reduce_bytes_per_s(placed.reducing)
     reserved = memory.total_bytes / memory.allocated_bytes
     behind_s = placed.time.backward_s if plan.overlap_gradients or profile.stack.overlap_gradients else 0.0
-    gathered_s = _gather_s(placed, parameters * each)
+    gathered_s = _gather_s(placed, parameters * (1.0 if formats.gathers == "fp8" else each))
+    moved_s = _offload_s(stage, profile, placed)
     return StageLoad(
         cluster=stage.cluster,
-        forward_s=max(placed.time.forward_s, gathered_s),
-        backward_s=max(placed.time.backward_s, gathered_s),
-        update_s=host.rates.step_s + _update_s(plan, host, parameters / dealt, placed.micro_batch.precision_bytes),
+        forward_s=_with_offload_s(stage, max(placed.time.forward_s, gathered_s), moved_s),
+        backward_s=_with_offload_s(stage, max(placed.time.backward_s, gathered_s), moved_s),
+        update_s=host.rates.step_s + _update_s(plan, host, trained / dealt, placed.micro_batch.precision_bytes),
         boundary_bytes=boundary,
         hop_s=_hop_s(placed, boundary),
         static_bytes=reserved * (memory.static_bytes + memory.buffers_bytes),
         activation_bytes=reserved * memory.activations_bytes,
         layers=stage.layers,
         gradient_bytes=stage.num_chips
-        * _exposed_gradient_bytes(plan, degrees.dp, parameters, rate / stage.num_chips, behind_s),
+        * _exposed_gradient_bytes(plan, placed, trained, rate / stage.num_chips, behind_s),
         averaged_bytes=stage.num_chips * parameters * GRADIENT_BYTES if plan.local_steps > 1 else 0.0,
         local_bytes_per_s=rate,
     )
@@ -225,21 +230,71 @@ def _update_s(plan: Plan, chip_model: ChipModel, parameters: float, precision_by
     return update_s(chip_model, parameters, precision_bytes)
 
 
-def _exposed_gradient_bytes(plan: Plan, dp: int, parameters: float, bytes_per_s: float, behind_s: float) -> float:
+def _num_parameters(plan: Plan, profile: ModelProfile, placed: _PlacedStage, weight_bytes: int) -> tuple[float, float]:
+    """Return the parameters of a stage on a chip before sharding, and those that have a gradient."""
+    each, degrees = state_bytes(profile, "fp32" if weight_bytes == 4 else "bf16"), placed.degrees
+    held_bytes = placed.memory.weights_bytes * degrees.zero_shards(3)
+    if plan.lora is None:
+        return held_bytes / each.weights, held_bytes / each.weights
+    trained = placed.memory.gradients_bytes / (each.gradients or GRADIENT_BYTES) * degrees.zero_shards(2)
+    return trained + (held_bytes - trained * each.weights) / weight_bytes, trained
+
+
+def _exposed_gradient_bytes(
+    plan: Plan, placed: _PlacedStage, parameters: float, bytes_per_s: float, behind_s: float
+) -> float:
     """Return the bytes of gradients per chip whose reduction is exposed, that is, not overlapped.
 
-    ZeRO reduces gradients and gathers weights of half their size. With bucketed reduction they overlap the
-    backward of the last micro-batch (`behind_s`).
+    ZeRO 1 and 2 reduce-scatter gradients and gather weights, together as many bytes as an all-reduce of their mean;
+    ZeRO 3 gathers weights in each pass instead, unless they stay gathered. With bucketed reduction they overlap the
+    backward of the last micro-batch (`behind_s`). Groups of replicas that shard among themselves (HSDP) take the
+    seconds of their own collectives.
     """
-    whole = parameters * GRADIENT_BYTES * (0.75 if plan.zero else 1.0)
-    reduce_s = 2 * (dp - 1) / dp * whole / bytes_per_s
+    formats, dp = plan.formats or TensorFormats(), placed.degrees.dp
+    gradient = 2 if formats.gradients == "bf16" else GRADIENT_BYTES
+    weight = 1 if formats.gathers == "fp8" else min(2, weight_element_bytes(plan))
+    in_passes = plan.zero == 3 and placed.degrees.reshard
+    whole = parameters * (0.5 * (gradient + weight * (not in_passes)) if plan.zero else gradient)
     if dp < 2:
         return whole
-    return whole * max(0.0, 1 - behind_s / reduce_s)
+    if plan.zero and placed.degrees.sharding_dp < dp:
+        gathers = 0.0 if in_passes else parameters * weight
+        reduce_s = hybrid_reduce_s(
+            placed.reducing, placed.degrees.sharding_dp, placed.stage.num_chips * parameters * gradient,
+            placed.stage.num_chips * gathers,
+        )  # fmt: skip
+        whole = reduce_s * bytes_per_s * dp / (2 * (dp - 1))
+    reduce_s = 2 * (dp - 1) / dp * whole / bytes_per_s
+    return whole * max(0.0, 1 - behind_s / reduce_s) if reduce_s else 0.0
+
+
+def _offload_s(stage: Stage, profile: ModelProfile, placed: _PlacedStage) -> float:
+    """Return the seconds in which the activations of a micro-batch that a stage moves cross the link to the host."""
+    if stage.offload is None:
+        return 0.0
+    count = stage.offload.num_layers(stage.num_layers)
+    own = stage_profile(profile, stage)
+    recomputed = stage.num_layers if stage.recompute_layers is None else stage.recompute_layers
+    share = placed.micro_batch.per_chip(placed.degrees)
+    moved = 0.0
+    for index, layer in enumerate(own.layers[slice(*stage.layers)][:count]):
+        mode = stage.recompute if index < recomputed else "none"
+        sizes = (share.tokens, share.sequence_length, share.precision_bytes)
+        moved += layer.activation_bytes(*sizes, mode, placed.degrees.sharding(layer))
+    return moved / HOST_LINK_BYTES_PER_S
+
+
+def _with_offload_s(stage: Stage, pass_s: float, moved_s: float) -> float:
+    """Return the seconds of a pass whose activations move beside it, or after it."""
+    overlaps = stage.offload is not None and stage.offload.overlap
+    return max(pass_s, moved_s) if overlaps else pass_s + moved_s
 
 
 def _gather_s(placed: _PlacedStage, num_bytes: float) -> float:
     """Return the seconds of ZeRO 3's all-gather of a stage's weights, `num_bytes` per chip, which a pass hides."""
-    if placed.degrees.zero < 3:
+    degrees = placed.degrees
+    if degrees.zero < 3 or not degrees.reshard:
         return 0.0
+    if degrees.sharding_dp < degrees.dp:
+        return hybrid_gather_s(placed.reducing, degrees.sharding_dp, num_bytes * placed.stage.num_chips)
     return replicas_all_gather_s(placed.reducing, num_bytes * placed.stage.num_chips)

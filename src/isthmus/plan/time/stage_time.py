@@ -13,16 +13,22 @@ from functools import lru_cache
 
 from isthmus.core.chip import NARROW_PRECISIONS, Chip, Precision
 from isthmus.core.pool import NodeGroup
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.component import Recompute
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
 from isthmus.plan.time.calibration import Calibration, ChipRates, smooth_max
 from isthmus.plan.time.chip_rates import ANY_KERNEL
-from isthmus.plan.time.collectives import Topology, all_gather_s, all_reduce_s, all_to_all_s
+from isthmus.plan.time.collectives import (
+    Topology,
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    node_all_to_all_s,
+    ring_pass_s,
+)
+from isthmus.plan.time.layer_exchanges import ChipMicroBatch, CollectiveCall
 from isthmus.plan.time.stage_work import (
-    ChipMicroBatch,
     ChipWork,
-    CollectiveCall,
     embedding_work,
     head_work,
     layer_work,
@@ -48,6 +54,7 @@ _COLLECTIVES: dict[str, Callable[[Topology, float, int, int], float]] = {
     "all_reduce": all_reduce_s,
     "all_gather": all_gather_s,
     "all_to_all": all_to_all_s,
+    "ring": ring_pass_s,
 }
 
 
@@ -81,7 +88,7 @@ class ChipModel:
             rates=rates,
             calibration=calibration,
             topology=Topology(
-                chips_per_node=group.chips_per_node,
+                chips_per_node=group.num_linked_chips,
                 link_bytes_per_s=chip.in_node_link.bandwidth_bytes_per_s * rates.link_share,
                 link_latency_s=rates.link_latency_s,
                 network_bytes_per_s=group.network_gbps * 1e9 / 8 * rates.network_share,
@@ -97,6 +104,8 @@ class MicroBatchShape:
     micro_batch_size: int
     sequence_length: int
     precision: Precision
+    packed_tokens: int | None = None
+    """Tokens of a document, if several share a sequence."""
 
     @property
     def precision_bytes(self) -> int:
@@ -110,6 +119,7 @@ class MicroBatchShape:
             sequence_length=self.sequence_length,
             precision_bytes=self.precision_bytes,
             degrees=degrees,
+            packed_tokens=self.packed_tokens,
         )
 
 
@@ -150,7 +160,10 @@ class PassTime:
 
 def collective_call_s(topology: Topology, call: CollectiveCall) -> float:
     """Return the seconds of all calls of a collective."""
-    return call.num_calls * _COLLECTIVES[call.kind](topology, call.num_bytes, call.size, call.stride)
+    args = (topology, call.num_bytes, call.size, call.stride)
+    if call.kind == "node_all_to_all":
+        return call.num_calls * node_all_to_all_s(*args, experts=call.num_experts, chosen=call.experts_per_token)
+    return call.num_calls * _COLLECTIVES[call.kind](*args)
 
 
 def pass_time(
@@ -181,15 +194,18 @@ def pass_time(
     moved_s = work.moved_bytes / memory
     moved_back_s = 2 * moved_s if backward_bytes is None else backward_bytes / memory
     # Step 2: collectives: overlapped with another micro-batch, with weight gradients (backward), or exposed.
-    exposed_s = overlapping_s = hidden_s = 0.0
+    exposed_s = overlapping_s = hidden_s = exposed_back_s = 0.0
+    backward_core_s = core_ratio * core_s
     for one in work.collectives:
         seconds = collective_call_s(chip_model.topology, one)
-        if one.kind == "all_to_all" and overlap_experts:
+        if one.behind == "other" or (one.num_experts and overlap_experts):
             hidden_s += seconds
         elif one.overlaps:
             overlapping_s += seconds
         else:
-            exposed_s += seconds
+            exposed_s += seconds - hidden_part_s(one, seconds, matmul_s, core_s)
+            back_s = seconds * one.backward_ratio
+            exposed_back_s += back_s - hidden_part_s(one, back_s, 2 * matmul_s, backward_core_s)
     # Step 3: host launches, and the forward pass.
     launch_s = work.num_launches * rates.launch_s
     launch_s += sum(one.num_calls * (one.size - 1) for one in work.collectives) * rates.skew_s
@@ -197,12 +213,17 @@ def pass_time(
     forward_s = compute_s + exposed_s + overlapping_s
     forward_s = smooth_max(max(forward_s, hidden_s), launch_s)
     # Step 4: the backward pass, with recomputation.
-    weight_s = rates.backward_overlap * work.overlapping_flops / (peak * rates.matmul_share)
-    back_s = 2 * matmul_s + core_ratio * core_s + moved_back_s
-    exchanged_s = exposed_s + max(0.0, overlapping_s - weight_s)
+    own_share = max(0.0, 1.0 - work.frozen_flops / work.matmul_flops) if work.matmul_flops else 1.0
+    weight_s = rates.backward_overlap * own_share * work.overlapping_flops / (peak * rates.matmul_share)
+    trained_share = 1.0 - work.frozen_flops / work.matmul_flops / 2 if work.matmul_flops else 1.0
+    matmul_back_s = 2 * matmul_s * trained_share
+    back_s = matmul_back_s + core_ratio * core_s + moved_back_s
+    exchanged_s = exposed_back_s + max(0.0, overlapping_s - weight_s)
     selective_s = core_s * work.repeats_attention + work.repeated_flops / (peak * rates.matmul_share)
+    selective_s += sum(collective_call_s(chip_model.topology, one) for one in work.repeated_collectives)
+    selective_s += moved_s / 2 if work.repeated_bytes is None else work.repeated_bytes / memory
     recompute_s, recompute_launch_s = _recompute_s(
-        recompute, compute_s, selective_s, moved_s, exposed_s + overlapping_s, launch_s
+        recompute, compute_s, selective_s, exposed_s + overlapping_s, launch_s
     )
     backward_s = smooth_max(
         max(back_s + exchanged_s + recompute_s, hidden_s), BACKWARD_LAUNCHES * launch_s + recompute_launch_s
@@ -211,21 +232,32 @@ def pass_time(
     return PassTime(
         forward_s=forward_s,
         backward_s=backward_s,
-        matmul_s=(3 + whole) * matmul_s,
+        matmul_s=(1 + whole) * matmul_s + matmul_back_s,
         attention_s=(1 + core_ratio + whole) * core_s,
         memory_s=(1 + whole) * moved_s + moved_back_s,
         exchange_s=(1 + whole) * (exposed_s + overlapping_s) + exchanged_s,
     )
 
 
+def hidden_part_s(call: CollectiveCall, seconds: float, matmul_s: float, core_s: float) -> float:
+    """Return how much of a collective's `seconds` what it runs beside hides.
+
+    Products are cut into as many parts as there are chips, and all parts but the first compute while another is sent
+    (S. Wang et al., Overlap Communication with Dependent Computation via Decomposition, ASPLOS 2023). A ring's step
+    hides behind the core of the block that has arrived, 1 / cp of it, in all steps but the last.
+    """
+    room_s = {"products": matmul_s, "core": core_s}.get(call.behind, 0.0)
+    return min(seconds, room_s * (call.size - 1) / call.size)
+
+
 def _recompute_s(
-    recompute: Recompute, compute_s: float, selective_s: float, moved_s: float, exchanged_s: float, launch_s: float
+    recompute: Recompute, compute_s: float, selective_s: float, exchanged_s: float, launch_s: float
 ) -> tuple[float, float]:
     """Return the seconds that recomputation adds to a backward pass, and the seconds of its launches."""
     if recompute == "full":
         return compute_s + exchanged_s, launch_s
     if recompute == "selective":
-        return selective_s + moved_s / 2, launch_s / 4
+        return selective_s, launch_s / 4
     if recompute == "moe":
         return compute_s / 2, launch_s / 2
     return 0.0, 0.0

@@ -5,31 +5,15 @@ They depend only on the model and its sharding; `isthmus.plan.time.stage_time` c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.component import Component, Sharding, Weight, input_width
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
+from isthmus.plan.time.layer_exchanges import ChipMicroBatch, CollectiveCall, layer_exchanges, repeated_exchanges
 
 _REDUCED_WEIGHTS = ("o", "down", "shared_down")
 """Weights whose products end in a tensor-parallel all-reduce; the gradients of the others can overlap one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectiveCall:
-    """Calls of a collective among `size` chips that are `stride` positions apart."""
-
-    kind: Literal["all_reduce", "all_gather", "all_to_all"]
-    num_bytes: float
-    """Bytes that each chip has after an all-gather, or that each chip contributes to the others."""
-    size: int
-    stride: int = 1
-    num_calls: float = 1.0
-    """Number of calls."""
-    overlaps: bool = False
-    """Whether its backward counterpart overlaps with weight gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +37,15 @@ class ChipWork:
     """Whether selective recomputation repeats the attention core."""
     moved_bytes: float = 0.0
     """Other memory traffic."""
+    repeated_bytes: float | None = None
+    """The part of `moved_bytes` that selective recomputation repeats; None: half of it."""
+    repeated_collectives: tuple[CollectiveCall, ...] = ()
+    """Collectives that selective recomputation repeats."""
+    frozen_flops: float = 0.0
+    """The part of `matmul_flops` whose weights have no gradient."""
     num_launches: float = 0.0
     """Host launches, in layers."""
     collectives: tuple[CollectiveCall, ...] = field(default=())
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChipMicroBatch:
-    """The part of a micro-batch that one chip processes; `tokens` is divided by context parallelism."""
-
-    tokens: float
-    sequence_length: int
-    precision_bytes: int
-    degrees: StageDegrees
 
 
 def layer_work(layer: LayerProfile, micro_batch: ChipMicroBatch) -> ChipWork:
@@ -77,6 +57,7 @@ def layer_work(layer: LayerProfile, micro_batch: ChipMicroBatch) -> ChipWork:
     hidden_bytes = micro_batch.tokens * layer.hidden_size * micro_batch.precision_bytes
     residual = 6 * hidden_bytes / (degrees.tp if degrees.sp else 1)  # two additions: two reads, one write
     counts = [_matmul_work(part, shard, micro_batch) for part in layer.components]
+    written = 2 * kept * layer.traffic_ratio
     core, core_backward = _attention_core_work(layer.attention, degrees, micro_batch)
     return ChipWork(
         matmul_flops=sum(one[0] for one in counts),
@@ -89,9 +70,12 @@ def layer_work(layer: LayerProfile, micro_batch: ChipMicroBatch) -> ChipWork:
             _repeated_flops(part, layer.repeated_weights, shard, micro_batch) for part in layer.components
         ),
         repeats_attention=layer.repeats_attention,
-        moved_bytes=2 * kept * layer.traffic_ratio + residual,
-        num_launches=1.0,
-        collectives=tuple(_layer_collectives(layer, micro_batch, hidden_bytes)),
+        moved_bytes=written + residual,
+        repeated_bytes=None if layer.repeated is None else written * layer.repeated.traffic_share,
+        repeated_collectives=tuple(repeated_exchanges(layer, micro_batch)),
+        frozen_flops=sum(_frozen_flops(part, shard, micro_batch) for part in layer.components),
+        num_launches=layer.launch_ratio,
+        collectives=tuple(layer_exchanges(layer, micro_batch)),
     )
 
 
@@ -114,6 +98,12 @@ def _repeated_flops(part: Component, names: tuple[str, ...], shard: Sharding, mi
     """Return the operations of the products that selective recomputation repeats."""
     chosen = (_chip_matrix(one, shard, micro_batch) for one in part.weights if one.name in names)
     return sum(2 * each * rows for each, rows in chosen)
+
+
+def _frozen_flops(part: Component, shard: Sharding, micro_batch: ChipMicroBatch) -> float:
+    """Return the operations of the products whose weights have no gradient."""
+    frozen = (_chip_matrix(one, shard, micro_batch) for one in part.weights if not one.trainable)
+    return sum(2 * each * rows for each, rows in frozen)
 
 
 def _chip_matrix(weight: Weight, shard: Sharding, micro_batch: ChipMicroBatch) -> tuple[float, float]:
@@ -140,26 +130,9 @@ def _attention_core_work(
     eager = any(saved.name.startswith("scores.") for saved in attention.saved)
     pieces = min(degrees.tp, core.num_heads)
     if not eager:
-        return core.forward_flops(micro_batch.sequence_length, micro_batch.tokens) / pieces, 2.5
+        return core.forward_flops(micro_batch.document_length, micro_batch.tokens) / pieces, 2.5
     per_key = 2 * core.num_heads * (core.key_dim + core.value_dim)
     return micro_batch.tokens * per_key * micro_batch.sequence_length / pieces, 2.0
-
-
-def _layer_collectives(
-    layer: LayerProfile, micro_batch: ChipMicroBatch, hidden_bytes: float
-) -> Iterable[CollectiveCall]:
-    """Yield the collectives of a forward pass; a backward pass has the same."""
-    degrees, part = micro_batch.degrees, layer.feed_forward
-    if degrees.tp > 1:
-        dealt = part.num_experts > 0 and degrees.ep > 1
-        times = 1.0 if dealt and not part.shared_experts else 2.0
-        yield CollectiveCall(kind="all_reduce", num_bytes=hidden_bytes, size=degrees.tp, num_calls=times, overlaps=True)
-    if degrees.ep > 1 and part.num_experts:
-        sent = hidden_bytes * part.experts_per_token / (degrees.tp if degrees.sp else 1)
-        yield CollectiveCall(kind="all_to_all", num_bytes=sent, size=degrees.ep, num_calls=2.0)
-    if degrees.cp > 1 and layer.attention.core:
-        kv_bytes = micro_batch.tokens * degrees.cp * layer.attention.kv_width * micro_batch.precision_bytes / degrees.tp
-        yield CollectiveCall(kind="all_gather", num_bytes=kv_bytes, size=degrees.cp, stride=degrees.tp)
 
 
 def head_work(profile: ModelProfile, micro_batch: ChipMicroBatch) -> ChipWork:
@@ -182,6 +155,7 @@ def head_work(profile: ModelProfile, micro_batch: ChipMicroBatch) -> ChipWork:
     return ChipWork(
         matmul_flops=flops,
         overlapping_flops=first,
+        frozen_flops=_frozen_flops(profile.head, shard, micro_batch),
         matmul_bytes=moved,
         moved_bytes=profile.stack.loss.forward_bytes * logits + 4 * hidden_bytes,
         collectives=exchanges,

@@ -9,6 +9,7 @@ from isthmus.core.errors import ModelError, PlanError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.model import Model, load_model, require_trainable
 from isthmus.core.plan import Plan, Stage
+from isthmus.core.runs.plan_words import stated_words
 from isthmus.schedule import Schedule
 from isthmus.train.communication.torch_device import HOST_BACKENDS, supported_backends
 from isthmus.train.model.save_weights import check_output
@@ -64,6 +65,8 @@ def _check_plan_options(plan: Plan) -> None:
             f"the plan fixes zero to {plan.zero}, which shards {sharded} over replicas",
             hint="this runtime shards only the optimizer state: set zero to 1",
         )
+    for name in stated_words(plan):
+        raise PlanError(f"the plan states {name}", hint=f"this runtime has no such choice: remove {name}")
     if plan.overlap_gradients:
         raise PlanError(
             "the plan fixes overlap_gradients to True",

@@ -13,7 +13,7 @@ from typing import Literal
 
 from isthmus.core.chip import Chip
 from isthmus.core.pool import NodeGroup
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 
 CUDA_LIBRARIES = frozenset({"nccl", "rccl"})
 """Collective libraries of devices that torch addresses as CUDA devices."""

@@ -37,7 +37,7 @@ class ChipSlot:
         """Return how many stages of `stage_chips` chips fit, each within one node."""
         if self.members:
             return sum(one.stage_capacity(stage_chips) for one in self.members)
-        node = self.group.chips_per_node
+        node = self.group.num_linked_chips
         return self.chips // node * (node // stage_chips) + self.chips % node // stage_chips
 
     def with_fill_order(self, members: Sequence[ChipSlot]) -> ChipSlot:
@@ -50,7 +50,7 @@ class ChipSlot:
         group = self.group
         scale = group.virtual
         scales = (scale.compute_scale, scale.memory_scale) if scale else ()
-        return (self.chip.name, group.chips_per_node, group.network_gbps, *scales)
+        return (self.chip.name, group.num_linked_chips, group.network_gbps, *scales)
 
 
 def eligible_clusters(pool: Pool, placement: PlacementConstraints) -> tuple[Cluster, ...]:

@@ -11,7 +11,8 @@ from functools import cached_property
 
 from isthmus.plan.memory.backward_peak import MicroBatchLoad, layer_memory
 from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes
-from isthmus.plan.memory.stage_memory import StageDegrees, stage_memory, state_bytes
+from isthmus.plan.memory.stage_degrees import StageDegrees
+from isthmus.plan.memory.stage_memory import stage_memory, state_bytes
 from isthmus.plan.profile.model_profile import Recompute
 from isthmus.plan.search.costs.slots import ChipSlot
 from isthmus.plan.search.costs.stage_seconds import StageSeconds

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.search.costs.layer_ranges import RangeTimes, range_times
 from isthmus.plan.search.costs.recomputation import fewest_recomputed
 from isthmus.plan.search.costs.slots import ChipSlot

@@ -6,7 +6,7 @@ import itertools
 from functools import cached_property
 
 from isthmus.core.chip import Chip
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.model_profile import LayerProfile
 from isthmus.plan.search.costs.slots import ChipSlot
 from isthmus.plan.search.costs.workload import TrainingWorkload, ZeroStage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from isthmus.core.plan import Plan
+from isthmus.core.runs.plan_words import stated_words
 from isthmus.core.stack import find_stack
 from isthmus.plan.profile.stack_tensors import DEFAULT_STACK
 
@@ -18,6 +19,8 @@ def runtime_incompatibility(plan: Plan) -> str | None:
     stack = find_stack(plan.stack).name
     if stack != DEFAULT_STACK:
         return f"stack {stack}: a plan for another framework"
+    for name in stated_words(plan):
+        return f"{name}: the runtime does only what its degrees, schedule and recomputation say"
     if plan.local_steps > 1:
         return f"{plan.local_steps} local steps between averages: the runtime reduces gradients every step"
     if plan.zero > 1:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.search.costs.slots import ChipSlot
 from isthmus.plan.search.costs.stage_cost_table import StageCostTable
 from isthmus.plan.search.costs.workload import TrainingWorkload

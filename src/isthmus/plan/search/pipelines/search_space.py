@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.search.costs.gradient_ring import gradient_ring_s
 from isthmus.plan.search.costs.local_steps import local_ring_s
 from isthmus.plan.search.costs.routes import Routes
@@ -90,9 +90,10 @@ class SearchSpace:
     def degree_choices(self, slot: ChipSlot) -> tuple[StageDegrees, ...]:
         """Return the tensor, context and expert parallel degrees to try at a slot, within a node."""
         limits, profile = self.limits, self.workload.profile
-        node = min(slot.group.chips_per_node, slot.chips)
+        node = min(slot.group.num_linked_chips, slot.chips)
         layer = profile.layers[0]
         if limits.executable:
+            node = min(slot.group.chips_per_node, slot.chips)
             return self._runtime_degrees(node, layer.attention.core.num_kv_heads if layer.attention.core else 1)
         heads = layer.attention.core.num_heads if layer.attention.core else 1
         experts = max((one.feed_forward.num_experts for one in profile.layers), default=0)

@@ -166,7 +166,7 @@ class StageLayout:
         if a.group.name != b.group.name:
             num_bytes = self.message_bytes / min(chips, receiver.num_chips)
             return send_s(topology, num_bytes, same_node=False, target=receiver.chip_model.topology)
-        near = 2 * chips * self.dp <= a.group.chips_per_node
+        near = 2 * chips * self.dp <= a.group.num_linked_chips
         return send_s(topology, self.message_bytes / chips, same_node=near)
 
     def max_in_flight(self, stage: int) -> int:

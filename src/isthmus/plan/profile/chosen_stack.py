@@ -1,0 +1,70 @@
+"""`chosen_stack`: a plan's stack, changed by the kernels and formats that the plan names."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from isthmus.core.chip import Precision
+from isthmus.core.plan import Plan
+from isthmus.core.plan_parts.kernel_choice import KernelChoice
+from isthmus.core.plan_parts.tensor_formats import TensorFormats
+from isthmus.core.stack import LossMemory, Stack, StackState, TensorRule, find_stack
+
+_NORMS = "one kernel (Transformer Engine, Apex): the input in its own precision and its statistics are kept"
+_COMPILED = "torch.compile fuses element-wise work with its neighbours, and the backward pass computes it again"
+_FUSED_LOSS = "P. Hsu et al., Liger Kernel, 2024, 3.2: the gradient replaces the logits in place; moved bytes counted"
+_LINEAR_LOSS = "P. Hsu et al., Liger Kernel, 2024, 3.2: chunks of tokens, as many as vocabulary over hidden size"
+_EIGHT_BITS = "formats.activations of the plan; the output of attention is kept by its own kernel as well"
+_PRODUCT_INPUTS = ("projection.input", "feed_forward.input", "down.input", "dispatch", "o.input")
+
+
+def chosen_stack(plan: Plan, hidden_size: int = 1, vocab_size: int = 1) -> Stack:
+    """Return the stack of `plan` with its kernels and formats; sizes are needed for a `linear` loss alone.
+
+    Raises `InputError` for an unknown stack.
+    """
+    stack = find_stack(plan.stack)
+    if plan.kernels is None and plan.formats is None:
+        return stack
+    chunks = -(-vocab_size // hidden_size)
+    return _changed(stack, plan.kernels or KernelChoice(), plan.formats or TensorFormats(), plan.precision, chunks)
+
+
+@lru_cache(maxsize=256)
+def _changed(
+    stack: Stack, kernels: KernelChoice, formats: TensorFormats, precision: Precision | None, chunks: int
+) -> Stack:
+    each = 4 if precision in ("fp32", "tf32") else 2
+    rules, loss = list(stack.tensors), stack.loss
+    if kernels.norms == "fused" or kernels.compiled:
+        rules += [
+            TensorRule(tensors="*norm*.input", element_bytes=each, source=_NORMS),
+            TensorRule(tensors="*norm*.scaled", kept=0.0, source=_NORMS),
+            TensorRule(tensors="*norm.gradients", element_bytes=each, source=_NORMS),
+        ]
+    if kernels.compiled:
+        rules.append(TensorRule(tensors="activation", kept=0.0, source=_COMPILED))
+    if kernels.loss == "fused":
+        rules.append(TensorRule(tensors="log_probabilities", element_bytes=each, source=_FUSED_LOSS))
+        loss = LossMemory(peak_bytes=0, forward_bytes=3 * each, backward_bytes=2 * each, source=_FUSED_LOSS)
+    if kernels.loss == "linear":
+        rules.append(TensorRule(tensors="log_probabilities", kept=0.0, source=_LINEAR_LOSS))
+        loss = LossMemory(
+            peak_bytes=each, forward_bytes=3 * each, backward_bytes=2 * each, chunks=chunks, source=_LINEAR_LOSS
+        )
+    if formats.activations == "fp8":
+        rules += [TensorRule(tensors=name, element_bytes=1, source=_EIGHT_BITS) for name in _PRODUCT_INPUTS]
+    changes: dict[str, object] = {"tensors": tuple(rules), "loss": loss}
+    if kernels.attention is not None:
+        changes["attention_kernel"] = "any" if kernels.attention == "eager" else kernels.attention
+    if formats.gradients == "bf16" and stack.gradients_as_reduced:
+        changes["state"] = _narrow_gradients(stack.state)
+    return stack.model_copy(update=changes)
+
+
+def _narrow_gradients(state: StackState) -> StackState:
+    """Return the state with gradients of two bytes, where they have four."""
+    kinds = {name: kind for name in ("bf16", "fp32", "fp8") if (kind := getattr(state, name)) is not None}
+    return state.model_copy(
+        update={name: one.model_copy(update={"gradients": min(2.0, one.gradients)}) for name, one in kinds.items()}
+    )
