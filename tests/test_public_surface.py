@@ -58,6 +58,9 @@ SURFACES = {
         RequestCheckpoint ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker
         StopWorker WorkersObserved WriteRankMap awaits_checkpoint check_site victim_name
     """,
+    "strategies": """
+        Message ProgramTurn RankProgram Region Step check_steps crossing_elements plan_steps rank_program regions
+    """,
     "wan": """
         BackgroundLinks Namespaces PortRange dial emulated_namespaces format_address links_in_background listen
         local_address run_links

@@ -96,7 +96,8 @@ def tcp_ranks(
 
 def group_over(clusters: Sequence[str], transport: JoinedTransport) -> IsthmusGroup:
     """Return one rank's group; all ranks make theirs at once."""
-    return IsthmusGroup(transport, clusters, join_gloo_group(transport, clusters, "127.0.0.1", LIMIT))
+    near = [rank for rank, cluster in enumerate(clusters) if cluster == clusters[transport.rank]]
+    return IsthmusGroup(transport, clusters, join_gloo_group(transport, near, "127.0.0.1", LIMIT), timeout=LIMIT)
 
 
 @contextmanager

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from isthmus.comm.group.check_process_group import check_process_group
+from isthmus.comm.group.create_group import IsthmusOptions, create_group, register_backend
 from isthmus.comm.group.gloo_group import gloo_group
-from isthmus.comm.group.isthmus_group import IsthmusGroup, IsthmusOptions, create_group, register_backend
+from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.base_model import TransportKind
 from isthmus.core.errors import PeerError, PlanError
@@ -126,20 +127,22 @@ def test_shape_and_type_must_be_those_that_were_sent() -> None:
 
 
 def test_what_the_group_cannot_do_is_refused() -> None:
-    """Foreign devices, odd reductions, tags out of range and sub-groups get a `PlanError`."""
+    """Foreign devices in messages, NCCL's own sum, tags out of range and groups without a world get a `PlanError`."""
     register_backend()
     register_backend()
     group = IsthmusGroup(memory_transports(1)[0], ["a"])
-    options = dist.AllreduceOptions()
-    options.reduceOp = dist.ReduceOp.PRODUCT
     with pytest.raises(PlanError, match="cannot reduce"):
-        group.allreduce([torch.ones(1)], options)
+        group.allreduce([torch.ones(1)], SimpleNamespace(reduceOp="PREMUL_SUM"))
     with pytest.raises(PlanError, match="CPU tensor"):
         group.send([torch.ones(1, device="meta")], 0, 0)
     with pytest.raises(PlanError, match="tag -1"):
         group.recv([torch.ones(1)], 0, -1)
-    with pytest.raises(PlanError, match="sub-groups"):
-        create_group(SimpleNamespace(timeout=LIMIT), None)
+    with pytest.raises(PlanError, match="from a stated rank"):
+        group.recv_anysource([torch.ones(1)], 0)
+    with pytest.raises(PlanError, match="needs pg_options"):
+        create_group(SimpleNamespace(timeout=LIMIT, global_ranks_in_group=[]), None)
+    with pytest.raises(PlanError, match="isthmus group of all ranks"):
+        create_group(SimpleNamespace(timeout=LIMIT, global_ranks_in_group=[0]), None)
     group.shutdown()
 
 

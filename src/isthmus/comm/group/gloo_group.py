@@ -1,4 +1,4 @@
-"""`join_gloo_group`: the gloo group of the ranks in one cluster, set up by a TCPStore at the lowest rank."""
+"""`join_gloo_group`: the gloo group of the ranks in one cluster, set up by a TCPStore at the first one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from isthmus.core.errors import PeerError
 STORE_TIMEOUT = timedelta(seconds=30)
 """Time for the ranks, which are already connected, to open the store and join gloo."""
 
-_PORT_TAG = -1
 _NEVER_SENT_TAG = 2**31 - 1
 """Tag of a message that is never sent."""
 
@@ -29,30 +28,28 @@ _ADDRESS_BYTES = 280
 
 
 def join_gloo_group(
-    transport: Transport, clusters: Sequence[str], host: str, timeout: timedelta
+    transport: Transport, ranks: Sequence[int], host: str, timeout: timedelta, number: int = 0
 ) -> dist.ProcessGroupGloo | None:
-    """Return the gloo group of the ranks in this cluster, in rank order; None for a single rank.
+    """Return the gloo group of `ranks`, which are in one cluster, in their order; None for a single rank.
 
-    `clusters[r]` is the cluster of rank `r`, `host` this rank's address inside it. The lowest rank
-    listens on a free port and sends the address over the transport. Raises `PeerError` if a rank does not
-    join. A loss of the transport wakes operations that wait in the group.
+    `host` is this rank's address inside the cluster. The first of the ranks listens on a free port and sends the
+    address over the transport; `number` keeps groups apart that are joined in any order. Raises `PeerError` if a rank
+    does not join. A loss of the transport wakes operations that wait in the group.
     """
-    mine = clusters[transport.rank]
-    local_ranks = [rank for rank, cluster in enumerate(clusters) if cluster == mine]
-    if len(local_ranks) == 1:
+    if len(ranks) == 1:
         return None
 
     def join() -> dist.ProcessGroupGloo:
-        store = _open_store(transport, local_ranks, host, STORE_TIMEOUT)
-        return gloo_group(store, local_ranks.index(transport.rank), len(local_ranks), host, timeout)
+        store = _open_store(transport, ranks, host, STORE_TIMEOUT, -1 - number)
+        return gloo_group(store, ranks.index(transport.rank), len(ranks), host, timeout)
 
     try:
         group = _run_unless_lost(transport, join)
     except RuntimeError as error:
         raise PeerError(
-            f"rank {transport.rank} could not join gloo in cluster {mine}: {gloo_error_text(error)}"
+            f"rank {transport.rank} could not join gloo with ranks {list(ranks)}: {gloo_error_text(error)}"
         ) from error
-    others = [place for place, rank in enumerate(local_ranks) if rank != transport.rank]
+    others = [place for place, rank in enumerate(ranks) if rank != transport.rank]
     transport.add_loss_callback(partial(break_gloo_group, group, others))
     return group
 
@@ -102,22 +99,22 @@ def break_gloo_group(group: dist.ProcessGroupGloo, others: Sequence[int]) -> Non
             group.recv([torch.empty(1)], other, _NEVER_SENT_TAG).wait(timedelta(milliseconds=1))
 
 
-def _open_store(transport: Transport, local_ranks: Sequence[int], host: str, timeout: timedelta) -> dist.TCPStore:
-    """Return the TCPStore of this cluster, served by the lowest rank."""
-    lowest, limit_s = local_ranks[0], timeout.total_seconds()
-    if transport.rank == lowest:
+def _open_store(transport: Transport, ranks: Sequence[int], host: str, timeout: timedelta, tag: int) -> dist.TCPStore:
+    """Return the TCPStore of this cluster, served by the first of `ranks`."""
+    first, limit_s = ranks[0], timeout.total_seconds()
+    if transport.rank == first:
         listener = socket.create_server((host, 0))
         port = listener.getsockname()[1]
         address = f"{host} {port}".encode()
         store = dist.TCPStore(
             host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        sends = [transport.send(rank, _PORT_TAG, "store", _pad_address(address)) for rank in local_ranks[1:]]
+        sends = [transport.send(rank, tag, "store", _pad_address(address)) for rank in ranks[1:]]
         for one in sends:
             one.result(limit_s)
         return store
     received = bytearray(_ADDRESS_BYTES)
-    transport.receive(lowest, _PORT_TAG, "store", memoryview(received)).result(limit_s)
+    transport.receive(first, tag, "store", memoryview(received)).result(limit_s)
     name, _, number = received.rstrip(b"\0").decode().rpartition(" ")
     return dist.TCPStore(name, int(number), None, False, timeout, wait_for_workers=False)
 

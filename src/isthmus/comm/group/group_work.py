@@ -113,10 +113,6 @@ class ReceiveWork(IsthmusWork):
             self._tensors[0].copy_(self._target)
 
 
-class CollectiveWork(IsthmusWork):
-    """A collective; the group's thread runs them in order."""
-
-
 class GlooWork(dist.Work):  # type: ignore[misc]
     """A point-to-point operation inside a cluster: gloo's work, with errors raised as `PeerError`.
 

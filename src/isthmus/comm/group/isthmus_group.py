@@ -1,25 +1,25 @@
 """`IsthmusGroup`: a torch.distributed process group over a `Transport`, with gloo inside a cluster.
 
-Point-to-point operations between ranks of one cluster use gloo, all others the transport. Collectives are
-for small tensors (a scalar, the gradient of a tied embedding): every rank sends its tensor to every other
-and reduces in rank order, so that all ranks get identical bits.
+torch accepts it as its own: `new_group`, `DeviceMesh`, DDP, FSDP2, HSDP and DTensor run over it. Point-to-point
+operations and collectives of a group inside one cluster use gloo. A group that spans clusters executes the steps of
+`isthmus.strategies`: each sum is taken inside the clusters first and crosses the network between them once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.group.gloo_group import join_gloo_group
+from isthmus.comm.group.collective_runner import MAX_TAG, CollectiveRunner
+from isthmus.comm.group.collective_work import JoinedWork
+from isthmus.comm.group.group_collectives import GroupCollectives
 from isthmus.comm.group.group_work import (
-    CollectiveWork,
     GlooWork,
     ReceiveWork,
     SendWork,
@@ -27,146 +27,207 @@ from isthmus.comm.group.group_work import (
     tensor_bytes,
     tensor_label,
 )
+from isthmus.comm.group.reduce_operation import ReduceOperation
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError, PlanError
 
 BACKEND = "isthmus"
-MAX_TAG = 2**20
-"""User tags are below this value, tags of collectives at or above it."""
 
 LOSS_REPORT_WAIT_S = 1.0
 """How long to wait, after a gloo error, for the transport to report the loss behind it."""
 
-_REDUCE_FUNCTIONS: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    dist.ReduceOp.SUM: torch.add,
-    dist.ReduceOp.MAX: torch.maximum,
-    dist.ReduceOp.MIN: torch.minimum,
-}
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+"""That of torch's own groups."""
 
-
-@dataclass(frozen=True)
-class IsthmusOptions:
-    """`pg_options` of `init_process_group("isthmus", pg_options=...)`."""
-
-    transport: Transport
-    clusters: tuple[str, ...]
-    """Cluster of each rank."""
-    host: str = "127.0.0.1"
-    """This rank's address inside its cluster."""
+Lists = list[list[torch.Tensor]]
+Tensors = list[torch.Tensor]
 
 
 class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """The group of all ranks of a run; `local` is the gloo group of this cluster, None for a single rank.
+    """The group of `ranks` of `transport` (default: all), which is rank `ranks.index(transport.rank)` of it.
 
-    A lost peer surfaces at `wait()` as `PeerError`. Point-to-point works over the transport report when the
-    message was `under_way`.
+    `clusters[r]` is the cluster of rank `r` of the transport; `local` is the gloo group of the group's ranks in this
+    cluster, None for a single rank. Tags of the group begin at `tag_base`; `name` is the one that torch knows it by.
+    Tensors may be on any device, and be changed once the work is done. A lost peer surfaces at `wait()` as
+    `PeerError`. Point-to-point works over the transport report when the message was `under_way`.
     """
 
     def __init__(
-        self, transport: Transport, clusters: Sequence[str], local: dist.ProcessGroupGloo | None = None
+        self,
+        transport: Transport,
+        clusters: Sequence[str],
+        local: dist.ProcessGroupGloo | None = None,
+        *,
+        ranks: Sequence[int] = (),
+        tag_base: int = 0,
+        name: str = "",
+        timeout: timedelta = DEFAULT_TIMEOUT,
     ) -> None:
-        super().__init__(transport.rank, transport.size)
-        self._transport, self._local = transport, local
-        mine = clusters[transport.rank]
-        local_ranks = [rank for rank, cluster in enumerate(clusters) if cluster == mine]
-        self._local_ranks = {rank: place for place, rank in enumerate(local_ranks)} if local is not None else {}
-        self._collectives = ThreadPoolExecutor(1, thread_name_prefix="isthmus-collective")
-        self._sequence = 0
+        self._ranks = tuple(ranks) or tuple(range(transport.size))
+        rank = self._ranks.index(transport.rank)
+        super().__init__(rank, len(self._ranks))
+        self._transport, self._local, self._tag_base, self._name = transport, local, tag_base, name
+        self._clusters = tuple(clusters)
+        own = [self._clusters[one] for one in self._ranks]
+        near = [place for place, cluster in enumerate(own) if cluster == own[rank]]
+        self._local_ranks = {one: place for place, one in enumerate(near)} if local is not None else {}
+        self._runner = CollectiveRunner(transport, self._ranks, tag_base, timeout.total_seconds())
+        whole = local if len(near) == len(own) else None
+        self._loss_message = partial(_loss_message, transport)
+        self._collectives = GroupCollectives(self._runner, rank, own, whole, self._loss_message)
 
     @property
     def transport(self) -> Transport:
         """The underlying transport."""
         return self._transport
 
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """Cluster of each rank of the transport."""
+        return self._clusters
+
+    @property
+    def group_name(self) -> str:
+        """The name under which torch registers the group."""
+        return self._name
+
     def getBackendName(self) -> str:  # noqa: N802 - the name is torch's
         """Return the name under which the backend is registered."""
         return BACKEND
 
-    def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
+    def getGroupName(self) -> str:  # noqa: N802 - the name is torch's
+        """Return the name under which torch registers the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802 - the name is torch's
+        """Take the name that torch gives."""
+        self._name = name
+
+    def send(self, tensors: Tensors, dst: int, tag: int) -> dist.Work:
         """Send one CPU tensor of any shape to rank `dst`; do not change it until the work is done."""
-        return self._send(_single_cpu_tensor(tensors), dst, _check_user_tag(tag))
+        tensor, tag = _single_cpu_tensor(tensors), _check_user_tag(tag)
+        what = f"send to rank {dst} (tag {tag})"
+        if self._local is not None and dst in self._local_ranks:
+            with self._gloo_errors_as_peer_errors(what):
+                work = self._local.send([tensor.contiguous()], self._local_ranks[dst], tag)
+            return GlooWork(work, what, self._loss_message, tensor)
+        payload = tensor_bytes(tensor.contiguous())
+        future = self._transport.send(self._ranks[dst], self._tag_base + tag, tensor_label(tensor), payload)
+        return SendWork(future, what, tensor)
 
-    def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> dist.Work:
+    def recv(self, tensors: Tensors, src: int, tag: int) -> dist.Work:
         """Receive one CPU tensor from rank `src`; shape and dtype must match the sent one."""
-        return self._receive(_single_cpu_tensor(tensors), src, _check_user_tag(tag))
+        tensor, tag = _single_cpu_tensor(tensors), _check_user_tag(tag)
+        what = f"receive from rank {src} (tag {tag})"
+        target = tensor if tensor.is_contiguous() else tensor.contiguous()
+        if self._local is not None and src in self._local_ranks:
+            with self._gloo_errors_as_peer_errors(what):
+                work = self._local.recv([target], self._local_ranks[src], tag)
+            return GlooWork(work, what, self._loss_message, tensor, target)
+        peer, label = self._ranks[src], tensor_label(target)
+        future = self._transport.receive(peer, self._tag_base + tag, label, tensor_bytes(target))
+        return ReceiveWork(future, what, tensor, target)
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
-        """Reduce one tensor in place over all ranks (sum, max or min), in rank order; shapes must match."""
-        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-        reduce = next((function for known, function in _REDUCE_FUNCTIONS.items() if op == known), None)
-        if reduce is None:
-            raise PlanError(f"the isthmus process group cannot reduce by {op}", hint="use SUM, MAX or MIN")
-        tensor = _single_cpu_tensor(tensors)
+    def recv_anysource(self, tensors: Tensors, tag: int) -> dist.Work:
+        """Refuse tensors of any shape: the transport matches messages by sender."""
+        del tensors, tag
+        raise PlanError("the isthmus process group receives from a stated rank only", hint="pass src to dist.recv")
 
-        def run(tag: int) -> None:
-            parts = self._gather_all(tensor, tag)
-            total = parts[0].clone()
-            for part in parts[1:]:
-                total = reduce(total, part)
-            tensor.copy_(total)
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        """Reduce each tensor in place over all ranks, to the same bits everywhere; shapes must match."""
+        operation = _operation(opts)
+        return _joined([self._collectives.all_reduce(one, operation, opts) for one in tensors])
 
-        return self._submit_collective("allreduce", run, [tensor])
+    allreduce_coalesced = allreduce
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
-        """Copy the tensor of rank `opts.rootRank` to every rank, in place; shapes must match."""
-        tensor, root = _single_cpu_tensor(tensors), opts.rootRank
+    def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
+        """Reduce each tensor over all ranks into that of rank `opts.rootRank`; shapes must match."""
+        operation = _operation(opts)
+        return _joined([self._collectives.reduce(one, opts.rootRank, operation, opts) for one in tensors])
 
-        def run(tag: int) -> None:
-            if self.rank() == root:
-                for work in [self._send(tensor, peer, tag) for peer in self._peers()]:
-                    work.wait()
-            else:
-                self._receive(tensor, root, tag).wait()
+    def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
+        """Copy each tensor of rank `opts.rootRank` to every rank, in place; shapes must match."""
+        return _joined([self._collectives.broadcast(one, opts.rootRank, opts) for one in tensors])
 
-        return self._submit_collective("broadcast", run, [tensor])
+    def allgather(self, outputs: Lists, inputs: Tensors, opts: Any = None) -> dist.Work:
+        """Fill `outputs[i][r]` with `inputs[i]` of rank `r`; sizes may differ between ranks."""
+        pairs = zip(outputs, inputs, strict=True)
+        return _joined([self._collectives.all_gather(parts, one, opts) for parts, one in pairs])
 
-    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> dist.Work:
-        """Fill `outputs[0][r]` with `inputs[0]` of rank `r`; all have the same shape."""
-        del opts
-        tensor = _single_cpu_tensor(inputs)
+    def allgather_coalesced(self, outputs: Lists, inputs: Tensors, opts: Any = None) -> dist.Work:
+        """Fill `outputs[i][r]` with `inputs[i]` of rank `r`."""
+        return self.allgather(outputs, inputs, opts)
 
-        def run(tag: int) -> None:
-            for output, part in zip(outputs[0], self._gather_all(tensor, tag), strict=True):
-                output.copy_(part)
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> dist.Work:
+        """Fill `output` [ranks * N] with the tensors [N] of all ranks, one after the other."""
+        return self._collectives.all_gather_single(output, tensor, opts)
 
-        return self._submit_collective("allgather", run, outputs[0])
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
+        """Fill `outputs[i]` with `inputs[i]` of all ranks."""
+        pairs = zip(outputs, inputs, strict=True)
+        return _joined([self._collectives.all_gather_single(output, one, opts) for output, one in pairs])
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Lists, opts: Any = None) -> dist.Work:
+        """Reduce `inputs[i][r]` over all ranks into `outputs[i]` of rank `r`; sizes may differ between ranks."""
+        operation, pairs = _operation(opts), zip(outputs, inputs, strict=True)
+        return _joined([self._collectives.reduce_scatter(output, parts, operation, opts) for output, parts in pairs])
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> dist.Work:
+        """Reduce the blocks of `tensor` [ranks * N], one per rank, each into the output [N] of its rank."""
+        return self._collectives.reduce_scatter_single(output, tensor, _operation(opts), opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
+        """Reduce equal blocks of `inputs[i]`, one per rank, each into `outputs[i]` of its rank."""
+        pairs = zip(outputs, inputs, strict=True)
+        return _joined([self.reduce_scatter_single(output, one, opts) for output, one in pairs])
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
+        """Send `inputs[d]` to rank `d`, and receive `outputs[s]` from rank `s`."""
+        return self._collectives.all_to_all(outputs, inputs, opts)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        opts: Any = None,
+    ) -> dist.Work:
+        """Send rows of `tensor`, `input_splits[d]` to rank `d`, and receive `output_splits[s]` from rank `s`.
+
+        Without splits, each rank has an equal number of rows.
+        """
+        if not output.is_contiguous():
+            raise PlanError("the output of all_to_all_single must be contiguous")
+        outputs, inputs = _rows(output, output_splits, self.size()), _rows(tensor, input_splits, self.size())
+        return self._collectives.all_to_all(outputs, inputs, opts)
+
+    def gather(self, outputs: Lists, inputs: Tensors, opts: Any) -> dist.Work:
+        """Fill `outputs[0][r]` of rank `opts.rootRank` with `inputs[0]` of rank `r`."""
+        return self._collectives.gather(outputs[0] if outputs else [], inputs[0], opts.rootRank, opts)
+
+    def scatter(self, outputs: Tensors, inputs: Lists, opts: Any) -> dist.Work:
+        """Fill `outputs[0]` of rank `r` with `inputs[0][r]` of rank `opts.rootRank`."""
+        return self._collectives.scatter(outputs[0], inputs[0] if inputs else [], opts.rootRank, opts)
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Complete when every rank has called it."""
-        del opts
-        return self._submit_collective("barrier", lambda tag: self._gather_all(torch.zeros(1), tag), [])
+        return self._collectives.barrier(opts)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Limit later collectives to `timeout`."""
+        self._runner.timeout_s = timeout.total_seconds()
 
     def shutdown(self) -> None:
-        """Finish running collectives, then close the transport."""
-        self._collectives.shutdown(wait=True)
-        self._transport.close()
+        """Finish running collectives; the group of all ranks then closes the transport."""
+        self._runner.close(wait=True)
+        if self._tag_base == 0:
+            self._transport.close()
 
     def close_with_error(self, reason: str) -> None:
         """Close the transport with the failure `reason` and cancel collectives."""
         self._transport.close(reason)
-        self._collectives.shutdown(wait=False, cancel_futures=True)
-
-    def _peers(self) -> list[int]:
-        return [rank for rank in range(self.size()) if rank != self.rank()]
-
-    def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
-        what = f"send to rank {peer} (tag {tag})"
-        if self._local is not None and peer in self._local_ranks:
-            with self._gloo_errors_as_peer_errors(what):
-                work = self._local.send([tensor.contiguous()], self._local_ranks[peer], tag)
-            return GlooWork(work, what, self._loss_message, tensor)
-        payload = tensor_bytes(tensor.contiguous())
-        return SendWork(self._transport.send(peer, tag, tensor_label(tensor), payload), what, tensor)
-
-    def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
-        what = f"receive from rank {peer} (tag {tag})"
-        target = tensor if tensor.is_contiguous() else tensor.contiguous()
-        if self._local is not None and peer in self._local_ranks:
-            with self._gloo_errors_as_peer_errors(what):
-                work = self._local.recv([target], self._local_ranks[peer], tag)
-            return GlooWork(work, what, self._loss_message, tensor, target)
-        future = self._transport.receive(peer, tag, tensor_label(target), tensor_bytes(target))
-        return ReceiveWork(future, what, tensor, target)
+        self._runner.close(wait=False)
 
     @contextmanager
     def _gloo_errors_as_peer_errors(self, operation: str) -> Iterator[None]:
@@ -176,35 +237,34 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         except RuntimeError as error:
             raise PeerError(f"{operation}: {self._loss_message() or gloo_error_text(error)}") from error
 
-    def _loss_message(self) -> str:
-        loss = self._transport.loss(LOSS_REPORT_WAIT_S)
-        return loss.message if loss else ""
 
-    def _gather_all(self, tensor: torch.Tensor, tag: int) -> list[torch.Tensor]:
-        """Return the tensors of all ranks, in rank order.
-
-        Sends a copy and does not wait for sends to other clusters, which take a round trip to be
-        acknowledged.
-        """
-        sent = tensor.clone()
-        parts = [tensor if rank == self.rank() else torch.empty_like(tensor) for rank in range(self.size())]
-        works = [self._receive(parts[peer], peer, tag) for peer in self._peers()]
-        works += [self._send(sent, peer, tag) for peer in self._peers()]
-        for work in works:
-            if not isinstance(work, SendWork) or work.is_completed():
-                work.wait()
-        return parts
-
-    def _submit_collective(self, name: str, run: Callable[[int], object], tensors: list[torch.Tensor]) -> dist.Work:
-        tag = MAX_TAG + self._sequence % MAX_TAG
-        self._sequence += 1
-        return CollectiveWork(self._collectives.submit(run, tag), name, tensors)
+def _loss_message(transport: Transport) -> str:
+    loss = transport.loss(LOSS_REPORT_WAIT_S)
+    return loss.message if loss else ""
 
 
-def _single_cpu_tensor(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _operation(opts: Any) -> ReduceOperation:
+    return ReduceOperation.of(dist.ReduceOp.SUM if opts is None else opts.reduceOp)
+
+
+def _joined(works: Sequence[dist.Work]) -> dist.Work:
+    return works[0] if len(works) == 1 else JoinedWork(works)
+
+
+def _rows(tensor: torch.Tensor, splits: Sequence[int] | None, size: int) -> list[torch.Tensor]:
+    """Return the rows of `tensor` for each rank; raises `PlanError` if they do not fit."""
+    rows = tensor.shape[0] if tensor.ndim else 0
+    if splits and (sum(splits) != rows or len(splits) != size or min(splits) < 0):
+        raise PlanError(f"splits {list(splits)} do not cut {rows} rows for {size} ranks")
+    if not splits and rows % size:
+        raise PlanError(f"{rows} rows do not divide by {size} ranks", hint="state the splits")
+    return list(tensor.detach().split(list(splits) if splits else [rows // size] * size))
+
+
+def _single_cpu_tensor(tensors: Tensors) -> torch.Tensor:
     if len(tensors) != 1 or tensors[0].device.type != "cpu":
         raise PlanError(
-            "the isthmus process group takes one CPU tensor at a time",
+            "the isthmus process group sends one CPU tensor at a time",
             hint="move the tensor to the CPU, or use the chip vendor's backend",
         )
     return tensors[0]
@@ -214,21 +274,3 @@ def _check_user_tag(tag: int) -> int:
     if not 0 <= tag < MAX_TAG:
         raise PlanError(f"tag {tag} is outside 0 .. {MAX_TAG - 1}")
     return tag
-
-
-def create_group(options: Any, group_options: IsthmusOptions | None) -> IsthmusGroup:
-    """Create the group for `init_process_group`; raise `PlanError` unless `group_options` is an `IsthmusOptions`."""
-    if not isinstance(group_options, IsthmusOptions):
-        raise PlanError(
-            "the isthmus process group needs pg_options=IsthmusOptions(...)",
-            hint="sub-groups are not supported by this backend",
-        )
-    timeout: timedelta = options.timeout
-    local = join_gloo_group(group_options.transport, group_options.clusters, group_options.host, timeout)
-    return IsthmusGroup(group_options.transport, group_options.clusters, local)
-
-
-def register_backend() -> None:
-    """Register `"isthmus"` with torch.distributed; idempotent."""
-    if not hasattr(dist.Backend, BACKEND.upper()):
-        dist.Backend.register_backend(BACKEND, create_group, extended_api=True, devices=["cpu"])

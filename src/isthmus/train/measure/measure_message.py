@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from isthmus.comm.connect_transport import connect_transport
-from isthmus.comm.group.isthmus_group import BACKEND, IsthmusOptions, register_backend
+from isthmus.comm.group.create_group import IsthmusOptions, register_backend
+from isthmus.comm.group.isthmus_group import BACKEND
 from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.greeting import Greeting
 from isthmus.wan import listen

@@ -81,7 +81,7 @@ class Trainer:
     def _form_groups(self) -> Ownership:
         """Join the tensor-parallel group; return the ownership of all parameters."""
         spec, shard = self.spec, self.spec.plan.zero == 1
-        join_tp_group(spec.plan, spec.rank, self.group, backend=spec.backend, host=spec.host)
+        join_tp_group(spec.plan, spec.rank, self.group, backend=spec.backend)
         return exchange_ownership(
             self.prepared.model_chunks,
             spec.rank,

@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.comm.connect_transport import connect_transport
-from isthmus.comm.group.isthmus_group import BACKEND, IsthmusGroup, IsthmusOptions, register_backend
+from isthmus.comm.group.create_group import IsthmusOptions, register_backend
+from isthmus.comm.group.isthmus_group import BACKEND, IsthmusGroup
 from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.greeting import Greeting
 from isthmus.comm.transport.transport import JoinedTransport

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from isthmus.comm.group.gloo_group import join_gloo_group
-from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.core.plan import Plan
 from isthmus.train.communication.torch_device import HOST_BACKENDS
 from isthmus.train.communication.torch_process_group import GROUP_TIMEOUT
@@ -19,21 +17,13 @@ def make_tp_group(plan: Plan, rank: int) -> TensorParallelGroup:
     return TensorParallelGroup(mine.tp, size, sequence_parallel=size > 1 and plan.stages[mine.stage].sp)
 
 
-def join_tp_group(plan: Plan, rank: int, group: TensorParallelGroup, *, backend: str, host: str) -> None:
+def join_tp_group(plan: Plan, rank: int, group: TensorParallelGroup, *, backend: str) -> None:
     """Join `group`, the tensor-parallel group of the stage of `rank`; all ranks of the run call this.
 
-    The Isthmus backend cannot be split, so with it the ranks of a stage use gloo; `host` is this rank's
-    address inside its cluster. Raises `PeerError` if a rank does not join.
+    Raises `PeerError` if a rank does not join.
     """
-    world = dist.group.WORLD
-    if isinstance(world, IsthmusGroup):
-        stages = [str(one.stage) for one in plan.ranks]
-        made = join_gloo_group(world.transport, stages, host, GROUP_TIMEOUT)
-        if made is not None:
-            group.join(made)
-        return
     for stage in range(len(plan.stages)):
         ranks = plan.ranks_of(stage)
-        new = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        new = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT) if len(ranks) > 1 else None
         if new is not None and rank in ranks:
             group.join(new, on_host=backend in HOST_BACKENDS)

@@ -1,0 +1,85 @@
+"""`register_backend`: makes torch.distributed create `IsthmusGroup`s, for all ranks or any subset of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from isthmus.comm.group.collective_runner import GROUP_TAGS
+from isthmus.comm.group.gloo_group import join_gloo_group
+from isthmus.comm.group.isthmus_group import BACKEND, IsthmusGroup
+from isthmus.comm.transport.transport import Transport
+from isthmus.core.errors import PlanError
+
+_GROUP_BITS = 35
+"""Bits of a tag that tell groups apart."""
+
+
+@dataclass(frozen=True)
+class IsthmusOptions:
+    """`pg_options` of `init_process_group("isthmus", pg_options=...)`."""
+
+    transport: Transport
+    clusters: tuple[str, ...]
+    """Cluster of each rank."""
+    host: str = "127.0.0.1"
+    """This rank's address inside its cluster."""
+
+
+class _WorldGroup(IsthmusGroup):
+    """The group of all ranks: keeps the options, and the numbers of groups that were made from it."""
+
+    options: IsthmusOptions
+    names: dict[int, str]
+
+
+def register_backend() -> None:
+    """Register `"isthmus"` with torch.distributed; idempotent."""
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, create_group, extended_api=True, devices=["cpu", "cuda"])
+
+
+def create_group(options: Any, group_options: IsthmusOptions | None) -> IsthmusGroup:
+    """Create the group for `init_process_group`, or a part of it for `new_group`.
+
+    Raises `PlanError` if the group of all ranks has no `IsthmusOptions`, or if it is of another backend.
+    """
+    if options.global_ranks_in_group:
+        return _part_of(dist.group.WORLD, options)
+    if not isinstance(group_options, IsthmusOptions):
+        raise PlanError("the isthmus process group needs pg_options=IsthmusOptions(...)")
+    transport, clusters = group_options.transport, group_options.clusters
+    near = _ranks_near(transport.rank, range(transport.size), clusters)
+    local = join_gloo_group(transport, near, group_options.host, options.timeout)
+    world = _WorldGroup(transport, clusters, local, name=options.group_id, timeout=options.timeout)
+    world.options, world.names = group_options, {}
+    return world
+
+
+def _part_of(world: Any, options: Any) -> IsthmusGroup:
+    """Return the group of some ranks of `world`; they alone call this, with one name."""
+    if not isinstance(world, _WorldGroup):
+        raise PlanError(
+            "an isthmus group is made from the isthmus group of all ranks",
+            hint='call init_process_group("isthmus", pg_options=IsthmusOptions(...)) first',
+        )
+    name, ranks = str(options.group_id), tuple(options.global_ranks_in_group)
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % (2**_GROUP_BITS - 1) + 1
+    if world.names.setdefault(number, name) != name:
+        raise PlanError(f"the groups {name} and {world.names[number]} have one number", hint="rename one of them")
+    transport, clusters = world.transport, world.clusters
+    near = _ranks_near(transport.rank, ranks, clusters)
+    whole = len(near) == len(ranks)
+    local = join_gloo_group(transport, near, world.options.host, options.timeout, number) if whole else None
+    return IsthmusGroup(
+        transport, clusters, local, ranks=ranks, tag_base=number * GROUP_TAGS, name=name, timeout=options.timeout
+    )
+
+
+def _ranks_near(rank: int, ranks: Sequence[int], clusters: Sequence[str]) -> list[int]:
+    """Return those of `ranks` that are in the cluster of `rank`."""
+    return [one for one in ranks if clusters[one] == clusters[rank]]

@@ -1,0 +1,314 @@
+"""`GroupCollectives`: the collectives of torch.distributed as regions of elements, for one group.
+
+Each is described once, as inputs and outputs with addresses (`isthmus.strategies.regions`). Inside a cluster gloo
+executes those that it has; all others are executed by their steps over the transport. Tensors that are only moved are
+moved as bytes, so every dtype is carried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from isthmus.comm.group.collective_runner import Collective, CollectiveRunner
+from isthmus.comm.group.collective_work import CollectiveWork, LocalWork
+from isthmus.comm.group.group_work import tensor_label
+from isthmus.comm.group.host_tensors import HostTensors
+from isthmus.comm.group.reduce_operation import ReduceOperation
+from isthmus.core.errors import PlanError
+from isthmus.strategies import RankProgram, Region, plan_steps, rank_program, regions
+
+MAX_PIECE_BYTES = 2**20
+MIN_PIECE_BYTES = 2**16
+"""Pieces of a collective: large enough to fill a message, small enough that ranks work on several at a time."""
+
+DIRECT_BYTES = 2**16
+"""Up to this size clusters exchange sums directly, which takes one message delay less (`plan_steps`)."""
+
+_GLOO_SUMS = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+    }
+)
+
+Tensors = Sequence[torch.Tensor]
+
+
+class GroupCollectives:
+    """The collectives of rank `rank`; `clusters[r]` is the cluster of rank `r` of the group.
+
+    `local` is gloo's group of the same ranks, if they are in one cluster.
+    """
+
+    def __init__(
+        self,
+        runner: CollectiveRunner,
+        rank: int,
+        clusters: Sequence[str],
+        local: dist.ProcessGroupGloo | None,
+        loss_message: Callable[[], str],
+    ) -> None:
+        self._runner, self._rank, self._clusters = runner, rank, tuple(clusters)
+        self._local, self._loss_message = local, loss_message
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self._clusters)
+
+    def all_reduce(self, tensor: torch.Tensor, operation: ReduceOperation, opts: Any) -> dist.Work:
+        """Reduce `tensor` (of any shape) in place over all ranks; every rank gets the same bits."""
+        host = HostTensors([tensor], read=True)
+        (flat,) = host.flat
+
+        def finish() -> None:
+            operation.finish(flat, self.size)
+            host.store()
+
+        if self._local is not None and flat.numel() and _gloo_reduces(operation, tensor):
+            host.synchronize()
+            options = dist.AllreduceOptions()
+            options.reduceOp = operation.gloo
+            return self._local_work(self._local.allreduce([flat], options), "allreduce", [tensor], finish)
+        label = f"allreduce {operation.name} {tensor_label(tensor)}"
+        of = regions.all_reduce(flat.numel(), self.size)
+        block = [(0, flat)]
+        return self._submit(label, of, block, block, [tensor], host, finish, operation, opts)
+
+    def reduce(self, tensor: torch.Tensor, root: int, operation: ReduceOperation, opts: Any) -> dist.Work:
+        """Reduce `tensor` (of any shape) over all ranks into that of `root`; the others keep theirs."""
+        host = HostTensors([tensor], read=True)
+        (flat,) = host.flat
+
+        def finish() -> None:
+            if self._rank == root:
+                operation.finish(flat, self.size)
+                host.store()
+
+        label = f"reduce to {root} {operation.name} {tensor_label(tensor)}"
+        of = regions.reduce(flat.numel(), self.size, root)
+        block = [(0, flat)]
+        return self._submit(
+            label, of, block, block if self._rank == root else [], [tensor], host, finish, operation, opts
+        )
+
+    def broadcast(self, tensor: torch.Tensor, root: int, opts: Any) -> dist.Work:
+        """Copy the tensor (of any shape) of `root` to every rank."""
+        host = HostTensors([tensor], read=True)
+        flat = _as_bytes(host.flat[0])
+        if self._local is not None and flat.numel():
+            host.synchronize()
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = root, 0
+            return self._local_work(self._local.broadcast([flat], options), "broadcast", [tensor], host.store)
+        of = regions.broadcast(flat.numel(), self.size, root)
+        mine = [(0, flat)]
+        label = f"broadcast of {root} {tensor_label(tensor)}"
+        return self._submit(label, of, mine if self._rank == root else [], mine, [tensor], host, host.store, None, opts)
+
+    def all_gather(self, outputs: Tensors, tensor: torch.Tensor, opts: Any) -> dist.Work:
+        """Fill `outputs[r]` with the tensor of rank `r`; sizes may differ between ranks."""
+        sent, got = HostTensors([tensor], read=True), HostTensors(outputs, read=False)
+        sizes = [one.nbytes for one in outputs]
+        _check_block(sizes[self._rank], tensor, "the input")
+        if self._local is not None and len(set(sizes)) == 1 and sizes[0]:
+            sent.synchronize()
+            work = self._local.allgather([[_as_bytes(one) for one in got.flat]], [_as_bytes(sent.flat[0])])
+            return self._local_work(work, "allgather", list(outputs), got.store)
+        label = f"allgather {tensor.dtype} {_sizes_label(sizes)}"
+        of = regions.all_gather(sizes)
+        outs = _at_starts(got.flat, sizes)
+        return self._move(label, of, [(outs[self._rank][0], sent.flat[0])], outs, [tensor, *outputs], sent, got, opts)
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> dist.Work:
+        """Fill `output` [ranks * N] with the tensors [N] of all ranks, one after the other."""
+        if output.numel() != tensor.numel() * self.size or output.dtype != tensor.dtype:
+            raise PlanError(f"{tensor_label(tensor)} of {self.size} ranks does not fill {tensor_label(output)}")
+        if self._local is None or not output.numel():
+            if not output.is_contiguous():
+                raise PlanError("the output of all_gather_into_tensor must be contiguous")
+            return self.all_gather(list(output.detach().view(-1).split(max(tensor.numel(), 1)))[: self.size]
+                                   if output.numel() else [output] * self.size, tensor, opts)  # fmt: skip
+        sent, got = HostTensors([tensor], read=True), HostTensors([output], read=False)
+        sent.synchronize()
+        work = self._local._allgather_base(_as_bytes(got.flat[0]), _as_bytes(sent.flat[0]))
+        return self._local_work(work, "allgather", [output], got.store)
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: Tensors, operation: ReduceOperation, opts: Any) -> dist.Work:
+        """Reduce `inputs[r]` over all ranks into the output of rank `r`; sizes may differ between ranks."""
+        sent, got = HostTensors(inputs, read=True), HostTensors([output], read=False)
+        sizes = [one.numel() for one in inputs]
+        _check_block(sizes[self._rank] * output.element_size(), output, "the output")
+        ins = _at_starts(sent.flat, sizes)
+
+        def finish() -> None:
+            operation.finish(got.flat[0], self.size)
+            got.store()
+
+        if self._local is not None and len(set(sizes)) == 1 and sizes[0] and _gloo_reduces(operation, output):
+            sent.synchronize()
+            options = dist.ReduceScatterOptions()
+            options.reduceOp = operation.gloo
+            work = self._local.reduce_scatter([got.flat[0]], [sent.flat], options)
+            return self._local_work(work, "reduce_scatter", [output], finish)
+        label = f"reduce_scatter {operation.name} {output.dtype} {_sizes_label(sizes)}"
+        of = regions.reduce_scatter(sizes)
+        outs = [(ins[self._rank][0], got.flat[0])]
+        return self._submit(label, of, ins, outs, [output, *inputs], sent, finish, operation, opts)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, operation: ReduceOperation, opts: Any
+    ) -> dist.Work:
+        """Reduce the blocks of `tensor` [ranks * N], in rank order, each into the output [N] of its rank."""
+        if tensor.numel() != output.numel() * self.size or output.dtype != tensor.dtype:
+            raise PlanError(f"{tensor_label(tensor)} does not have a {tensor_label(output)} for {self.size} ranks")
+        parts = list(tensor.detach().contiguous().view(-1).split(max(output.numel(), 1))) if tensor.numel() else []
+        return self.reduce_scatter(output, parts or [tensor] * self.size, operation, opts)
+
+    def all_to_all(self, outputs: Tensors, inputs: Tensors, opts: Any) -> dist.Work:
+        """Send `inputs[d]` to rank `d`, and receive `outputs[s]` from rank `s`; sizes may all differ."""
+        sent, got = HostTensors(inputs, read=True), HostTensors(outputs, read=False)
+        rank, size = self._rank, self.size
+        of = regions.all_to_all(rank, [one.nbytes for one in inputs], [one.nbytes for one in outputs])
+        ins = [(regions.pair_start(rank, to, size), one) for to, one in enumerate(sent.flat)]
+        outs = [(regions.pair_start(source, rank, size), one) for source, one in enumerate(got.flat)]
+        label = f"alltoall {inputs[0].dtype}"
+        return self._move(label, of, ins, outs, [*outputs, *inputs], sent, got, opts, MAX_PIECE_BYTES)
+
+    def gather(self, outputs: Tensors, tensor: torch.Tensor, root: int, opts: Any) -> dist.Work:
+        """Fill `outputs[r]` of `root` with the tensor of rank `r`; all have one size."""
+        sent, got = HostTensors([tensor], read=True), HostTensors(outputs, read=False)
+        sizes = [tensor.nbytes] * self.size
+        if self._rank == root:
+            for one in outputs:
+                _check_block(tensor.nbytes, one, "an output")
+        starts = _at_starts([tensor] * self.size, sizes)
+        outs = _at_starts(got.flat, sizes) if self._rank == root else []
+        label = f"gather to {root} {tensor_label(tensor)}"
+        mine = [(starts[self._rank][0], sent.flat[0])]
+        return self._move(label, regions.gather(sizes, root), mine, outs, [tensor, *outputs], sent, got, opts)
+
+    def scatter(self, output: torch.Tensor, inputs: Tensors, root: int, opts: Any) -> dist.Work:
+        """Fill the output of rank `r` with `inputs[r]` of `root`; all have one size."""
+        sent, got = HostTensors(inputs, read=True), HostTensors([output], read=False)
+        sizes = [output.nbytes] * self.size
+        for one in inputs:
+            _check_block(output.nbytes, one, "an input")
+        starts = _at_starts([output] * self.size, sizes)
+        ins = _at_starts(sent.flat, sizes) if self._rank == root else []
+        label = f"scatter of {root} {tensor_label(output)}"
+        outs = [(starts[self._rank][0], got.flat[0])]
+        return self._move(label, regions.scatter(sizes, root), ins, outs, [output, *inputs], sent, got, opts)
+
+    def barrier(self, opts: Any) -> dist.Work:
+        """Complete when every rank has called it."""
+        flag = torch.zeros(1, dtype=torch.uint8)
+        host = HostTensors([flag], read=True)
+        block = [(0, flag)]
+        of = regions.all_reduce(1, self.size)
+        return self._submit("barrier", of, block, block, [flag], host, host.store, ReduceOperation.maximum(), opts)
+
+    def _move(
+        self,
+        label: str,
+        of: list[Region],
+        inputs: Sequence[tuple[int, torch.Tensor]],
+        outputs: Sequence[tuple[int, torch.Tensor]],
+        tensors: list[torch.Tensor],
+        sent: HostTensors,
+        got: HostTensors,
+        opts: Any,
+        piece_bytes: int | None = None,
+    ) -> dist.Work:
+        """Move tensors as bytes; addresses are in bytes."""
+        ins, outs = ([(at, _as_bytes(one)) for at, one in blocks if one.numel()] for blocks in (inputs, outputs))
+        return self._submit(label, of, ins, outs, tensors, sent, got.store, None, opts, piece_bytes)
+
+    def _submit(
+        self,
+        label: str,
+        of: list[Region],
+        inputs: Sequence[tuple[int, torch.Tensor]],
+        outputs: Sequence[tuple[int, torch.Tensor]],
+        tensors: list[torch.Tensor],
+        host: HostTensors,
+        finish: Callable[[], None],
+        operation: ReduceOperation | None,
+        opts: Any,
+        piece_bytes: int | None = None,
+    ) -> dist.Work:
+        """Queue the collective; `piece_bytes` is for regions that differ between ranks."""
+        element_bytes = next((one.element_size() for _, one in (*inputs, *outputs)), 1)
+        num_bytes = sum(one.stop - one.start for one in of) * element_bytes if piece_bytes is None else 0
+        pieces = min(max(num_bytes // (4 * self.size), MIN_PIECE_BYTES), MAX_PIECE_BYTES)
+        collective = Collective(
+            label,
+            _program(
+                tuple(of),
+                self._clusters,
+                self._rank,
+                max((piece_bytes or pieces) // element_bytes, 1),
+                direct=num_bytes <= DIRECT_BYTES,
+            ),
+            inputs,
+            outputs,
+            tensors,
+            operation.combine if operation else None,
+            host.synchronize,
+            finish,
+        )
+        return CollectiveWork(self._runner.submit(collective, _timeout_s(opts)), label.split()[0], tensors)
+
+    def _local_work(
+        self, work: dist.Work, operation: str, tensors: list[torch.Tensor], finish: Callable[[], None]
+    ) -> dist.Work:
+        return LocalWork(work, operation, self._loss_message, tensors, finish)
+
+
+@lru_cache(maxsize=128)
+def _program(
+    of: tuple[Region, ...], clusters: tuple[str, ...], rank: int, piece_elements: int, *, direct: bool
+) -> RankProgram:
+    """Return the program of `rank` for the regions `of`."""
+    return rank_program(plan_steps(of, clusters, piece_elements, direct=direct), of, rank)
+
+
+def _gloo_reduces(operation: ReduceOperation, tensor: torch.Tensor) -> bool:
+    return operation.gloo is not None and tensor.dtype in _GLOO_SUMS
+
+
+def _as_bytes(flat: torch.Tensor) -> torch.Tensor:
+    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
+
+
+def _at_starts(blocks: Tensors, sizes: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
+    """Return `blocks` with their addresses, one after the other."""
+    return list(zip(accumulate(sizes, initial=0), blocks, strict=False))
+
+
+def _sizes_label(sizes: Sequence[int]) -> str:
+    return str(sizes[0]) if len(set(sizes)) == 1 else "/".join(map(str, sizes[:16]))
+
+
+def _check_block(num_bytes: int, tensor: torch.Tensor, what: str) -> None:
+    if tensor.nbytes != num_bytes:
+        raise PlanError(f"{what} {tensor_label(tensor)} has {tensor.nbytes} bytes, where {num_bytes} are expected")
+
+
+def _timeout_s(opts: Any) -> float | None:
+    """Return the time-out of the options of a call; None if they have none."""
+    timeout: timedelta | None = getattr(opts, "timeout", None)
+    return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None

@@ -1,0 +1,163 @@
+"""`run_program`: executes one rank's program of a collective: sends, receives and sums pieces of tensors."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import torch
+
+from isthmus.strategies import Message, ProgramTurn, RankProgram
+
+MAX_POSTED_BYTES = 64 * 2**20
+"""Receives are posted ahead up to this size."""
+
+Combine = Callable[..., torch.Tensor]
+"""An elementwise operation of two tensors, such as `torch.add`, with the argument `out`."""
+
+Block = tuple[int, torch.Tensor]
+"""A flat contiguous CPU tensor, and the address of its first element."""
+
+_Posted = tuple[ProgramTurn, list[tuple[int, torch.Tensor, Future[Any]]]]
+
+
+class Messages(Protocol):
+    """The messages of one collective of `rank`, each with its number between sender and receiver."""
+
+    rank: int
+
+    def send(self, message: Message, tensor: torch.Tensor) -> None:
+        """Send `tensor`, flat [num_elements], which does not change afterwards."""
+        ...
+
+    def receive(self, message: Message, into: torch.Tensor) -> Future[Any]:
+        """Post a receive into `into`, flat [num_elements]."""
+        ...
+
+    def wait(self, message_peer: int, future: Future[Any]) -> None:
+        """Wait for a receive from `message_peer`; raises `PeerError`."""
+        ...
+
+
+def run_program(
+    program: RankProgram,
+    inputs: Sequence[Block],
+    outputs: Sequence[Block],
+    combine: Combine | None,
+    messages: Messages,
+) -> None:
+    """Execute `program`: read this rank's contributions in `inputs`, leave the results in `outputs`.
+
+    An output may be the memory of an input at the same address. Sums are taken in ascending order of ranks. Tensors
+    of the caller are copied before they are sent, because a message may be sent again until it is acknowledged,
+    which is later than the end of the collective.
+    """
+    _Run(program, _Blocks(inputs), _Blocks(outputs), combine, messages).run()
+
+
+class _Blocks:
+    """Flat tensors by address; ranges never cross the end of a block."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = sorted((block for block in blocks if block[1].numel()), key=lambda block: block[0])
+        self._starts = [start for start, _ in self._blocks]
+
+    @property
+    def first(self) -> torch.Tensor | None:
+        """The first block; None if there are no elements."""
+        return self._blocks[0][1] if self._blocks else None
+
+    def at(self, start: int, stop: int) -> torch.Tensor | None:
+        """Return the memory of `[start, stop)`; None if no block has it."""
+        place = bisect_right(self._starts, start) - 1
+        if place < 0:
+            return None
+        first, tensor = self._blocks[place]
+        return tensor[start - first : stop - first] if stop - first <= tensor.numel() else None
+
+
+class _Run:
+    def __init__(
+        self, program: RankProgram, inputs: _Blocks, outputs: _Blocks, combine: Combine | None, messages: Messages
+    ) -> None:
+        self._program, self._inputs, self._outputs = program, inputs, outputs
+        self._combine, self._messages = combine, messages
+        self._values: dict[tuple[int, int], torch.Tensor] = {}
+        self._ahead = deque(program.turns)
+        self._posted: deque[_Posted] = deque()
+        self._posted_bytes = 0
+        self._dtype = next((one.dtype for one in (inputs.first, outputs.first) if one is not None), torch.uint8)
+
+    def run(self) -> None:
+        self._post_ahead()
+        for elements, message in self._program.first_sends:
+            self._send(elements, [message])
+        while self._posted:
+            turn, parts = self._posted.popleft()
+            for peer, tensor, future in parts:
+                self._messages.wait(peer, future)
+                self._posted_bytes -= tensor.nbytes
+            self._post_ahead()
+            self._values[turn.elements] = self._total(turn, parts) if turn.adds else parts[0][1]
+            self._send(turn.elements, turn.sends)
+        for elements in self._program.results:
+            self._store(elements)
+
+    def _post_ahead(self) -> None:
+        """Post the receives of the next turns, up to `MAX_POSTED_BYTES` or one turn."""
+        while self._ahead and (self._posted_bytes < MAX_POSTED_BYTES or not self._posted):
+            turn = self._ahead.popleft()
+            parts = []
+            for message in turn.parts:
+                target = None if turn.adds else self._outputs.at(*turn.elements)
+                tensor = self._new(turn.elements) if target is None else target
+                parts.append((message.peer, tensor, self._messages.receive(message, tensor)))
+                self._posted_bytes += tensor.nbytes
+            self._posted.append((turn, parts))
+
+    def _new(self, elements: tuple[int, int]) -> torch.Tensor:
+        return torch.empty(elements[1] - elements[0], dtype=self._dtype)
+
+    def _held(self, elements: tuple[int, int]) -> torch.Tensor | None:
+        value = self._values.get(elements)
+        return self._inputs.at(*elements) if value is None else value
+
+    def _total(self, turn: ProgramTurn, parts: Sequence[tuple[int, torch.Tensor, Future[Any]]]) -> torch.Tensor:
+        """Return the own value and `parts`, combined in ascending order of ranks, in the memory of a part."""
+        if self._combine is None:
+            raise ValueError("a program that sums needs an operation")
+        terms = [(peer, tensor) for peer, tensor, _ in parts]
+        own = self._held(turn.elements)
+        if own is not None:
+            terms.append((self._messages.rank, own))
+        terms.sort(key=lambda term: term[0])
+        total = terms[0][1]
+        for _, tensor in terms[1:]:
+            total = self._combine(total, tensor, out=tensor if total is own else total)
+        return total
+
+    def _send(self, elements: tuple[int, int], messages: Sequence[Message]) -> None:
+        if not messages:
+            return
+        value = self._held(elements)
+        if value is None:
+            raise ValueError(f"elements {elements} are sent before they are held")
+        shared = self._is_callers(elements, value)
+        payload = value.clone() if shared else value
+        for message in messages:
+            self._messages.send(message, payload)
+
+    def _is_callers(self, elements: tuple[int, int], value: torch.Tensor) -> bool:
+        """Return whether `value` is memory of the caller."""
+        blocks = (self._inputs.at(*elements), self._outputs.at(*elements))
+        return any(block is not None and block.data_ptr() == value.data_ptr() for block in blocks)
+
+    def _store(self, elements: tuple[int, int]) -> None:
+        value, target = self._held(elements), self._outputs.at(*elements)
+        if value is None or target is None:
+            raise ValueError(f"elements {elements} of the result are not held")
+        if value.data_ptr() != target.data_ptr():
+            target.copy_(value)

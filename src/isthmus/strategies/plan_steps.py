@@ -1,0 +1,96 @@
+"""`plan_steps`: the steps of any collective: inside a cluster first, between clusters by as few bytes as possible.
+
+Source: section 2.3.3 of the report on heterogeneous training (same-kind, cross-kind, same-kind).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from isthmus.strategies.step import Region, Step
+
+_LOCAL_SUM, _EXCHANGE, _RETURN, _LOCAL_COPY = range(4)
+
+
+def plan_steps(
+    regions: Sequence[Region], cluster_of: Sequence[str], piece_elements: int, *, direct: bool = False
+) -> tuple[Step, ...]:
+    """Return the steps that compute `regions`, which do not overlap, sorted by round.
+
+    `cluster_of[r]` is the cluster of rank `r`. Regions are cut into pieces of at most `piece_elements`. For each
+    piece every cluster has a leader, and leaders vary between pieces, so that all ranks of a cluster send:
+
+    1. the contributors of a cluster send to its leader, which sums;
+    2. leaders send their sums to the leader of the piece's home cluster, which sums; homes vary between pieces.
+       Two clusters that both contribute and receive exchange their sums instead, and both sum;
+    3. the home's leader sends the total to the leaders of the other receiving clusters;
+    4. leaders send the total to the receivers of their cluster.
+
+    So of C clusters that reduce n bytes everywhere, each sends 2 (C - 1) / C n bytes to others; each byte that is
+    only moved enters a cluster once. With `direct`, C > 2 clusters exchange as two do: one message delay less, for
+    C - 1 times n bytes. Every receiver gets identical bits.
+    """
+    steps = [
+        step
+        for number, piece in enumerate(_cut(regions, piece_elements))
+        for step in _piece_steps(piece, number, cluster_of, direct=direct)
+    ]
+    return tuple(sorted(steps, key=lambda step: (step.round, step.start)))
+
+
+def _cut(regions: Sequence[Region], piece_elements: int) -> Iterator[Region]:
+    """Yield `regions` in pieces of almost equal size, of at most `piece_elements`."""
+    for one in regions:
+        num = -(-(one.stop - one.start) // piece_elements)
+        ends = [one.start + (one.stop - one.start) * place // num for place in range(num + 1)]
+        for start, stop in pairwise(ends):
+            yield Region(start, stop, one.contributors, one.receivers)
+
+
+def _piece_steps(piece: Region, number: int, cluster_of: Sequence[str], *, direct: bool) -> Iterator[Step]:
+    giving, taking = _by_cluster(piece.contributors, cluster_of), _by_cluster(piece.receivers, cluster_of)
+    leaders = {
+        cluster: _leader(giving.get(cluster, ()), taking.get(cluster, ()), number) for cluster in {*giving, *taking}
+    }
+
+    sums = len(piece.contributors) > 1
+
+    def send(round_number: int, sender: int, receiver: int, *, adds: bool) -> Step:
+        return Step(round_number, sender, receiver, piece.start, piece.stop, adds)
+
+    for cluster, ranks in giving.items():
+        leader = leaders[cluster]
+        yield from (send(_LOCAL_SUM, rank, leader, adds=sums) for rank in ranks if rank != leader)
+    if len(giving) > 1 and set(giving) == set(taking) and (direct or len(giving) == 2):
+        yield from (send(_EXCHANGE, leaders[a], leaders[b], adds=True) for a in giving for b in giving if a != b)
+    else:
+        home = _home(giving, taking, number)
+        yield from (send(_EXCHANGE, leaders[a], leaders[home], adds=sums) for a in giving if a != home)
+        yield from (send(_RETURN, leaders[home], leaders[b], adds=False) for b in taking if b != home)
+    for cluster, ranks in taking.items():
+        leader = leaders[cluster]
+        yield from (send(_LOCAL_COPY, leader, rank, adds=False) for rank in ranks if rank != leader)
+
+
+def _by_cluster(ranks: Sequence[int], cluster_of: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return `ranks` by cluster, in the order of the clusters' first ranks."""
+    found: dict[str, tuple[int, ...]] = {}
+    for rank in ranks:
+        found[cluster_of[rank]] = (*found.get(cluster_of[rank], ()), rank)
+    return found
+
+
+def _leader(givers: Sequence[int], takers: Sequence[int], number: int) -> int:
+    """Return the leader of a cluster for piece `number`: a rank that does both, else a receiver."""
+    receiving = frozenset(takers)
+    ranks = [rank for rank in givers if rank in receiving] or takers or givers
+    return ranks[number % len(ranks)]
+
+
+def _home(giving: dict[str, tuple[int, ...]], taking: dict[str, tuple[int, ...]], number: int) -> str:
+    """Return the cluster that sums piece `number`: one that contributes and receives, if there is one."""
+    if len(giving) == 1:
+        return next(iter(giving))
+    clusters = [cluster for cluster in giving if cluster in taking] or list(taking)
+    return clusters[number % len(clusters)]

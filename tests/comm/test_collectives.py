@@ -1,0 +1,198 @@
+"""Rules of the collectives: gloo and isthmus pass one kit, whatever clusters the ranks are in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from isthmus.comm.group.check_collectives import GLOO_DTYPES, check_collectives, wrapped
+from isthmus.comm.group.gloo_group import gloo_group
+from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.transport.memory_transport import memory_transports
+from isthmus.core.errors import PeerError, PlanError
+from tests.comm.ranks import LIMIT, isthmus_groups
+
+
+def wrapped_gloo(size: int) -> list[dist.ProcessGroup]:
+    """Return gloo's groups as torch wraps them."""
+    store = dist.HashStore()
+
+    def make(rank: int) -> dist.ProcessGroup:
+        return wrapped(gloo_group(store, rank, size, "127.0.0.1", LIMIT), store, rank, size)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(make, range(size)))
+
+
+def memory_groups(clusters: str, timeout_s: float = 30) -> list[IsthmusGroup]:
+    """Return groups over the fake, without gloo."""
+    timeout = timedelta(seconds=timeout_s)
+    return [IsthmusGroup(one, list(clusters), timeout=timeout) for one in memory_transports(len(clusters))]
+
+
+def errors_of(
+    groups: Sequence[IsthmusGroup], calls: Sequence[Callable[[IsthmusGroup], dist.Work]]
+) -> list[PeerError | None]:
+    """Let rank `r` make `calls[r]`; return what each raises."""
+
+    def run(group: IsthmusGroup, call: Callable[[IsthmusGroup], dist.Work]) -> PeerError | None:
+        try:
+            call(group).wait()
+        except PeerError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return list(pool.map(run, groups, calls))
+
+
+def close(groups: Sequence[IsthmusGroup]) -> None:
+    """Close all at once."""
+    with ThreadPoolExecutor(len(groups)) as pool:
+        list(pool.map(lambda group: group.close_with_error("over"), groups))
+
+
+def summed(num: int, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Callable[[IsthmusGroup], dist.Work]:
+    """Return a call of allreduce."""
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return lambda group: group.allreduce([torch.ones(num)], options)
+
+
+def test_gloo_conforms() -> None:
+    """The kit asks for nothing that gloo does not do, uneven sizes and some dtypes aside."""
+    check_collectives(wrapped_gloo(3), GLOO_DTYPES, uneven=False)
+
+
+@pytest.mark.parametrize("clusters", ["a", "ab", "aabb", "abcab"])
+def test_isthmus_conforms_over_the_fake(clusters: str) -> None:
+    """Any spread over clusters; the group needs nothing of a transport but the seam."""
+    groups = memory_groups(clusters)
+    check_collectives(groups, uneven=True)
+    close(groups)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clusters", ["aab", "aaa"])
+def test_isthmus_conforms_over_tcp_and_gloo(clusters: str) -> None:
+    """TCP between clusters; gloo, where the group is in one."""
+    with isthmus_groups(clusters) as groups:
+        check_collectives(groups, uneven=True)
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [
+        ([summed(4), summed(5), summed(4)], "float32"),
+        ([summed(4), summed(4, dist.ReduceOp.MAX), summed(4)], "max"),
+        ([summed(4), lambda group: group.barrier(), summed(4)], "barrier"),
+        ([summed(4), lambda group: group.allreduce([torch.ones(4, dtype=torch.int64)]), summed(4)], "int64"),
+    ],
+    ids=["shape", "operation", "order", "type"],
+)
+@pytest.mark.parametrize("clusters", ["abc", "aab"])
+def test_ranks_that_disagree_all_get_an_error(
+    clusters: str, calls: list[Callable[[IsthmusGroup], dist.Work]], why: str
+) -> None:
+    """Long before the time-out: a rank that finds the disagreement sends the reason in place of what it owes."""
+    groups = memory_groups(clusters)
+    errors = errors_of(groups, calls)
+    assert all(error is not None for error in errors)
+    assert all(why in str(error) for error in errors)
+    again = errors_of(groups, [summed(4)] * 3)
+    assert all("an earlier collective of this group failed" in str(error) for error in again)
+    close(groups)
+
+
+def test_a_rank_that_does_not_call_fails_the_others_by_the_time_out() -> None:
+    """The error names the rank that is missing; a rank that only passed results on fails with it."""
+    groups = memory_groups("abc", timeout_s=0.2)
+    errors = errors_of(groups[:2], [summed(4)] * 2)
+    assert all("nothing from rank" in str(error) for error in errors)
+    assert "nothing from rank 2 within 0.2 s" in str(errors[0])
+    close(groups)
+
+
+def test_a_lost_rank_fails_every_collective_under_way() -> None:
+    """Also those that wait in the queue of the group's threads."""
+    transports = memory_transports(3)
+    groups = [IsthmusGroup(one, "abc") for one in transports]
+    works = [group.allreduce([torch.ones(4)]) for group in groups[:2] for _ in range(6)]
+    transports[2].kill()
+    for work in works:
+        with pytest.raises(PeerError, match=r"peer 2 closed its connection|earlier collective"):
+            work.wait()
+    close(groups[:2])
+
+
+def test_operations_on_one_tensor_run_in_the_order_of_the_calls() -> None:
+    """Without a wait between them, as on a stream: a sum of sums, not of what was there before."""
+    groups = memory_groups("ab")
+    tensors = [torch.ones(300_000) for _ in groups]
+    works = [group.allreduce([tensor]) for group, tensor in zip(groups, tensors, strict=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+    assert all(bool((tensor == 8).all()) for tensor in tensors)
+    close(groups)
+
+
+def test_a_sent_tensor_may_change_once_the_work_is_done() -> None:
+    """A copy is sent, since a message is kept until its acknowledgement."""
+    groups = memory_groups("ab")
+    options = dist.BroadcastOptions()
+    options.rootRank = options.rootTensor = 0
+    got, sent = torch.zeros(5), torch.ones(5)
+    work = groups[0].broadcast([sent], options)
+    work.wait()
+    sent.zero_()
+    groups[1].broadcast([got], options).wait()
+    assert got.tolist() == [1.0] * 5
+    close(groups)
+
+
+def test_nan_and_infinity_reach_every_rank() -> None:
+    """A sum or a maximum with NaN is NaN everywhere, never a number."""
+    groups = memory_groups("aab")
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        tensors = [torch.tensor([1.0, float("nan") if rank == 1 else 2.0, float("inf")]) for rank in range(3)]
+        for work in [group.allreduce([one], options) for group, one in zip(groups, tensors, strict=True)]:
+            work.wait()
+        assert all(one.isnan().tolist() == [False, True, False] and one[2] == float("inf") for one in tensors)
+    close(groups)
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    """Before anything is sent: blocks of another size, splits of another sum."""
+    (group,) = memory_groups("a")
+    calls: list[Callable[[], dist.Work]] = [
+        lambda: group.allgather([[torch.ones(3)]], [torch.ones(2)]),
+        lambda: group.all_gather_single(torch.ones(3), torch.ones(2)),
+        lambda: group.reduce_scatter([torch.ones(3)], [[torch.ones(2)]]),
+        lambda: group.reduce_scatter_single(torch.ones(3), torch.ones(2)),
+        lambda: group.all_to_all_single(torch.ones(2), torch.ones(2), [2], [1]),
+        lambda: group.all_to_all_single(torch.ones(2), torch.ones(2), [3], [-1]),
+    ]
+    for call in calls:
+        with pytest.raises(PlanError):
+            call()
+    close([group])
+
+
+def test_all_ranks_get_identical_bits() -> None:
+    """Sums of rounded numbers: pieces, leaders and clusters never make copies of a parameter drift."""
+    groups = memory_groups("abcab")
+    for num in (1000, 400_000):
+        tensors = [torch.randn(num, generator=torch.Generator().manual_seed(rank)) for rank in range(5)]
+        expected = torch.stack(tensors).double().sum(0)
+        for work in [group.allreduce([one]) for group, one in zip(groups, tensors, strict=True)]:
+            work.wait()
+        assert all(torch.equal(one, tensors[0]) for one in tensors)
+        assert torch.allclose(tensors[0].double(), expected, atol=1e-5)
+    close(groups)
