@@ -77,9 +77,9 @@ def _make_local(context: SiteContext) -> SchedulerAdapter:
 
 
 def _make_slurm(context: SiteContext) -> SchedulerAdapter:
-    options = context.site.options
-    commands = SlurmCommands(config=str(options.get("config", "")), timeout_s=float(options.get("timeout_s", 10.0)))
-    return SlurmAdapter(SlurmSite(context.site, context.cluster), context.state, commands, context.worker_command)
+    site = SlurmSite(context.site, context.cluster)
+    commands = SlurmCommands(config=str(context.site.options.get("config", "")), timeout_s=site.timeout_s)
+    return SlurmAdapter(site, context.state, commands, context.worker_command)
 
 
 def _make_ray(context: SiteContext) -> SchedulerAdapter:
@@ -90,10 +90,8 @@ def _make_ray(context: SiteContext) -> SchedulerAdapter:
             token = Path(token_file).read_text(encoding="utf-8").strip()
         except OSError as error:
             raise InputError(f"options.token_file {token_file} cannot be read: {error.strerror}") from error
-    rest = RayRest(str(options["address"]), timeout_s=float(options.get("timeout_s", 10.0)), token=token)
-    courier = context.open_courier(
-        host=str(options.get("courier_host", "")), port=int(options.get("courier_port", 0))
-    )  # fmt: skip
+    rest = RayRest(site.address, timeout_s=site.timeout_s, token=token)
+    courier = context.open_courier(host=str(options.get("courier_host", "")), port=site.courier_port)
     return RayAdapter(site, context.state, rest, courier, context.worker_command)
 
 

@@ -9,6 +9,7 @@ from isthmus.agent.adapters.kubernetes.kubernetes_objects import NodeInfo, PodIn
 from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
 from isthmus.core.errors import InputError
 from isthmus.core.files.validation_errors import suggest_name
+from isthmus.core.owner.number_option import MIN_TIMEOUT_S, number_option
 from isthmus.core.owner.site_file import NodeSelector, SiteFile
 from isthmus.core.pool import Cluster, NodeGroup
 
@@ -48,11 +49,11 @@ class KubernetesSite:
         self.namespace, self.queue = _name(options, "namespace"), _name(options, "queue")
         self.priority, self.preempting_priority = _name(options, "priority"), _name(options, "preempting_priority")
         self.courier_host = options.get("courier_host", "")
-        self.courier_port = round(_number(options, "courier_port", 0.0, most=65535))
-        self.timeout_s = _number(options, "timeout_s", 10.0)
-        self.bind_s = _number(options, "bind_s", 3.0)
-        self.grace_s = round(_number(options, "grace_s", 30.0))
-        self.max_s = round(_number(options, "max_minutes", 0.0) * 60)
+        self.courier_port = round(number_option(file, "courier_port", 0, most=65535, whole=True))
+        self.timeout_s = number_option(file, "timeout_s", 10.0, least=MIN_TIMEOUT_S)
+        self.bind_s = number_option(file, "bind_s", 3.0)
+        self.grace_s = round(number_option(file, "grace_s", 30.0))
+        self.max_s = round(number_option(file, "max_minutes", 0.0) * 60)
         self._groups = {group.name: self._selector(group.name) for group in cluster.node_groups}
 
     @property
@@ -168,14 +169,3 @@ def _name(options: dict[str, str], option: str) -> str:
     if name and not _NAME.fullmatch(name):
         raise InputError(f"options.{option}: '{name}' cannot be a name at a Kubernetes cluster")
     return name
-
-
-def _number(options: dict[str, str], option: str, default: float, most: float = 1e9) -> float:
-    text = options.get(option, "")
-    try:
-        found = float(text) if text else default
-    except ValueError:
-        found = -1.0
-    if not 0 <= found <= most:
-        raise InputError(f"options.{option}: '{text}' is no number from 0 to {most:g}")
-    return found

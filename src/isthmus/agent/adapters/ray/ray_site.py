@@ -8,6 +8,7 @@ from isthmus.agent.adapters.ray.ray_rest import RayNode
 from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
 from isthmus.core.errors import InputError
 from isthmus.core.files.validation_errors import suggest_name
+from isthmus.core.owner.number_option import MIN_TIMEOUT_S, number_option
 from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster
 
@@ -22,8 +23,12 @@ class RaySite:
         for option in file.options:
             if option not in OPTIONS:
                 raise InputError(f"unknown option of a Ray site: '{option}'", hint=suggest_name(option, OPTIONS))
-        if not file.options.get("address"):
-            raise InputError("site.yaml names no dashboard", hint="set options.address, such as http://HEAD:8265")
+        self.address = str(file.options.get("address", ""))
+        if not self.address.startswith(("http://", "https://")):
+            wrong = f"options.address '{self.address}' is no URL" if self.address else "site.yaml names no dashboard"
+            raise InputError(wrong, hint="set options.address, such as http://HEAD:8265")
+        self.courier_port = round(number_option(file, "courier_port", 0, most=65535, whole=True))
+        self.timeout_s = number_option(file, "timeout_s", 10.0, least=MIN_TIMEOUT_S)
         for group in cluster.node_groups:
             selector = file.node_groups.get(group.name)
             if selector is not None and selector.partition:

@@ -9,6 +9,7 @@ from isthmus.agent.adapters.slurm.slurm_holds import allocation_units
 from isthmus.agent.adapters.slurm.slurm_output import JobRow, NodeRow
 from isthmus.core.errors import InputError
 from isthmus.core.files.validation_errors import suggest_name
+from isthmus.core.owner.number_option import MIN_TIMEOUT_S, number_option
 from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster
 
@@ -37,7 +38,8 @@ class SlurmSite:
                 raise InputError(f"node group '{group.name}': Slurm has no labels", hint="name a partition instead")
             self._groups[group.name] = selector
         self.preempting_partition = str(file.options.get("preempting_partition", ""))
-        self.max_minutes = int(file.options.get("max_minutes", 0))
+        self.max_minutes = round(number_option(file, "max_minutes", 0, whole=True))
+        self.timeout_s = number_option(file, "timeout_s", 10.0, least=MIN_TIMEOUT_S)
         self.account = str(file.options.get("account", ""))
 
     def partition(self, group: str) -> str:
