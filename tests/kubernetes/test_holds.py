@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from isthmus.agent.adapters.kubernetes.hold_record import HoldRecord
 from isthmus.agent.adapters.kubernetes.kubernetes_adapter import KubernetesAdapter
 from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed
 from isthmus.core.errors import AuthError, InputError, UnavailableError
@@ -216,3 +217,16 @@ def test_a_pod_that_claims_a_hold_elsewhere_is_a_job_of_others(cluster: Cluster)
     look = cluster.adapter().observe()
     assert sum(sum(job.wanted.values()) for job in look.foreign) == 3
     assert [hold.id for hold in look.holds] == [wanted.id]
+
+
+def test_what_a_lost_reply_leaves_of_an_ended_hold_is_deleted_at_a_later_look(cluster: Cluster) -> None:
+    """1. A hold is granted. 2. It has ended, and the agent goes before its objects are deleted. 3. No one asks for the
+    hold any more: a look of the next agent deletes the rest.
+    """
+    adapter, wanted = cluster.adapter(), request(2, 3)
+    adapter.hold(wanted)
+    assert adapter.hold(wanted).state == "granted"
+    HoldRecord(cluster.folder / "holds", wanted.id).release()
+    assert cluster.objects("secrets")
+    cluster.adapter().observe()
+    assert (cluster.objects("secrets"), cluster.objects("jobs")) == ([], [])

@@ -87,6 +87,8 @@ def _check_rights(site: KubernetesSite, client: KubernetesClient) -> Iterator[Sc
         asked = {"verb": right.verb, "group": right.group, "resource": right.resource}
         if not right.in_cluster:
             asked["namespace"] = namespace
+        if right.resource == "namespaces":  # the role grants the one namespace by its name
+            asked["name"] = namespace
         review = {
             "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": asked},
