@@ -18,6 +18,7 @@ import pytest
 from tests.docs.follow_guide import ROOT, blocks
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.conftest import api_server
+from tests.kubernetes.newer_server import NewerServer
 from tests.ray.ray_cluster import RayCluster, missing_ray
 from tests.slurm.conftest import alpha
 from tests.slurm.slurm_cluster import SlurmCluster
@@ -149,11 +150,18 @@ def test_the_page_takes_a_kubernetes_cluster_into_the_pool_and_out_again(
     api_server: ApiServer, tmp_path: Path, free_port: int
 ) -> None:
     """For a real API server, with the rights of the agent's role alone; afterwards it has nothing of the pool."""
+    server = NewerServer(api_server)
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(api_server.kubeconfig().read_text().replace(api_server.address, server.address))
+    kubeconfig.chmod(0o600)
     cluster = {
-        "/etc/isthmus/kubeconfig": str(api_server.kubeconfig()),
+        "/etc/isthmus/kubeconfig": str(kubeconfig),
         "nvidia.com/gpu.product: NVIDIA-H20": "example.com/chip: h20",
     }
-    follow(tmp_path, "kubernetes", _changes(free_port, tmp_path) | cluster)
+    try:
+        follow(tmp_path, "kubernetes", _changes(free_port, tmp_path) | cluster)
+    finally:
+        server.end()
     paths = ("/apis/batch/v1/jobs", "/api/v1/pods", "/api/v1/namespaces/isthmus/secrets")
     assert [api_server.api.get(path).json()["items"] for path in paths] == [[], [], []]
 

@@ -84,5 +84,5 @@ def ray_site(ray: RayCluster) -> JointSite:
 
 def local() -> JointSite:
     """Return a site of processes of this machine."""
-    group = NodeGroup(name="cpu", chip="CPU-core", nodes=1, chips_per_node=1)
+    group = NodeGroup(name="h20", chip="H20", nodes=1, chips_per_node=1)
     return site_of(Cluster(name="south", owner="o", node_groups=(group,)), SiteFile(kind="local"))

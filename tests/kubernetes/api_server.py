@@ -41,7 +41,7 @@ class ApiServer:
     """A server below `root`; `start` before use, `end` after."""
 
     def __init__(self, root: Path) -> None:
-        self._root, self._etcd, self._server = root, None, None
+        self.root, self._etcd, self._server = root, None, None
         (self._etcd_port, self._peer_port), self._port = _free_ports(2), _free_ports(1)[0]
         self.address = f"https://127.0.0.1:{self._port}"
         self._api: httpx.Client | None = None
@@ -49,18 +49,18 @@ class ApiServer:
     def start(self) -> None:
         """Start etcd and the API server; wait until it is ready."""
         for name in ("etcd", "certs"):
-            (self._root / name).mkdir(parents=True)
+            (self.root / name).mkdir(parents=True)
         groups = f'{_ADMIN_TOKEN},admin,admin,system:masters\n{_AGENT_TOKEN},{AGENT},agent,"system:serviceaccounts"\n'
-        (self._root / "tokens.csv").write_text(groups)
+        (self.root / "tokens.csv").write_text(groups)
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         pem = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
         )
-        (self._root / "accounts.key").write_bytes(pem)
+        (self.root / "accounts.key").write_bytes(pem)
         url = f"http://127.0.0.1:{self._etcd_port}"
         peer = f"http://127.0.0.1:{self._peer_port}"
         self._etcd = self._run(
-            "etcd", f"--data-dir={self._root}/etcd", f"--listen-client-urls={url}", f"--advertise-client-urls={url}",
+            "etcd", f"--data-dir={self.root}/etcd", f"--listen-client-urls={url}", f"--advertise-client-urls={url}",
             f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}", "--unsafe-no-fsync",
         )  # fmt: skip
@@ -68,7 +68,7 @@ class ApiServer:
 
     def restart(self) -> None:
         """Start the API server, or start it again after `kill`; return when it answers."""
-        root = self._root
+        root = self.root
         self._server = self._run(
             str(PROGRAM), f"--etcd-servers=http://127.0.0.1:{self._etcd_port}", "--bind-address=127.0.0.1",
             f"--secure-port={self._port}", f"--cert-dir={root}/certs", "--insecure-port=0",
@@ -105,7 +105,7 @@ class ApiServer:
     def api(self) -> httpx.Client:
         """A client of the admin's."""
         if self._api is None:
-            certificate = self._root / "certs" / "apiserver.crt"
+            certificate = self.root / "certs" / "apiserver.crt"
             self._wait(lambda: certificate.exists() and b"END" in certificate.read_bytes())
             tls = ssl.create_default_context(cafile=str(certificate))
             headers = {"Authorization": f"Bearer {_ADMIN_TOKEN}"}
@@ -114,8 +114,8 @@ class ApiServer:
 
     def kubeconfig(self, *, admin: bool = False) -> Path:
         """Write the kubeconfig of the agent, or of the admin; return its path."""
-        authority = (self._root / "certs" / "apiserver.crt").read_bytes()
-        file = self._root / ("admin.yaml" if admin else "agent.yaml")
+        authority = (self.root / "certs" / "apiserver.crt").read_bytes()
+        file = self.root / ("admin.yaml" if admin else "agent.yaml")
         config = {
             "apiVersion": "v1", "kind": "Config", "current-context": "tests",
             "contexts": [{"name": "tests", "context": {"cluster": "c", "user": "u", "namespace": "isthmus"}}],
@@ -150,10 +150,10 @@ class ApiServer:
         self.api.patch(path, content=json.dumps({"spec": {"taints": body["spec"].get("taints")}}), headers=headers)
 
     def _run(self, *command: str) -> subprocess.Popen[bytes]:
-        with (self._root / f"{Path(command[0]).name}.log").open("ab") as log:
+        with (self.root / f"{Path(command[0]).name}.log").open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={"PATH": os.environ["PATH"], "HOME": str(self._root)}, cwd=self._root,
+                env={"PATH": os.environ["PATH"], "HOME": str(self.root)}, cwd=self.root,
             )  # fmt: skip
 
     def _wait(self, holds: Any, timeout_s: float = 120.0) -> None:
@@ -162,7 +162,7 @@ class ApiServer:
             with contextlib.suppress(httpx.HTTPError):
                 if holds():
                     return
-            assert time.monotonic() < deadline_s, f"the API server is not ready: {self._root}/kube-apiserver.log"
+            assert time.monotonic() < deadline_s, f"the API server is not ready: {self.root}/kube-apiserver.log"
             time.sleep(0.1)
 
 

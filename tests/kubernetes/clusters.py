@@ -77,12 +77,14 @@ class RealCluster:
     def end(self) -> None:
         self._controllers.stop()
         self._courier.close()
+        # By default a Job waits for a controller, which is not here, that lets go of its pods.
+        options = json.dumps({"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
         for path in (*WORKLOADS, "/api/v1/pods", "/api/v1/secrets"):
             for one in self.server.api.get(path).json()["items"]:
                 prefix, _, plural = path.rpartition("/")
                 metadata = one["metadata"]
                 target = f"{prefix}/namespaces/{metadata['namespace']}/{plural}/{metadata['name']}"
-                self.server.api.request("DELETE", target, content=json.dumps({"gracePeriodSeconds": 0}))
+                self.server.api.request("DELETE", target, content=options)
 
 
 class LossyReplies:

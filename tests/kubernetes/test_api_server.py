@@ -52,7 +52,9 @@ def test_the_real_server_takes_every_workload_as_it_is(kind: str, admin: Kuberne
     units = UNITS[:1] if kind == "job-in-queue" else UNITS
     plan = HoldPlan(id=ID[:-1] + str(list(KINDS).index(kind)), claim=1, job="train", attempt=2, units=units)
     for body in workloads(site, plan):
-        found = admin.create(workload_path(site, NAMESPACE), body)
+        path = workload_path(site, NAMESPACE)
+        found = admin.create(path, body)
+        assert admin.delete(f"{path}/{body['metadata']['name']}"), "the next test finds all cards free"
         later = {"completionMode", "suspend", "ttlSecondsAfterFinished"} if body["apiVersion"] == "batch/v1" else set()
         assert missing(body["spec"], found["spec"]) <= later
     made = admin.create(SECRETS, ticket_secret(site, plan, 0, [b"a"]))

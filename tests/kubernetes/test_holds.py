@@ -13,6 +13,7 @@ import httpx
 import pytest
 import yaml
 
+from isthmus.agent.adapters.kubernetes.hold_record import HoldRecord
 from isthmus.agent.adapters.kubernetes.kubernetes_adapter import KubernetesAdapter
 from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
 from isthmus.agent.adapters.kubernetes.render_kubernetes import render_kubernetes
@@ -246,3 +247,16 @@ def test_what_is_rendered_is_what_is_created(workload: str, cluster: Cluster) ->
         if ours["kind"] == "Secret":
             assert ours.pop("data").keys() == theirs.pop("data").keys()
         assert ours == theirs
+
+
+def test_what_a_lost_reply_leaves_of_an_ended_hold_is_deleted_at_a_later_look(cluster: Cluster) -> None:
+    """1. A hold is granted. 2. It has ended, and the agent goes before its objects are deleted. 3. No one asks for the
+    hold any more: a look of the next agent deletes the rest.
+    """
+    adapter, wanted = cluster.adapter(), request(2, 3)
+    adapter.hold(wanted)
+    assert adapter.hold(wanted).state == "granted"
+    HoldRecord(cluster.folder / "holds", wanted.id).release()
+    assert cluster.objects("secrets")
+    cluster.adapter().observe()
+    assert (cluster.objects("secrets"), cluster.objects("jobs")) == ([], [])

@@ -160,5 +160,5 @@ def test_the_command_says_where_a_site_does_not_fit(
     files = ("site", "check", str(tmp_path / "site.yaml"), "--pool", str(tmp_path / "pool.yaml"), "--json")
     assert main([*files], env=CliEnvironment(variables={}, stdout=out, stderr=out)) == 2
     wrong_checks = [one for one in json.loads(out.getvalue()) if not one["ok"] and one["check"] != "scheduler"]
-    assert bool(wrong_checks) == bool(words)
+    assert bool(wrong_checks) == bool(words), json.dumps(wrong_checks)
     assert all(word in out.getvalue() for word in words), out.getvalue()

@@ -151,6 +151,7 @@ def test_a_python_that_cannot_hold_is_the_reason_of_the_part(
         agent.until("there was a second try", lambda: "2 times in a row" in agent.detail(), wanted)
         assert agent.state() == "queued"
         agent.restart(sys.executable)
+        agent.until("cards are seen", lambda: agent.service.machine.free_chips() == {"h20": 4})
         agent.until("ready", lambda: agent.state() == "ready", wanted)
         assert agent.detail() == ""
 

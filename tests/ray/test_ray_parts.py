@@ -397,6 +397,8 @@ def test_a_check_finds_what_no_group_has() -> None:
     ("file", "words"),
     [
         (SiteFile(kind="ray"), "names no dashboard"),
+        (SiteFile(kind="ray", options={**ADDRESS, "courier_port": "seven"}), "options.courier_port: 'seven'"),
+        (SiteFile(kind="ray", options={"address": "head:8265"}), "'head:8265' is no URL"),
         (SiteFile(kind="ray", options={**ADDRESS, "adress": "x"}), "unknown option of a Ray site: 'adress'"),
         (
             SiteFile(kind="ray", node_groups={"h20": NodeSelector(partition="p")}, options=dict(ADDRESS)),

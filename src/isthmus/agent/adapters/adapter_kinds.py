@@ -19,7 +19,6 @@ from isthmus.agent.adapters.ray.ray_rest import RayRest
 from isthmus.agent.adapters.ray.ray_site import RaySite
 from isthmus.agent.adapters.rendered_hold import PartRequest, RenderedHold, part_request
 from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter, SchedulerCheck
-from isthmus.agent.adapters.site_options import number_option
 from isthmus.agent.adapters.slurm.render_slurm import render_slurm
 from isthmus.agent.adapters.slurm.slurm_adapter import SlurmAdapter
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
@@ -96,8 +95,7 @@ def _make_local(context: SiteContext) -> SchedulerAdapter:
 
 def _make_slurm(context: SiteContext) -> SchedulerAdapter:
     site = SlurmSite(context.site, context.cluster)
-    config, timeout_s = str(context.site.options.get("config", "")), number_option(context.site, "timeout_s", 10.0)
-    commands = SlurmCommands(config=config, timeout_s=timeout_s)
+    commands = SlurmCommands(config=str(context.site.options.get("config", "")), timeout_s=site.timeout_s)
     return SlurmAdapter(site, context.state, commands, context.worker_command)
 
 
@@ -109,10 +107,8 @@ def _make_ray(context: SiteContext) -> SchedulerAdapter:
             token = Path(token_file).read_text(encoding="utf-8").strip()
         except OSError as error:
             raise InputError(f"options.token_file {token_file} cannot be read: {error.strerror}") from error
-    rest = RayRest(str(options["address"]), timeout_s=float(options.get("timeout_s", 10.0)), token=token)
-    courier = context.open_courier(
-        host=str(options.get("courier_host", "")), port=int(options.get("courier_port", 0))
-    )  # fmt: skip
+    rest = RayRest(site.address, timeout_s=site.timeout_s, token=token)
+    courier = context.open_courier(host=str(options.get("courier_host", "")), port=site.courier_port)
     return RayAdapter(site, context.state, rest, courier, context.worker_command)
 
 

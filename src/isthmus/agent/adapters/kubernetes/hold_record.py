@@ -55,6 +55,18 @@ class HoldRecord:
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "released").touch()
 
+    @property
+    def is_cleared(self) -> bool:
+        """Whether nothing of the ended hold is left at the API server."""
+        return (self.path / "cleared").exists()
+
+    def note_cleared(self, cleared: bool = True) -> None:
+        """Note whether something of the ended hold may be left."""
+        if cleared:
+            (self.path / "cleared").touch()
+        else:
+            (self.path / "cleared").unlink(missing_ok=True)
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Be the only one that asks for this hold, also among agents that follow each other."""
@@ -114,6 +126,15 @@ def alone_in(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def uncleared_holds(root: Path) -> Iterator[HoldRecord]:
+    """Yield the holds that have ended and of which something may be left."""
+    with contextlib.suppress(FileNotFoundError):
+        for folder in sorted(root.iterdir()):
+            record = HoldRecord(root, folder.name)
+            if (folder / "hold.json").exists() and record.is_released and not record.is_cleared:
+                yield record
 
 
 def known_holds(root: Path) -> Iterator[HoldRecord]:

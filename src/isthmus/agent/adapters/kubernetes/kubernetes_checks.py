@@ -70,8 +70,13 @@ def _check_namespace(site: KubernetesSite, client: KubernetesClient) -> Iterator
             check="namespace", ok=False, detail=f"unknown namespace '{name}'", hint=suggest_name(name, known) or "",
             file_path=place,
         )  # fmt: skip
-    except AuthError as error:
-        yield SchedulerCheck(check="namespace", ok=False, detail=error.message, hint=error.hint or "", file_path=place)
+    except AuthError as error:  # an account with rights in one namespace is not told whether another exists
+        own = client.access.namespace
+        nearest = suggest_name(name, [own]) if own and own != name else None
+        yield SchedulerCheck(
+            check="namespace", ok=False, detail=f"unknown namespace '{name}', or one without rights: {error.message}",
+            hint=nearest or error.hint or "", file_path=place,
+        )  # fmt: skip
     else:
         yield SchedulerCheck(check="namespace", ok=True, detail=f"namespace '{name}' exists")
 
@@ -83,6 +88,8 @@ def _check_rights(site: KubernetesSite, client: KubernetesClient) -> Iterator[Sc
         asked = {"verb": right.verb, "group": right.group, "resource": right.resource}
         if not right.in_cluster:
             asked["namespace"] = namespace
+        if right.resource == "namespaces":  # the role grants the one namespace by its name
+            asked["name"] = namespace
         review = {
             "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": asked},

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from isthmus.agent.adapters.kubernetes import pod_keeper
-from isthmus.agent.adapters.kubernetes.hold_record import HoldRecord, HoldState, alone_in, known_holds
+from isthmus.agent.adapters.kubernetes.hold_record import HoldRecord, HoldState, alone_in, known_holds, uncleared_holds
 from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
 from isthmus.agent.adapters.kubernetes.kubernetes_objects import (
     CLAIM_LABEL,
@@ -103,10 +103,13 @@ class KubernetesHolds:
         record = self.record(request.id)
         with record.locked():
             if record.is_released:
+                if not record.is_cleared:
+                    self.release(request.id)
                 return Hold(id=request.id, state="ended")
             record.renew(request)
             found = self._ask_and_look(record, preempts=preempts)
             if record.is_released:  # released while it was asked for
+                record.note_cleared(False)
                 self.release(request.id)
                 return found if found.state == "ended" else Hold(id=request.id, state="ended")
             return found
@@ -118,6 +121,7 @@ class KubernetesHolds:
         state = record.state()
         if state is not None and state.open:
             self._delete(record, state)
+        record.note_cleared()
 
     def _ask_and_look(self, record: HoldRecord, *, preempts: bool) -> Hold:
         state = record.state()
@@ -268,11 +272,11 @@ class KubernetesHolds:
 
     def _clear_leftovers(self) -> None:
         """Delete what is left of holds that have ended; a failed attempt is repeated at the next look."""
-        for hold_id, pods in (self._live or {}).items():
-            record = HoldRecord(self._root, hold_id)
-            if record.is_released and any(not pod.deleting for pod in pods):
-                with contextlib.suppress(IsthmusError):
-                    self.release(hold_id)
+        live = {hold_id for hold_id, pods in (self._live or {}).items() if any(not pod.deleting for pod in pods)}
+        seen = {hold_id for hold_id in live if HoldRecord(self._root, hold_id).is_released}
+        with contextlib.suppress(IsthmusError):
+            for hold_id in sorted(seen | {record.id for record in uncleared_holds(self._root)}):
+                self.release(hold_id)
 
     def _revoke_if_released(self, record: HoldRecord) -> None:
         """Make the tickets of a hold useless once its pods are gone; until then they hand over their last files."""

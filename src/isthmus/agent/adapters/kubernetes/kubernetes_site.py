@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from isthmus.agent.adapters.kubernetes.kubernetes_objects import NodeInfo, PodInfo
 from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
-from isthmus.agent.adapters.site_options import check_options, number_option
+from isthmus.agent.adapters.site_options import MIN_TIMEOUT_S, check_options, number_option
 from isthmus.core.errors import FieldError, InputError
 from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.owner.site_file import NodeSelector, SiteFile
@@ -52,8 +52,8 @@ class KubernetesSite:
         self.priority, self.preempting_priority = _name(options, "priority"), _name(options, "preempting_priority")
         self.device_driver = _name(options, "device_driver")
         self.courier_host = options.get("courier_host", "")
-        self.courier_port = round(number_option(file, "courier_port", 0.0, most=65535))
-        self.timeout_s = number_option(file, "timeout_s", 10.0)
+        self.courier_port = round(number_option(file, "courier_port", 0, most=65535, whole=True))
+        self.timeout_s = number_option(file, "timeout_s", 10.0, least=MIN_TIMEOUT_S)
         self.bind_s = number_option(file, "bind_s", 3.0)
         self.grace_s = round(number_option(file, "grace_s", 30.0))
         self.max_s = round(number_option(file, "max_minutes", 0.0) * 60)

@@ -37,7 +37,9 @@ def check_python(
             pause(POLL_S)
     except UnavailableError as error:
         _remove(rest, job_id)
-        yield SchedulerCheck(check="python", ok=False, detail=f"no job can be tried: {error}", hint=error.hint or "")
+        yield SchedulerCheck(
+            check="python", ok=False, detail=f"no job can be tried: {error.message}", hint=error.hint or ""
+        )
         return
     _remove(rest, job_id)
     if job is not None and job.status == "SUCCEEDED":

@@ -170,7 +170,9 @@ class RayAdapter(SchedulerAdapter):
 
     def check(self) -> Sequence[SchedulerCheck]:
         """Return what `isthmus site check` finds."""
-        return (*check_ray(self._site, self._rest), *check_python(self._rest, self._python))
+        found = check_ray(self._site, self._rest)
+        answers = any(one.check == "scheduler" and one.ok for one in found)
+        return (*found, *check_python(self._rest, self._python)) if answers else found
 
     def _look_at_holder(self, epoch: str) -> None:
         """End the holds of holder jobs that are over, also those that an earlier agent left; renew the present one."""

@@ -21,7 +21,7 @@ def check_ray(site: RaySite, rest: RayRest) -> Sequence[SchedulerCheck]:
         found, nodes = rest.version(), rest.nodes()
     except IsthmusError as error:
         hint, place = error.hint or "start Ray's head with its dashboard", ("options", "address")
-        return [SchedulerCheck(check="scheduler", ok=False, detail=str(error), hint=hint, file_path=place)]
+        return [SchedulerCheck(check="scheduler", ok=False, detail=error.message, hint=hint, file_path=place)]
     version, least = found["ray_version"], ".".join(map(str, MIN_VERSION))
     recent = _numbers(version) >= MIN_VERSION
     detail = f"Ray {version} answers, session {found['session_name']}"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from isthmus.agent.adapters.ray.ray_rest import RayNode
 from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
-from isthmus.core.errors import InputError
+from isthmus.agent.adapters.site_options import MIN_TIMEOUT_S, check_options, number_option
+from isthmus.core.errors import FieldError, InputError
 from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster
@@ -19,15 +20,18 @@ class RaySite:
     """The mapping of `site.yaml` for `cluster`. Raises `InputError` for options and selectors that Ray cannot have."""
 
     def __init__(self, file: SiteFile, cluster: Cluster) -> None:
-        for option in file.options:
-            if option not in OPTIONS:
-                raise InputError(f"unknown option of a Ray site: '{option}'", hint=suggest_name(option, OPTIONS))
-        if not file.options.get("address"):
-            raise InputError("site.yaml names no dashboard", hint="set options.address, such as http://HEAD:8265")
+        check_options(file, "Ray", OPTIONS)
+        self.address = str(file.options.get("address", ""))
+        if not self.address.startswith(("http://", "https://")):
+            wrong = f"'{self.address}' is no URL" if self.address else "names no dashboard"
+            raise FieldError(wrong, place=("options", "address"), hint="set it, such as http://HEAD:8265")
+        self.courier_port = round(number_option(file, "courier_port", 0, most=65535, whole=True))
+        self.timeout_s = number_option(file, "timeout_s", 10.0, least=MIN_TIMEOUT_S)
         for group in cluster.node_groups:
             selector = file.node_groups.get(group.name)
             if selector is not None and selector.partition:
-                raise InputError(f"node group '{group.name}': Ray has no partitions", hint="name labels instead")
+                place = ("node_groups", group.name, "partition")
+                raise FieldError("Ray has no partitions", place=place, hint="name labels instead")
         self.file, self.cluster = file, cluster
         self._groups = {group.name: file.node_groups.get(group.name) for group in cluster.node_groups}
 

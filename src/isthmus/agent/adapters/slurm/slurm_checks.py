@@ -19,7 +19,7 @@ def check_slurm(site: SlurmSite, commands: SlurmCommands) -> Sequence[SchedulerC
         nodes = parse_nodes(commands.run("scontrol", "show", "node", "-o"))
     except IsthmusError as error:
         hint = error.hint or "start slurmctld, or set options.config to its slurm.conf"
-        return [SchedulerCheck(check="scheduler", ok=False, detail=str(error), hint=hint)]
+        return [SchedulerCheck(check="scheduler", ok=False, detail=error.message, hint=hint)]
     found = [SchedulerCheck(check="scheduler", ok=True, detail=f"slurmctld answers, up since {epoch}")]
     return [*found, *_check_partitions(site, nodes), *_check_cards(site, nodes), *_check_unmapped(site, nodes)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 
 from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob, HoldRequest
-from isthmus.agent.adapters.site_options import check_options, number_option
+from isthmus.agent.adapters.site_options import MIN_TIMEOUT_S, check_options, number_option
 from isthmus.agent.adapters.slurm.slurm_holds import allocation_units
 from isthmus.agent.adapters.slurm.slurm_output import JobRow, NodeRow
 from isthmus.core.errors import FieldError, InputError
@@ -37,7 +37,8 @@ class SlurmSite:
                 raise FieldError("Slurm has no labels", place=(*place, "labels"), hint="name a partition instead")
             self._groups[group.name] = selector
         self.preempting_partition = str(file.options.get("preempting_partition", ""))
-        self.max_minutes = round(number_option(file, "max_minutes", 0.0))
+        self.max_minutes = round(number_option(file, "max_minutes", 0, whole=True))
+        self.timeout_s = number_option(file, "timeout_s", 10.0, least=MIN_TIMEOUT_S)
         self.account = str(file.options.get("account", ""))
 
     def partition(self, group: str) -> str:
