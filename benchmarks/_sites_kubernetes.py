@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 
-from benchmarks.table import Row, compared
+from benchmarks._sites_looks import look_rows
+from benchmarks.table import Row
 from isthmus.agent.adapters.kubernetes.api_access import read_access
 from isthmus.agent.adapters.kubernetes.kubernetes_adapter import KubernetesAdapter
 from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
@@ -19,7 +17,7 @@ from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.conftest import fill_server
 from tests.kubernetes.samples import pod, site_of
 
-NUM_PODS, NUM_QUICK_PODS, LOOKS, PAUSE_S = 2000, 200, 30, 0.3
+NUM_PODS, NUM_QUICK_PODS = 2000, 200
 
 
 class CountingTransport(httpx.BaseTransport):
@@ -56,23 +54,10 @@ def _measure(server: ApiServer, folder: Path, num: int) -> list[Row]:
     client = KubernetesClient(access, transport=transport)
     adapter = KubernetesAdapter(site_of(), folder / "state", client, Courier(folder / "state"), ("true",))
     assert len(adapter.observe().foreign) == num
-    looks, bare, cpu, bare_cpu = [], [], [], []
-    transport.num = 0
-    for _ in range(LOOKS):
-        for action, times, cpus in ((adapter.observe, looks, cpu), (lambda: _list_all(server), bare, bare_cpu)):
-            took_s, cpu_s = _measured(action)
-            times.append(1e3 * took_s)
-            cpus.append(1e3 * cpu_s)
-            time.sleep(PAUSE_S)
-    requests = transport.num / LOOKS
-    what, peer = f"Kubernetes: one look at {num:,} pods", "a list of them"
-    return [
-        compared(f"{what}, p50", statistics.median(looks), "ms", peer, statistics.median(bare), target="at most 100",
-                 met=statistics.median(looks) <= 100),
-        Row(what=f"{what}: requests, with renewed watches", ours=requests, unit="requests", target="one, watches apart",
-            met=requests < 1.5),
-        compared(f"{what}, p50", statistics.median(cpu), "CPU ms", peer, statistics.median(bare_cpu)),
-    ]  # fmt: skip
+    return look_rows(
+        f"Kubernetes: one look at {num:,} pods", "a list of them", adapter.observe, lambda: _list_all(server),
+        lambda: transport.num, asked="requests", apart="renewed watches",
+    )  # fmt: skip
 
 
 def _pod(number: int) -> dict[str, object]:
@@ -83,10 +68,3 @@ def _pod(number: int) -> dict[str, object]:
 
 def _list_all(server: ApiServer) -> None:
     server.api.get("/api/v1/pods", params={"limit": 0}).json()
-
-
-def _measured(action: Callable[[], object]) -> tuple[float, float]:
-    """Return the time and this process' CPU time of an action, in seconds."""
-    cpu_s, begin_s = time.process_time(), time.perf_counter()
-    action()
-    return time.perf_counter() - begin_s, time.process_time() - cpu_s

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from isthmus.agent.adapters.check_adapter import adapter_rules
 from tests.docs.follow_guide import ROOT, copy_repository, follow_guide
 
 GUIDES = sorted((ROOT / "docs" / "extend").glob("*.md"))
@@ -29,6 +32,14 @@ def test_every_seam_has_a_guide() -> None:
     """Chips, model families, site adapters, schedules and transports."""
     stems = [page.stem for page in GUIDES]
     assert stems == [f"add-a-{seam}" for seam in ("chip", "model-family", "schedule", "site-adapter", "transport")]
+
+
+def test_the_page_on_schedulers_counts_the_rules_of_the_kit() -> None:
+    """By the part of the contract that each rule is of."""
+    page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+    shown = [int(number) for number in re.findall(r"^\| [^|]+ \| (\d+) \|", page, re.MULTILINE)]
+    modules = Counter(rule.__module__ for rule in adapter_rules(holds=True, faults=True))
+    assert sorted(shown) == sorted(modules.values())
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from pydantic import ValidationError
 
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.api_client import ApiClient
 from isthmus.client.client_settings import resolve_settings
+from isthmus.core.errors import InputError
 
 JobArgument = Annotated[
     str,
@@ -80,6 +82,13 @@ def command(
 def open_client(env: CliEnvironment, server: str, token: str | None, ca: Path | None) -> ApiClient:
     """Return a client that uses the transport and clock of `env`."""
     return ApiClient(server, token, ca, transport=env.transport, sleep=env.sleep)
+
+
+def invalid_name(error: ValidationError) -> InputError:
+    """Return the error of a request whose name is none."""
+    return InputError(
+        f"'{error.errors()[0]['input']}' is not a valid name", hint="use at most 63 letters, digits, '.', '_' and '-'"
+    )
 
 
 def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:

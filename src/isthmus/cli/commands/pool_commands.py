@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from isthmus.cli.command import command
+from isthmus.cli.command import command, invalid_name
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.parse_since import parse_age_s, parse_since_s
 from isthmus.client.api_client import ApiClient
@@ -75,9 +75,7 @@ def create(
     try:
         request = TokenRequest.model_validate(wanted)
     except ValidationError as error:
-        raise InputError(
-            f"'{name}' is not a valid name", hint="use at most 63 letters, digits, '.', '_' and '-'"
-        ) from error
+        raise invalid_name(error) from error
     if expires is not None:
         try:
             request = TokenRequest.model_validate(wanted | {"expires_in_s": parse_age_s(expires)})

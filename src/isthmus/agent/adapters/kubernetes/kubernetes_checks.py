@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from isthmus.agent.adapters.card_checks import check_cards
 from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
 from isthmus.agent.adapters.kubernetes.kubernetes_objects import NodeInfo, parse_node
 from isthmus.agent.adapters.kubernetes.kubernetes_rights import needed_rights, priority_classes
@@ -168,22 +169,10 @@ def _check_nodes(site: KubernetesSite, client: KubernetesClient) -> Iterator[Sch
         yield _check_name("device_driver", site.device_driver, {one.driver for one in slices}, "device driver")
         devices = device_counts(slices, site.device_driver)
     mapped = site.card_nodes(nodes, devices)
-    for group in site.cluster.node_groups:
-        there = [node for node in mapped if node.node_group == group.name]
-        have = sum(len(node.cards) for node in there)
-        same = len(there) == group.nodes and all(len(node.cards) == group.chips_per_node for node in there)
-        yield SchedulerCheck(
-            check="cards", ok=same,
-            detail=f"node group '{group.name}': {have} cards on {len(there)} nodes, {group.num_chips} on {group.nodes} "
-            "in pool.yaml",
-            hint="" if same else f"do its nodes have allocatable {site.resource(group.name)}?",
-            file_path=() if same else ("node_groups", group.name),
-        )  # fmt: skip
-        away = [node.name for node in there if not node.usable]
-        if away:
-            yield SchedulerCheck(
-                check="nodes", ok=False, detail=f"not in use: {', '.join(away)}", hint="kubectl describe node says why"
-            )
+    yield from check_cards(
+        site.cluster, mapped, lambda group: f"do its nodes have allocatable {site.resource(group)}?",
+        "kubectl describe node says why",
+    )  # fmt: skip
     known = {node.name for node in mapped}
     for node in nodes:
         left = [f"{count} {name}" for name, count in node.counts if count and node.name not in known]

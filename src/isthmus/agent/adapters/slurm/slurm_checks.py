@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from isthmus.agent.adapters.card_checks import check_cards
 from isthmus.agent.adapters.scheduler_adapter import SchedulerCheck
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
 from isthmus.agent.adapters.slurm.slurm_output import NodeRow, parse_boot_time, parse_nodes
@@ -40,22 +41,11 @@ def _check_partitions(site: SlurmSite, nodes: Sequence[NodeRow]) -> Iterator[Sch
 
 
 def _check_cards(site: SlurmSite, nodes: Sequence[NodeRow]) -> Iterator[SchedulerCheck]:
-    for group in site.cluster.node_groups:
-        there = [node for node in site.card_nodes(nodes) if node.node_group == group.name]
-        have = sum(len(node.cards) for node in there)
-        same = len(there) == group.nodes and all(len(node.cards) == group.chips_per_node for node in there)
-        yield SchedulerCheck(
-            check="cards", ok=same,
-            detail=f"node group '{group.name}': {have} cards on {len(there)} nodes, {group.num_chips} on {group.nodes} "
-            "in pool.yaml",
-            hint="" if same else f"is '{site.resource(group.name)}' what Slurm calls a card (Gres of the nodes)?",
-            file_path=() if same else ("node_groups", group.name),
-        )  # fmt: skip
-        away = [node.name for node in there if not node.usable]
-        if away:
-            yield SchedulerCheck(
-                check="nodes", ok=False, detail=f"not in use: {', '.join(away)}", hint="scontrol show node says why"
-            )
+    yield from check_cards(
+        site.cluster, site.card_nodes(nodes),
+        lambda group: f"is '{site.resource(group)}' what Slurm calls a card (Gres of the nodes)?",
+        "scontrol show node says why",
+    )  # fmt: skip
 
 
 def _check_unmapped(site: SlurmSite, nodes: Sequence[NodeRow]) -> Iterator[SchedulerCheck]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from isthmus.cli.command import CaOption, ServerOption, command, open_client
+from isthmus.cli.command import CaOption, ServerOption, command, invalid_name, open_client
 from isthmus.cli.commands.process_commands import import_extra, read_site, select_cluster
 from isthmus.cli.commands.site.site_commands import PANEL, SiteArgument, finding_rows, print_checks, site_commands
 from isthmus.cli.environment.cli_environment import CliEnvironment
@@ -53,10 +53,7 @@ def invite(
     try:
         request = InvitationRequest.model_validate(wanted)
     except ValidationError as error:
-        raise InputError(
-            f"'{error.errors()[0]['input']}' is not a valid name",
-            hint="use at most 63 letters, digits, '.', '_' and '-'",
-        ) from error
+        raise invalid_name(error) from error
     made = client.invite_owner(request)
     env.answer(made, lambda: _spaced(made.code))
 
