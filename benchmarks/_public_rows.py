@@ -14,16 +14,29 @@ from benchmarks._flagperf import read_flagperf
 from benchmarks._public_run import PublicRun
 from benchmarks._torchtitan import read_torchtitan
 from benchmarks.table import Row
-from isthmus.plan import DATA_SHEET, Calibration, Observation, estimate_s, fit_calibration, predict
+from isthmus.plan import (
+    DATA_SHEET,
+    TIME_MODEL_PARAMETERS,
+    Calibration,
+    Observation,
+    estimate_s,
+    fit_calibration,
+    predict,
+    with_prior_rates,
+)
 from isthmus.plan.memory.memory_limit import stage_memory_dict
 from isthmus.plan.memory.stage_memory import StageMemory
+from isthmus.plan.time.calibration import ChipRates
 from isthmus.plan.time.stage_costs import StageCost
 
 SEEN_SHARE = 0.1
 """Part of a set that a calibration may see."""
 
 SEED = 0
-FITTED = ("matmul_share", "attention_share", "memory_share", "network_share")
+FITTED = tuple(
+    name for name, spec in TIME_MODEL_PARAMETERS.items() if name in ChipRates.__dataclass_fields__ and spec.relative
+)
+"""What is fitted of each chip: what `isthmus calibrate` fits."""
 
 READERS: dict[str, Callable[[Path], list[PublicRun]]] = {
     "torchtitan": read_torchtitan,
@@ -112,9 +125,9 @@ def calibrated_error(seen: Sequence[PublicRun], unseen: Sequence[PublicRun]) -> 
 
     chips = sorted({run.pool.clusters[0].node_groups[0].chip for run in seen})
     observed = [Observation(name=r.name, measured_s=r.measured_s or 0, predict_s=closed_form(r)) for r in seen]
-    fitted = fit_calibration(
-        DATA_SHEET, [f"{chip}/{key}" for chip in chips for key in FITTED], observed, name="public", source="public set"
-    )
+    keys = [f"{chip}/{key}" for chip in chips for key in FITTED]
+    start = with_prior_rates(DATA_SHEET, [(run.plan, run.pool) for run in seen], keys)
+    fitted = fit_calibration(start, keys, observed, name="public", source="public set")
     errors = []
     for run in unseen:
         fitted.require_unseen(run.name)
