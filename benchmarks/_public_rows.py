@@ -24,6 +24,7 @@ SEEN_SHARE = 0.1
 """Part of a set that a calibration may see."""
 
 SEED = 0
+
 READERS: dict[str, Callable[[Path], list[PublicRun]]] = {
     "torchtitan": read_torchtitan,
     "flagperf": read_flagperf,
