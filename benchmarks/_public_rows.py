@@ -11,10 +11,11 @@ from pathlib import Path
 
 from benchmarks._bridge import read_bridge
 from benchmarks._flagperf import read_flagperf
+from benchmarks._public_growth import calibrated_on, error_and_band, growth_rows
 from benchmarks._public_run import PublicRun
 from benchmarks._torchtitan import read_torchtitan
 from benchmarks.table import Row
-from isthmus.plan import DATA_SHEET, Calibration, Observation, estimate_s, fit_calibration, predict
+from isthmus.plan import predict
 from isthmus.plan.memory.memory_limit import stage_memory_dict
 from isthmus.plan.memory.stage_memory import StageMemory
 from isthmus.plan.time.stage_costs import StageCost
@@ -23,7 +24,6 @@ SEEN_SHARE = 0.1
 """Part of a set that a calibration may see."""
 
 SEED = 0
-FITTED = ("matmul_share", "attention_share", "memory_share", "network_share")
 
 READERS: dict[str, Callable[[Path], list[PublicRun]]] = {
     "torchtitan": read_torchtitan,
@@ -99,27 +99,10 @@ def _time_rows(label: str, runs: Sequence[PublicRun], sheet: dict[str, Forecast]
     seen, unseen = split(runs, SEED)
     if len(unseen) < 3:
         return rows
-    error = calibrated_error(seen, unseen)
+    error, _ = error_and_band(unseen, calibrated_on(seen))
     told = f"{label}: calibrated on {len(seen)} drawn by seed, compared on {len(unseen)} unseen"
-    return [*rows, Row(what=told, ours=error, unit="% mean error", target="at most 4", met=error <= 4)]
-
-
-def calibrated_error(seen: Sequence[PublicRun], unseen: Sequence[PublicRun]) -> float:
-    """Return the mean error in per cent on `unseen`, calibrated on `seen`."""
-
-    def closed_form(run: PublicRun) -> Callable[[Calibration], float]:
-        return lambda calibration: estimate_s(run.plan, run.pool, run.profile, calibration)
-
-    chips = sorted({run.pool.clusters[0].node_groups[0].chip for run in seen})
-    observed = [Observation(name=r.name, measured_s=r.measured_s or 0, predict_s=closed_form(r)) for r in seen]
-    fitted = fit_calibration(
-        DATA_SHEET, [f"{chip}/{key}" for chip in chips for key in FITTED], observed, name="public", source="public set"
-    )
-    errors = []
-    for run in unseen:
-        fitted.require_unseen(run.name)
-        errors.append(abs(estimate_s(run.plan, run.pool, run.profile, fitted) / (run.measured_s or 1) - 1))
-    return 100 * statistics.fmean(errors)
+    calibrated = Row(what=told, ours=error, unit="% mean error", target="at most 4", met=error <= 4)
+    return [*rows, calibrated, *growth_rows(label, runs)]
 
 
 def predicted_bytes(run: PublicRun, forecast: Forecast) -> float:

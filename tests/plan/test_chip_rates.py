@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from isthmus.core.chip import Chip, SustainedRates, chip_catalogue
 from isthmus.core.stack import find_stack
-from isthmus.plan import DATA_SHEET, estimate_s, predict
+from isthmus.plan import DATA_SHEET, Observation, estimate_s, fit_calibration, predict, with_prior_rates
 from isthmus.plan.memory.memory_limit import device_bytes
 from isthmus.plan.time.chip_rates import RELATIVE, with_chip_rates
 from tests.plan.hand import model_of, plan_of, pool_of
@@ -39,6 +39,18 @@ def test_rates_come_before_defaults_and_after_measurements() -> None:
         measured = DATA_SHEET.with_values({key: 0.6})
         assert with_chip_rates(measured, MEGATRON, POOL).value("matmul_share", "H100") == 0.6
     assert with_chip_rates(completed, MEGATRON, POOL) is completed
+
+
+def test_a_fit_starts_from_the_rates_that_the_prediction_uses() -> None:
+    """A run that takes what is predicted teaches nothing new: a fit to it predicts the same, keys it fits or not."""
+    model, keys = model_of(), ["H100/matmul_share", "H100/attention_share", "H100/launch_s"]
+    predicted_s = estimate_s(MEGATRON, POOL, model)
+    start = with_prior_rates(DATA_SHEET, [(MEGATRON, POOL)], keys)
+    assert set(start.parameters) == set(keys[:2]), "what the chip states of what is fitted"
+    observed = [Observation(name="r", measured_s=predicted_s, predict_s=lambda c: estimate_s(MEGATRON, POOL, model, c))]
+    fitted = fit_calibration(start, keys, observed, name="n", source="s")
+    assert estimate_s(MEGATRON, POOL, model, fitted) == pytest.approx(predicted_s, rel=1e-3)
+    assert fitted.value("attention_share", "H100") == pytest.approx(333 / 989.5, rel=1e-2)
 
 
 def test_a_stack_without_a_kernel_and_a_chip_without_rates_keep_the_defaults() -> None:

@@ -53,6 +53,7 @@ from isthmus.plan.search.finish.stage_group_loads import StageGroupLoad, stage_g
 from isthmus.plan.search.search_plans import SearchRequest, SearchResult, make_plans, search_plans
 from isthmus.plan.search.suggest_changes import SuggestedChange, suggest_changes
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, load_calibration, save_calibration
+from isthmus.plan.time.chip_rates import with_prior_rates
 from isthmus.plan.time.fit_plan import OverfullStage, fitting_changes, overfull_stages
 from isthmus.plan.time.model_flops import mfu_fraction
 from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
@@ -147,4 +148,5 @@ __all__ = [
     "to_isthmus_runtime",
     "to_megatron",
     "to_torchtitan",
+    "with_prior_rates",
 ]

@@ -33,6 +33,7 @@ from isthmus.plan import (
     planned_runs,
     read_training_log,
     summarise_log,
+    with_prior_rates,
 )
 
 
@@ -92,6 +93,7 @@ def fit_runs(
     keys = [key for key in named if key != "shape_time"] if named is not None else list(default_keys(runs))
     shapes = named is None or "shape_time" in named
     observed = [run.observation for run in runs]
+    start = with_prior_rates(start, [(run.plan, run.pool) for run in runs], keys)
     made = fit_calibration(start, keys, observed, name=name, source=source, shapes=shapes)
     made = fit_memory(made, runs)
     return made, RunReport(describe_fit(start, made, keys, observed), informative_runs(runs, made))

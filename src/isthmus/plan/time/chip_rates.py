@@ -30,6 +30,18 @@ def with_chip_rates(calibration: Calibration, plan: Plan, pool: Pool) -> Calibra
     return complete_calibration(calibration, tuple(chips.values()), chosen_stack(plan))
 
 
+def with_prior_rates(calibration: Calibration, runs: Sequence[tuple[Plan, Pool]], keys: Sequence[str]) -> Calibration:
+    """Return `calibration` with those of `keys` that the chips of `runs` state: where a fit to the runs starts.
+
+    A fit that starts from the defaults forgets the rates that the prediction without it uses.
+    """
+    completed = calibration
+    for plan, pool in runs:
+        completed = with_chip_rates(completed, plan, pool)
+    stated = {key: completed.parameters[key] for key in keys if key in completed.parameters}
+    return calibration.model_copy(update={"parameters": {**calibration.parameters, **stated}})
+
+
 def complete_calibration(calibration: Calibration, chips: Sequence[Chip], stack: str | Stack) -> Calibration:
     """Return `calibration` with the sustained rates of `chips`, for the kernels of the stack."""
     kernel, added = find_stack(stack).attention_kernel, {}
