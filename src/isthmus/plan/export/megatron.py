@@ -40,9 +40,8 @@ NAME = MEGATRON.name
 
 _CONTEXT_KINDS = {"ring": "p2p", "all_to_all": "a2a"}
 _DISPATCHERS = {
-    "all_to_all": (("moe-token-dispatcher-type", "alltoall"),),
-    "all_gather": (("moe-token-dispatcher-type", "allgather"),),
-    "deepep": (("moe-token-dispatcher-type", "flex"), ("moe-enable-deepep",)),
+    "all_gather": [flag("moe-token-dispatcher-type", "allgather")],
+    "deepep": [flag("moe-token-dispatcher-type", "flex"), flag("moe-enable-deepep")],
 }
 
 
@@ -60,7 +59,7 @@ def to_megatron(plan: Plan, model: Model, pool: Pool, *, job: Job | None = None,
     grid = rank_grid(plan)
     training = training_config(plan, job)
     flags = [
-        *model_arguments(decoder, plan.sequence_length, grid.tp, grid.ep),
+        *_dispatched(plan, model_arguments(decoder, plan.sequence_length, grid.tp, grid.ep)),
         *_parallel(plan, grid),
         *recompute_arguments(plan),
         *_training(plan, training),
@@ -110,6 +109,14 @@ def megatron_model_incompatibilities(model: Model) -> Iterator[Incompatibility]:
         yield from model_incompatibilities(decoder_config(model))
 
 
+def _dispatched(plan: Plan, flags: Sequence[Flag]) -> list[Flag]:
+    """Return the model's options with the dispatcher that the plan names instead of `alltoall`."""
+    own = _DISPATCHERS.get(plan.experts.dispatcher) if plan.experts else None
+    if own is None:
+        return list(flags)
+    return [one for old in flags for one in (own if old.name == own[0].name else (old,))]
+
+
 def _parallel(plan: Plan, grid: RankGrid) -> list[Flag]:
     flags = [
         flag("tensor-model-parallel-size", grid.tp),
@@ -128,8 +135,6 @@ def _parallel(plan: Plan, grid: RankGrid) -> list[Flag]:
         flags.append(flag("overlap-grad-reduce"))
     if grid.cp > 1 and plan.stages[0].cp_kind != "gather":
         flags.append(flag("cp-comm-type", _CONTEXT_KINDS[plan.stages[0].cp_kind]))
-    if plan.experts is not None and grid.ep > 1:
-        flags += [flag(*words) for words in _DISPATCHERS[plan.experts.dispatcher]]
     if plan.formats is not None and plan.formats.gradients == "bf16":
         flags.append(flag("grad-reduce-in-bf16"))
     if plan.overlap_tp:

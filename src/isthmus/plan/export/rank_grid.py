@@ -15,7 +15,7 @@ from isthmus.plan.export.incompatibility import Incompatibility
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.search.costs.framework_rules import FrameworkRules, heads_fit
 
-_DEGREES = ("tp", "cp", "ep", "sp")
+_DEGREES = ("tp", "cp", "cp_kind", "ep", "sp")
 
 
 @dataclass(frozen=True, kw_only=True)

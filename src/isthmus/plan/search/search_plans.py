@@ -14,6 +14,7 @@ from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Cluster, Pool
 from isthmus.core.process.gc_pause import collection_paused
+from isthmus.core.stack import find_stack
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.profile.stack_tensors import stacked_profile
 from isthmus.plan.search.bound.prove_bound import OPTIMALITY_GAP, prove_bound
@@ -151,11 +152,32 @@ def make_plans(
 def search_plans(request: SearchRequest) -> SearchResult:
     """Return the best plans for a request, simulated.
 
-    The result is deterministic and independent of the order of clusters in the pool. Raises `ModelError` for
+    The result is deterministic and independent of the order of clusters in the pool. Where no plan fits, plans with
+    ZeRO 3 are searched. Raises `ModelError` for
     a model without a profile, and `PlanError` for degrees that no pool can satisfy.
     """
     with collection_paused():
-        return _search_plans(request)
+        found = _search_plans(request)
+        sharded = None if found.plans else _fully_sharded(request)
+        again = found if sharded is None else _search_plans(sharded)
+        return again if again.plans else found
+
+
+def _fully_sharded(request: SearchRequest) -> SearchRequest | None:
+    """Return the request with ZeRO 3 (FSDP), which fits where nothing else does; None if no such plan can be run.
+
+    Without a pipeline, where its weights would stay gathered in one.
+    """
+    limits, parallel = request.limits, request.job.parallel
+    framework = limits.framework
+    if limits.zero != 1 or limits.executable or (framework is not None and framework.key != "torchtitan"):
+        return None
+    pp = limits.pp or parallel.pp
+    if framework is not None or find_stack(request.job.stack).gathered.whole_stage_with_pipeline:
+        if pp not in (None, 1):
+            return None
+        pp = 1
+    return replace(request, limits=replace(limits, zero=3, pp=pp))
 
 
 def _search_plans(request: SearchRequest) -> SearchResult:

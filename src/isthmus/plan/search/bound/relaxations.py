@@ -16,6 +16,7 @@ from isthmus.plan.search.bound.reduce_tail import ReduceTail
 from isthmus.plan.search.bound.wan_bound import WanBound, wan_bound
 from isthmus.plan.search.costs.slots import ChipSlot
 from isthmus.plan.search.costs.stage_cost_table import StageCostTable, round_up_replicas
+from isthmus.plan.search.costs.workload import REDUCED_RATIO
 from isthmus.plan.search.pipelines.search_space import SearchSpace
 from isthmus.plan.search.pipelines.slot_orders import may_return
 from isthmus.plan.time.collectives import all_reduce_s
@@ -55,7 +56,7 @@ class Relaxations:
     ) -> None:
         self.space, self.micro_batch_size, self.num_micro_batches = space, micro_batch_size, num_micro_batches
         self.num_layers = space.workload.profile.num_layers
-        self.gradient_bytes = 4 * (0.75 if space.limits.zero else 1.0)
+        self.gradient_bytes = 4 * REDUCED_RATIO[space.limits.zero]
         self.least_parameters = min(layer.parameters for layer in space.workload.layer_kinds)
         self._middle_seconds: dict[tuple[int, int], list[tuple[float, ...]]] = {}
         self._by_slots: dict[tuple[int, ...], list[Relaxation]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from isthmus.plan.search.costs.routes import Routes
 from isthmus.plan.search.costs.slots import ChipSlot
-from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan.search.costs.workload import REDUCED_RATIO, TrainingWorkload
 
 
 def gradient_ring_s(
@@ -19,7 +19,7 @@ def gradient_ring_s(
     """
     if len(slots) < 2:
         return 0.0
-    num_bytes = 4.0 * workload.profile.num_parameters * (0.75 if zero else 1.0)
+    num_bytes = 4.0 * workload.profile.num_parameters * REDUCED_RATIO[zero]
     names = list(dict.fromkeys(slot.cluster for replica_group in slots for slot in replica_group))
     near_s = node_groups_s(workload, slots, num_bytes)
     return near_s + (routes.ring_s(names, num_bytes) if len(names) > 1 else 0.0)

@@ -126,11 +126,34 @@ class StageBytes(StageSeconds):
     def stage_bytes(self, first: int, last: int, in_flight: int, recomputed: int, dp: int, zero: ZeroStage) -> float:
         """Return the bytes of one chip with `recomputed` layers recomputed, replicated `dp` times."""
         dense, expert, kept, saved = self._memory_sums
-        rest, beside, working = self._end_memory[first == 0, last == self.workload.profile.num_layers, recomputed > 0]
+        is_last = last == self.workload.profile.num_layers
+        rest, beside, working = self._beside_layers(first == 0, is_last, recomputed > 0, zero)
         each, each_expert = self._static_bytes(dp, zero)
         static = (dense[last] - dense[first] + rest) * each + (expert[last] - expert[first]) * each_expert
         keeps = beside + kept[last] - kept[first] - (saved[first + recomputed] - saved[first])
         return self.workload.reserved_ratio * (static + in_flight * keeps + working)
+
+    def _beside_layers(
+        self, is_first: bool, is_last: bool, recomputed: bool, zero: ZeroStage
+    ) -> tuple[float, float, float]:
+        """Return parameters, kept bytes and working bytes beside the layers', with those that ZeRO 3 has gathered."""
+        rest, kept, working = self._end_memory[is_first, is_last, recomputed]
+        return rest, kept, working + (self._gathered_bytes if zero == 3 else 0.0)
+
+    @cached_property
+    def _gathered_bytes(self) -> float:
+        """Most bytes of gathered weights and of gradients before their reduction; a stage keeps few layers whole.
+
+        A stack that keeps a whole stage gathered in a pipeline is searched without one.
+        """
+        profile, rule = self.workload.profile, self.workload.profile.stack.gathered
+        dense, expert, _, _ = self._memory_sums
+        sums = [a + b for a, b in zip(dense, expert, strict=True)]
+        largest = max(b - a for a, b in itertools.pairwise(sums))
+        shard = self.degrees.sharding(profile.layers[0])
+        ends = profile.embedding.on_chip(shard) + profile.head.on_chip(shard) if rule.ends else 0
+        each = rule.element_bytes or self._load.precision_bytes
+        return each * (rule.layers * largest + ends) + rule.gradient_bytes * largest + profile.stack.buffer_bytes
 
     def _static_bytes(self, dp: int, zero: ZeroStage) -> tuple[float, float]:
         """Return the static bytes per dense and per expert parameter."""
@@ -146,7 +169,9 @@ class StageBytes(StageSeconds):
         over = StageDegrees(tp=cut.tp, cp=cut.cp, ep=cut.ep, dp=dp, sp=cut.sp, zero=zero)
         weights, gradients, optimizer = self.workload.static_bytes
         dense, expert = (
-            weights + gradients / over.zero_shards(2, expert=e) + optimizer / over.zero_shards(1, expert=e)
+            weights / over.zero_shards(3, expert=e)
+            + gradients / over.zero_shards(2, expert=e)
+            + optimizer / over.zero_shards(1, expert=e)
             for e in (False, True)
         )
         return dense, expert

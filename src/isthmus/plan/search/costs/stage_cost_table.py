@@ -106,8 +106,8 @@ class StageCostTable(StageBytes):
         layer_bytes = dense[1] * each + expert[1] * each_expert + in_flight * kept[1]
         limit = self.memory_limit_bytes / self.workload.reserved_ratio
         plain, recomputed = (
-            self._end_memory[is_first, is_last, False],
-            self._end_memory[is_first, is_last, True],
+            self._beside_layers(is_first, is_last, False, zero),
+            self._beside_layers(is_first, is_last, True, zero),
         )
         return (
             limit - plain[0] * each - in_flight * plain[1] - plain[2],
@@ -166,7 +166,7 @@ class StageCostTable(StageBytes):
         room = self.memory_limit_bytes / self.workload.reserved_ratio - 1.0  # one byte for rounding
         for last in lasts:
             is_last = last == self.workload.profile.num_layers
-            plain, recomputed = (self._end_memory[first == 0, is_last, one] for one in (False, True))
+            plain, recomputed = (self._beside_layers(first == 0, is_last, one, zero) for one in (False, True))
             held = (dense[last] - dense[first]) * each + (expert[last] - expert[first]) * each_expert
             held += in_flight * (kept[last] - kept[first])
             seconds = forward[last] - forward[first] + backward[last] - backward[first]

@@ -9,7 +9,7 @@ from isthmus.core.chip import Chip
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.model_profile import LayerProfile
 from isthmus.plan.search.costs.slots import ChipSlot
-from isthmus.plan.search.costs.workload import TrainingWorkload, ZeroStage
+from isthmus.plan.search.costs.workload import REDUCED_RATIO, TrainingWorkload, ZeroStage
 from isthmus.plan.time.collectives import all_reduce_s
 from isthmus.plan.time.stage_time import ChipModel, MicroBatchShape, host_update_s, pass_time, stage_pass_time, update_s
 from isthmus.plan.time.stage_work import layer_work
@@ -153,7 +153,7 @@ class StageSeconds:
 
     def reduce_s(self, parameters: float, dp: int, zero: ZeroStage) -> float:
         """Return the seconds to all-reduce `parameters` gradients per chip over `dp` local replicas."""
-        num_bytes = 4 * parameters * (0.75 if zero else 1.0)
+        num_bytes = 4 * parameters * REDUCED_RATIO[zero]
         return all_reduce_s(self.chip_model.topology, num_bytes, dp, self.num_chips)
 
     def reduce_and_update_s(self, parameters: float, dp: int, zero: ZeroStage) -> float:

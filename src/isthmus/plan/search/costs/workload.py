@@ -14,6 +14,10 @@ from isthmus.plan.time.calibration import Calibration
 ZeroStage = Literal[0, 1, 2, 3]
 """Stage of the ZeRO optimizer; 0: off."""
 
+REDUCED_RATIO: dict[int, float] = {0: 1.0, 1: 0.75, 2: 0.75, 3: 0.5}
+"""Bytes that the reduction of gradients sends over those of an all-reduce in fp32: ZeRO reduce-scatters gradients and
+gathers weights of half their size, ZeRO 3 in the passes instead."""
+
 
 @dataclass(frozen=True)
 class TrainingWorkload:

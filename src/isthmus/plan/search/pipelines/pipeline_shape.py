@@ -13,6 +13,7 @@ from functools import cached_property
 from isthmus.plan.search.costs.layer_ranges import RangeTimes
 from isthmus.plan.search.costs.slots import flatten_pools
 from isthmus.plan.search.costs.stage_cost_table import StageCostTable, TimedStage, round_up_replicas
+from isthmus.plan.search.costs.workload import REDUCED_RATIO
 from isthmus.plan.search.pipelines.stage_layout import StageLayout
 from isthmus.plan.search.splits.split_equal_layers import LayerTimes, split_equal_layers, split_lower_bounds
 from isthmus.plan.search.splits.split_layers import split_layers
@@ -54,7 +55,7 @@ class PipelineShape(StageLayout):
 
     def gradient_bytes(self, cost_table: StageCostTable, parameters: float) -> float:
         """Return the bytes that a stage with these parameters per chip reduces."""
-        return 4 * parameters * cost_table.num_chips * (0.75 if self.zero else 1.0)
+        return 4 * parameters * cost_table.num_chips * REDUCED_RATIO[self.zero]
 
     def best_split(self, micro_batches: int) -> PipelineSplit | None:
         """Return the best split for `micro_batches` per replica, or None if no split fits in memory."""
