@@ -317,5 +317,8 @@ def test_an_invitation_that_has_ended_joins_nothing() -> None:
             assert pool.coordinator.state.invitations["t-1"].revoked
         else:
             pool.tell(SiteJoined(now_s=pool.now_s, invitation="t-1", cluster=here, key=digest("k")))
+        num_events = len(pool.log)
+        pool.tell(InvitationRevoked(now_s=pool.now_s, id="t-1"))
+        assert len(pool.log) == num_events, f"an invitation that is {ending} is not open, so nothing is taken back"
         with pytest.raises((AuthError, ConflictError), match=r"the invitation has ended|has joined"):
             pool.tell(SiteJoined(now_s=pool.now_s, invitation="t-1", cluster=here, key=digest("other")))

@@ -37,11 +37,8 @@ def create_app(service: ControlService) -> FastAPI:
     app.state.service = service
     app.state.streams = OpenStreams()
     app.state.batcher = RequestBatcher(service.execute)
-    app.include_router(router)
-    app.include_router(metrics_router)
-    app.include_router(access_router)
-    app.include_router(catalogue_router)
-    app.include_router(site_router)
+    for part in (router, metrics_router, access_router, catalogue_router, site_router):
+        app.router.routes += part.routes  # `include_router` would make each route again, 60 ms of CPU
     _describe(app)
     quotas = service.quotas
     app.add_middleware(BodySizeMiddleware, limits=BodyLimits(quotas.job_bytes if quotas else None))
