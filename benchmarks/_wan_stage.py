@@ -7,6 +7,7 @@ that two cores carry six stages.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
+from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.comm.connect_transport import connect_transport
 from isthmus.comm.group.create_group import IsthmusOptions, register_backend
 from isthmus.comm.group.isthmus_group import BACKEND
@@ -142,7 +144,7 @@ def joined(job: StageJob, pipe: Connection) -> Iterator[Communicator]:
     with listen(host) as listener:
         pipe.send(int(listener.getsockname()[1]))
         endpoints = [_endpoint(job, rank, port) for rank, port in enumerate(pipe.recv())]
-        transport = connect_transport(job.transport, greeting, endpoints, listener, TIMEOUT_S)
+        transport = connect_transport(job.transport, greeting, endpoints, listener, TIMEOUT_S, keys=_keys(job))
     register_backend()
     dist.init_process_group(
         BACKEND,
@@ -163,6 +165,15 @@ def _step(executor: StageExecutor, exchange: Communicator, job: StageJob) -> Ste
     start_s = together_s(exchange.broadcast_from_first([start_ns()])[0])
     executor.run(job.schedule, batches, account)
     return StepTime(start_s, time.time(), account.overrun_s, account.calls_s)
+
+
+def _keys(job: StageJob) -> LinkKeys | None:
+    """Return the keys of this rank's site, which any address but loopback needs; ranks derive the same ones."""
+    if job.namespace is None:
+        return None
+    own = job.clusters[job.rank]
+    pairs = {site: "".join(sorted((own, site))).encode() for site in job.clusters}
+    return LinkKeys(own, job.clusters, {site: hashlib.sha256(pair).digest() for site, pair in pairs.items()})
 
 
 def _endpoint(job: StageJob, rank: int, port: int) -> Endpoint:

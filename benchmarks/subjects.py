@@ -107,7 +107,7 @@ SUBJECTS = (
         "transport",
         "Transport",
         "Whether emulated links behave as stated, and what distance and loss cost a pipeline across clusters.",
-        ("wan_links", "wan_pipeline"),
+        ("wan_links", "wan_pipeline", "collectives"),
         (
             Figure("wan_links", "goodput of a link of 1 Gbit/s, 100 ms", "goodput, one flow, 1 Gbit/s, 100 ms"),
             Figure("wan_links", "largest rate within 5 %, all ends on this machine", "largest rate within 5 %"),
@@ -124,6 +124,7 @@ SUBJECTS = (
                 "speeds 1 : 2 : 4, .* zero bubble",
             ),
             Figure("wan_pipeline", "steps of random plans, predicted: mean error", r"\d+ random plans, .* mean"),
+            Figure("collectives", "a sum of 4 KiB over two clusters", r"all-reduce 2\+2, .*, 4 KiB \("),
         ),
     ),
     Subject(

@@ -22,7 +22,7 @@ SAMPLED = ("published", "site_queue")
 OPTIONS = {"demo": ("--minutes", "1")}
 """Beside `--quick`: the demo otherwise waits longer for a calm machine."""
 
-NOTHING_TO_DO = ("no checkout of Sailor", "no CUDA device", "needs root and Slurm")
+NOTHING_TO_DO = ("no checkout of Sailor", "no CUDA device", "needs root and Slurm", "no emulated packets")
 """Why a benchmark may print no row."""
 
 

@@ -1,0 +1,117 @@
+"""What a sum over two clusters costs: `python -m benchmarks.collectives [--json] [--quick]`.
+
+Two ranks in each of two clusters sum a tensor of fp32, over isthmus and over gloo, on one emulated line of packets
+with a round trip of 20 ms (root: a TUN device per cluster, which both cross by TCP; ours encrypts). The line's time
+is one delay and the bytes of the tensor, which each cluster must send once. All ranks start together; a sum ends with
+its last rank. Each size is summed several times, the two in turns; the median counts. Four processes and the relay
+share the cores of this machine, so CPU seconds of the ranks are printed beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+
+from benchmarks._collective_ranks import SumTime, run_gloo, run_isthmus
+from benchmarks._wan_run import Bed, launch, packets, pool_of
+from benchmarks._wan_stage import StageJob
+from benchmarks.table import Row, compared, print_rows
+from isthmus.schedule import gpipe
+from isthmus.wan.netns import effective_capabilities, unavailable_reason
+
+CLUSTERS = "aabb"
+ROUND_TRIP_MS = 20.0
+WIRE_SHARE = 0.965
+"""What of a line's rate is left to payload: frames, IP and TCP take the rest."""
+
+KIB, MIB = 2**10, 2**20
+CASES = (
+    (0.1, int(6.4 * MIB), 1.35, None),
+    (1.0, 64 * MIB, 2.5, 600.0),
+    (1.0, 16 * MIB, 2.2, 180.0),
+    (1.0, MIB, 4.5, 27.0),
+    (1.0, 4 * KIB, 9.0, 12.0),
+)
+"""Gbit/s, bytes, times as fast as gloo, and milliseconds on free cores, if there is a target for them."""
+
+
+def line_ms(num_bytes: int, gbps: float) -> float:
+    """Return the time of the line: one delay, and the tensor at the rate that is left to payload."""
+    return ROUND_TRIP_MS / 2 + num_bytes / (gbps * 1e9 / 8 * WIRE_SHARE) * 1e3
+
+
+def sums(
+    bed: Bed, num_bytes: int, rounds: int, run: Callable[[StageJob, Connection], None]
+) -> tuple[list[float], list[float]]:
+    """Return the milliseconds of each sum but the first, and the CPU milliseconds of all ranks in it."""
+    shape = (num_bytes // 4, 1)
+    ranks: list[list[SumTime]] = launch(bed, CLUSTERS, gpipe(len(CLUSTERS), 1), (), shape, rounds, run)
+    each = list(zip(*(one[1:] for one in ranks), strict=True))
+    walls = [1e3 * (max(one.end_s for one in part) - part[0].start_s) for part in each]
+    return walls, [1e3 * sum(one.cpu_s for one in part) for part in each]
+
+
+def measure(quick: bool) -> Iterator[Row]:
+    """Yield the rows of each case."""
+    for gbps, num_bytes, faster, wanted_ms in CASES[1::2] if quick else CASES:
+        rounds = 3 if quick else 5
+        walls: dict[str, list[float]] = {"isthmus": [], "gloo": []}
+        cpus: dict[str, list[float]] = {"isthmus": [], "gloo": []}
+        with packets(pool_of(CLUSTERS, ROUND_TRIP_MS, gbps)) as bed:
+            for _ in range(1 if quick else 2):
+                for name, run in (("isthmus", run_isthmus), ("gloo", run_gloo)):
+                    wall, cpu = sums(bed, num_bytes, rounds, run)
+                    walls[name] += wall
+                    cpus[name] += cpu
+        yield from _rows(gbps, num_bytes, faster, wanted_ms, walls, cpus)
+
+
+def _rows(
+    gbps: float,
+    num_bytes: int,
+    faster: float,
+    wanted_ms: float | None,
+    walls: dict[str, list[float]],
+    cpus: dict[str, list[float]],
+) -> Iterator[Row]:
+    size = f"{num_bytes / MIB:.3g} MiB" if num_bytes >= MIB else f"{num_bytes // KIB} KiB"
+    what = f"all-reduce 2+2, {ROUND_TRIP_MS:g} ms, {gbps:g} Gbit/s, {size}"
+    ours, theirs = (statistics.median(walls[name]) for name in ("isthmus", "gloo"))
+    spread = f"{min(walls['isthmus']):.0f} to {max(walls['isthmus']):.0f} ms"
+    yield compared(
+        f"{what} ({spread})", ours, "ms", "gloo", theirs,
+        target=f"{faster:g} times as fast as gloo", met=theirs / ours >= faster,
+    )  # fmt: skip
+    bound, share = line_ms(num_bytes, gbps), 1.06
+    text = f"{wanted_ms:g} ms on free cores" if wanted_ms else f"at most {share:g} times the line"
+    met = ours <= (wanted_ms or share * bound)
+    yield compared(f"{what}, beside the line", ours, "ms", "the line", bound, target=text, met=met)
+    spent = [statistics.median(cpus[name]) for name in ("isthmus", "gloo")]
+    yield compared(f"{what}, CPU of four ranks", spent[0], "CPU ms", "gloo", spent[1])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the rows, or why there are none; 1 if a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+    parser.add_argument("--quick", action="store_true", help="two sizes, few sums")
+    options = parser.parse_args(arguments)
+    reason = unavailable_reason(effective_capabilities())
+    if reason is not None:
+        print(f"no emulated packets: {reason}", file=sys.stderr)
+        return 0
+    rows = []
+    for row in measure(options.quick):
+        rows.append(row)
+        if options.json:
+            print_rows([row], as_json=True)
+    if not options.json:
+        print_rows(rows, as_json=False)
+    return int(any(row.met is False for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
