@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from isthmus.control.queries.measured_links import measured_links
+from isthmus.control.queries.sites.measured_links import measured_links
 from isthmus.control.service.planner_queue import assemble_pool
 from isthmus.control.state.events import PoolSet
 from isthmus.core.messages.agent_messages import PeerCheck

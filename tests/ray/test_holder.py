@@ -2,68 +2,52 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-import types
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from isthmus.agent.adapters import ray as package
-
-HOLDER = Path(package.__file__).with_name("holder.py")
+from isthmus.agent.adapters.ray.holder import Holder, RayCalls
 
 
 class FakeGroup:
     """A placement group: `state` is Ray's word for where its scheduling is."""
 
     def __init__(self) -> None:
-        self.state, self.is_removed = "SCHEDULING_STARTED", False
-
-    def wait(self, _timeout_s: float) -> bool:
-        return self.state == "FINISHED"
+        self.state = "SCHEDULING_STARTED"
 
 
 class FakeRay:
-    """What the holder uses of Ray; `removed_in` has the state of each group at its removal."""
+    """`RayCalls` in memory; `removed_in` has the state of each group at its removal."""
 
     def __init__(self) -> None:
         self.groups: list[FakeGroup] = []
         self.removed_in: list[str] = []
         self.now_s = 100.0
 
-    def placement_group(self, *_wanted: object, **_options: object) -> FakeGroup:
+    def make_group(self, _bundles: object, _labels: object) -> FakeGroup:
         self.groups.append(FakeGroup())
         return self.groups[-1]
 
-    def remove(self, group: FakeGroup) -> None:
-        self.removed_in.append(group.state)
+    def has_cards(self, group: FakeGroup) -> bool:
+        return group.state == "FINISHED"
 
     def table(self, group: FakeGroup) -> dict[str, Any]:
         return {"stats": {"scheduling_state": group.state}, "bundles_to_node_id": {0: "n1"}}
 
-    def holder(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
-        """Return a holder of the program, which sees this Ray."""
-        ray = types.ModuleType("ray")
-        ray.put = lambda data: data  # type: ignore[attr-defined]
-        groups = types.ModuleType("ray.util.placement_group")
-        vars(groups).update(
-            placement_group=self.placement_group, placement_group_table=self.table, remove_placement_group=self.remove
-        )  # fmt: skip
-        strategies = types.ModuleType("ray.util.scheduling_strategies")
-        vars(strategies).update(PlacementGroupSchedulingStrategy=object)
-        modules = {"ray": ray, "ray.util": types.ModuleType("ray.util"), groups.__name__: groups}
-        for name, module in {**modules, strategies.__name__: strategies}.items():
-            monkeypatch.setitem(sys.modules, name, module)
-        spec = importlib.util.spec_from_file_location("holder_of_test", HOLDER)
-        assert spec is not None
-        assert spec.loader is not None
-        program = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(program)
-        monkeypatch.setattr(program, "time", types.SimpleNamespace(monotonic=lambda: self.now_s))
-        return program.Holder(folder, b"")
+    def remove_group(self, group: FakeGroup) -> None:
+        self.removed_in.append(group.state)
+
+    def put(self, data: bytes) -> bytes:
+        return data
+
+    def running(self, ranks: list[object]) -> list[object]:
+        return ranks
+
+    def holder(self, folder: Path) -> Holder:
+        """Return a holder that asks this Ray, and reads its clock."""
+        return Holder(folder, b"", cast(RayCalls, self), lambda: self.now_s)
 
 
 def order(folder: Path, *, released: bool, renewals: int = 1) -> None:
@@ -82,22 +66,18 @@ def ray() -> FakeRay:
     return FakeRay()
 
 
-def test_a_hold_that_was_released_before_asks_for_nothing(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_hold_that_was_released_before_asks_for_nothing(ray: FakeRay, tmp_path: Path) -> None:
     """Its order is answered all the same, so the agent can forget it."""
-    holder = ray.holder(monkeypatch, tmp_path)
+    holder = ray.holder(tmp_path)
     order(tmp_path, released=True)
     holder.step()
     assert (state(tmp_path), ray.groups, ray.removed_in) == ("ended", [], [])
 
 
 @pytest.mark.parametrize("settled", ["FINISHED", "NO_RESOURCES", "INFEASIBLE"])
-def test_a_group_is_removed_between_no_two_states(
-    settled: str, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_group_is_removed_between_no_two_states(settled: str, ray: FakeRay, tmp_path: Path) -> None:
     """Ray 2.60 leaks the cards of a group that is removed after the lease of its bundles and before their commit."""
-    holder = ray.holder(monkeypatch, tmp_path)
+    holder = ray.holder(tmp_path)
     order(tmp_path, released=False)
     holder.step()
     order(tmp_path, released=True)
@@ -109,11 +89,9 @@ def test_a_group_is_removed_between_no_two_states(
     assert (state(tmp_path), ray.removed_in) == ("ended", [settled])
 
 
-def test_a_group_that_never_settles_is_removed_in_time(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_group_that_never_settles_is_removed_in_time(ray: FakeRay, tmp_path: Path) -> None:
     """No hold lasts beyond a minute after its end."""
-    holder = ray.holder(monkeypatch, tmp_path)
+    holder = ray.holder(tmp_path)
     order(tmp_path, released=False)
     holder.step()
     ray.now_s += 61.0
@@ -124,11 +102,9 @@ def test_a_group_that_never_settles_is_removed_in_time(
     assert (state(tmp_path), len(ray.removed_in)) == ("ended", 1)
 
 
-def test_a_holder_that_is_given_up_ends_its_holds_before_their_lease(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_holder_that_is_given_up_ends_its_holds_before_their_lease(ray: FakeRay, tmp_path: Path) -> None:
     """Once the agent refuses its courier, no release can reach it."""
-    holder = ray.holder(monkeypatch, tmp_path)
+    holder = ray.holder(tmp_path)
     order(tmp_path, released=False)
     holder.step()
     ray.groups[0].state = "FINISHED"

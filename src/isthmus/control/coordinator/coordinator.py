@@ -28,7 +28,7 @@ from isthmus.control.queries import agent_orders, peer_checks, user_views
 from isthmus.control.queries.catalogue import catalogue_versions
 from isthmus.control.queries.catalogue.bring_forecast import site_fetches
 from isthmus.control.queries.enrolled_agent import admit_agent
-from isthmus.control.queries.measured_links import measured_links
+from isthmus.control.queries.sites.measured_links import measured_links
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import (
     AgentReported,

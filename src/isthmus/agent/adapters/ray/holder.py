@@ -21,13 +21,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-import ray
 
 POLL_S = 0.05
 CLEAR_S = 10.0
@@ -76,13 +72,63 @@ def keep_rank(archive: bytes, ticket: str) -> int:
     return 0
 
 
+class RayCalls:
+    """What the holder asks of Ray; groups and ranks are Ray's own handles."""
+
+    def __init__(self) -> None:
+        from ray.util import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        import ray
+
+        ray.init(address="auto", log_to_driver=False, logging_level="warning")
+        self._ray, self._groups, self._strategy = ray, placement_group, PlacementGroupSchedulingStrategy
+
+    def make_group(self, bundles: list[dict[str, float]], labels: list[dict[str, str]] | None) -> Any:
+        """Ask for a placement group, on as few nodes as possible."""
+        return self._groups.placement_group(bundles, "PACK", bundle_label_selector=labels)
+
+    def has_cards(self, group: Any) -> bool:
+        """Return whether a group has its cards."""
+        return bool(group.wait(0))
+
+    def table(self, group: Any) -> dict[str, Any]:
+        """Return Ray's record of a group."""
+        return dict(self._groups.placement_group_table(group))
+
+    def remove_group(self, group: Any) -> None:
+        """Give the cards of a group back."""
+        self._groups.remove_placement_group(group)
+
+    def put(self, data: bytes) -> Any:
+        """Store data for the tasks of ranks."""
+        return self._ray.put(data)
+
+    def start_rank(self, group: Any, number: int, bundle: dict[str, float], archive: Any, ticket: str) -> Any:
+        """Start `keep_rank` on the node of a bundle."""
+        where = self._strategy(group, placement_group_bundle_index=number)
+        resources = {name: num for name, num in bundle.items() if name not in ("CPU", "GPU")}
+        task = self._ray.remote(keep_rank).options(
+            num_cpus=0, num_gpus=bundle.get("GPU", 0), resources=resources, max_retries=0,
+            scheduling_strategy=where, name="isthmus-rank",
+        )  # fmt: skip
+        return task.remote(archive, ticket)
+
+    def running(self, ranks: list[Any]) -> list[Any]:
+        """Return the ranks that have not ended."""
+        return list(self._ray.wait(ranks, num_returns=len(ranks), timeout=0)[1]) if ranks else []
+
+    def cancel(self, rank: Any) -> None:
+        """End the process of a rank."""
+        self._ray.cancel(rank, force=True)
+
+
 class Held:
     """One hold: its placement group, its lease, its ranks. One that was released before its start has no group."""
 
-    def __init__(self, order: dict[str, Any]) -> None:
-        labels = order["labels"] or None
-        wanted = not order["released"]
-        self.group = placement_group(order["bundles"], "PACK", bundle_label_selector=labels) if wanted else None
+    def __init__(self, order: dict[str, Any], ray: RayCalls, clock: Callable[[], float]) -> None:
+        self._ray, self._clock = ray, clock
+        self.group = None if order["released"] else ray.make_group(order["bundles"], order["labels"] or None)
         self.bundles, self.ranks = order["bundles"], list[Any]()
         self.state: dict[str, Any] = {"state": "waiting"}
         self._renewals, self._until_s = -1, 0.0
@@ -91,59 +137,54 @@ class Held:
     def see(self, order: dict[str, Any]) -> None:
         """Take over what the agent says."""
         if order["renewals"] != self._renewals:
-            self._renewals, self._until_s = order["renewals"], time.monotonic() + order["lease_s"]
+            self._renewals, self._until_s = order["renewals"], self._clock() + order["lease_s"]
         if order["released"]:
             self._until_s = 0.0
 
     def step(self) -> None:
         """Grant the hold once Ray has its cards; end it with its lease."""
-        if self.ended_s is None and time.monotonic() >= self._until_s:
-            self.ended_s = time.monotonic()
+        if self.ended_s is None and self._clock() >= self._until_s:
+            self.ended_s = self._clock()
         if self.state["state"] == "ended":
             return
         if self.ended_s is not None:
-            _, running = ray.wait(self.ranks, num_returns=len(self.ranks), timeout=0) if self.ranks else ([], [])
-            late = time.monotonic() - self.ended_s > CLEAR_S
+            running, late = self._ray.running(self.ranks), self._clock() - self.ended_s > CLEAR_S
             if running and late:
                 for rank in running:
-                    ray.cancel(rank, force=True)
-            if (not running or late) and (self._is_settled() or time.monotonic() - self.ended_s > SETTLE_S):
+                    self._ray.cancel(rank)
+            if (not running or late) and (self._is_settled() or self._clock() - self.ended_s > SETTLE_S):
                 self.remove()
                 self.state = {"state": "ended"}
-        elif self.state["state"] == "waiting" and self.group is not None and self.group.wait(0):
-            nodes = placement_group_table(self.group)["bundles_to_node_id"]
+        elif self.state["state"] == "waiting" and self.group is not None and self._ray.has_cards(self.group):
+            nodes = self._ray.table(self.group)["bundles_to_node_id"]
             self.state = {"state": "granted", "nodes": [nodes[number] for number in range(len(self.bundles))]}
 
     def remove(self) -> None:
         """Give the cards back."""
         if self.group is not None:
-            remove_placement_group(self.group)
+            self._ray.remove_group(self.group)
 
     def _is_settled(self) -> bool:
         """Return whether the group has its cards, or has none of them."""
-        if self.group is None or self.state["state"] == "granted" or self.group.wait(0):
+        if self.group is None or self.state["state"] == "granted" or self._ray.has_cards(self.group):
             return True
-        return placement_group_table(self.group).get("stats", {}).get("scheduling_state") in WAITING
+        return self._ray.table(self.group).get("stats", {}).get("scheduling_state") in WAITING
 
     def start(self, order: dict[str, Any], archive: Any) -> None:
         """Start a rank on the node of its bundle."""
         if self.state["state"] != "granted" or self.ended_s is not None:
             return
-        bundle = order["bundle"]
-        resources = {name: num for name, num in self.bundles[bundle].items() if name not in ("CPU", "GPU")}
-        where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
-        task = ray.remote(keep_rank).options(
-            num_cpus=0, num_gpus=self.bundles[bundle].get("GPU", 0), resources=resources, max_retries=0,
-            scheduling_strategy=where, name="isthmus-rank",
-        )  # fmt: skip
-        self.ranks.append(task.remote(archive, order["ticket"]))
+        number = order["bundle"]
+        self.ranks.append(self._ray.start_rank(self.group, number, self.bundles[number], archive, order["ticket"]))
 
 
 class Holder:
     """All holds of one agent; `step` looks at the folder once."""
 
-    def __init__(self, folder: Path, archive: bytes) -> None:
-        self._folder, self._archive = folder, ray.put(archive)
+    def __init__(
+        self, folder: Path, archive: bytes, ray: RayCalls, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder, self._archive, self._ray, self._clock = folder, ray.put(archive), ray, clock
         self._held: dict[str, Held] = {}
         self._started: set[str] = set()
         self._written: dict[str, str] = {}
@@ -161,7 +202,7 @@ class Holder:
             order = self._read(orders[name])
             if order is not None:
                 if name not in self._held:
-                    self._held[name] = Held(order)
+                    self._held[name] = Held(order, self._ray, self._clock)
                 self._held[name].see(order)
         for name in sorted(orders):
             if name.startswith("rank-") and name not in self._started:
@@ -195,7 +236,7 @@ class Holder:
         """Give everything back, at once."""
         for held in self._held.values():
             for rank in held.ranks:
-                ray.cancel(rank, force=True)
+                self._ray.cancel(rank)
             if held.state["state"] != "ended":
                 held.remove()
 
@@ -217,8 +258,7 @@ def main(folder: Path, archive: bytes) -> int:
     """Hold until nothing is held and the agent renews no more."""
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
-    ray.init(address="auto", log_to_driver=False, logging_level="warning")
-    holder, hold = Holder(folder, archive), Path(os.environ["ISTHMUS_HOLD"])
+    holder, hold = Holder(folder, archive, RayCalls()), Path(os.environ["ISTHMUS_HOLD"])
     text, until_s = "", time.monotonic() + 60.0
     try:
         while not stopped:
