@@ -13,7 +13,6 @@ from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.costs.search_limits import SearchLimits
 from isthmus.plan.search.costs.workload import TrainingWorkload
 from isthmus.plan.search.finish.fit_framework import fit_framework
-from isthmus.plan.search.finish.plan_energy import plan_energy_j
 from isthmus.plan.search.finish.refine_split import refine_split, simulation_cells
 from isthmus.plan.search.finish.score_plan import score_plan
 from isthmus.plan.search.finish.write_plan import ScoredPlan, write_plan
@@ -66,8 +65,7 @@ def simulate_finalists(
         if layout is None:
             return None
         plan = write_plan(layout, job, workload, executable=limits.executable)
-        run = score_plan(plan, pool, workload)
-        return ScoredPlan(layout, plan, run, plan_energy_j(plan, pool, run))
+        return ScoredPlan(layout, plan, score_plan(plan, pool, workload), pool)
 
     # Step 1: simulate layouts in the order of their estimates, within the budget.
     found: list[ScoredPlan] = []

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan, Prediction, Stage, StageTime
@@ -15,6 +16,7 @@ from isthmus.plan.memory.stage_memory import OUTER_OPTIMIZER_BYTES
 from isthmus.plan.search.compose.plan_layout import PlacedPipeline, PlanLayout
 from isthmus.plan.search.costs.stage_cost_table import StageCostTable, TimedStage
 from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan.search.finish.plan_energy import plan_energy_j
 from isthmus.plan.time.model_flops import mfu_fraction
 from isthmus.plan.time.predict import host_update_note
 from isthmus.schedule import warm_up_counts
@@ -28,8 +30,7 @@ class ScoredPlan:
     layout: PlanLayout
     plan: Plan
     result: SimulationResult
-    # Joules of an iteration: each chip at its power while it is busy, at its idle power while it waits.
-    energy_j: float
+    pool: Pool
 
     @property
     def time_s(self) -> float:
@@ -40,6 +41,11 @@ class ScoredPlan:
     def cost(self) -> float:
         """Price of an iteration."""
         return self.layout.price_per_s * self.time_s
+
+    @cached_property
+    def energy_j(self) -> float:
+        """Joules of an iteration: each chip at its power while it is busy, at its idle power while it waits."""
+        return plan_energy_j(self.plan, self.pool, self.result)
 
 
 def write_plan(layout: PlanLayout, job: Job, workload: TrainingWorkload, *, executable: bool) -> Plan:
