@@ -47,7 +47,7 @@ class RepeatedWork:
 
     traffic_share: float
     """Share of the layer's saved bytes that are written again."""
-    tp_exchanges: float = 0.0
+    num_tp_exchanges: float = 0.0
     """All-reduces of tensor parallelism that are repeated."""
     expert_exchanges: bool = False
     """Whether tokens are sent to their experts and back again."""

@@ -44,7 +44,7 @@ def _layer(layer: LayerProfile, modules: Sequence[RecomputeModule]) -> LayerProf
         repeats_attention="core_attn" in modules,
         repeated=RepeatedWork(
             traffic_share=dropped / before,
-            tp_exchanges=1.0 if "mlp" in modules and dense else 0.0,
+            num_tp_exchanges=1.0 if "mlp" in modules and dense else 0.0,
             expert_exchanges="moe" in modules and not dense,
         ),
     )

@@ -70,8 +70,8 @@ def repeated_exchanges(layer: LayerProfile, micro_batch: ChipMicroBatch) -> Iter
     repeated = layer.repeated
     if repeated is None:
         return
-    if repeated.tp_exchanges and micro_batch.degrees.tp > 1:
-        yield tensor_exchange(layer.hidden_size, micro_batch, repeated.tp_exchanges)
+    if repeated.num_tp_exchanges and micro_batch.degrees.tp > 1:
+        yield tensor_exchange(layer.hidden_size, micro_batch, repeated.num_tp_exchanges)
     if repeated.expert_exchanges and micro_batch.degrees.ep > 1:
         yield from _expert_exchanges(layer, micro_batch)
 
