@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,13 @@ class RayCluster:
         """Return how many cards Ray counts as used."""
         usage = self._get("/api/cluster_status")["data"]["clusterStatus"]["loadMetricsReport"]["usageByNode"]
         return sum(amounts.get("GPU", [0.0])[0] for amounts in usage.values())
+
+    def wait_unused(self, is_held: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until nothing is held and Ray counts no card as used."""
+        deadline_s = time.monotonic() + timeout_s
+        while is_held() or self.used_cards():
+            assert time.monotonic() < deadline_s, f"{self.used_cards()} cards are lost"
+            time.sleep(0.5)
 
     def cut_dashboard(self) -> None:
         """Let the dashboard be out of reach: connections break, and new ones are refused."""

@@ -167,10 +167,7 @@ def test_a_hold_that_is_given_up_at_once_leaks_no_cards(ray: RayCluster, tmp_pat
             adapter.hold(HoldRequest(id=hold_id, job="f", attempt=1, ranks=(need,), lease_s=60.0))
             time.sleep(number % 10 * 0.03)
             adapter.release(hold_id)
-        deadline_s = time.monotonic() + 90.0
-        while adapter.observe().holds or ray.used_cards():
-            assert time.monotonic() < deadline_s, f"{ray.used_cards()} cards are lost"
-            time.sleep(0.5)
+        ray.wait_unused(lambda: bool(adapter.observe().holds), timeout_s=90.0)
     finally:
         courier.close()
 
