@@ -35,11 +35,13 @@ KEY = ("a", 1)
 class Scheduled:
     """A site machine that asks for holds, and the events of its scheduler."""
 
-    def __init__(self, *, asks_for_probes: bool = False) -> None:
-        policy = OwnerPolicy(preemptible_from="middle")
+    def __init__(self, *, asks_for_probes: bool = False, parts: tuple[SitePart, ...] | None = None) -> None:
+        restarted, none = parts is not None, dict.fromkeys(INVENTORY, ())
         self.machine = SiteMachine(
-            "east", DeviceIdAllocator(INVENTORY), asks_for_holds=True, asks_for_probes=asks_for_probes, policy=policy
-        )
+            "east", DeviceIdAllocator(none if restarted else INVENTORY), parts or (), asks_for_holds=True,
+            asks_for_probes=asks_for_probes, knows_inventory=not restarted,
+            policy=OwnerPolicy(preemptible_from="middle"),
+        )  # fmt: skip
         self.now_s = 0.0
 
     @property
@@ -90,6 +92,31 @@ def test_free_cards_are_held_before_a_part_is_ready(site: Scheduled) -> None:
     assert (site.part.state, site.part.commits) == ("prepared", True)
     site.obey(order("running", places=PLACES))
     assert site.part.workers[0].devices == ("h20/0/2",)
+
+
+@pytest.mark.parametrize("desired", ["queued", "ready", "prepared"])
+def test_nothing_is_refused_before_the_first_look(desired: str) -> None:
+    """1. The agent starts; its scheduler has not answered yet. 2. An order comes. 3. The first look: it is obeyed."""
+    site = Scheduled(parts=())
+    wanted = order(desired, places=PLACES)  # type: ignore[arg-type]
+    site.obey(wanted)
+    assert KEY not in site.machine.parts
+    site.look()
+    site.obey(wanted)
+    assert site.machine.parts[KEY].state in ("queued", "evicting")
+
+
+def test_a_queued_part_outlives_an_order_before_the_first_look(site: Scheduled) -> None:
+    """A restart of the agent refuses no part that waits for its cards."""
+    site.obey(order("ready", places=PLACES))
+    again = Scheduled(parts=(site.machine.parts[KEY],))
+    again.obey(order("ready", places=PLACES))
+    assert again.machine.parts[KEY].state == "queued"
+    again.look()
+    again.obey(order("ready", places=PLACES))
+    again.answer("granted", again.machine.parts[KEY].num_holds)
+    again.obey(order("ready", places=PLACES))
+    assert again.machine.parts[KEY].state == "ready"
 
 
 def test_prepared_waits_for_the_hold(site: Scheduled) -> None:

@@ -65,8 +65,9 @@ class SiteMachine:
     `devices` allocates its devices; `parts`, `fence` and the run lease are those that a previous agent process saved.
     A site that `has_own_storage` has its own storage: jobs start once their files have been copied there. One that
     `asks_for_holds` has a scheduler that owns its devices: parts start once it has granted their hold. With
-    `asks_for_probes` it also agrees to the victims of a part before that claims them. With `renewal_s`
-    workers on other machines see within that time that the run lease is renewed.
+    `asks_for_probes` it also agrees to the victims of a part before that claims them. Unless it `knows_inventory`,
+    parts wait for the first look at the scheduler. With `renewal_s` workers on other machines see within that time that
+    the run lease is renewed.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class SiteMachine:
         has_own_storage: bool = False,
         asks_for_holds: bool = False,
         asks_for_probes: bool = False,
+        knows_inventory: bool = True,
         now_s: float = 0.0,
         stop_grace_s: float = STOP_GRACE_S,
         checkin_timeout_s: float = CHECKIN_TIMEOUT_S,
@@ -97,6 +99,7 @@ class SiteMachine:
             has_own_storage=has_own_storage,
             asks_for_holds=asks_for_holds,
             asks_for_probes=asks_for_probes,
+            knows_inventory=knows_inventory,
             stop_grace_s=stop_grace_s,
             checkin_timeout_s=checkin_timeout_s,
             silence_timeout_s=silence_timeout_s,

@@ -49,6 +49,9 @@ def observe_fetch(site: SiteState, observed: FetchObserved) -> None:
 
 def _apply_order(site: SiteState, order: PartOrder, now_s: float) -> None:
     part = site.parts.get((order.job, order.attempt))
+    is_placed = part is not None and part.state not in ("new", "queued", "ready")
+    if not site.knows_inventory and not is_placed and order.desired in ("queued", "ready", "prepared"):
+        return  # the server repeats its orders; nothing can be placed, and nothing refused, before the first look
     if part is None:
         part = SitePart(job=order.job, attempt=order.attempt)
         site.add(part)

@@ -46,6 +46,8 @@ class SiteState:
     asks_for_holds: bool = False
     # And can say beforehand which jobs a part would preempt.
     asks_for_probes: bool = False
+    # What devices there are is known; before the first look at the scheduler it is not.
+    knows_inventory: bool = True
     # The agent is shutting down.
     shutting_down: bool = False
     # Parts that train may save a checkpoint before.

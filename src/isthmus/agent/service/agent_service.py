@@ -170,6 +170,7 @@ class AgentService:
             has_own_storage=fetcher is not None,
             asks_for_holds=adapter.capabilities.holds == "scheduler",
             asks_for_probes=adapter.capabilities.probes,
+            knows_inventory=not adapter.capabilities.blocks,
             now_s=clock(),
         )
         self._versions = versions

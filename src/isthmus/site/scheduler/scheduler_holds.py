@@ -119,6 +119,7 @@ def _observe_inventory(site: SiteState, seen: InventoryObserved) -> None:
     if isinstance(site.devices, DeviceIdAllocator) and dict(site.devices.ids) != dict(seen.devices):
         site.devices.set_ids(seen.devices)
         site.num_changes += 1
+    site.knows_inventory = True
     here = {job.name: job for job in seen.foreign}
     for part in [part for part in site.parts.values() if part.foreign and part.job not in here]:
         part.withdrawn = True
