@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,9 +89,9 @@ def rank_program(steps: Sequence[Step], regions: Sequence[Region], rank: int) ->
 
 def _results(moved: set[Range], regions: Sequence[Region], rank: int) -> tuple[Range, ...]:
     """Return the ranges that `rank` receives: the `moved` ones, and whole regions that stay where they are."""
-    results: list[Range] = []
+    results, ordered = list[Range](), sorted(moved)
     for region in regions:
-        if rank in region.receivers:
-            inside = [one for one in moved if region.start <= one[0] and one[1] <= region.stop]
-            results += inside or [(region.start, region.stop)]
+        if rank in region.receivers:  # a range is a piece of one region
+            first, last = bisect_left(ordered, (region.start,)), bisect_left(ordered, (region.stop,))
+            results += ordered[first:last] or [(region.start, region.stop)]
     return tuple(sorted(results))
