@@ -143,7 +143,7 @@ def test_a_program_of_the_user_has_its_arguments_and_variables(tmp_path: Path) -
         (SLURM.replace("kind: slurm", "kind: slrum"), ("site.yaml:2", "kind", "'slrum' has no job file")),
         (SLURM.replace("h20: {", "h2o: {"), ("site.yaml:4", "unknown node group 'h2o'", "did you mean 'h20'?")),
         (SLURM.replace("account:", "acount:"), ("site.yaml:5", "unknown option", "did you mean 'account'?")),
-        (SLURM.replace("max_minutes: 90", "max_minutes: soon"), ("site.yaml:5", "'soon' is no number")),
+        (SLURM.replace("max_minutes: 90", "max_minutes: soon"), ("site.yaml:5", "'soon' is no whole number")),
         (SLURM.replace("partition: normal, ", ""), ("site.yaml:4", "names no partition", "'h20'")),
         (KUBERNETES.replace("namespace:", "namspace:"), ("site.yaml:5", "did you mean 'namespace'?")),
         (KUBERNETES.replace("image:", "workload: jobs, image:"), ("site.yaml:5", "unknown workload", "'job'?")),

@@ -90,11 +90,11 @@ class FileError(InputError):
 class FieldError(InputError):
     """A field that is valid in itself and wrong at its site: `place` names it from the top of its file.
 
-    `problem` is the message without the place.
+    `problem` is the message without the place; an error that has crossed the wire has its place in the message alone.
     """
 
-    def __init__(self, problem: str, *, place: tuple[str, ...], hint: str | None = None) -> None:
-        super().__init__(f"{'.'.join(place)}: {problem}", hint=hint)
+    def __init__(self, problem: str, *, place: tuple[str, ...] = (), hint: str | None = None) -> None:
+        super().__init__(f"{'.'.join(place)}: {problem}" if place else problem, hint=hint)
         self.problem, self.place = problem, place
 
 

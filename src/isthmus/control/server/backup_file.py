@@ -128,8 +128,10 @@ def copied_pages(log: StoredLog, table: CopiedTable) -> Iterator[tuple[tuple[str
     """
     present = log.columns(table.name)
     columns = tuple(name for name in table.columns if name in present)
-    after: Any = table.before_first
-    while columns and (rows := log.rows(table.select(columns), after)):
+    if not columns:
+        return
+    query, after = table.select(columns), table.before_first
+    while rows := log.rows(query, after):
         yield columns, rows
         after = rows[-1][0]
 

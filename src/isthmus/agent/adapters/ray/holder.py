@@ -16,6 +16,7 @@ group is removed when it has its cards or waits for them, and a hold that was re
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -76,13 +77,14 @@ class RayCalls:
     """What the holder asks of Ray; groups and ranks are Ray's own handles."""
 
     def __init__(self) -> None:
-        from ray.util import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         import ray
 
         ray.init(address="auto", log_to_driver=False, logging_level="warning")
-        self._ray, self._groups, self._strategy = ray, placement_group, PlacementGroupSchedulingStrategy
+        # The package has a function of the module's name.
+        self._groups = importlib.import_module("ray.util.placement_group")
+        self._ray, self._strategy = ray, PlacementGroupSchedulingStrategy
 
     def make_group(self, bundles: list[dict[str, float]], labels: list[dict[str, str]] | None) -> Any:
         """Ask for a placement group, on as few nodes as possible."""
