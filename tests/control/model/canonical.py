@@ -1,7 +1,7 @@
 """Keys: what the future of a state depends on, the same for states that differ in names only.
 
 Left out: texts and stories, times (only whether one is set, and has passed), counters that only tell one
-round from another, whose output is accepted, and what is only noted down to save work.
+round from another, whose output is accepted, accounts, and what is only noted down to save work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _JOB = _TEXTS | _TIMES | {
 }  # fmt: skip
 _PART = _TEXTS | _TIMES | {
     "job", "cluster", "ranks", "chips", "storage_bytes", "workers", "cached_order", "spec", "plan", "place",
-    "arrived", "has_trained",
+    "arrived", "has_trained", "used_chips", "used_owner",
 }  # fmt: skip
 _WORKER = _TIMES | {"node_group", "chips", "num_bytes"}
 _SET = {"state_deadline_s", "address", "rank_map", "plan", "devices"}
