@@ -1,7 +1,7 @@
 """`StandInRay`: the REST interface of a Ray cluster in memory, which loses requests and replies as a test asks.
 
 Jobs run until a test ends or stops them; with `ending`, a status and a message, each ends at once, and without `stops`
-none can be stopped.
+none can be stopped. Of deletions the first `num_rewritten` are undone, as by the monitor of jobs of a real cluster.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class StandInRay:
         self.messages: dict[str, str] = {}
         self.ending: tuple[str, str] | None = None
         self.stops = True
+        self.num_rewritten = 0
 
     def rest(self, max_answer_bytes: int = MAX_ANSWER_BYTES) -> RayRest:
         """Return a client of this cluster."""
@@ -75,5 +76,8 @@ class StandInRay:
             self.end_job(job, "STOPPED", "")
         if request.method == "DELETE":
             del self.jobs[job]
+            if self.num_rewritten:
+                self.num_rewritten -= 1
+                self.end_job(job, "FAILED", "Job supervisor actor died")
             return httpx.Response(200, json={"deleted": True})
         return httpx.Response(200, json={"status": self.jobs[job], "message": self.messages.get(job)})

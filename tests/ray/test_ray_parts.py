@@ -169,11 +169,11 @@ def test_a_holder_that_answers_has_no_trouble_any_more(tmp_path: Path, courier: 
 def test_a_site_that_leaves_has_no_job_at_ray(ends_by: str, tmp_path: Path, courier: Courier) -> None:
     """The holder is asked to end; Ray stops one that does not; one that still runs is an error and stays listed."""
     ray, now_s = StandInRay(), [0.0]
-    ray.stops = ends_by == "ray"
+    ray.stops, ray.num_rewritten = ends_by == "ray", 2
 
     def pause(seconds: float) -> None:
         now_s[0] += seconds
-        if ends_by == "courier":
+        if ends_by == "courier" and job.submission_id in ray.jobs:
             assert list(tmp_path.glob("ray/holders/1/hold/released"))
             ray.end_job(job.submission_id, "SUCCEEDED", "")
 
@@ -363,7 +363,7 @@ def test_a_check_tries_the_python_of_ray_and_leaves_no_job(
 ) -> None:
     """A job that ends at once says whether the holder can run; a limit ends one that does not start."""
     ray, now_s = StandInRay(), [0.0]
-    ray.ending = ending
+    ray.ending, ray.num_rewritten = ending, 1
 
     def pause(seconds: float) -> None:
         now_s[0] += seconds

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
+from isthmus.agent.adapters.ray.forget_job import forget_job
 from isthmus.agent.adapters.ray.job_trouble import job_trouble, trouble_hint
 from isthmus.agent.adapters.ray.ray_rest import RayRest
 from isthmus.agent.adapters.scheduler_adapter import SchedulerCheck
@@ -36,12 +37,12 @@ def check_python(
         while (job := rest.job(job_id)) is not None and not job.has_ended and clock() < end_s:
             pause(POLL_S)
     except UnavailableError as error:
-        _remove(rest, job_id)
+        _remove(rest, job_id, pause)
         yield SchedulerCheck(
             check="python", ok=False, detail=f"no job can be tried: {error.message}", hint=error.hint or ""
         )
         return
-    _remove(rest, job_id)
+    _remove(rest, job_id, pause)
     if job is not None and job.status == "SUCCEEDED":
         yield SchedulerCheck(check="python", ok=True, detail=f"'{python}' at Ray's head runs and has Ray")
         return
@@ -52,9 +53,9 @@ def check_python(
     yield SchedulerCheck(check="python", ok=False, detail=f"'{python}': {detail}", hint=hint, file_path=place)
 
 
-def _remove(rest: RayRest, job_id: str) -> None:
+def _remove(rest: RayRest, job_id: str, pause: Callable[[float], object]) -> None:
     """Stop and remove the job, whatever became of it; what Ray does not answer stays in its list."""
     with contextlib.suppress(IsthmusError):
         rest.stop(job_id)
     with contextlib.suppress(IsthmusError):
-        rest.delete(job_id)
+        forget_job(rest, job_id, pause)

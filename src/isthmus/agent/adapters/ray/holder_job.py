@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from isthmus.agent.adapters.ray.forget_job import forget_job
 from isthmus.agent.adapters.ray.holder_record import HolderRecord, read_record, write_record
 from isthmus.agent.adapters.ray.job_trouble import job_trouble, last_line, trouble_hint
 from isthmus.agent.adapters.ray.ray_rest import RayJob, RayRest
@@ -132,7 +133,7 @@ class HolderJob:
             if self._clock() >= stop_s:
                 self._rest.stop(self.submission_id)
             self._pause(POLL_S)
-        self._rest.delete(self.submission_id)
+        forget_job(self._rest, self.submission_id, self._pause)
 
     def write_order(self, name: str, order: dict[str, Any], mode: int = 0o600) -> None:
         """Leave an order for the holder; the same one again changes nothing."""
