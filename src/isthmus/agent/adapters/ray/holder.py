@@ -16,7 +16,6 @@ group is removed when it has its cards or waits for them, and a hold that was re
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -77,18 +76,22 @@ class RayCalls:
     """What the holder asks of Ray; groups and ranks are Ray's own handles."""
 
     def __init__(self) -> None:
+        from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         import ray
 
         ray.init(address="auto", log_to_driver=False, logging_level="warning")
-        # The package has a function of the module's name.
-        self._groups = importlib.import_module("ray.util.placement_group")
         self._ray, self._strategy = ray, PlacementGroupSchedulingStrategy
+        self._placement_group, self._remove, self._table = (
+            placement_group,
+            remove_placement_group,
+            placement_group_table,
+        )
 
     def make_group(self, bundles: list[dict[str, float]], labels: list[dict[str, str]] | None) -> Any:
         """Ask for a placement group, on as few nodes as possible."""
-        return self._groups.placement_group(bundles, "PACK", bundle_label_selector=labels)
+        return self._placement_group(bundles, "PACK", bundle_label_selector=labels)
 
     def has_cards(self, group: Any) -> bool:
         """Return whether a group has its cards."""
@@ -96,11 +99,11 @@ class RayCalls:
 
     def table(self, group: Any) -> dict[str, Any]:
         """Return Ray's record of a group."""
-        return dict(self._groups.placement_group_table(group))
+        return dict(self._table(group))
 
     def remove_group(self, group: Any) -> None:
         """Give the cards of a group back."""
-        self._groups.remove_placement_group(group)
+        self._remove(group)
 
     def put(self, data: bytes) -> Any:
         """Store data for the tasks of ranks."""
