@@ -11,8 +11,8 @@ import pytest
 
 SURFACES = {
     "agent": """
-        AgentConfig LocalAdapter LocalJobFile SchedulerAdapter WorkerStatus build_image read_images read_registration
-        read_site_runtime template_files render_hold check_scheduler draw_key read_key remove_state_folder run_agent
+        AgentConfig LocalAdapter LocalJobFile SchedulerAdapter WorkerStatus build_image read_images
+        template_files render_site check_scheduler draw_key read_key remove_state_folder run_agent
         submit_local_job
     """,
     "cli": "main",
@@ -36,6 +36,7 @@ SURFACES = {
         with_prior_rates
     """,
     "render": """
+        SPEC_FIELDS StartKind
         CODE_MOUNT IMAGE_LABEL SPEC_FILE Blueprint CodeRegistration Container ContainerUser Image ImageFacts
         RenderedPart Setting SiteRuntime Template TemplateConflictError find_image host_image make_blueprints mount
         oci_config render_part settings_document training_settings

@@ -17,8 +17,10 @@ import pytest
 from isthmus.agent.adapters.local_adapter import LocalAdapter
 from isthmus.agent.adapters.scheduler_adapter import RankStart
 from isthmus.agent.containers.image_tool import build_image, unpack_image
+from isthmus.agent.containers.part_renderer import PartRenderer
+from isthmus.agent.containers.part_rendering import RENDER_FILE
 from isthmus.agent.containers.read_images import read_images
-from isthmus.agent.containers.worker_containers import BUNDLE, RENDER_FILE, WorkerContainers
+from isthmus.agent.containers.worker_containers import BUNDLE, WorkerContainers
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.files.version_cache import VersionCache
 from isthmus.core.catalogue import CopyKey
@@ -28,7 +30,7 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.core.rights.storage_rules import AllowedStorage, StorageRoot, StorageRules
 from isthmus.core.rights.worker_rights import ContainerRules, WorkerRights
-from isthmus.render import ImageFacts
+from isthmus.render import ImageFacts, settings_document
 from tests.control.catalogued import manifest
 from tests.render.samples import make_job
 
@@ -80,11 +82,14 @@ class Site:
         )  # fmt: skip
         spec = WorkerSpec(run="0123", attempt=1, rank=rank, job=self.job, plan=plan, storage=self.allowed)
         command = (sys.executable, "-c", program)
-        rules = ContainerRules(images=str(self.folder / "images"))
-        state = self.folder / "state"
-        containers = WorkerContainers(rules, WorkerRights(), state, self.pool, command)
-        _, started = containers.prepare(
-            folder, spec, ["cpu-core/0/0"], None, protected=[self.folder / "secret"], also_read=[]
+        rights = WorkerRights(containers=ContainerRules(images=str(self.folder / "images")))
+        assert rights.containers is not None
+        renderer = PartRenderer(rights, self.pool, "a", "container")
+        part = renderer.render_worker(spec)
+        (folder / RENDER_FILE).write_text(settings_document(part.settings))
+        containers = WorkerContainers(rights.containers, rights, self.folder / "state", command)
+        started = containers.prepare(
+            folder, spec, part, ["cpu-core/0/0"], None, protected=[self.folder / "secret"], also_read=[]
         )
         self.adapter.start(RankStart(folder=folder, cards=("cpu-core/0/0",), command=started))
         return folder

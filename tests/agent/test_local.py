@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from isthmus.agent.adapters.check_adapter import ContractError, check_adapter, is_running
 from isthmus.agent.adapters.local_adapter import LocalAdapter, worker_environment
+from isthmus.agent.adapters.rules.program_rules import variables_of_a_start_arrive
 from isthmus.agent.adapters.scheduler_adapter import RankStart
 from isthmus.core.pool import Cluster, NodeGroup, VirtualChip
 
@@ -63,6 +65,23 @@ def test_the_kit_finds_an_adapter_that_applies_no_limits(tmp_path: Path) -> None
     """An adapter of another scheduler starts the program through the same limits."""
     with pytest.raises(ContractError, match="with the limits of its folder"):
         check_adapter(lambda command: LetsAll(SITE, tmp_path / "queue", command), tmp_path, timeout_s=3)
+
+
+class DropsVariables(LocalAdapter):
+    """An adapter that ignores what job and owner have set for a worker."""
+
+    def start(self, rank: RankStart) -> None:
+        super().start(replace(rank, variables={}))
+
+
+@pytest.mark.slow
+def test_the_kit_finds_an_adapter_that_drops_settings(tmp_path: Path) -> None:
+    """Settings of templates and of the job's communication library must reach the worker at every kind of site."""
+    with pytest.raises(ContractError, match="variables of a start arrive"):
+        check_adapter(
+            lambda command: DropsVariables(SITE, tmp_path / "queue", command), tmp_path, timeout_s=3,
+            rules=(variables_of_a_start_arrive,),
+        )  # fmt: skip
 
 
 @pytest.fixture

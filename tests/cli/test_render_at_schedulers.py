@@ -157,10 +157,3 @@ def test_what_the_site_file_has_wrong_is_named_with_its_line(text: str, words: t
     assert done.status == 2
     assert all(word in done.err for word in words), done.err
     assert not (tmp_path / "out").exists()
-
-
-def test_containers_of_the_policy_belong_to_local_sites(tmp_path: Path) -> None:
-    """As the agent refuses them."""
-    (tmp_path / "policy.yaml").write_text(f"workers: {{containers: {{images: {tmp_path}}}}}\n")
-    done = render(tmp_path, SLURM, "--policy", tmp_path / "policy.yaml")
-    assert (done.status, "starts its own containers" in done.err) == (2, True)

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from isthmus.core.job import Job
-from isthmus.render import IMAGE_LABEL
-from tests.agent.test_images import LABELS, write_layout
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import make_view
 
@@ -28,7 +26,9 @@ def test_render_writes_the_job_file_and_the_settings(tmp_path: Path) -> None:
     settings = json.loads((tmp_path / "out" / "render.json").read_text())
     assert json.loads(done.out) == settings
     assert {tuple(one) for one in settings} == {("name", "class", "value", "passed_as", "from")}
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["process"]["noNewPrivileges"] is True
+    script = (tmp_path / "out" / "job.sh").read_text()
+    assert "isthmus.train.process.supervisor '{worker_folder}'" in script
+    assert "confined_start.py '{worker_folder}/limits.json'" in script
 
 
 def test_diff_names_what_differs(tmp_path: Path) -> None:
@@ -38,7 +38,8 @@ def test_diff_names_what_differs(tmp_path: Path) -> None:
     second = server.add(id="j-000001", job=with_runtime(communication={"NCCL_DEBUG": "INFO"}))
     arguments = ("render", second.id, "--cluster", CLUSTER, "--output", tmp_path / "b", "--diff", tmp_path / "a")
     assert json.loads(run(server, *arguments, "--json").out) == [
-        {"name": "NCCL_DEBUG", "passed_as": "environment", "value": "INFO", "other": "-"}
+        {"name": "NCCL_DEBUG", "passed_as": "environment", "value": "INFO", "other": "-"},
+        {"name": "spec.json#congestion_control", "passed_as": "file", "value": "-", "other": "bbr"},
     ]
     same = run(server, "render", first.id, "--cluster", CLUSTER, "--output", tmp_path / "c", "--diff", tmp_path / "a")
     assert "no setting differs" in same.out
@@ -47,9 +48,10 @@ def test_diff_names_what_differs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("runtime", "reason"),
     [
-        ({"image": "hst"}, "did you mean 'host'?"),
-        ({"labels": {"torch": "2.13"}}, "label torch: wanted '2.13', has None"),
+        ({"image": "train:3"}, "starts workers without images; the job asks for image train:3"),
+        ({"labels": {"torch": "2.13"}}, "the job asks for label torch: 2.13"),
         ({"library": "hccl"}, "no library hccl"),
+        ({"library": "nccl"}, "'nccl' connects ranks of one cluster, and the part has ranks at others"),
     ],
 )
 def test_part_that_cannot_be_rendered(tmp_path: Path, runtime: dict, reason: str) -> None:
@@ -87,15 +89,11 @@ def test_malformed_earlier_folder(tmp_path: Path, text: str) -> None:
 
 def test_template_at_the_site_with_an_unknown_word(tmp_path: Path) -> None:
     """A malformed template is refused with its file and line."""
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "index.json").write_text('{"manifests": []}')
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "a.yaml").write_text(
         "name: a\nclass: training\nsettings:\n  - {name: X, value: '${chipp}', passed_as: environment}\n"
     )
-    (tmp_path / "policy.yaml").write_text(
-        f"workers: {{containers: {{images: {tmp_path / 'images'}, templates: {tmp_path / 'templates'}}}}}\n"
-    )
+    (tmp_path / "policy.yaml").write_text(f"workers: {{templates: {tmp_path / 'templates'}}}\n")
     server = FakeServer()
     view = server.add()
     arguments = ("render", view.id, "--cluster", CLUSTER, "--output", tmp_path / "b")
@@ -103,27 +101,3 @@ def test_template_at_the_site_with_an_unknown_word(tmp_path: Path) -> None:
     assert done.status == 2
     assert "a.yaml:4" in done.err
     assert "did you mean 'chip'?" in done.err
-
-
-def test_two_templates_that_set_one_value_are_named_with_the_line(tmp_path: Path) -> None:
-    """The second one, at the setting that the first has already."""
-    facts = json.dumps({"libraries": {"isthmus": {}}})
-    write_layout(tmp_path / "images", LABELS | {IMAGE_LABEL: facts})
-    (tmp_path / "templates").mkdir()
-    for name in ("first", "second"):
-        (tmp_path / "templates" / f"{name}.yaml").write_text(
-            f"name: {name}\nclass: training\nsettings:\n"
-            f"  - {{name: ONLY_{name.upper()}, value: '1', passed_as: environment}}\n"
-            "  - {name: X, value: '1', passed_as: environment}\n"
-        )
-    file = tmp_path / "policy.yaml"
-    folders = f"images: {tmp_path / 'images'}, templates: {tmp_path / 'templates'}"
-    file.write_text(f"workers: {{containers: {{{folders}}}}}\n")
-    server = FakeServer()
-    view = server.add()
-    arguments = ("render", view.id, "--cluster", CLUSTER, "--output", tmp_path / "b", "--policy", file)
-    done = run(server, *arguments)
-    assert done.status == 2
-    assert "second.yaml:5" in done.err
-    assert "templates 'first' and 'second' both set environment 'X'" in done.err
-    assert not (tmp_path / "b").exists()

@@ -18,7 +18,7 @@ from isthmus.agent.adapters.kubernetes.kubernetes_adapter import KubernetesAdapt
 from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
 from isthmus.agent.adapters.kubernetes.render_kubernetes import render_kubernetes
 from isthmus.agent.adapters.rendered_hold import HOLD_ID, PartRequest
-from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed
+from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed, RankStart
 from isthmus.core.errors import AuthError, InputError, UnavailableError
 from tests.kubernetes.api_stand_in import ApiStandIn
 from tests.kubernetes.cluster_controllers import ClusterControllers
@@ -239,7 +239,8 @@ def test_what_is_rendered_is_what_is_created(workload: str, cluster: Cluster) ->
     site, wanted = site_of(workload=workload, max_minutes=5), request(2, 3)
     client = RecordingClient(client_of(cluster.server).access, transport=cluster.server.transport())
     KubernetesAdapter(site, cluster.folder, client, cluster.tickets, ("true",)).hold(wanted)
-    part = PartRequest(request=replace(wanted, id=HOLD_ID), ranks=(0, 1), program=("true", "{worker_folder}"))
+    start = RankStart(folder=Path("{worker_folder}"), cards=("{cards}",), command=("true", "{worker_folder}"))
+    part = PartRequest(request=replace(wanted, id=HOLD_ID), ranks=(0, 1), starts=(start, start))
     shown = list(yaml.safe_load_all(render_kubernetes(site, part).text))
     made = json.loads(json.dumps(client.created).replace(wanted.id, HOLD_ID))
     assert [one["kind"] for one in shown] == [one["kind"] for one in made]

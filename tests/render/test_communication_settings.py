@@ -49,7 +49,10 @@ def test_within_a_cluster_the_library_of_the_chip_and_its_defaults() -> None:
 
 def test_across_sites_a_library_that_is_made_for_it() -> None:
     image = make_image(libraries={"nccl": {"select": SELECT}, "isthmus": {"select": SELECT}})
-    assert settings(image, path=BEST_EFFORT) == {("library", "environment", "COMM_LIBRARY"): "isthmus"}
+    assert settings(image, path=BEST_EFFORT) == {
+        ("library", "environment", "COMM_LIBRARY"): "isthmus",
+        ("communication", "file", "spec.json#congestion_control"): "bbr",
+    }
 
 
 def test_across_sites_without_such_a_library() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from isthmus.agent.adapters.rendered_hold import HOLD_ID, PartRequest
+from isthmus.agent.adapters.rendered_hold import CARDS, HOLD_ID, WORKER_FOLDER, PartRequest
 from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed, RankStart
 from isthmus.agent.adapters.slurm.render_slurm import render_slurm
 from isthmus.agent.adapters.slurm.slurm_adapter import SlurmAdapter
@@ -55,11 +55,13 @@ class RecordingScripts(SlurmScripts):
     def __init__(self) -> None:
         super().__init__()
         self.ran: list[tuple[str, ...]] = []
+        self.environments: list[Mapping[str, str]] = []
 
     def start(self, folder: Path, script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         if "salloc" in script:
             write_atomically(Path(arguments[0]), f"Granted job allocation {7 + len(self.ran)}\nstatus 0\n")
         self.ran.append(tuple(arguments))
+        self.environments.append(dict(environment))
 
 
 def commands_of(script: str) -> list[list[str]]:
@@ -80,12 +82,18 @@ def test_what_is_rendered_is_what_runs(tmp_path: Path) -> None:
     folder = tmp_path / "rank-5"
     folder.mkdir()
     WorkerFolder(folder).limits_path.write_text(WorkerLimits().model_dump_json())
-    adapter.start(RankStart(folder=folder, cards=cards[1], hold=request.id))
+    start = RankStart(folder=folder, cards=cards[1], hold=request.id, variables={"NCCL_DEBUG": "INFO"})
+    adapter.start(start)
 
-    part = PartRequest(request=replace(request, id=HOLD_ID), ranks=(0, 5), program=("true", "{worker_folder}"))
+    shown_start = replace(
+        start, folder=Path(WORKER_FOLDER), cards=(CARDS,), command=("true", WORKER_FOLDER)
+    )  # fmt: skip
+    part = PartRequest(request=replace(request, id=HOLD_ID), ranks=(0, 5), starts=(shown_start, shown_start))
     text = render_slurm(SITE, part).text
     shown = commands_of(text)
     assert "export RUNNER=" in text
+    assert scripts.environments[-1]["NCCL_DEBUG"] == "INFO"
+    assert text.count("NCCL_DEBUG=INFO") == 2, "each rank has it"
     assert len(shown) == len(ran) + 1 == 4, "two allocations and two ranks, of which one was started"
     for ours, theirs in zip([*shown[:2], shown[3]], ran, strict=True):
         assert [_known_later(word, request.id, tmp_path, folder) for word in theirs] == ours

@@ -7,12 +7,14 @@ from isthmus.render.image import IMAGE_LABEL, SPEC_FILE, Image, ImageFacts, host
 from isthmus.render.oci_runtime import Container, ContainerUser, oci_config
 from isthmus.render.render_part import CODE_MOUNT, RenderedPart, SiteRuntime, mount, render_part
 from isthmus.render.setting import Setting, settings_document
+from isthmus.render.start_means import SPEC_FIELDS, StartKind
 from isthmus.render.template import Template, TemplateConflictError
 from isthmus.render.training_settings import training_settings
 
 __all__ = [
     "CODE_MOUNT",
     "IMAGE_LABEL",
+    "SPEC_FIELDS",
     "SPEC_FILE",
     "Blueprint",
     "CodeRegistration",
@@ -23,6 +25,7 @@ __all__ = [
     "RenderedPart",
     "Setting",
     "SiteRuntime",
+    "StartKind",
     "Template",
     "TemplateConflictError",
     "find_image",

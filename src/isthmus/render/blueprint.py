@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job
 from isthmus.core.job_parts.runtime_choice import RuntimeChoice
 from isthmus.core.plan import Plan, PlanPart
-from isthmus.core.pool import Cluster, NodeGroup, Pool
+from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 from isthmus.render.wide_area_path import WideAreaPath, wide_area_path
 
 
@@ -42,16 +43,19 @@ class Blueprint:
         return self.job.runtime
 
 
-def make_blueprints(job: Job, job_id: str, plan: Plan, pool: Pool, cluster: str) -> tuple[Blueprint, ...]:
+def make_blueprints(
+    job: Job, job_id: str, plan: Plan, pool: Pool, cluster: str, links: Iterable[Link] = ()
+) -> tuple[Blueprint, ...]:
     """Return the blueprints of a plan's part at `cluster`, one for each node group that it uses.
 
+    `links` go before those of the pool, as what the server has measured.
     Raises `InputError` if the plan has no part there.
     """
     if cluster not in plan.clusters:
         raise InputError(
             f"plan {plan.id} has no part at cluster '{cluster}'", hint=f"its clusters: {', '.join(plan.clusters)}"
         )
-    place, path = pool.cluster(cluster), wide_area_path(plan, pool, cluster)
+    place, path = pool.cluster(cluster), wide_area_path(plan, (*pool.links, *links), cluster)
     part = PlanPart.from_plan(plan, cluster)
     return tuple(_blueprint(job, job_id, plan, pool, place, place.group(name), path) for name in part.chips)
 

@@ -28,6 +28,9 @@ CONNECTION_BYTES, MAX_CONNECTIONS = 4 * MIB, 64
 
 SITE_LIBRARIES = "site libraries"
 
+BACKEND_FIELD = "backend"
+"""Field of `spec.json` that selects the communication library of Isthmus' own program."""
+
 
 def communication_settings(image: Image, blueprint: Blueprint, library_files: Mapping[str, str]) -> Iterator[Setting]:
     """Yield what selects the communication library of a part and sets its parameters.
@@ -37,12 +40,13 @@ def communication_settings(image: Image, blueprint: Blueprint, library_files: Ma
     can neither select nor replace what the job names.
     """
     name, origin = _choose(image, blueprint)
-    support = image.facts.libraries.get(name)
-    if support is None:
-        yield _replacement(image, name, library_files)
     known = support_of(image, name)
-    if support is not None and known.select is not None:
+    if name not in image.facts.libraries:
+        yield _replacement(image, name, library_files)
+    elif known.select is not None:
         yield _pass(image, known.select, known.value or name, "library", origin)
+    elif image.facts.code == "system":
+        yield from _select_backend(image, known, name, origin, blueprint)
     yield from _parameters(image, known, blueprint)
 
 
@@ -75,6 +79,23 @@ def _choose(image: Image, blueprint: Blueprint) -> tuple[str, str]:
     if blueprint.collective_library in libraries or not libraries:
         return blueprint.collective_library, f"chip {blueprint.chip}"
     return next(iter(libraries)), f"image {image.reference}"
+
+
+def _select_backend(
+    image: Image, support: LibrarySupport, name: str, origin: str, blueprint: Blueprint
+) -> Iterator[Setting]:
+    """Yield what selects the library of Isthmus' own program: its own one unless the job names another.
+
+    Raises `InputError` for a library that cannot connect the part with other clusters.
+    """
+    if origin != "job":
+        return
+    if blueprint.path.kind != "local" and not support.across_sites:
+        raise InputError(
+            f"runtime.library: '{name}' connects ranks of one cluster, and the part has ranks at others",
+            hint="leave it out, or name `isthmus`",
+        )
+    yield _pass(image, Passing(passed_as="file", name=BACKEND_FIELD), name, "library", origin)
 
 
 def _replacement(image: Image, name: str, library_files: Mapping[str, str]) -> Setting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -98,8 +99,10 @@ class Image(FrozenModel):
         return f"{self.name}:{self.version}"
 
 
-def host_image() -> Image:
-    """Return the image that stands for workers without containers: the site's own files and Isthmus' own program."""
-    libraries = {name: LibrarySupport() for name in ("isthmus", "nccl", "gloo")}
-    facts = ImageFacts(host_files=True, libraries=libraries)
+def host_image(libraries: Iterable[str] = ("nccl", "gloo")) -> Image:
+    """Return the image that stands for workers without images: what the nodes have, and Isthmus' own program.
+
+    `libraries` are the communication libraries there beside Isthmus' own.
+    """
+    facts = ImageFacts(host_files=True, libraries={name: LibrarySupport() for name in ("isthmus", *libraries)})
     return Image(name="host", version="0", digest="sha256:" + "0" * 64, facts=facts)

@@ -11,25 +11,27 @@ from isthmus.render.blueprint import Blueprint
 from isthmus.render.code_registration import CodeRegistration
 from isthmus.render.communication_settings import chosen_library, communication_settings
 from isthmus.render.find_image import find_image
-from isthmus.render.image import Image
+from isthmus.render.image import Image, Passing, host_image
 from isthmus.render.setting import SETTING_CLASSES, Setting
+from isthmus.render.start_means import CPU_LIMIT, MEMORY_LIMIT, StartKind, check_means
 from isthmus.render.template import Template, TemplateConflictError, part_facts
 from isthmus.render.training_settings import training_settings
 
 CODE_MOUNT = "/code"
 """Where a user's code is in the container, which is also its working folder."""
 
-CPU_LIMIT, MEMORY_LIMIT = "cpu.cores", "memory.bytes"
-"""Names of the limits of a container."""
-
 
 @dataclass(frozen=True)
 class SiteRuntime:
-    """What a site offers for rendering: its images, its templates, and communication libraries, a `.so` by name."""
+    """What a site offers for rendering: its images, its templates, and communication libraries, a `.so` by name.
 
-    images: Sequence[Image]
+    Without `images` (None) workers run in what the nodes, or the pods, have. `starts` says how workers are started.
+    """
+
+    images: Sequence[Image] | None = None
     templates: Sequence[Template] = ()
     library_files: Mapping[str, str] = field(default_factory=dict)
+    starts: StartKind = "container"
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def render_part(
     templates set one value.
     """
     # Step 1: the image, which fixes how everything else is passed.
-    image = find_image(site.images, blueprint)
+    image = _image_of_nodes(blueprint) if site.images is None else find_image(site.images, blueprint)
     if image.facts.code == "own" and registration is None:
         raise InputError(f"{blueprint.runtime.code} has no code.yaml", hint="it says how to start the code")
     library = chosen_library(image, blueprint)
@@ -97,12 +99,29 @@ def render_part(
     ]
     # Step 3: the site's templates; the job's own choices stay above them, and two templates never set one value.
     taken = {one.target for one in settings if one.origin == "job"}
-    added = [one for one in _from_templates(site.templates, blueprint, library) if one.target not in taken]
+    added = [one for one in _from_templates(site.templates, blueprint, image, library) if one.target not in taken]
     replaced = {one.target for one in added}
     settings = [one for one in settings if one.target not in replaced] + added
+    # Step 4: nothing may be lost on the way to the program.
+    check_means(settings, image, site.starts)
+    settings = [one for one in settings if site.starts != "process" or one.passed_as != "container"]
     settings.sort(key=lambda one: SETTING_CLASSES.index(one.setting_class))
     command = registration.command if registration else image.facts.command
     return RenderedPart(image=image, library=library, command=command, settings=tuple(settings))
+
+
+def _image_of_nodes(blueprint: Blueprint) -> Image:
+    """Return what stands for an image where workers have none; raise `InputError` if the job asks for one."""
+    runtime = blueprint.runtime
+    asked = [f"label {name}: {value}" for name, value in runtime.labels.items()]
+    if runtime.image is not None:
+        asked.insert(0, f"image {runtime.image}")
+    if asked:
+        raise InputError(
+            f"cluster '{blueprint.cluster}' starts workers without images; the job asks for {', '.join(asked)}",
+            hint="leave out runtime.image and runtime.labels, or choose clusters with images",
+        )
+    return find_image((host_image((blueprint.collective_library,)),), blueprint)
 
 
 def job_mounts(blueprint: Blueprint) -> Iterator[Setting]:
@@ -147,14 +166,20 @@ def _resource_settings(blueprint: Blueprint) -> Iterator[Setting]:
             yield Setting(name=name, setting_class="resources", value=text, passed_as="container", origin=origin)
 
 
-def _from_templates(templates: Iterable[Template], blueprint: Blueprint, library: str) -> list[Setting]:
-    """Return the settings of the templates for this part; raise `TemplateConflictError` if two set one value."""
+def _from_templates(templates: Iterable[Template], blueprint: Blueprint, image: Image, library: str) -> list[Setting]:
+    """Return the settings of the templates for this part; raise `TemplateConflictError` if two set one value.
+
+    A key of the program's file may be written without the name of the file.
+    """
     facts, made = part_facts(blueprint), list[Setting]()
     seen: dict[tuple[str, str], str] = {}
     for number, template in enumerate(templates):
         if not template.applies_to(blueprint, library):
             continue
-        for place, one in template.render(facts):
+        for place, made_one in template.render(facts):
+            one = made_one
+            if one.passed_as == "file" and "#" not in one.name:
+                one = one.model_copy(update={"name": image.passed_name(Passing(passed_as="file", name=one.name))})
             if one.target in seen:
                 text = f"templates '{seen[one.target]}' and '{template.name}' both set {one.passed_as} '{one.name}'"
                 raise TemplateConflictError(text, template=number, setting=place)

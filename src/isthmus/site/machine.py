@@ -207,6 +207,7 @@ class SiteMachine:
     def _receive_orders(self, event: OrdersReceived) -> None:
         """Renew the run lease, and apply the orders unless their answer is older than the lease."""
         if renew_run_lease(self.site, event):
+            self.site.objections = event.objections
             apply_orders(self.site, event.orders, event.now_s)
 
     def _apply_due_changes(self, parts: Iterable[SitePart], now_s: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from isthmus.core.messages.agent_messages import AgentOrders, RankMap, VerifiedCheckpoint, WorkerAddress
@@ -28,11 +28,15 @@ class LocalJob:
 
 @dataclass(frozen=True, kw_only=True)
 class OrdersReceived:
-    """The server answered the report that was sent at `sent_s` (default: `now_s`)."""
+    """The server answered the report that was sent at `sent_s` (default: `now_s`).
+
+    `objections` say, by part, why the site cannot start it as its job asks: no image fits, or a value cannot be passed.
+    """
 
     now_s: float
     orders: AgentOrders
     sent_s: float | None = None
+    objections: Mapping[PartKey, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -170,14 +170,15 @@ def _adopt_plan(site: SiteState, part: SitePart, order: PartOrder) -> str:
         return objection
     if part.plan != order.plan or not part.workers:
         _make_workers(site, part, order)
-    part.user, part.spec, part.plan = order.user, order.spec, order.plan
+    part.user, part.spec, part.plan, part.links = order.user, order.spec, order.plan, order.links
     part.has_trained = bool(order.files_at)
     return "" if part.workers else f"the plan has no stage at {site.cluster}"
 
 
 def _policy_objection(site: SiteState, order: PartOrder) -> str:
-    """Return why the owner's policy rejects the job, independent of devices, or ""."""
+    """Return why the owner's policy rejects the job, or the site cannot start its part, or ""; devices aside."""
     objection = site.policy.rejection_reason(order.user, order.spec) if order.spec else ""
+    objection = objection or site.objections.get((order.job, order.attempt), "")
     return f"{site.cluster}: {objection}" if objection else ""
 
 

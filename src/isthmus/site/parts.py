@@ -22,6 +22,7 @@ from isthmus.core.messages.agent_messages import (
 )
 from isthmus.core.messages.worker_folder import WorkerWait
 from isthmus.core.plan import Plan
+from isthmus.core.pool import Link
 
 SitePartState = Literal[
     "new",  # just named by an order or a submission
@@ -93,6 +94,8 @@ class SitePart:
     user: str = ""
     spec: Job | None = None
     plan: Plan | None = None
+    # The links to the other sites of its plan.
+    links: tuple[Link, ...] = ()
     # An earlier attempt of the job has trained.
     has_trained: bool = False
     # What a local job runs.

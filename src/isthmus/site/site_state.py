@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from isthmus.core.owner.owner_policy import OwnerPolicy
@@ -46,6 +46,8 @@ class SiteState:
     asks_for_holds: bool = False
     # And can say beforehand which jobs a part would preempt.
     asks_for_probes: bool = False
+    # Why parts of the present orders cannot be started here as their jobs ask.
+    objections: Mapping[PartKey, str] = field(default_factory=dict)
     # What devices there are is known; before the first look at the scheduler it is not.
     knows_inventory: bool = True
     # The agent is shutting down.

@@ -17,7 +17,9 @@ from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, LocalAdapter
 from isthmus.agent.adapters.ray.ray_adapter import RayAdapter
 from isthmus.agent.adapters.ray.ray_rest import RayRest
 from isthmus.agent.adapters.ray.ray_site import RaySite
-from isthmus.agent.adapters.rendered_hold import PartRequest, RenderedHold, part_request
+from isthmus.agent.adapters.ray.render_ray import render_ray
+from isthmus.agent.adapters.render_local import render_local
+from isthmus.agent.adapters.rendered_hold import PartRequest, RenderedHold
 from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter, SchedulerCheck
 from isthmus.agent.adapters.slurm.render_slurm import render_slurm
 from isthmus.agent.adapters.slurm.slurm_adapter import SlurmAdapter
@@ -26,9 +28,7 @@ from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
 from isthmus.agent.courier.courier import Courier
 from isthmus.core.errors import FieldError, InputError
 from isthmus.core.files.validation_errors import suggest_name
-from isthmus.core.job import Job
 from isthmus.core.owner.site_file import SiteFile
-from isthmus.core.plan import Plan
 from isthmus.core.pool import Cluster
 
 ENTRY_POINT_GROUP = "isthmus.adapters"
@@ -75,15 +75,25 @@ def check_scheduler(site: SiteFile, cluster: Cluster) -> Sequence[SchedulerCheck
         return adapter.check()
 
 
-def render_hold(site: SiteFile, cluster: Cluster, job: Job, job_id: str, attempt: int, plan: Plan) -> RenderedHold:
-    """Return what the scheduler of `site` would get for a job's part; it is not asked.
+def render_hold(site: SiteFile, cluster: Cluster, part: PartRequest) -> RenderedHold:
+    """Return what the adapter of `site` would run or send for a part; nothing is asked.
 
-    Raises `InputError` for a kind whose adapter renders nothing, and for a part that `site` cannot hold.
+    Raises `InputError` for a part that `site` cannot hold.
     """
+    return _renderer(site)(site, cluster, part)
+
+
+def containers_of(site: SiteFile) -> str:
+    """Return `Capabilities.containers` of a built-in kind; raise `InputError` for others, which render nothing."""
+    _renderer(site)
+    return _CONTAINERS.get(site.kind, "none")
+
+
+def _renderer(site: SiteFile) -> Callable[[SiteFile, Cluster, PartRequest], RenderedHold]:
     if site.kind not in _RENDERERS:
         message = f"a site of kind '{site.kind}' has no job file of its own"
         raise FieldError(message, place=("kind",), hint=f"kinds with a job file: {', '.join(_RENDERERS)}")
-    return _RENDERERS[site.kind](site, cluster, part_request(job, job_id, attempt, plan, cluster.name))
+    return _RENDERERS[site.kind]
 
 
 def _make_local(context: SiteContext) -> SchedulerAdapter:
@@ -127,7 +137,11 @@ _BUILT_IN: dict[str, AdapterFactory] = {
     "ray": _make_ray,
 }
 
+_CONTAINERS = {"local": "agent", "slurm": "agent", "kubernetes": "scheduler"}
+
 _RENDERERS: dict[str, Callable[[SiteFile, Cluster, PartRequest], RenderedHold]] = {
+    "local": lambda _, cluster, part: render_local(cluster, part),
+    "ray": lambda site, cluster, part: render_ray(RaySite(site, cluster), part),
     "slurm": lambda site, cluster, part: render_slurm(SlurmSite(site, cluster), part),
     "kubernetes": lambda site, cluster, part: render_kubernetes(KubernetesSite(site, cluster), part),
 }

@@ -70,7 +70,7 @@ class LocalAdapter(SchedulerAdapter):
     The site's queue is the file `queue`, which local users may edit. Only the agent hands out the cards.
     """
 
-    capabilities = Capabilities(holds="agent", blocks=False, orders=True)
+    capabilities = Capabilities(holds="agent", blocks=False, orders=True, containers="agent", images=True)
 
     def __init__(self, cluster: Cluster, queue: Path, command: Sequence[str] = WORKER_COMMAND) -> None:
         self._queue = LocalQueueFile(queue)
@@ -101,12 +101,12 @@ class LocalAdapter(SchedulerAdapter):
         program = rank.command or (*self._command, str(folder))
         limits = WorkerFolder(folder).read_limits()
         program = confined_worker(folder, program, limits)
-        environment = worker_variables(folder, os.environ, rank.cards, limits, self._cuda_indices)
+        environment = worker_variables(folder, os.environ, rank, limits, self._cuda_indices)
         null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
         try:
             self._children[folder] = os.posix_spawnp(
                 "sh",
-                ["sh", "-c", _WRAPPER, "isthmus-worker", str(folder), *program],
+                wrapper_words(folder, program),
                 environment,
                 file_actions=null,
                 setsid=True,
@@ -180,13 +180,19 @@ class LocalAdapter(SchedulerAdapter):
         return child
 
 
+def wrapper_words(folder: Path, program: Sequence[str]) -> list[str]:
+    """Return the command that claims `folder`, runs `program` and records its status."""
+    return ["sh", "-c", _WRAPPER, "isthmus-worker", str(folder), *program]
+
+
 def worker_environment(
     base: Mapping[str, str],
     device_ids: Sequence[str],
     cuda_indices: Mapping[str, int],
     limits: WorkerLimits | None = None,
+    chosen: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Return a worker's environment: its devices, one thread unless set otherwise, no tokens.
+    """Return a worker's environment: its devices, those `chosen` by job and site, one thread unless set, no tokens.
 
     With `limits` it has the usual variables and those that the limits name, else all but the tokens of Isthmus.
     `cuda_indices` maps each real (not virtual) device id to its CUDA index on this machine.
@@ -195,6 +201,7 @@ def worker_environment(
         environment = {name: value for name, value in base.items() if not _is_secret(name)}
     else:
         environment = allowed_variables(base, limits.environment)
+    environment |= chosen
     for name in _THREAD_LIMITS:
         environment.setdefault(name, "1")
     environment["ISTHMUS_CARDS"] = ",".join(device_ids)
@@ -207,12 +214,12 @@ def worker_environment(
 def worker_variables(
     folder: Path,
     base: Mapping[str, str],
-    device_ids: Sequence[str],
+    rank: RankStart,
     limits: WorkerLimits | None,
     cuda_indices: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Return the environment of the worker of `folder` (see `worker_environment`); under limits it has a `TMPDIR`."""
-    environment = worker_environment(base, device_ids, cuda_indices, limits)
+    environment = worker_environment(base, rank.cards, cuda_indices, limits, rank.variables)
     if limits is not None:
         environment["TMPDIR"] = str(folder / TEMPORARY_FOLDER)
     return environment

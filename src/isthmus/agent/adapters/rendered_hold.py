@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from isthmus.agent.adapters.local_adapter import COMMAND_WORKER, WORKER_COMMAND
-from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed
-from isthmus.core.job import Job
+from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankStart
 from isthmus.core.messages.worker_folder import WorkerLimits
-from isthmus.core.plan import Plan, PlanPart
 from isthmus.render import Setting
 
 HOLD_ID = "0" * 32
@@ -22,42 +20,44 @@ STATE_FOLDER, WORKER_FOLDER = "{state}", "{worker_folder}"
 CARDS = "{cards}"
 """Stands for the ids of a rank's cards, which the scheduler chooses."""
 
-USUAL_LIMITS = WorkerLimits()
-"""Limits of a worker under a policy without `workers`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PartRequest:
-    """A part for rendering: the request of its hold, the ranks in its order, and the program of a rank."""
+    """A part for rendering: the request of its hold, its ranks in that order, and how each starts.
+
+    `limits` are those under which ranks start; None in containers, which have their own.
+    """
 
     request: HoldRequest
     ranks: tuple[int, ...]
-    program: tuple[str, ...]
+    starts: tuple[RankStart, ...]
+    limits: WorkerLimits | None = field(default_factory=WorkerLimits)
+
+    def start_in(self, group: str) -> RankStart:
+        """Return how the ranks of a node group start, by the first of them."""
+        return next(
+            start for start, need in zip(self.starts, self.request.ranks, strict=True) if need.node_group == group
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RenderedHold:
-    """The job file of a part, and by node group the settings beside those that the worker's own files have."""
+    """The job file of a part, and by node group what the scheduler is asked for and the worker's variables."""
 
     file_name: str
     text: str
     settings: Mapping[str, tuple[Setting, ...]]
 
 
-def part_request(job: Job, job_id: str, attempt: int, plan: Plan, cluster: str) -> PartRequest:
-    """Return the part of a plan at `cluster` as its agent asks for it, in the order of the ranks."""
-    ranks = PlanPart.from_plan(plan, cluster).ranks
-    needs = tuple(RankNeed(node_group=plan.stage_of(rank).node_group, num_cards=plan.chips_of(rank)) for rank in ranks)
-    worker = COMMAND_WORKER if job.engine == "command" else WORKER_COMMAND
-    return PartRequest(
-        request=HoldRequest(id=HOLD_ID, job=job_id, attempt=attempt, ranks=needs, lease_s=0.0),
-        ranks=ranks, program=(*worker, WORKER_FOLDER),
-    )  # fmt: skip
-
-
 def shown_words(words: Sequence[str]) -> tuple[str, ...]:
     """Return a command with `{python}` for the Python of the machine that renders: the site has one of its own."""
     return tuple("{python}" if word == sys.executable else word for word in words)
+
+
+def program_setting(program: Sequence[str]) -> Setting:
+    """Return the program of a rank, which the courier beside it starts by its `start.json`."""
+    value = shlex.join(shown_words(program))
+    return Setting(name="start.json#program", setting_class="training", value=value, passed_as="file", origin="agent")
 
 
 def variable_settings(variables: Mapping[str, str]) -> Iterator[Setting]:

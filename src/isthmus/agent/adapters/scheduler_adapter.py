@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -50,6 +50,10 @@ class Capabilities:
     orders: bool = False
     # A restart may lose what it had acknowledged, and then changes the epoch; else the epoch names its store.
     forgets: bool = True
+    # What makes the containers of workers: `agent`, by `runc`, whose bundles the nodes see; `scheduler`, as pods with
+    # the limits of `HoldRequest.containers`; `none`: workers are processes of the nodes. `images`: of rendered images.
+    containers: Literal["agent", "scheduler", "none"] = "none"
+    images: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +92,23 @@ class RankNeed:
     num_cards: int
 
 
+class ContainerNeed(FrozenModel):
+    """What the container of a rank is made from: an image as `NAME@DIGEST` (empty: the site's), cores and memory.
+
+    None: not limited.
+    """
+
+    image: str = ""
+    cpu_cores: float | None = None
+    memory_bytes: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class HoldRequest:
-    """Cards for all ranks of a part, or for none. The id, 32 hexadecimal digits, is the agent's own."""
+    """Cards for all ranks of a part, or for none. The id, 32 hexadecimal digits, is the agent's own.
+
+    `containers` are those of the ranks by node group, where the scheduler makes them.
+    """
 
     id: str
     job: str
@@ -99,6 +117,7 @@ class HoldRequest:
     lease_s: float
     # Jobs that `commit` may preempt, named as in `Probe`.
     victims: tuple[str, ...] = ()
+    containers: Mapping[str, ContainerNeed] = field(default_factory=dict)
 
     @property
     def preempts(self) -> bool:
@@ -156,13 +175,16 @@ class SchedulerLook:
 class RankStart:
     """Start the worker of `folder` on `cards`, inside `hold` where the scheduler holds.
 
-    `command` replaces the site's worker program.
+    `command` replaces the site's worker program, `variables` are set above those of the site, and `image` is the one
+    that the pods of the hold must have, where the scheduler makes them.
     """
 
     folder: Path
     cards: tuple[str, ...]
     command: tuple[str, ...] = ()
     hold: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,9 +233,9 @@ class SchedulerAdapter(ABC):
     def start(self, rank: RankStart) -> None:
         """Start the worker of a folder at most once, also when several agents in succession call this repeatedly.
 
-        The program gets the comma-separated card ids in `ISTHMUS_CARDS` and no tokens. `WorkerLimits` in the folder are
-        applied before the program starts (`core/process/confined_start.py`). No effect if the folder was started or
-        stopped before. Raises `UnavailableError` if it cannot be started.
+        The program gets the comma-separated card ids in `ISTHMUS_CARDS`, the `variables`, and no tokens. `WorkerLimits`
+        in the folder are applied before the program starts (`core/process/confined_start.py`). No effect if the folder
+        was started or stopped before. Raises `UnavailableError` if it cannot be started.
         """
 
     @abstractmethod

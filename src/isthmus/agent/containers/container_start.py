@@ -1,8 +1,8 @@
-"""Run one worker's container: `python -I -S container_start.py RUNC STATE BUNDLE ID`; exits with its status.
+"""Run one worker's container: `python -I -S container_start.py [--delete] RUNC STATE BUNDLE ID`; exits with its status.
 
 `runc run` passes signals on to the container and ends with it. A watcher in a process group of its own deletes the
-container once this process has ended, also by SIGKILL, so a worker never outlives it. The file needs the standard
-library only, and starts in milliseconds.
+container once this process has ended, also by SIGKILL, so a worker never outlives it. Where the watcher is killed as
+well, its killer runs this file with `--delete`. The file needs the standard library only, and starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import sys
 from collections.abc import Sequence
 
 DELETE_TIMEOUT_S = 60.0
+DELETE = "--delete"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the container and return its exit status; delete it before this process ends."""
+    if arguments[0] == DELETE:
+        _delete(*arguments[1:])
+        return 0
     runtime, state, bundle, name = arguments
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # runc gets them too, and ends when the program does

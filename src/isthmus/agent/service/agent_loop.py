@@ -16,7 +16,9 @@ from pathlib import Path
 
 from isthmus.agent.adapters.adapter_kinds import SiteContext, make_adapter
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND
+from isthmus.agent.adapters.scheduler_adapter import Capabilities
 from isthmus.agent.adapters.worker_limits import check_rights, describe_isolation
+from isthmus.agent.containers.part_renderer import refuse_images
 from isthmus.agent.containers.site_runtime import check_containers
 from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
@@ -51,9 +53,6 @@ STOP_MARGIN_S = 120.0
 
 CACHE_FOLDER = "cache"
 """Folder of copies of the catalogue in the state folder."""
-
-_LOCAL_KIND = "local"
-"""The kind of site whose workers the agent itself starts, in containers if the policy says so."""
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.2, 5.0
 
@@ -96,7 +95,7 @@ class AgentConfig:
     site: SiteFile = field(default_factory=SiteFile)
     # What the owner lets pool jobs do.
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
-    # The pool that the cluster belongs to: its chips and links, for workers in containers.
+    # The pool that the cluster belongs to: its chips and links, by which parts are rendered.
     pool: Pool | None = None
 
 
@@ -192,7 +191,6 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     """
     stop, at_once, wake = stop or threading.Event(), threading.Event(), threading.Event()
     check_rights(config.policy.workers)
-    containers = _worker_containers(config)
 
     def on_stop(number: int, _frame: object) -> None:
         if stop.is_set() or number == signal.SIGTERM or not config.interactive:
@@ -215,9 +213,10 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         _log.info("workers of %s listen at %s, %s", config.cluster.name, host, _ports_text(config.ports))
         rights, fetcher = config.policy.workers, _file_fetcher(config)
         _log.info("%s", describe_isolation(rights, has_roots=bool(config.policy.storage.roots)))
+        adapter = make_adapter(_site_context(config, host))
         shell = AgentService(
             cluster=config.cluster,
-            adapter=make_adapter(_site_context(config, host)),
+            adapter=adapter,
             state=config.state,
             clock=boot_time_s,
             host=host,
@@ -229,7 +228,8 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             fetcher=fetcher,
             versions=_version_fetcher(config, fetcher, exchange),
             identity=identity,
-            containers=containers,
+            containers=_worker_containers(config, adapter.capabilities),
+            pool=config.pool,
             secrets=config.secrets,
             on_answer=wake.set,
         )
@@ -277,18 +277,18 @@ def _load_key(config: AgentConfig) -> AgentKey:
     return key
 
 
-def _worker_containers(config: AgentConfig) -> WorkerContainers | None:
-    rules = config.policy.workers.containers
-    if rules is None:
+def _worker_containers(config: AgentConfig, can: Capabilities) -> WorkerContainers | None:
+    """Return what makes the containers of the policy, None where there are none or the scheduler makes them."""
+    rights = config.policy.workers
+    if rights.containers is None:
         return None
-    if config.site.kind != _LOCAL_KIND:
-        raise InputError(
-            f"workers.containers: a site of kind '{config.site.kind}' starts its own containers",
-            hint="leave containers out of the policy",
-        )
-    check_containers(rules)
-    pool = config.pool or Pool(clusters=(config.cluster,))
-    return WorkerContainers(rules, config.policy.workers, config.state, pool, config.worker_command)
+    if not can.images:
+        refuse_images(config.site.kind, can.containers)
+    check_containers(rights.containers, runs_them=can.containers == "agent")
+    if can.containers == "scheduler":
+        return None
+    in_step = can.holds == "scheduler"
+    return WorkerContainers(rights.containers, rights, config.state.absolute(), config.worker_command, in_step=in_step)
 
 
 def _site_context(config: AgentConfig, host: str) -> SiteContext:

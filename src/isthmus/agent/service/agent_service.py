@@ -24,6 +24,8 @@ from isthmus.agent.adapters.worker_limits import (
     require_confined,
     write_limits,
 )
+from isthmus.agent.containers.part_renderer import PartRenderer, rank_variables, start_kind
+from isthmus.agent.containers.part_rendering import PartRendering
 from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
@@ -55,7 +57,7 @@ from isthmus.core.messages.worker_folder import (
     write_atomically,
 )
 from isthmus.core.owner.owner_policy import OwnerPolicy
-from isthmus.core.pool import Cluster
+from isthmus.core.pool import Cluster, Pool
 from isthmus.core.process.boot_clock import boot_id
 from isthmus.site import (
     DeviceIdAllocator,
@@ -110,9 +112,9 @@ class AgentService:
     `fetcher` copies job files to the site's own storage folder (None: all sites share a file system), `versions` those
     of the catalogue to its cache (None: the site brings none). Workers listen at
     `host`, within `ports` if given. With `checks_peers` the agent takes part in the checks that sites reach each other.
-    No worker may read the files `secrets`. Workers start with the keys that the server sent for their links; without
-    them, with `needs_keys` or beyond loopback, they do not start. `on_answer` is called in another thread when the
-    scheduler has answered: the next `tick` takes it up.
+    `pool` has the chips and links that parts are rendered with. No worker may read the files `secrets`. Workers start
+    with the keys that the server sent for their links; without them, with `needs_keys` or beyond loopback, they do not
+    start. `on_answer` is called in another thread when the scheduler has answered: the next `tick` takes it up.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class AgentService:
         versions: VersionFetcher | None = None,
         identity: AgentIdentity | None = None,
         containers: WorkerContainers | None = None,
+        pool: Pool | None = None,
         secrets: Sequence[Path] = (),
         wall_clock: Callable[[], float] = time.time,
         on_answer: Callable[[], object] = lambda: None,
@@ -140,6 +143,9 @@ class AgentService:
         self._clock, self._wall_clock = clock, wall_clock
         self.policy, self._fetcher = policy or OwnerPolicy(), fetcher
         self._containers = containers
+        pool, starts = pool or Pool(clusters=(cluster,)), start_kind(adapter.capabilities.containers)
+        renderer = PartRenderer(self.policy.workers, pool, cluster.name, starts)
+        self._rendering = PartRendering(renderer, clock)
         self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
@@ -149,7 +155,7 @@ class AgentService:
         self._calls = SchedulerCalls(blocks=adapter.capabilities.blocks, on_answer=on_answer)
         self._look = SchedulerLook(nodes=())
         key = identity.key if identity else cluster.name
-        self._holds = SiteHolds(adapter, self._calls, key, self._handle)
+        self._holds = SiteHolds(adapter, self._calls, key, self._handle, self._rendering.containers)
         self._next_look_s = 0.0
         if not adapter.capabilities.blocks:
             self._look = adapter.observe()
@@ -269,7 +275,8 @@ class AgentService:
             self._run_keys |= {
                 (one.job, one.attempt): WorkerKeys(keys=one.keys, copies=one.copies) for one in orders.run_keys
             }
-        self._handle(OrdersReceived(now_s=self._clock(), orders=orders, sent_s=self._sent_s))
+        objections = self._rendering.objections(orders.parts)
+        self._handle(OrdersReceived(now_s=self._clock(), orders=orders, sent_s=self._sent_s, objections=objections))
         self._run_keys = {key: one for key, one in self._run_keys.items() if key in self.machine.parts}
         if orders.fence >= self.machine.fence:
             self._preflights.update(orders.preflights)
@@ -419,7 +426,7 @@ class AgentService:
 
     def _start_worker(self, part: SitePart, rank: int) -> None:
         folder, worker = self.state_folder.worker_folder(part, rank), part.workers.get(rank)
-        command = tuple(part.command)
+        command, variables, image = tuple(part.command), dict[str, str](), ""
         if worker is None or part.state != "running":
             return
         try:
@@ -431,35 +438,37 @@ class AgentService:
                     part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes,
                     storage=self._storage, run_lease=self.state_folder.run_lease,
                 )  # fmt: skip
+                spec, rendered = self._rendering.render_worker(folder, part, spec)
                 limits = limits_for(
                     folder, self.policy.workers, part.user, spec.storage,
                     protected=self._protected, also_read=(self.state_folder.run_lease.parent,),
                 )  # fmt: skip
                 is_command = part.spec is not None and part.spec.engine == "command"
+                program = self._rendering.program(rendered)
                 if is_command:
                     require_confined(spec, limits)
                     command = (*COMMAND_WORKER, str(folder))
+                elif program:
+                    command = (*program, str(folder))
+                WorkerFolder(folder).write_spec(spec)
                 if self._containers is None:
-                    WorkerFolder(folder).write_spec(spec)
+                    variables, image = rank_variables(rendered), self._rendering.image(rendered)
                     write_limits(WorkerFolder(folder), limits)
-                elif is_command:
-                    raise InputError(
-                        "this site runs workers in containers, which jobs with engine: command do not use yet",
-                        hint="name clusters without containers in command.ranks",
-                    )
                 else:
                     lease = self.state_folder.run_lease.parent
-                    spec, command = self._containers.prepare(
-                        folder, spec, worker.devices, limits.account, protected=self._protected, also_read=(lease,)
-                    )
-                    WorkerFolder(folder).write_spec(spec)
+                    command = self._containers.prepare(
+                        folder, spec, rendered, worker.devices, limits.account,
+                        protected=self._protected, also_read=(lease,),
+                    )  # fmt: skip
                     open_to_account(WorkerFolder(folder), limits.account)
                 self._hand_over_keys(part, WorkerFolder(folder), limits.account)
         except (IsthmusError, OSError, ValueError) as error:
             self._give_up_worker(part, rank, error)
             return
         hold = self._holds.hold_id(part) if part.hold else ""
-        start = RankStart(folder=folder, cards=devices_for(part, rank), command=command, hold=hold)
+        start = RankStart(
+            folder=folder, cards=devices_for(part, rank), command=command, hold=hold, variables=variables, image=image
+        )
         give_up = partial(self._give_up_worker, part, rank)
         self._calls.submit(folder, partial(self.adapter.start, start), on_error=give_up)
 

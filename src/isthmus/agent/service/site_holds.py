@@ -7,10 +7,12 @@ lost reply, a restart of the agent or of the scheduler need no cases of their ow
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from isthmus.agent.adapters.scheduler_adapter import (
+    ContainerNeed,
     ForeignJob,
     Hold,
     HoldRequest,
@@ -20,6 +22,7 @@ from isthmus.agent.adapters.scheduler_adapter import (
     SchedulerLook,
 )
 from isthmus.agent.service.scheduler_calls import SchedulerCalls
+from isthmus.core.errors import InputError
 from isthmus.core.messages.agent_messages import MAX_TIME_S
 from isthmus.site import ForeignPart, HoldObserved, PartKey, ProbeObserved, SiteEvent, SitePart, victim_name
 
@@ -36,12 +39,22 @@ _RENEWALS_PER_LEASE = 6
 
 
 class SiteHolds:
-    """Holds of one site; `key` is the agent's own secret, `observe` gets what became of them."""
+    """Holds of one site; `key` is the agent's own secret, `observe` gets what became of them.
+
+    `containers` returns what the ranks of a part run in, by node group; where that raises `InputError` nothing is asked
+    for, since the part will be refused.
+    """
 
     def __init__(
-        self, adapter: SchedulerAdapter, calls: SchedulerCalls, key: str, observe: Callable[[SiteEvent], object]
+        self,
+        adapter: SchedulerAdapter,
+        calls: SchedulerCalls,
+        key: str,
+        observe: Callable[[SiteEvent], object],
+        containers: Callable[[SitePart], Mapping[str, ContainerNeed]] = lambda _: {},
     ) -> None:
         self._adapter, self._calls, self._key, self._observe = adapter, calls, key, observe
+        self._containers = containers
         self._due_s: dict[str, float] = {}
         self._probe_due_s: dict[str, float] = {}
         self._unwanted: set[str] = set()
@@ -72,10 +85,15 @@ class SiteHolds:
         for hold_id, part in wanted.items():
             if now_s >= self._due_s.get(hold_id, now_s):
                 victims = (victim_name(key) for key in part.victims if part.commits)
-                request = _request(hold_id, part, run_lease_s, victims)
                 granted = part.hold == "granted"
-                pause_s = request.lease_s / _RENEWALS_PER_LEASE if granted else WAITING_INTERVAL_S
-                self._due_s[hold_id] = now_s + pause_s
+                self._due_s[hold_id] = now_s + WAITING_INTERVAL_S
+                try:
+                    containers = {} if granted else self._containers(part)
+                except InputError:
+                    continue
+                request = replace(_request(hold_id, part, run_lease_s, victims), containers=containers)
+                if granted:
+                    self._due_s[hold_id] = now_s + request.lease_s / _RENEWALS_PER_LEASE
                 call = self._adapter.commit if part.commits else self._adapter.hold
                 answer = partial(self._answered, part.key, part.num_holds, now_s)
                 self._calls.submit(("hold", hold_id), partial(call, request), answer)

@@ -24,7 +24,7 @@ from isthmus.core.catalogue import CopyKey, HeldCopy, NeededVersion
 from isthmus.core.job import Job
 from isthmus.core.messages.preflight import PreflightAnswer, PreflightOrder
 from isthmus.core.plan import Plan
-from isthmus.core.pool import Cluster
+from isthmus.core.pool import Cluster, Link
 from isthmus.core.priority import Priority
 
 PROTOCOL_VERSION = 1
@@ -228,7 +228,8 @@ class PartOrder(FrozenModel):
     `user` submitted the job. `protect` requests a verified checkpoint of a running part before its release.
     `victims` are evicted for the part from `prepared` on, as far as the owner's policy allows. `files_at`
     lists the clusters that have the job's files, in case this one has not; `versions` are those of the catalogue that
-    the part needs here, which the site brings as soon as the part is queued.
+    the part needs here, which the site brings as soon as the part is queued. `links` are those between this cluster and
+    the others of the plan, as the server knows them: the operator's and the measured ones.
     """
 
     job: Name
@@ -241,6 +242,7 @@ class PartOrder(FrozenModel):
     victims: tuple[Victim, ...] = ()
     files_at: tuple[Name, ...] = ()
     versions: tuple[NeededVersion, ...] = ()
+    links: tuple[Link, ...] = ()
     spec: Job | None = None
     plan: Plan | None = None
     rank_map: RankMap | None = None

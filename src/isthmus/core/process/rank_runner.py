@@ -5,7 +5,8 @@ but Python and the agent's folder, which the node must see:
 
 - `pid` is made once, by the first process that starts or stops the worker;
 - `stop` holds the signal that the agent wants sent, so a stop needs no scheduler;
-- `exit` gets the program's status once every process that it left has ended.
+- `after.json`, if it was there before the program began, is a command that runs once every process of it has ended;
+- `exit` gets the program's status after that.
 
 Without a program it watches the lease alone, and cancels the allocation when it has ended (`watch_lease`). The lease is
 counted here, from when a renewal was last seen: no clock is compared with another machine's.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -27,6 +29,7 @@ POLL_S = 0.05
 WATCH_S = 0.25
 _SET_CHILD_SUBREAPER = 36
 _CANCEL_TIMEOUT_S = 60.0
+AFTER_FILE, _AFTER_TIMEOUT_S = "after.json", 90.0
 _NUM_CANCELS = 30
 """How often slurmctld must have accepted a cancellation: beyond it, it knows no such job, and this step just ends."""
 
@@ -81,6 +84,7 @@ def run(folder: str, hold: str, positions: str, start: str, program: list[str]) 
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: signals.append(received))
+    after = _command_after(folder)  # read before the program can write here
     exit_part = Path(folder, "exit.part")
     exit_file = os.open(exit_part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     with Path(folder, "log").open("ab") as log:
@@ -97,10 +101,20 @@ def run(folder: str, hold: str, positions: str, start: str, program: list[str]) 
     while _kill_descendants():
         _reap_orphans()
         time.sleep(POLL_S / 5)
+    if after:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(after, stdin=subprocess.DEVNULL, check=False, timeout=_AFTER_TIMEOUT_S)  # noqa: S603 - the agent's
     os.write(exit_file, f"{status}\n".encode())
     os.close(exit_file)
     exit_part.replace(Path(folder, "exit"))
     return status
+
+
+def _command_after(folder: str) -> list[str]:
+    """Return the command that the agent wants run after the program, none without a file."""
+    with contextlib.suppress(FileNotFoundError):
+        return [str(word) for word in json.loads(Path(folder, AFTER_FILE).read_bytes())]
+    return []
 
 
 def take_folder(folder: str, owner: str) -> bool:

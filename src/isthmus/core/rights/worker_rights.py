@@ -19,14 +19,13 @@ OTHER_USERS: Literal["*"] = "*"
 
 
 class ContainerRules(FrozenModel):
-    """Containers for the workers of pool jobs, run by `runc`; the agent must run as root.
+    """Containers for the workers of pool jobs: the agent, as root, runs them by `runc`; at Kubernetes they are pods.
 
-    `images` is a folder with an OCI image layout, `templates` one with settings in `*.yaml` for all parts that match,
-    and `libraries` maps communication libraries to the site's own `.so` files.
+    `images` is a folder with an OCI image layout, and `libraries` maps communication libraries to the site's own `.so`
+    files, which `runc` mounts.
     """
 
     images: AbsolutePath
-    templates: AbsolutePath | None = None
     libraries: dict[Name, AbsolutePath] = Field(default_factory=dict)
 
 
@@ -37,7 +36,8 @@ class WorkerRights(FrozenModel):
     account is refused. Without it workers run as the agent's account. The account may be root only with `allow_root`.
     Files that workers create get the `umask`. `environment` names variables of the agent's environment that workers get
     beside the usual ones, and `readable` folders that they may read beside their storage roots and the system's.
-    `commands` admits jobs with `engine: command`, which run programs of their users.
+    `commands` admits jobs with `engine: command`, which run programs of their users. `templates` is a folder with
+    settings in `*.yaml` for all parts that match.
     With `containers` each worker runs in a container of an image that fits its chip.
     """
 
@@ -47,6 +47,7 @@ class WorkerRights(FrozenModel):
     environment: tuple[VariableName, ...] = ()
     readable: tuple[AbsolutePath, ...] = ()
     commands: bool = False
+    templates: AbsolutePath | None = None
     containers: ContainerRules | None = None
 
     @model_validator(mode="after")

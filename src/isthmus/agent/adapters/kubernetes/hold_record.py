@@ -15,8 +15,10 @@ import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import Field
+
 from isthmus.agent.adapters.kubernetes.manifests import HoldPlan, hold_units
-from isthmus.agent.adapters.scheduler_adapter import Hold, HoldRequest
+from isthmus.agent.adapters.scheduler_adapter import ContainerNeed, Hold, HoldRequest
 from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
@@ -37,6 +39,7 @@ class HoldState(FrozenModel):
     asked: bool = False
     pods: tuple[str, ...] = ()
     cards: tuple[tuple[str, ...], ...] = ()
+    containers: dict[str, ContainerNeed] = Field(default_factory=dict)
 
 
 class HoldRecord:
@@ -81,7 +84,8 @@ class HoldRecord:
             for number in range(len(request.ranks)):
                 self.rank_folder(number).mkdir(parents=True, exist_ok=True)
             ranks = tuple((rank.node_group, rank.num_cards) for rank in request.ranks)
-            self.save(HoldState(job=request.job, attempt=request.attempt, ranks=ranks))
+            containers = dict(request.containers)
+            self.save(HoldState(job=request.job, attempt=request.attempt, ranks=ranks, containers=containers))
         number = 0
         with contextlib.suppress(OSError, ValueError, IndexError):
             number = int((self.path / "lease").read_text(encoding="ascii").split()[0])
@@ -115,7 +119,7 @@ class HoldRecord:
         """Return what the present try asks for."""
         return HoldPlan(
             id=self.id, claim=state.claim, job=state.job, attempt=state.attempt, units=hold_units(state.ranks),
-            preempts=state.preempts,
+            preempts=state.preempts, containers=state.containers,
         )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from isthmus.agent.adapters.local_queue_file import LocalQueueFile
 from isthmus.agent.adapters.scheduler_adapter import (
     Capabilities,
     CardNode,
+    ContainerNeed,
     Hold,
     HoldRequest,
     QueueMove,
@@ -63,9 +63,11 @@ class KubernetesAdapter(SchedulerAdapter):
         program: Sequence[str] = WORKER_COMMAND,
     ) -> None:
         preempts = bool(site.preempting_priority)
-        self.capabilities = Capabilities(holds="scheduler", preempts=preempts, forgets=False)
+        self.capabilities = Capabilities(
+            holds="scheduler", preempts=preempts, forgets=False, containers="scheduler", images=bool(site.registry)
+        )
         self._site, self._client, self._courier = site, client, courier
-        self._program = tuple("{python}" if word == sys.executable else word for word in program)
+        self._program = tuple(program)
         self._queue = LocalQueueFile(state / "queue")
         resources = site.resources
         self._nodes = WatchedList(client, "/api/v1/nodes", "NodeList", lambda item: parse_node(item, resources))
@@ -123,6 +125,11 @@ class KubernetesAdapter(SchedulerAdapter):
         number = next((at for at, cards in enumerate(hold.cards) if rank.cards[0] in cards), None)
         if number is None:
             raise InputError(f"card {rank.cards[0]} is not in the hold of {folder}")
+        state, (group, _, _) = record.state(), rank.cards[0].split("/", 2)
+        held = state.containers.get(group, ContainerNeed()).image if state is not None else ""
+        if rank.image != held:
+            ours, theirs = (name or "the site's" for name in (rank.image, held))
+            raise UnavailableError(f"the pods of the hold have image {theirs}, and {folder} now needs {ours}")
         keeper = record.rank_folder(number)
         with alone_in(keeper):
             if not (keeper / f"{ORDER}{_order_name(folder)}").exists():
@@ -130,7 +137,7 @@ class KubernetesAdapter(SchedulerAdapter):
 
     def _order_start(self, rank: RankStart, folder: Path, record: HoldRecord, number: int) -> None:
         limits = WorkerFolder(folder).read_limits()
-        environment = worker_variables(folder, {}, rank.cards, limits)
+        environment = worker_variables(folder, {}, rank, limits)
         write_start(folder, rank.command or (*self._program, str(folder)), environment)
         write_atomically(folder / "hold", f"{rank.hold} {number}")
         order = record.rank_folder(number) / f"{ORDER}{_order_name(folder)}"
@@ -172,6 +179,8 @@ class KubernetesAdapter(SchedulerAdapter):
     def _acquire(self, request: HoldRequest, *, preempts: bool) -> Hold:
         for rank in request.ranks:
             self._site.group(rank.node_group)
+        for need in request.containers.values():
+            self._site.pod_image(need.image)
         if preempts and not self._site.preempting_priority:
             raise InputError("site.yaml names no preempting_priority", hint="set options.preempting_priority")
         with self._lock:

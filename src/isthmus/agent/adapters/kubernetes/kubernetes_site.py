@@ -16,7 +16,8 @@ from isthmus.core.pool import Cluster, NodeGroup
 
 OPTIONS = (
     "bind_s", "context", "courier_host", "courier_port", "device_driver", "grace_s", "image", "kubeconfig",
-    "max_minutes", "namespace", "preempting_priority", "priority", "python", "queue", "timeout_s", "workload",
+    "max_minutes", "namespace", "preempting_priority", "priority", "python", "queue", "registry", "timeout_s",
+    "workload",
 )  # fmt: skip
 WORKLOADS = ("job", "jobset", "volcano")
 _DEFAULT_RESOURCE = "nvidia.com/gpu"
@@ -24,6 +25,7 @@ _PART = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY = re.compile(rf"([a-z0-9.-]{{1,253}}/)?{_PART}")
 _LABEL_VALUE = re.compile(rf"({_PART})?")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_REGISTRY = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]{0,127}){0,8}")
 _JOB_PREFIX = "k8s-"
 
 
@@ -33,7 +35,8 @@ class KubernetesSite:
     A site's holds are workloads of one kind in one namespace. A `queue` is Volcano's, or, for Jobs and JobSets, one of
     Kueue, which then decides when a hold is admitted. `priority` and `preempting_priority` name priority classes: of
     Kueue (WorkloadPriorityClass) with such a queue, else of the cluster (PriorityClass). With a `device_driver` nodes
-    without a device plugin have the cards that the driver publishes; its DeviceClass maps `resource` to them.
+    without a device plugin have the cards that the driver publishes; its DeviceClass maps `resource` to them. Pods get
+    rendered images from the `registry`, by their digests, else `image`.
     """
 
     def __init__(self, file: SiteFile, cluster: Cluster) -> None:
@@ -48,6 +51,10 @@ class KubernetesSite:
         if not self.image:
             hint = "set options.image; it has isthmus in it"
             raise FieldError("names no image for the ranks", place=("options", "image"), hint=hint)
+        self.registry = options.get("registry", "").rstrip("/")
+        if self.registry and not _REGISTRY.fullmatch(self.registry):
+            message = f"'{self.registry}' cannot be a registry"
+            raise FieldError(message, place=("options", "registry"), hint="give HOST/FOLDER, without https://")
         self.namespace, self.queue = _name(options, "namespace"), _name(options, "queue")
         self.priority, self.preempting_priority = _name(options, "priority"), _name(options, "preempting_priority")
         self.device_driver = _name(options, "device_driver")
@@ -83,6 +90,14 @@ class KubernetesSite:
     def resource(self, group: str) -> str:
         """Return what Kubernetes calls a card of a node group."""
         return self._groups[group].resource or _DEFAULT_RESOURCE
+
+    def pod_image(self, image: str) -> str:
+        """Return the image of a pod for a rendered one, `NAME@DIGEST`; raise `InputError` without a registry."""
+        if not image:
+            return self.image
+        if not self.registry:
+            raise InputError("site.yaml names no registry for images", hint="set options.registry")
+        return f"{self.registry}/{image}"
 
     def labels(self, group: str) -> dict[str, str]:
         """Return the labels of a node group's nodes."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.agent.adapters.kubernetes.kubernetes_objects import CLAIM_LABEL, HOLD_LABEL, SITE_LABEL, UNIT_LABEL
 from isthmus.agent.adapters.kubernetes.kubernetes_site import KubernetesSite
+from isthmus.agent.adapters.scheduler_adapter import ContainerNeed
 from isthmus.core.errors import InputError
 
 JOB_ANNOTATION = "isthmus.io/job"
@@ -46,7 +47,10 @@ class HoldUnit:
 
 @dataclass(frozen=True, kw_only=True)
 class HoldPlan:
-    """What a hold asks for; `claim` numbers its tries, `preempts` says with which priority."""
+    """What a hold asks for; `claim` numbers its tries, `preempts` says with which priority.
+
+    `containers` has what the pods are made from, by node group.
+    """
 
     id: str
     claim: int
@@ -54,6 +58,7 @@ class HoldPlan:
     attempt: int
     units: tuple[HoldUnit, ...]
     preempts: bool = False
+    containers: Mapping[str, ContainerNeed] = field(default_factory=dict)
 
 
 def hold_units(ranks: Sequence[tuple[str, int]]) -> tuple[HoldUnit, ...]:
@@ -199,14 +204,13 @@ def _volcano_spec(site: KubernetesSite, plan: HoldPlan) -> dict[str, Any]:
 def pod_template(site: KubernetesSite, plan: HoldPlan, unit: int) -> dict[str, Any]:
     """Return the pods of a unit: a card holder that starts the courier, with its share of the node."""
     asked = plan.units[unit]
-    group, resource = site.group(asked.node_group), site.resource(asked.node_group)
-    share = asked.num_cards / group.chips_per_node
+    resource, need = site.resource(asked.node_group), _container_need(site, plan, asked)
     limits = {resource: str(asked.num_cards)}
-    if group.cpus_per_node is not None:
-        num_millis = max(1, int(group.cpus_per_node * share * 1000))
+    if need.cpu_cores is not None:
+        num_millis = max(1, int(need.cpu_cores * 1000))
         limits["cpu"] = f"{num_millis}m" if num_millis % 1000 else str(num_millis // 1000)
-    if group.memory_bytes_per_node is not None:
-        limits["memory"] = str(int(group.memory_bytes_per_node * share))
+    if need.memory_bytes is not None:
+        limits["memory"] = str(need.memory_bytes)
     priority = "" if site.kueue else _priority(site, plan)
     ticket = f"{TICKETS}/$({_INDEX_VARIABLES[site.workload]})"
     return {
@@ -223,7 +227,7 @@ def pod_template(site: KubernetesSite, plan: HoldPlan, unit: int) -> dict[str, A
             "containers": [
                 {
                     "name": "rank",
-                    "image": site.image,
+                    "image": site.pod_image(need.image),
                     "command": [
                         site.python, "-m", "isthmus.agent.courier.run_part", "--ticket", ticket, "--work", WORK,
                         *_GIVES_UP,
@@ -244,6 +248,18 @@ def pod_template(site: KubernetesSite, plan: HoldPlan, unit: int) -> dict[str, A
             ],
         },
     }  # fmt: skip
+
+
+def _container_need(site: KubernetesSite, plan: HoldPlan, unit: HoldUnit) -> ContainerNeed:
+    """Return what the pods of a unit are made from; one that was not rendered has its cards' share of the node."""
+    if unit.node_group in plan.containers:
+        return plan.containers[unit.node_group]
+    group = site.group(unit.node_group)
+    share, num_bytes = unit.num_cards / group.chips_per_node, group.memory_bytes_per_node
+    return ContainerNeed(
+        cpu_cores=None if group.cpus_per_node is None else group.cpus_per_node * share,
+        memory_bytes=None if num_bytes is None else int(num_bytes * share),
+    )
 
 
 def _labels(site: KubernetesSite, plan: HoldPlan) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,10 @@ from isthmus.agent.adapters.kubernetes.manifests import (
 )
 from isthmus.agent.adapters.local_adapter import worker_variables
 from isthmus.agent.adapters.rendered_hold import (
-    CARDS,
-    USUAL_LIMITS,
     WORKER_FOLDER,
     PartRequest,
     RenderedHold,
-    shown_words,
+    program_setting,
     variable_settings,
 )
 from isthmus.render import Setting, mount
@@ -47,34 +44,31 @@ def render_kubernetes(site: KubernetesSite, part: PartRequest) -> RenderedHold:
     for need in request.ranks:
         site.group(need.node_group)
     units = hold_units([(need.node_group, need.num_cards) for need in request.ranks])
-    plan = HoldPlan(id=request.id, claim=1, job=request.job, attempt=request.attempt, units=units)
+    plan = HoldPlan(
+        id=request.id, claim=1, job=request.job, attempt=request.attempt, units=units, containers=request.containers
+    )  # fmt: skip
     secrets = [ticket_secret(site, plan, at, [_TICKET] * len(unit.ranks)) for at, unit in enumerate(units)]
     head = _HEAD.format(
         job=request.job, attempt=request.attempt, cluster=site.cluster.name,
         namespace=site.namespace or "of the agent's access",
     )  # fmt: skip
     text = head + yaml.safe_dump_all([*secrets, *workloads(site, plan)], sort_keys=False)
-    variables = worker_variables(Path(WORKER_FOLDER), {}, (CARDS,), USUAL_LIMITS)
-    shared = (_program(part.program), *variable_settings(variables))
     settings: dict[str, tuple[Setting, ...]] = {}
     for at, unit in enumerate(units):
-        found = (one for one in _of_pods(site, unit, pod_template(site, plan, at)["spec"]))
-        known = settings.get(unit.node_group, shared)
+        start = part.start_in(unit.node_group)
+        variables = worker_variables(Path(WORKER_FOLDER), {}, start, part.limits)
+        found = _of_pods(site, unit, pod_template(site, plan, at)["spec"], is_rendered=bool(start.image))
+        known = settings.get(unit.node_group, (program_setting(start.command), *variable_settings(variables)))
         targets = {one.target for one in known}
         settings[unit.node_group] = (*known, *(one for one in found if one.target not in targets))
     return RenderedHold(file_name=JOB_FILE, text=text, settings=settings)
 
 
-def _program(program: tuple[str, ...]) -> Setting:
-    """Return the program of a rank, which the keeper in its pod starts by the courier's `start.json`."""
-    value = shlex.join(shown_words(program))
-    return Setting(name="start.json#program", setting_class="training", value=value, passed_as="file", origin="agent")
-
-
-def _of_pods(site: KubernetesSite, unit: HoldUnit, spec: dict[str, Any]) -> Iterator[Setting]:
+def _of_pods(site: KubernetesSite, unit: HoldUnit, spec: dict[str, Any], *, is_rendered: bool) -> Iterator[Setting]:
     """Yield what the pods of a unit have, from their template."""
     group, (container,) = unit.node_group, spec["containers"]
-    yield _container("image", container["image"], "site.yaml options.image")
+    source = "the images of the policy" if is_rendered else "site.yaml options.image"
+    yield _container("image", container["image"], source)
     for name, value in container["resources"]["limits"].items():
         is_card = name == site.resource(group)
         yield _container(f"limits.{name}", value, "plan" if is_card else f"node group {group}")

@@ -37,6 +37,11 @@ _LOG_END_BYTES = 4096
 _STATES = ("waiting", "granted", "ended")
 
 
+def holder_entrypoint(python: str) -> str:
+    """Return what Ray's head runs as the holder job, in the folder of its package."""
+    return f"{python} courier.pyz --ticket holder.ticket --first-contact-s {FIRST_CONTACT_S:g}"
+
+
 class HolderJob:
     """The holder job of the agent with the folder `state`; `python` is what Ray's nodes call Python."""
 
@@ -117,8 +122,7 @@ class HolderJob:
             return
         self._write_folder()
         package = self._rest.upload(f"_ray_pkg_{known.key}_{known.number}.zip", self._package())
-        entrypoint = f"{self._python} courier.pyz --ticket holder.ticket --first-contact-s {FIRST_CONTACT_S:g}"
-        self._rest.submit(self.submission_id, entrypoint, package)
+        self._rest.submit(self.submission_id, holder_entrypoint(self._python), package)
         write_record(self._file, known.model_copy(update={"accepted": True}))
 
     def end(self) -> None:

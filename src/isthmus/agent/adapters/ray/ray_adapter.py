@@ -10,18 +10,16 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, worker_environment
+from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, worker_variables
 from isthmus.agent.adapters.local_queue_file import LocalQueueFile
 from isthmus.agent.adapters.ray.check_python import check_python
 from isthmus.agent.adapters.ray.holder_job import HolderJob
 from isthmus.agent.adapters.ray.ray_checks import check_ray
-from isthmus.agent.adapters.ray.ray_holds import RayHold
+from isthmus.agent.adapters.ray.ray_holds import RayHold, rank_order
 from isthmus.agent.adapters.ray.ray_rest import RayNode, RayRest
 from isthmus.agent.adapters.ray.ray_site import RaySite
 from isthmus.agent.adapters.scheduler_adapter import (
@@ -35,7 +33,6 @@ from isthmus.agent.adapters.scheduler_adapter import (
     SchedulerLook,
     WorkerStatus,
 )
-from isthmus.agent.adapters.worker_limits import TEMPORARY_FOLDER
 from isthmus.agent.courier.courier import Courier
 from isthmus.agent.courier.start_file import write_start
 from isthmus.core.errors import UnavailableError
@@ -62,7 +59,7 @@ class RayAdapter(SchedulerAdapter):
         self._site, self._rest, self._courier, self._program = site, rest, courier, tuple(program)
         self._root = state.absolute() / "ray"
         self._holds = self._root / "holds"
-        self._python = str(site.file.options.get("python", "python"))
+        self._python = site.python
         self._holder = HolderJob(self._root, rest, courier, self._python)
         self._queue = LocalQueueFile(state / "queue")
         self._lock, self._are_ended = threading.Lock(), False  # the holds of earlier holder jobs
@@ -122,15 +119,10 @@ class RayAdapter(SchedulerAdapter):
             bundle = next(at for at, cards in enumerate(known.cards) if rank.cards[0] in cards)
             if not (folder / "start.json").exists():
                 write_atomically(folder / "hold", rank.hold)
-                program = rank.command or (*self._program, str(folder))
-                program = tuple("{python}" if word == sys.executable else word for word in program)
-                limits = WorkerFolder(folder).read_limits()
-                environment = worker_environment({}, rank.cards, {}, limits)
-                if limits is not None:
-                    environment["TMPDIR"] = str(folder / TEMPORARY_FOLDER)
-                write_start(folder, program, environment)
+                environment = worker_variables(folder, {}, rank, WorkerFolder(folder).read_limits())
+                write_start(folder, rank.command or (*self._program, str(folder)), environment)
             ticket = self._courier.ticket(folder, hold.path).decode("ascii")
-            self._holder.write_order(_order_name(folder), {"hold": hold.id, "bundle": bundle, "ticket": ticket})
+            self._holder.write_order(_order_name(folder), rank_order(hold.id, bundle, ticket))
 
     def poll(self, folder: Path) -> WorkerStatus:
         """Return the status from the folder's files; without `exit` a worker has ended once its hold is long over."""
@@ -190,12 +182,7 @@ class RayAdapter(SchedulerAdapter):
         ranks, (renewals, lease_s) = hold.ranks(), hold.lease()
         if not ranks or hold.holder() != self._holder.number:
             return
-        bundles = [{self._site.resource(group): num} for group, num in ranks]
-        labels = [self._site.labels(group) for group, _ in ranks]
-        order: dict[str, Any] = {
-            "bundles": bundles, "labels": labels if any(labels) else [], "renewals": renewals, "lease_s": lease_s,
-            "released": hold.is_released,
-        }  # fmt: skip
+        order = self._site.hold_order(ranks, renewals=renewals, lease_s=lease_s, released=hold.is_released)
         self._holder.write_order(f"hold-{hold.id}.json", order)
 
     def _live_holds(self, nodes: Sequence[RayNode]) -> Iterator[Hold]:

@@ -85,3 +85,8 @@ class RayHold:
             write_atomically(self.path / "released", json.dumps({"boot": boot_id(), "at_s": boot_time_s()}))
             return False
         return boot_time_s() > float(found["at_s"]) + self.lease()[1] + END_MARGIN_S
+
+
+def rank_order(hold_id: str, bundle: int, ticket: str) -> dict[str, object]:
+    """Return the order to the holder to start a rank."""
+    return {"hold": hold_id, "bundle": bundle, "ticket": ticket}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
 
 from isthmus.agent.adapters.ray.ray_rest import RayNode
 from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
@@ -33,6 +34,7 @@ class RaySite:
                 place = ("node_groups", group.name, "partition")
                 raise FieldError("Ray has no partitions", place=place, hint="name labels instead")
         self.file, self.cluster = file, cluster
+        self.python = str(file.options.get("python", "python"))
         self._groups = {group.name: file.node_groups.get(group.name) for group in cluster.node_groups}
 
     def resource(self, group: str) -> str:
@@ -46,6 +48,17 @@ class RaySite:
         """Return the labels that a node of a node group must have."""
         selector = self._groups[group]
         return dict(selector.labels) if selector is not None else {}
+
+    def hold_order(
+        self, ranks: Sequence[tuple[str, int]], *, renewals: int, lease_s: float, released: bool
+    ) -> dict[str, Any]:
+        """Return the order to the holder for a hold; its ranks are pairs of node group and number of cards."""
+        labels = [self.labels(group) for group, _ in ranks]
+        return {
+            "bundles": [{self.resource(group): num} for group, num in ranks],
+            "labels": labels if any(labels) else [],
+            "renewals": renewals, "lease_s": lease_s, "released": released,
+        }  # fmt: skip
 
     def group_of(self, node: RayNode) -> str | None:
         """Return the node group of a node with cards, None if it belongs to none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from isthmus.agent.adapters.rules.rule_context import LOOP_FOREVER, RuleContext, require_rule
 
@@ -25,6 +26,17 @@ def arguments_arrive_unchanged(site: RuleContext) -> None:
     site.start(adapter, command=("sh", "-c", 'for one; do printf "<%s>" "$one"; done', "sh", *odd))
     site.wait_exited(adapter)
     require_rule((site.folder / "log").read_text() == "".join(f"<{one}>" for one in odd), "arguments arrive unchanged")
+
+
+def variables_of_a_start_arrive(site: RuleContext) -> None:
+    """The program gets the variables of its start unchanged; its cards stay those that it was given."""
+    chosen = {"NCCL_DEBUG": "INFO", "KIT_VALUE": "a b=c'\"$HOME", "ISTHMUS_CARDS": "others"}
+    adapter = site.adapter('printf "%s|%s|%s" "$NCCL_DEBUG" "$KIT_VALUE" "$ISTHMUS_CARDS"')
+    rank = replace(site.rank(adapter), variables=chosen)
+    adapter.start(rank)
+    site.wait_exited(adapter)
+    wanted = f"INFO|{chosen['KIT_VALUE']}|{','.join(rank.cards)}"
+    require_rule((site.folder / "log").read_text() == wanted, "the variables of a start arrive unchanged")
 
 
 def missing_program_is_an_exit_status(site: RuleContext) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from isthmus.agent.adapters.local_adapter import confined_worker, worker_variables
 from isthmus.agent.adapters.rendered_hold import (
-    CARDS,
     STATE_FOLDER,
-    USUAL_LIMITS,
     WORKER_FOLDER,
     PartRequest,
     RenderedHold,
@@ -45,16 +43,19 @@ def render_slurm(site: SlurmSite, part: PartRequest) -> RenderedHold:
         lines.append(f"\n# allocation {at}: {len(numbers)} ranks with {num_cards} cards each, node group {group}")
         lines.append(_script(KEEP, keeper_arguments(site, folder, at, unit, preempts=False)))
     place = Path(WORKER_FOLDER)
-    program = confined_worker(place, part.program, USUAL_LIMITS)
-    variables = worker_variables(place, {}, (CARDS,), USUAL_LIMITS)
-    step = step_arguments(
-        place, folder, job="{job}", node="{node}", places="{places}", start="{start}", program=program
-    )  # fmt: skip
-    prefix = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-    for at, rank in enumerate(part.ranks):
+    for at, (rank, start) in enumerate(zip(part.ranks, part.starts, strict=True)):
+        step = step_arguments(
+            place, folder, job="{job}", node="{node}", places="{places}", start="{start}",
+            program=confined_worker(place, start.command, part.limits),
+        )  # fmt: skip
+        variables = worker_variables(place, {}, start, part.limits)
+        prefix = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         unit_number = next(number for number, (_, _, numbers) in enumerate(units) if at in numbers)
         lines.append(f"\n# rank {rank}, in allocation {unit_number}\n{prefix} {_script(STEP, shown_words(step))}")
-    settings = {group: (*_asked(site, part, group), *variable_settings(variables)) for group, _, _ in units}
+    settings = dict[str, tuple[Setting, ...]]()
+    for group, _, _ in units:
+        variables = worker_variables(place, {}, part.start_in(group), part.limits)
+        settings[group] = (*_asked(site, part, group), *variable_settings(variables))
     return RenderedHold(file_name=JOB_FILE, text="\n".join(lines), settings=settings)
 
 

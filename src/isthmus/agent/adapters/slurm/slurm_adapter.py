@@ -65,7 +65,9 @@ class SlurmAdapter(SchedulerAdapter):
         scripts: SlurmScripts | None = None,
     ) -> None:
         self._site, self._commands, self._program = site, commands, tuple(program)
-        self.capabilities = Capabilities(holds="scheduler", probes=True, preempts=bool(site.preempting_partition))
+        self.capabilities = Capabilities(
+            holds="scheduler", probes=True, preempts=bool(site.preempting_partition), containers="agent", images=True
+        )
         root = state.absolute() / "holds"
         self._queue, self._scripts = LocalQueueFile(state / "queue"), scripts or SlurmScripts()
         self._view = SlurmView(site, commands, root)
@@ -129,7 +131,7 @@ class SlurmAdapter(SchedulerAdapter):
         program = rank.command or (*self._program, str(folder))
         limits = WorkerFolder(folder).read_limits()
         program = confined_worker(folder, program, limits)
-        environment = worker_variables(folder, os.environ, rank.cards, limits)
+        environment = worker_variables(folder, os.environ, rank, limits)
         on_node = sorted(card for cards in hold.cards for card in cards if card.split("/")[1] == node)
         on_node.sort(key=lambda card: int(card.rpartition("/")[2]))
         places = ",".join(str(on_node.index(card)) for card in rank.cards)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +10,9 @@ import typer
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.commands.process_commands import import_extra, read_site
 from isthmus.cli.commands.site.rendered_files import (
-    RenderedFiles,
-    container_files,
-    hold_files,
     read_settings,
     setting_differences,
+    site_files,
     write_files,
 )
 from isthmus.cli.environment.cli_environment import CliEnvironment
@@ -24,16 +21,8 @@ from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.files.user_files import errors_placed, load_model_file, load_policy, load_pool, place_error
 from isthmus.core.pool import Pool
-from isthmus.render import (
-    Blueprint,
-    CodeRegistration,
-    ImageFacts,
-    SiteRuntime,
-    TemplateConflictError,
-    host_image,
-    make_blueprints,
-    render_part,
-)
+from isthmus.core.rights.worker_rights import WorkerRights
+from isthmus.render import ImageFacts, TemplateConflictError, host_image
 
 commands = typer.Typer()
 image_commands = typer.Typer(help="Images of a site for the workers of pool jobs.", no_args_is_help=True)
@@ -60,7 +49,7 @@ def render(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write to.")],
     policy: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The owner's policy with `workers.containers`; without it, processes."),
+        typer.Option(metavar="FILE", help="The owner's policy, with images (`workers.containers`) and templates."),
     ] = None,
     site: Annotated[
         Path | None, typer.Option(metavar="SITE.yaml", help="The site's scheduler; without it, processes of the site.")
@@ -75,8 +64,9 @@ def render(
     """Render the part of a job at a cluster: the site's job file, and every setting with its origin.
 
     Writes `render.json` (name, class, value, how it is passed, and who set it), in a folder for each node group if the
-    part uses several, and the site's job file: `config.json` of the first worker's container, at a Slurm site `job.sh`
-    with the agent's commands, at a Kubernetes site `job.yaml` with the objects that the agent creates.
+    part uses several, and the job file that the site's agent starts it with: `job.sh` with its commands at a local and
+    a Slurm site, with images also `config.json` of the containers; at a Kubernetes site `job.yaml` with the objects
+    that it creates; at a Ray site `job.json` with the orders to its holder.
     """
     view = client.job(job)
     if view.plan is None:
@@ -86,19 +76,20 @@ def render(
         known = Pool(clusters=tuple(one.cluster for one in seen.clusters), links=seen.known_links)
     else:
         known = load_pool(pool)
-    blueprints = make_blueprints(view.job, view.id, view.plan, known, cluster)
-    own = read_site(site, known.cluster(cluster))
-    if own.kind == "local":
-        files = _container_files(policy, blueprints, view.job.runtime.code)
-    elif policy is not None and load_policy(policy).workers.containers is not None:
-        raise InputError(
-            f"workers.containers: a site of kind '{own.kind}' starts its own containers", hint="leave out --policy"
-        )
-    else:
-        render_hold = import_extra("isthmus.agent", "agent").render_hold
+    if cluster not in view.plan.clusters:
+        hint = f"its clusters: {', '.join(view.plan.clusters)}"
+        raise InputError(f"plan {view.plan.id} has no part at cluster '{cluster}'", hint=hint)
+    own, rights = read_site(site, known.cluster(cluster)), load_policy(policy).workers if policy else WorkerRights()
+    agents: Any = import_extra("isthmus.agent", "agent")
+    try:
         with errors_placed(site):
-            held = render_hold(own, known.cluster(cluster), view.job, view.id, max(view.attempt, 1), view.plan)
-        files = hold_files(held, blueprints)
+            rendered = agents.render_site(
+                own, rights, known, known.cluster(cluster), view.job, view.id, max(view.attempt, 1), view.plan
+            )
+    except TemplateConflictError as error:
+        file = agents.template_files(rights)[error.template]
+        raise place_error(file, ("settings", error.setting), error.message, error.hint) from error
+    files = site_files(rendered)
     earlier = None if diff is None else read_settings(diff)  # it may be the folder that is written to
     made = write_files(output, files)
     if earlier is not None:
@@ -173,19 +164,3 @@ def _split_label(text: str) -> tuple[str, str]:
     if not sign or not name:
         raise InputError(f"--label {text}: not NAME=VALUE", hint="for example --label torch=2.13")
     return name, value
-
-
-def _container_files(policy: Path | None, blueprints: Sequence[Blueprint], code: str | None) -> RenderedFiles:
-    """Return the files of workers that the agent starts itself: in the policy's containers, else as processes."""
-    agents: Any = import_extra("isthmus.agent", "agent")
-    rules = load_policy(policy).workers.containers if policy else None
-    offers: SiteRuntime = SiteRuntime(images=(host_image(),)) if rules is None else agents.read_site_runtime(rules)
-    registration: CodeRegistration | None = None if code is None else agents.read_registration(Path(code))
-    try:
-        parts = [render_part(one, offers, registration=registration) for one in blueprints]
-    except TemplateConflictError as error:
-        if rules is None:
-            raise
-        file = agents.template_files(rules)[error.template]
-        raise place_error(file, ("settings", error.setting), error.message, error.hint) from error
-    return container_files(parts, blueprints)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -13,17 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import FileError, InputError
 from isthmus.core.messages.worker_folder import write_atomically
-from isthmus.render import (
-    Blueprint,
-    Container,
-    ContainerUser,
-    RenderedPart,
-    Setting,
-    host_image,
-    oci_config,
-    settings_document,
-    training_settings,
-)
+from isthmus.render import Container, ContainerUser, RenderedPart, Setting, oci_config, settings_document
 
 RENDER_FILE, CONTAINER_FILE = "render.json", "config.json"
 _FOLDER = "{worker_folder}"
@@ -40,26 +30,18 @@ class RenderedFiles:
     settings: SettingsByFolder
 
 
-def container_files(parts: Sequence[RenderedPart], blueprints: Sequence[Blueprint]) -> RenderedFiles:
-    """Return the configuration of each node group's containers."""
-    folders = _folders(blueprints)
-    return RenderedFiles(
-        job_files={
-            folder / CONTAINER_FILE: json.dumps(oci_config(part, _container(part)), indent=1)
-            for folder, part in zip(folders, parts, strict=True)
-        },
-        settings={folder: part.settings for folder, part in zip(folders, parts, strict=True)},
-    )
-
-
-def hold_files(held: Any, blueprints: Sequence[Blueprint]) -> RenderedFiles:
-    """Return the job file of a scheduler, a `RenderedHold`, with what each node group's workers read in their files."""
-    image = host_image()
-    settings = {
-        folder: (*training_settings(image, one, {}), *held.settings[one.node_group])
-        for folder, one in zip(_folders(blueprints), blueprints, strict=True)
-    }
-    return RenderedFiles(job_files={PurePath(held.file_name): held.text}, settings=settings)
+def site_files(rendered: Any) -> RenderedFiles:
+    """Return the job file of a `RenderedSite`, the containers that its agent makes, and the settings."""
+    folders, hold = _folders(rendered.parts), rendered.hold
+    job_files, settings = {PurePath(hold.file_name): hold.text}, dict[PurePath, tuple[Setting, ...]]()
+    for group, part in rendered.parts.items():
+        folder = folders[group]
+        if rendered.in_containers:
+            job_files[folder / CONTAINER_FILE] = json.dumps(oci_config(part, _container(part)), indent=1)
+        own = [one for one in part.settings if rendered.in_containers or one.passed_as != "container"]
+        known = {one.target for one in own}
+        settings[folder] = (*own, *(one for one in hold.settings[group] if one.target not in known))
+    return RenderedFiles(job_files=job_files, settings=settings)
 
 
 def write_files(output: Path, files: RenderedFiles) -> SettingsByFolder:
@@ -104,10 +86,9 @@ def _values(found: SettingsByFolder) -> dict[tuple[str, str], str]:
     }
 
 
-def _folders(blueprints: Iterable[Blueprint]) -> list[PurePath]:
+def _folders(groups: Collection[str]) -> dict[str, PurePath]:
     """Return the folder of each node group below the output folder: a part of one group has none of its own."""
-    names = [one.node_group for one in blueprints]
-    return [PurePath(name if len(names) > 1 else "") for name in names]
+    return {name: PurePath(name if len(groups) > 1 else "") for name in groups}
 
 
 def _container(part: RenderedPart) -> Container:
