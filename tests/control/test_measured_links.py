@@ -6,12 +6,15 @@ import pytest
 from pydantic import ValidationError
 
 from isthmus.control.queries.sites.measured_links import measured_links
+from isthmus.control.queries.sites.part_links import part_links
 from isthmus.control.service.planner_queue import assemble_pool
 from isthmus.control.state.events import PoolSet
 from isthmus.core.messages.agent_messages import PeerCheck
 from isthmus.core.pool import Link, Pool
+from isthmus.core.pool_resource import PoolResource
 from tests.control.samples import cluster
 from tests.control.test_reachability import Sites
+from tests.site.samples import plan as make_plan
 
 HONEST = (0.02, 2.0)
 
@@ -45,6 +48,18 @@ def test_two_sites_that_have_measured_each_other_have_a_link_both_ways() -> None
     assert pool.links() == {("a", "b"): (2.0, 10.0), ("b", "a"): (2.0, 10.0)}
     (one, _) = pool.coordinator.pool_view().measured
     assert (one.link_class, pool.coordinator.pool_view().links) == ("best-effort", ())
+
+
+def test_a_site_gets_the_links_of_its_part_as_the_server_knows_them() -> None:
+    """The operator's link where there is one, else the measured ones; none of sites beyond the plan."""
+    pool = MeasuringSites("a", "b", "c")
+    operators = Link.model_validate({"from": "a", "to": "b", "bandwidth_gbps": 40, "delay_ms": 1, "class": "reserved"})
+    pool.coordinator.state.links[PoolResource.link("a", "b")] = operators
+    plan = make_plan(("a/h20", "b/h20"))
+    found = {(one.source, one.target): one.bandwidth_gbps for one in part_links(pool.coordinator.state, plan, "b")}
+    assert found["a", "b"] == 40
+    assert {name for pair in found for name in pair} == {"a", "b"}
+    assert part_links(pool.coordinator.state, make_plan(("a/h20",)), "a") == ()
 
 
 @pytest.mark.attack

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND
+from isthmus.agent.containers.image_tool import build_image
 from isthmus.client.api_client import ApiClient
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster, NodeGroup
 from isthmus.train.checkpoint.checkpoint_folder import newest_valid
+from tests.agent.test_containers import HOST, why_not
 from tests.control.processes import until
 from tests.e2e.site import all_metrics, as_one_process, state_is
 from tests.ray.ray_cluster import RayCluster, missing_ray
@@ -46,12 +49,15 @@ def ray(whole: bool) -> Iterator[RayCluster]:
 def test_a_job_over_slurm_ray_and_local_is_preempted_by_a_slurm_users_job_and_goes_on(
     ray: RayCluster, tmp_path: Path
 ) -> None:
-    """1. A rank trains at each site, each started by its own scheduler. 2. A Slurm user's job takes the card there by
-    Slurm's own rules: the job leaves all sites. 3. It goes on from its checkpoint. 4. Its losses are one process's.
+    """1. A rank trains at each site, each started by its own scheduler: at Slurm and at the local site in a container
+    of its rendered image, where root may; at Ray as a process. 2. A Slurm user's job takes the card there by Slurm's
+    own rules: the job leaves all sites. 3. It goes on from its checkpoint. 4. Its losses are one process's.
     """
     with slurm_clusters(tmp_path, 1, 1, "west") as slurms:
         (tmp_path / "pool").mkdir()
-        pool = JointPool(tmp_path / "pool", slurms, WORKER_COMMAND, others={"north": ray_site(ray), "south": local()})
+        policy = policy_with_images(tmp_path)
+        others = {"north": ray_site(ray), "south": local(policy)}
+        pool = JointPool(tmp_path / "pool", slurms, WORKER_COMMAND, others=others, policy=policy)
         try:
             until(lambda: pool.free() == {"west": 1, "north": 2, "south": 1}, "all sites have joined", 300)
             job = pool.joint_job("patient", steps=STEPS, every_steps=4)
@@ -59,6 +65,8 @@ def test_a_job_over_slurm_ray_and_local_is_preempted_by_a_slurm_users_job_and_go
                 patient = pool.submit_joint(job)
                 until(lambda: newest_valid(Path(job.checkpoints.folder)), "a checkpoint is whole", 600)
                 assert (slurms["west"].num_held(), ray.used_cards()) == (1, 2)
+                if policy.workers.containers is not None:
+                    assert containers_of(pool) == {"west": 1, "south": 1}
                 users = take_the_card(slurms["west"])
                 state_is(client, patient, "waiting", timeout_s=600)
                 until(lambda: not ray.used_cards(), "Ray has its cards back", 120)
@@ -82,7 +90,22 @@ def ray_site(ray: RayCluster) -> JointSite:
     return site_of(Cluster(name="north", owner="o", node_groups=(group,)), SiteFile(kind="ray", options=options))
 
 
-def local() -> JointSite:
-    """Return a site of processes of this machine."""
+def local(policy: OwnerPolicy) -> JointSite:
+    """Return a site of this machine."""
     group = NodeGroup(name="h20", chip="H20", nodes=1, chips_per_node=1)
-    return site_of(Cluster(name="south", owner="o", node_groups=(group,)), SiteFile(kind="local"))
+    return site_of(Cluster(name="south", owner="o", node_groups=(group,)), SiteFile(kind="local"), policy)
+
+
+def policy_with_images(folder: Path) -> OwnerPolicy:
+    """Return a policy whose workers run in containers, one without where this machine cannot run any."""
+    if why_not():
+        return OwnerPolicy()
+    folder.chmod(0o755)
+    build_image(folder / "images", "host", "1", HOST)
+    return OwnerPolicy.model_validate({"workers": {"containers": {"images": str(folder / "images")}}})
+
+
+def containers_of(pool: JointPool) -> dict[str, int]:
+    """Return how many containers `runc` knows at each site that makes some."""
+    known = {name: pool.folder / name / "containers" for name in pool.sites}
+    return {name: len(list(folder.iterdir())) for name, folder in known.items() if folder.exists()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from isthmus.agent.adapters.kubernetes.kubernetes_adapter import KubernetesAdapt
 from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
 from isthmus.agent.adapters.kubernetes.render_kubernetes import render_kubernetes
 from isthmus.agent.adapters.rendered_hold import HOLD_ID, PartRequest
-from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed, RankStart
+from isthmus.agent.adapters.scheduler_adapter import ContainerNeed, HoldRequest, RankNeed, RankStart
 from isthmus.core.errors import AuthError, InputError, UnavailableError
 from tests.kubernetes.api_stand_in import ApiStandIn
 from tests.kubernetes.cluster_controllers import ClusterControllers
@@ -248,6 +249,40 @@ def test_what_is_rendered_is_what_is_created(workload: str, cluster: Cluster) ->
         if ours["kind"] == "Secret":
             assert ours.pop("data").keys() == theirs.pop("data").keys()
         assert ours == theirs
+
+
+def test_pods_have_the_rendered_image_for_the_life_of_a_hold(cluster: Cluster) -> None:
+    """1. A hold is asked for with an image by digest: its pods have it from the site's registry, with its limits. 2. A
+    later request of the same hold changes nothing. 3. A start that needs another image is not made in these pods.
+    """
+    image = f"train@sha256:{'a' * 64}"
+    need = ContainerNeed(image=image, cpu_cores=1.5, memory_bytes=1 << 20)
+    adapter, wanted = cluster.adapter(registry="hub.example/pool"), request(1, 1, containers={"h20": need})
+    assert adapter.capabilities.images
+    adapter.hold(wanted)
+    (container,) = cluster.objects("jobs")[0]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"hub.example/pool/{image}"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1", "cpu": "1500m", "memory": str(1 << 20)}
+    later = cluster.adapter(registry="hub.example/pool")
+    hold = later.hold(replace(wanted, containers={}))
+    assert (hold.state, len(cluster.objects("jobs"))) == ("granted", 1)
+    folder = cluster.folder / "rank"
+    folder.mkdir()
+    other = RankStart(folder=folder, cards=hold.cards[0], hold=wanted.id, image="train@sha256:" + "b" * 64)
+    with pytest.raises(UnavailableError, match="the pods of the hold have image train@sha256:a"):
+        later.start(other)
+    assert not (folder / "start.json").exists()
+    later.start(replace(other, image=image, command=(sys.executable, "-m", "any"), variables={"A": "b"}))
+    ordered = json.loads((folder / "start.json").read_text())
+    assert (ordered["program"], ordered["environment"]["A"]) == (["{python}", "-m", "any"], "b")
+
+
+def test_an_image_without_a_registry_is_refused_before_anything_is_asked_for(cluster: Cluster) -> None:
+    """The field of `site.yaml` is named."""
+    wanted = request(1, 1, containers={"h20": ContainerNeed(image="train@sha256:" + "a" * 64)})
+    with pytest.raises(InputError, match="names no registry"):
+        cluster.adapter().hold(wanted)
+    assert (cluster.objects("jobs"), cluster.objects("secrets")) == ([], [])
 
 
 def test_what_a_lost_reply_leaves_of_an_ended_hold_is_deleted_at_a_later_look(cluster: Cluster) -> None:

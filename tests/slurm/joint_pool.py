@@ -1,9 +1,12 @@
-"""`JointPool`: a real server, and agents on real Slurm clusters and other sites; jobs across all start a program."""
+"""`JointPool`: a real server, and agents on real Slurm clusters and other sites; jobs across all start a program.
+
+`policy` is that of the owners of the Slurm clusters.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_serv
 from isthmus.core.job import Job
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import load_model
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.site_file import NodeSelector, SiteFile
 from isthmus.core.pool import Cluster, Link, Owner, Pool
 from tests.control.processes import STAND_IN, RealPool, until
@@ -31,21 +35,23 @@ class JointSite:
 
     cluster: Cluster
     file: SiteFile
+    policy: OwnerPolicy = field(default_factory=OwnerPolicy)
 
 
-def site_of(cluster: Cluster, file: SiteFile) -> JointSite:
+def site_of(cluster: Cluster, file: SiteFile, policy: OwnerPolicy | None = None) -> JointSite:
     """Return a site with an owner of its own."""
     (group,) = cluster.node_groups
     group = group.model_copy(update={"chip": "CPU-core"})
     owner = f"owner-{cluster.name}"
-    return JointSite(cluster=Cluster(name=cluster.name, owner=owner, node_groups=(group,)), file=file)
+    whole = Cluster(name=cluster.name, owner=owner, node_groups=(group,))
+    return JointSite(cluster=whole, file=file, policy=policy or OwnerPolicy())
 
 
-def slurm_site(slurm: SlurmCluster) -> JointSite:
+def slurm_site(slurm: SlurmCluster, policy: OwnerPolicy | None = None) -> JointSite:
     """Return the site of a Slurm cluster."""
     options = {"preempting_partition": "high", "config": str(slurm.conf)}
     groups = {"h20": NodeSelector(partition="normal", resource="gpu")}
-    return site_of(cluster_of(slurm), SiteFile(kind="slurm", node_groups=groups, options=options))
+    return site_of(cluster_of(slurm), SiteFile(kind="slurm", node_groups=groups, options=options), policy)
 
 
 def pool_of(sites: Mapping[str, JointSite]) -> Pool:
@@ -62,9 +68,9 @@ class JointPool(RealPool):
 
     def __init__(
         self, folder: Path, slurms: Mapping[str, SlurmCluster], command: Sequence[str] = (*NOTE_START, *STAND_IN),
-        others: Mapping[str, JointSite] | None = None,
+        others: Mapping[str, JointSite] | None = None, policy: OwnerPolicy | None = None,
     ) -> None:  # fmt: skip
-        self.sites = {name: slurm_site(slurm) for name, slurm in slurms.items()} | dict(others or {})
+        self.sites = {name: slurm_site(slurm, policy) for name, slurm in slurms.items()} | dict(others or {})
         self.folder, self.port, self.url, self.pool = folder, 0, "", pool_of(self.sites)
         self.slurms, self._command, self.processes = dict(slurms), tuple(command), {}
         make_files(folder)
@@ -129,6 +135,7 @@ def act(url: str, token: str, site: JointSite, state: Path, command: tuple[str, 
     """Be the agent of a site."""
     run_agent(
         AgentConfig(
-            server=url, token=token, cluster=site.cluster, state=state, site=site.file, worker_command=command
+            server=url, token=token, cluster=site.cluster, state=state, site=site.file, worker_command=command,
+            policy=site.policy,
         )
     )  # fmt: skip

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.process.boot_clock import boot_time_s
 from tests.slurm.samples import adapter_of, cluster_of
 from tests.slurm.slurm_cluster import SlurmCluster
@@ -18,17 +20,23 @@ LOOP = ("sh", "-c", 'echo "$ISTHMUS_CARDS" >> "$1/cards"; while :; do sleep 0.2;
 class RunningAgent:
     """The agent of cluster `east`; `restart` is a new life of it."""
 
-    def __init__(self, slurm: SlurmCluster, state: Path, program: Sequence[str] = LOOP) -> None:
+    def __init__(
+        self, slurm: SlurmCluster, state: Path, program: Sequence[str] = LOOP, policy: OwnerPolicy | None = None
+    ) -> None:
         self._slurm, self._state, self._program = slurm, state, tuple(program)
+        self._policy = policy or OwnerPolicy()
         self.restart()
 
     def restart(self) -> None:
         """Be another process with the same state folder."""
+        rights, rules = self._policy.workers, self._policy.workers.containers
         self.service = AgentService(
             cluster=cluster_of(self._slurm).model_copy(update={"name": "east"}),
             adapter=adapter_of(self._slurm, self._state, self._program),
             state=self._state,
             clock=boot_time_s,
+            policy=self._policy,
+            containers=WorkerContainers(rules, rights, self._state, self._program, in_step=True) if rules else None,
         )
 
     def until(self, what: str, happened: Callable[[], object], *parts: PartOrder, timeout_s: float = 40.0) -> None:
