@@ -8,7 +8,7 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +18,14 @@ from isthmus.agent.courier.courier import Courier
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.cli import main
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
 from isthmus.core.process.boot_clock import boot_time_s
+from tests.agent.running_agent import LOOP, DrivenAgent
 from tests.ray.ray_cluster import RayCluster
 from tests.ray.samples import adapter_of, cluster_of
 from tests.site.samples import order
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-LOOP = ("sh", "-c", 'echo "$ISTHMUS_CARDS" > "$1/cards"; while :; do sleep 0.05; done', "worker")
 BARE_PYTHON = str(getattr(sys, "_base_executable", sys.executable))
 """The Python below the virtual environment, which has no Ray of its own."""
 PLACES = ("east/h20", "east/h20")
@@ -47,7 +46,7 @@ options:
 """
 
 
-class RunningAgent:
+class RunningAgent(DrivenAgent):
     """An agent's service on a Ray cluster, driven by the test; `restart` is a new life of it."""
 
     def __init__(self, ray: RayCluster, state: Path, python: str = sys.executable) -> None:
@@ -69,27 +68,6 @@ class RunningAgent:
         self.courier.close()
         self.courier = Courier(self._state)
         self._make()
-
-    def until(self, what: str, happened: Callable[[], object], *parts: PartOrder, timeout_s: float = 120.0) -> None:
-        """Tick, and repeat the server's orders, until something has happened."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            self.service.tick()
-            if parts:
-                self.service.apply_orders(AgentOrders(parts=parts))
-            if happened():
-                return
-            states = {part.job: f"{part.state} {part.detail}" for part in self.service.observed_parts()}
-            assert time.monotonic() < deadline_s, f"{what}: {states}"
-            time.sleep(0.05)
-
-    def detail(self, job: str = "a") -> str:
-        found = [part.detail for part in self.service.observed_parts() if part.job == job]
-        return found[0] if found else ""
-
-    def state(self, job: str = "a") -> str:
-        found = [part.state for part in self.service.observed_parts() if part.job == job]
-        return found[0] if found else ""
 
 
 @contextlib.contextmanager
@@ -117,16 +95,9 @@ def test_a_part_runs_on_ray_through_a_restart_of_its_agent_and_returns_its_cards
     agent.until("ready", lambda: agent.state() == "ready", order("ready", places=PLACES))
     agent.until("prepared", lambda: agent.state() == "prepared", order("prepared", places=PLACES))
     agent.until("running", lambda: agent.state() == "running", order("running", places=PLACES))
-    part = agent.service.machine.parts["a", 1]
-    for rank in part.workers:
-        cards = agent.service.state_folder.worker_folder(part, rank) / "cards"
-        agent.until("a rank runs", cards.exists)
-        agent.until("its cards are named", cards.read_text)
-        assert cards.read_text().strip() == ",".join(part.workers[rank].devices)
+    agent.until_cards_are_named()
     agent.restart()
-    for _ in range(40):
-        agent.service.tick()
-        time.sleep(0.05)
+    agent.tick_for(2.0)
     assert agent.state() == "running"
     assert list(ray.temporary.glob("isthmus-rank-*")), "the ranks' couriers have folders"
     agent.until("released", lambda: agent.state() == "released", order("released", places=PLACES))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.service.agent_service import AgentService
-from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.process.boot_clock import boot_time_s
+from tests.agent.running_agent import LOOP, DrivenAgent
 from tests.slurm.samples import adapter_of, cluster_of
 from tests.slurm.slurm_cluster import SlurmCluster
 
-LOOP = ("sh", "-c", 'echo "$ISTHMUS_CARDS" >> "$1/cards"; while :; do sleep 0.2; done', "worker")
 
-
-class RunningAgent:
+class RunningAgent(DrivenAgent):
     """The agent of cluster `east`; `restart` is a new life of it."""
 
     def __init__(
@@ -38,28 +35,6 @@ class RunningAgent:
             policy=self._policy,
             containers=WorkerContainers(rules, rights, self._state, self._program, in_step=True) if rules else None,
         )
-
-    def until(self, what: str, happened: Callable[[], object], *parts: PartOrder, timeout_s: float = 40.0) -> None:
-        """Tick, and repeat the server's orders, until something has happened."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            self.service.tick()
-            if parts:
-                self.service.apply_orders(AgentOrders(parts=parts))
-            if happened():
-                return
-            assert time.monotonic() < deadline_s, f"{what}: {self.states}"
-            time.sleep(0.05)
-
-    @property
-    def states(self) -> dict[str, str]:
-        """State and detail of each part."""
-        return {f"{part.job}/{part.attempt}": f"{part.state} {part.detail}" for part in self.service.observed_parts()}
-
-    def state(self, job: str = "a", attempt: int = 1) -> str:
-        """Return the state of a part, "" if there is none."""
-        found = [part.state for part in self.service.observed_parts() if (part.job, part.attempt) == (job, attempt)]
-        return found[0] if found else ""
 
     def num_jobs(self) -> int:
         """Return how many jobs Slurm lists."""

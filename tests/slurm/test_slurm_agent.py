@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -11,8 +10,9 @@ import pytest
 
 from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed, RankStart
 from isthmus.core.errors import UnavailableError
+from tests.agent.running_agent import LOOP
 from tests.site.samples import order
-from tests.slurm.running_agent import LOOP, RunningAgent
+from tests.slurm.running_agent import RunningAgent
 from tests.slurm.samples import adapter_of
 from tests.slurm.slurm_cluster import SlurmCluster
 
@@ -37,12 +37,7 @@ def test_a_part_runs_on_the_cards_that_slurm_names_and_returns_them(agent: Runni
     assert agent.num_jobs() == 1
     agent.until("prepared", lambda: agent.state() == "prepared", order("prepared", places=PLACES))
     agent.until("running", lambda: agent.state() == "running", order("running", places=PLACES))
-    part = agent.service.machine.parts["a", 1]
-    folders = {rank: agent.service.state_folder.worker_folder(part, rank) for rank in part.workers}
-    agent.until("both ranks run", lambda: all((folder / "cards").exists() for folder in folders.values()))
-    for rank, folder in folders.items():
-        agent.until("cards are named", (folder / "cards").read_text)
-        assert (folder / "cards").read_text().strip() == ",".join(part.workers[rank].devices)
+    agent.until_cards_are_named()
     agent.until("released", lambda: agent.state() == "released", order("released", places=PLACES))
     agent.until("Slurm has its cards back", lambda: agent.num_jobs() == 0)
 
@@ -56,9 +51,7 @@ def test_a_restarted_agent_finds_its_holds_and_workers(agent: RunningAgent) -> N
     folder = agent.service.state_folder.worker_folder(part, 0)
     agent.until("rank 0 runs", (folder / "cards").exists)
     agent.restart()
-    for _ in range(20):
-        agent.service.tick()
-        time.sleep(0.05)
+    agent.tick_for(1.0)
     assert (agent.state(), agent.num_jobs()) == ("running", 1)
     agent.until("released", lambda: agent.state() == "released", order("released", places=PLACES))
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from isthmus.agent.adapters.file_workers import FileWorkers
 from isthmus.agent.adapters.kubernetes.hold_record import HoldRecord, alone_in
 from isthmus.agent.adapters.kubernetes.kubernetes_checks import check_kubernetes, preempting_value
 from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
@@ -23,32 +24,22 @@ from isthmus.agent.adapters.kubernetes.pod_keeper import ENDED, ORDER
 from isthmus.agent.adapters.kubernetes.resource_slices import DeviceInventory
 from isthmus.agent.adapters.kubernetes.watched_list import WatchedList
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, worker_variables
-from isthmus.agent.adapters.local_queue_file import LocalQueueFile
 from isthmus.agent.adapters.scheduler_adapter import (
     Capabilities,
     CardNode,
     ContainerNeed,
     Hold,
     HoldRequest,
-    QueueMove,
     RankStart,
-    SchedulerAdapter,
     SchedulerCheck,
     SchedulerLook,
-    WorkerStatus,
 )
 from isthmus.agent.courier.start_file import write_start
 from isthmus.core.errors import InputError, UnavailableError
-from isthmus.core.messages.agent_messages import QueueEntry
 from isthmus.core.messages.worker_folder import WorkerFolder, write_atomically
-from isthmus.core.process.rank_runner import take_folder
-
-_KILLED_STATUS = 137
-_NEVER = "0"
-"""Owner in the `pid` file of a folder that was stopped before its start."""
 
 
-class KubernetesAdapter(SchedulerAdapter):
+class KubernetesAdapter(FileWorkers):
     """Hold cards of a Kubernetes cluster and run workers on them (see `SchedulerAdapter`).
 
     `courier` carries the run folders to and from the pods, in which `program` runs.
@@ -68,7 +59,7 @@ class KubernetesAdapter(SchedulerAdapter):
         )
         self._site, self._client, self._courier = site, client, courier
         self._program = tuple(program)
-        self._queue = LocalQueueFile(state / "queue")
+        super().__init__(state / "queue")
         resources = site.resources
         self._nodes = WatchedList(client, "/api/v1/nodes", "NodeList", lambda item: parse_node(item, resources))
         self._pods = WatchedList(client, "/api/v1/pods", "PodList", lambda item: parse_pod(item, resources))
@@ -143,35 +134,6 @@ class KubernetesAdapter(SchedulerAdapter):
         order = record.rank_folder(number) / f"{ORDER}{_order_name(folder)}"
         write_atomically(order, self._courier.ticket(folder, record.path), mode=0o600)
 
-    def poll(self, folder: Path) -> WorkerStatus:
-        """Return the status from the folder's files; a worker without `exit` has ended with its courier or its hold."""
-        folder = folder.absolute()
-        if not (folder / "pid").exists():
-            if not (folder / "hold").exists():
-                return WorkerStatus(state="absent")
-            if not self._has_lost(folder) or not take_folder(str(folder), _NEVER):
-                return WorkerStatus(state="running")
-        status = WorkerFolder(folder).read_exit()
-        if status is None and self._has_lost(folder):
-            status = WorkerFolder(folder).read_exit()
-            status = _KILLED_STATUS if status is None else status
-            with contextlib.suppress(OSError):  # on a full disk the next poll derives the same status
-                WorkerFolder(folder).write_exit(status)
-        return WorkerStatus(state="running") if status is None else WorkerStatus(state="exited", exit_status=status)
-
-    def stop(self, folder: Path, *, force: bool) -> None:
-        """Leave the signal where the courier finds it; a folder that has not started can no longer start."""
-        folder = folder.absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "pid").exists() and take_folder(str(folder), _NEVER):
-            WorkerFolder(folder).write_exit(_KILLED_STATUS)
-        elif force or not (folder / "stop").exists():
-            write_atomically(folder / "stop", "KILL" if force else "TERM")
-
-    def order(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
-        """Order the pool's parts in the agent's own queue; the cluster's is never changed."""
-        self._queue.reorder(moves, removed)
-
     def check(self) -> Sequence[SchedulerCheck]:
         """Return what `isthmus site check` finds."""
         return check_kubernetes(self._site, self._client)
@@ -193,11 +155,15 @@ class KubernetesAdapter(SchedulerAdapter):
         """Return what uses or wants cards: pods, and the claims of pods that ask for devices."""
         return {**self._pods.refresh(), **self._devices.claimed()}
 
+    def _is_asked_for(self, folder: Path) -> bool:
+        return (folder / "hold").exists()
+
+    def _can_no_more_start(self, folder: Path) -> bool:
+        return self._has_lost(folder)
+
     def _has_lost(self, folder: Path) -> bool:
-        """Return whether nothing of an ordered worker can run: its courier has ended, or its pods in the last look."""
+        """Return whether the worker's courier has ended, or its pods in the last look."""
         with contextlib.suppress(OSError, ValueError):
-            if (folder / "pid").exists() and (folder / "pid").read_text(encoding="ascii").split()[0] == _NEVER:
-                return True
             hold_id, number = (folder / "hold").read_text(encoding="ascii").split()
             record = self._holds.record(hold_id)
             if (record.rank_folder(int(number)) / f"{ENDED}{_order_name(folder)}").exists():

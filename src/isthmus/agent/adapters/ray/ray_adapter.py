@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from isthmus.agent.adapters.file_workers import FileWorkers
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, worker_variables
-from isthmus.agent.adapters.local_queue_file import LocalQueueFile
 from isthmus.agent.adapters.ray.check_python import check_python
 from isthmus.agent.adapters.ray.holder_job import HolderJob
 from isthmus.agent.adapters.ray.ray_checks import check_ray
@@ -26,26 +25,17 @@ from isthmus.agent.adapters.scheduler_adapter import (
     Capabilities,
     Hold,
     HoldRequest,
-    QueueMove,
     RankStart,
-    SchedulerAdapter,
     SchedulerCheck,
     SchedulerLook,
-    WorkerStatus,
 )
 from isthmus.agent.courier.courier import Courier
 from isthmus.agent.courier.start_file import write_start
 from isthmus.core.errors import UnavailableError
-from isthmus.core.messages.agent_messages import QueueEntry
 from isthmus.core.messages.worker_folder import WorkerFolder, write_atomically
-from isthmus.core.process.rank_runner import take_folder
-
-_KILLED_STATUS = 137
-_NEVER = "0"
-"""Owner in the `pid` file of a folder that was stopped before its start."""
 
 
-class RayAdapter(SchedulerAdapter):
+class RayAdapter(FileWorkers):
     """Hold cards of a Ray cluster and run workers on them (see `SchedulerAdapter`).
 
     All adapters of one `state` folder in a process share its `courier`.
@@ -61,7 +51,7 @@ class RayAdapter(SchedulerAdapter):
         self._holds = self._root / "holds"
         self._python = site.python
         self._holder = HolderJob(self._root, rest, courier, self._python)
-        self._queue = LocalQueueFile(state / "queue")
+        super().__init__(state / "queue")
         self._lock, self._are_ended = threading.Lock(), False  # the holds of earlier holder jobs
 
     def observe(self) -> SchedulerLook:
@@ -123,37 +113,6 @@ class RayAdapter(SchedulerAdapter):
                 write_start(folder, rank.command or (*self._program, str(folder)), environment)
             ticket = self._courier.ticket(folder, hold.path).decode("ascii")
             self._holder.write_order(_order_name(folder), rank_order(hold.id, bundle, ticket))
-
-    def poll(self, folder: Path) -> WorkerStatus:
-        """Return the status from the folder's files; without `exit` a worker has ended once its hold is long over."""
-        folder = folder.absolute()
-        status = WorkerFolder(folder).read_exit()
-        if status is None and not (folder / "pid").exists():
-            if not (folder / "start.json").exists():
-                return WorkerStatus(state="absent")
-            if not self._hold_of(folder).is_released or not take_folder(str(folder), _NEVER):
-                return WorkerStatus(state="running")
-        if status is None and self._has_lost(folder):
-            status = _KILLED_STATUS
-            with contextlib.suppress(OSError):  # on a full disk the next poll derives the same status
-                WorkerFolder(folder).write_exit(status)
-        return WorkerStatus(state="running") if status is None else WorkerStatus(state="exited", exit_status=status)
-
-    def stop(self, folder: Path, *, force: bool) -> None:
-        """Leave the signal for the courier; a folder without a worker can no longer start."""
-        folder = folder.absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "pid").exists() and take_folder(str(folder), _NEVER):
-            WorkerFolder(folder).write_exit(_KILLED_STATUS)
-            return
-        if force or not (folder / "stop").exists():
-            temporary = folder / f".stop.{os.getpid()}.{threading.get_ident()}"
-            temporary.write_text("KILL" if force else "TERM", encoding="ascii")
-            temporary.replace(folder / "stop")
-
-    def order(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
-        """Order the pool's parts in the agent's own queue: Ray has none."""
-        self._queue.reorder(moves, removed)
 
     def leave(self) -> None:
         """End the holder job and have Ray forget it."""
@@ -230,11 +189,14 @@ class RayAdapter(SchedulerAdapter):
             return RayHold(self._holds, (folder / "hold").read_text(encoding="ascii"))
         return RayHold(self._holds, "none")
 
+    def _is_asked_for(self, folder: Path) -> bool:
+        return (folder / "start.json").exists()
+
+    def _can_no_more_start(self, folder: Path) -> bool:
+        return self._hold_of(folder).is_released
+
     def _has_lost(self, folder: Path) -> bool:
-        """Return whether nothing of a claimed worker can run: it was never started, or its hold is long over."""
-        with contextlib.suppress(OSError, IndexError):
-            if (folder / "pid").read_text(encoding="utf-8").split()[0] == _NEVER:
-                return True
+        """Return whether the worker's hold is long over."""
         return self._hold_of(folder).is_over()
 
     @contextlib.contextmanager

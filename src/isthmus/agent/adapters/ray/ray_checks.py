@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from isthmus.agent.adapters.card_checks import check_cards
 from isthmus.agent.adapters.ray.ray_rest import RayNode, RayRest
 from isthmus.agent.adapters.ray.ray_site import RaySite
 from isthmus.agent.adapters.scheduler_adapter import SchedulerCheck
@@ -28,7 +29,12 @@ def check_ray(site: RaySite, rest: RayRest) -> Sequence[SchedulerCheck]:
     checks = [SchedulerCheck(check="scheduler", ok=True, detail=detail)]
     hint = "" if recent else f"install Ray {least} or later"
     checks.append(SchedulerCheck(check="version", ok=recent, detail=f"Ray {version}", hint=hint))
-    return [*checks, *_check_selectors(site, nodes), *_check_cards(site, nodes), *_check_unmapped(site, nodes)]
+    cards = check_cards(
+        site.cluster, site.card_nodes(nodes),
+        lambda group: f"is '{site.resource(group)}' what Ray calls a card (`ray status`)?",
+        "ray status says why",
+    )  # fmt: skip
+    return [*checks, *_check_selectors(site, nodes), *cards, *_check_unmapped(site, nodes)]
 
 
 def _check_selectors(site: RaySite, nodes: Sequence[RayNode]) -> Iterator[SchedulerCheck]:
@@ -55,21 +61,6 @@ def _check_selectors(site: RaySite, nodes: Sequence[RayNode]) -> Iterator[Schedu
                 hint="" if value in values else suggest_name(value, values) or "",
                 file_path=() if value in values else ("node_groups", group.name, "labels", label),
             )  # fmt: skip
-
-
-def _check_cards(site: RaySite, nodes: Sequence[RayNode]) -> Iterator[SchedulerCheck]:
-    found = site.card_nodes(nodes)
-    for group in site.cluster.node_groups:
-        there = [node for node in found if node.node_group == group.name]
-        have = sum(len(node.cards) for node in there)
-        same = len(there) == group.nodes and all(len(node.cards) == group.chips_per_node for node in there)
-        yield SchedulerCheck(
-            check="cards", ok=same,
-            detail=f"node group '{group.name}': {have} cards on {len(there)} nodes, {group.num_chips} on {group.nodes} "
-            "in pool.yaml",
-            hint="" if same else f"is '{site.resource(group.name)}' what Ray calls a card (`ray status`)?",
-            file_path=() if same else ("node_groups", group.name),
-        )  # fmt: skip
 
 
 def _check_unmapped(site: RaySite, nodes: Sequence[RayNode]) -> Iterator[SchedulerCheck]:

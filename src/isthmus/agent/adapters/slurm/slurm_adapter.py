@@ -16,19 +16,16 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from isthmus.agent.adapters.file_workers import FileWorkers
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, confined_worker, worker_variables
-from isthmus.agent.adapters.local_queue_file import LocalQueueFile
 from isthmus.agent.adapters.scheduler_adapter import (
     Capabilities,
     Hold,
     HoldRequest,
     Probe,
-    QueueMove,
     RankStart,
-    SchedulerAdapter,
     SchedulerCheck,
     SchedulerLook,
-    WorkerStatus,
 )
 from isthmus.agent.adapters.slurm.slurm_allocations import SlurmAllocations
 from isthmus.agent.adapters.slurm.slurm_checks import check_slurm
@@ -39,18 +36,13 @@ from isthmus.agent.adapters.slurm.slurm_site import SlurmSite, job_name
 from isthmus.agent.adapters.slurm.slurm_starts import STEP, step_arguments
 from isthmus.agent.adapters.slurm.slurm_view import SlurmView
 from isthmus.core.errors import UnavailableError
-from isthmus.core.messages.agent_messages import QueueEntry
 from isthmus.core.messages.worker_folder import WorkerFolder
-from isthmus.core.process.rank_runner import take_folder
 
-_KILLED_STATUS = 137
-_NEVER = "0"
-"""Owner in the `pid` file of a folder that was stopped before its start."""
 _PREEMPTS = re.compile(r"Preempts: ([\d,]+)")
 _STARTS = re.compile(r"to start at (\S+)")
 
 
-class SlurmAdapter(SchedulerAdapter):
+class SlurmAdapter(FileWorkers):
     """Hold cards of a Slurm cluster and run workers on them (see `SchedulerAdapter`).
 
     The nodes must see the folder `state` and the worker folders under the same paths.
@@ -69,7 +61,8 @@ class SlurmAdapter(SchedulerAdapter):
             holds="scheduler", probes=True, preempts=bool(site.preempting_partition), containers="agent", images=True
         )
         root = state.absolute() / "holds"
-        self._queue, self._scripts = LocalQueueFile(state / "queue"), scripts or SlurmScripts()
+        super().__init__(state / "queue")
+        self._scripts = scripts or SlurmScripts()
         self._view = SlurmView(site, commands, root)
         self._allocations = SlurmAllocations(site, commands, self._view, self._scripts, root)
         self._lock = threading.RLock()
@@ -144,46 +137,18 @@ class SlurmAdapter(SchedulerAdapter):
         chosen = {"SLURM_CONF": variables["SLURM_CONF"]} if "SLURM_CONF" in variables else {}
         self._scripts.start(folder, STEP, arguments, environment | chosen)
 
-    def poll(self, folder: Path) -> WorkerStatus:
-        """Return the status from the folder's files; a worker without `exit` has ended with its hold or its step."""
-        folder = folder.absolute()
-        if not (folder / "pid").exists():
-            starting = self._scripts.runs_for(folder)
-            return WorkerStatus(state="running" if starting or (folder / "pid").exists() else "absent")
-        status = WorkerFolder(folder).read_exit()
-        if status is None and self._has_lost(folder):
-            status = WorkerFolder(folder).read_exit()
-            status = _KILLED_STATUS if status is None else status
-            with contextlib.suppress(OSError):  # on a full disk the next poll derives the same status
-                WorkerFolder(folder).write_exit(status)
-        return WorkerStatus(state="running") if status is None else WorkerStatus(state="exited", exit_status=status)
-
-    def stop(self, folder: Path, *, force: bool) -> None:
-        """Leave the signal where the worker's runner looks for it; a folder without one can no longer start."""
-        folder = folder.absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "pid").exists() and take_folder(str(folder), _NEVER):
-            WorkerFolder(folder).write_exit(_KILLED_STATUS)
-            return
-        if not force and (folder / "stop").exists():
-            return
-        temporary = folder / f"stop.{os.getpid()}.{threading.get_ident()}"
-        temporary.write_text("KILL" if force else "TERM", encoding="ascii")
-        temporary.replace(folder / "stop")
-
-    def order(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
-        """Order the pool's parts in the agent's own queue; Slurm's is never changed."""
-        self._queue.reorder(moves, removed)
-
     def check(self) -> Sequence[SchedulerCheck]:
         """Return what `isthmus site check` finds."""
         return check_slurm(self._site, self._commands)
 
+    def _is_asked_for(self, folder: Path) -> bool:
+        return self._scripts.runs_for(folder)
+
     def _has_lost(self, folder: Path) -> bool:
-        """Return whether nothing of the claimed worker can run: its step has ended, or its hold in the last look."""
-        with contextlib.suppress(OSError):
+        """Return whether the worker's step has ended, or its hold in the last look."""
+        with contextlib.suppress(OSError, IndexError):
             attempt = (folder / "pid").read_text(encoding="ascii").split()[0]
-            if attempt == _NEVER or (folder / f"step.{attempt}").exists():
+            if (folder / f"step.{attempt}").exists():
                 return True
             return self._allocations.has_ended((folder / "hold").read_text(encoding="ascii"))
         return False
