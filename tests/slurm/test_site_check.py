@@ -67,3 +67,27 @@ def test_a_site_that_does_not_fit_says_where(
     status, text = check(alpha, tmp_path, **changes)
     assert status == 2, text
     assert all(word in text for word in words), text
+
+
+@pytest.mark.slow
+def test_a_missing_right_is_named_by_verb_and_object(alpha: SlurmCluster, tmp_path: Path) -> None:
+    """Slurm refuses jobs in one of the partitions: the field that names it, and Slurm's reason."""
+    alpha.run("scontrol", "update", "PartitionName=high", "State=INACTIVE")
+    try:
+        status, text = check(alpha, tmp_path)
+    finally:
+        alpha.run("scontrol", "update", "PartitionName=high", "State=UP")
+    assert status == 2, text
+    assert all(word in text for word in ("site.yaml:8", "missing right: submit jobs to partition 'high'", "sbatch"))
+
+
+@pytest.mark.slow
+def test_cards_that_no_node_group_maps_are_named(alpha: SlurmCluster, tmp_path: Path) -> None:
+    """A partition of one node of two: the other's cards are of no node group."""
+    alpha.run("scontrol", "create", "PartitionName=half", f"Nodes={alpha.nodes[0]}", "State=UP")
+    try:
+        status, text = check(alpha, tmp_path, partition="half", nodes=1)
+    finally:
+        alpha.run("scontrol", "delete", "PartitionName=half")
+    assert status == 2, text
+    assert all(word in text for word in ("site.yaml:3", f"cards of no node group: {alpha.nodes[1]}"))

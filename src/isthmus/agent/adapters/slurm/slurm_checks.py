@@ -9,7 +9,7 @@ from isthmus.agent.adapters.scheduler_adapter import SchedulerCheck
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
 from isthmus.agent.adapters.slurm.slurm_output import NodeRow, parse_boot_time, parse_nodes
 from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
-from isthmus.core.errors import IsthmusError
+from isthmus.core.errors import IsthmusError, UnavailableError
 from isthmus.core.files.validation_errors import suggest_name
 
 
@@ -22,7 +22,8 @@ def check_slurm(site: SlurmSite, commands: SlurmCommands) -> Sequence[SchedulerC
         hint = error.hint or "start slurmctld, or set options.config to its slurm.conf"
         return [SchedulerCheck(check="scheduler", ok=False, detail=error.message, hint=hint)]
     found = [SchedulerCheck(check="scheduler", ok=True, detail=f"slurmctld answers, up since {epoch}")]
-    return [*found, *_check_partitions(site, nodes), *_check_cards(site, nodes), *_check_unmapped(site, nodes)]
+    found += [*_check_partitions(site, nodes), *_check_cards(site, nodes), *_check_unmapped(site, nodes)]
+    return found if any(not one.ok for one in found) else [*found, *_check_rights(site, commands)]
 
 
 def _check_partitions(site: SlurmSite, nodes: Sequence[NodeRow]) -> Iterator[SchedulerCheck]:
@@ -38,6 +39,22 @@ def _check_partitions(site: SlurmSite, nodes: Sequence[NodeRow]) -> Iterator[Sch
             detail=f"partition '{partition}' exists" if known else f"unknown partition '{partition}'",
             hint="" if known else suggest_name(partition, partitions) or "", file_path=() if known else place,
         )  # fmt: skip
+
+
+def _check_rights(site: SlurmSite, commands: SlurmCommands) -> Iterator[SchedulerCheck]:
+    """Yield where this account may submit no job, by Slurm's own dry run for one card; nothing where it may."""
+    for group in site.cluster.node_groups:
+        for preempts in (False, True) if site.preempting_partition else (False,):
+            asks = site.asks(group.name, 1, 1, preempts=preempts)
+            partition = asks[0].partition("=")[2]
+            try:
+                commands.run_fully("sbatch", "--test-only", *asks, "--wrap=true")
+            except UnavailableError as error:
+                place = ("options", "preempting_partition") if preempts else ("node_groups", group.name, "partition")
+                yield SchedulerCheck(
+                    check="rights", ok=False, detail=f"missing right: submit jobs to partition '{partition}'",
+                    hint=error.message, file_path=place,
+                )  # fmt: skip
 
 
 def _check_cards(site: SlurmSite, nodes: Sequence[NodeRow]) -> Iterator[SchedulerCheck]:
