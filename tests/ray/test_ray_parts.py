@@ -393,6 +393,18 @@ def test_a_check_finds_what_no_group_has() -> None:
     assert (found.ok, found.file_path) == (False, ("options", "address"))
 
 
+def test_a_missing_right_is_named_by_verb_and_object() -> None:
+    """Ray has one token for all: without it nothing may be read, and with another no job may be made."""
+    ray = StandInRay()
+    ray.replaced["/api/v0/nodes"] = httpx.Response(401, text="no token")
+    (found,) = check_ray(site(), ray.rest())
+    assert (found.ok, found.detail) == (False, "missing right: read nodes at Ray (401)")
+    assert "options.token_file" in found.hint
+    ray.replaced = {"/api/jobs/": httpx.Response(403)}
+    (tried,) = check_python(ray.rest(), "python", clock=lambda: 0.0)
+    assert "missing right: create jobs at Ray (403)" in tried.detail
+
+
 @pytest.mark.parametrize(
     ("file", "words"),
     [

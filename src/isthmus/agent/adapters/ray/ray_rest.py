@@ -44,6 +44,10 @@ class RayNode:
     used: dict[str, float]
 
 
+_NO_RIGHT = (401, 403)
+_VERBS = {"GET": "read", "POST": "create", "PUT": "upload", "DELETE": "delete"}
+
+
 class RayRest:
     """The dashboard of a Ray cluster at `address`; `token` is that of a cluster with token authentication.
 
@@ -124,6 +128,10 @@ class RayRest:
             ) from error
         if missing and answer.status_code == _NOT_FOUND:
             return None
+        if answer.status_code in _NO_RIGHT:
+            thing = next(word for word in path.partition("?")[0].split("/") if word not in ("", "api", "v0"))
+            hint = "set options.token_file to a file with the cluster's token"
+            raise UnavailableError(f"missing right: {_VERBS[method]} {thing} at Ray ({answer.status_code})", hint=hint)
         if answer.status_code != _OK:
             text = " ".join(data.decode(errors="replace").split())[-_MAX_ERROR_CHARS:]
             raise UnavailableError(f"Ray refused {method} {path} with status {answer.status_code}: {printable(text)}")
