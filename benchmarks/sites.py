@@ -29,7 +29,7 @@ from benchmarks import (
     _sites_slurm_look,
     _sites_slurm_start,
 )
-from benchmarks.table import Row, print_rows
+from benchmarks.table import Row, print_rows, run_parts
 from tests.kubernetes.api_server import missing_programs as missing_server
 from tests.slurm.slurm_cluster import missing_programs
 
@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     arguments = parser.parse_args()
-    rows: list[Row] = []
+    chosen = []
     for name in arguments.only or PARTS:
         if name in SLURM_PARTS and (missing_programs() or os.geteuid() != 0):
             print(
@@ -68,8 +68,8 @@ def main() -> int:
         if name in KUBERNETES_PARTS and missing_server():
             print(f"{name}: needs {', '.join(missing_server())}", file=sys.stderr)
             continue
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        rows += PARTS[name](arguments.quick)
+        chosen.append(name)
+    rows = run_parts(PARTS, chosen, arguments.quick)
     print_rows(rows, arguments.json)
     return int(any(row.met is False for row in rows))
 
