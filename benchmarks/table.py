@@ -42,12 +42,12 @@ def compared(what: str, ours: float, unit: str, peer: str, peer_value: float, **
     return Row(what=what, ours=ours, unit=unit, peer=peer, peer_value=peer_value, ratio=ratio, **more)
 
 
-def run_parts(parts: Mapping[str, Callable[[bool], Sequence[Row]]], chosen: Iterable[str], quick: bool) -> list[Row]:
+def run_parts(parts: Mapping[str, Callable[[], Sequence[Row]]], chosen: Iterable[str]) -> list[Row]:
     """Run the chosen parts of a benchmark, each named on standard error as it begins; return the rows of all."""
     rows: list[Row] = []
     for name in chosen:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        rows += [replace(row, part=name) for row in parts[name](quick)]
+        rows += [replace(row, part=name) for row in parts[name]()]
     return rows
 
 
