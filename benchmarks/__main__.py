@@ -1,12 +1,13 @@
 """`python -m benchmarks [NAME ...]`: run all or the named benchmarks; their tables go to docs/benchmarks.
 
-A benchmark that is not run keeps the table it has. `--quick` runs a short form and writes nothing. Other
-options belong to the benchmark named before them and are passed on. The exit status is 1 when a target is missed
-or a benchmark fails; the others run all the same.
+A benchmark that is not run keeps the table it has, and so does a part that `--only` leaves out. `--quick` runs a short
+form and writes nothing. Other options belong to the benchmark named before them and are passed on. The exit status is 1
+when a target is missed or a benchmark fails; the others run all the same.
 
   python -m benchmarks                           # all, one after another
   python -m benchmarks --quick control_core      # one, in short
   python -m benchmarks faults --runs 20          # one, with an option of its own
+  python -m benchmarks trust --only links        # one part of one
   python -m benchmarks.faults --help             # the options of one
 """
 
@@ -20,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks.pages import BENCHMARKS, description_of, read_tables, write_pages
+from benchmarks.pages import BENCHMARKS, description_of, read_tables, updated_table, write_pages
 from benchmarks.table import Row, markdown, printed_at
 
 
@@ -77,7 +78,7 @@ def measure(
         if not ended or any(row.met is False for row in rows):
             status = 1
         if rows and ended and keep:
-            tables[name] = f"{markdown(rows)}\n\n{stamp()}"
+            tables[name] = updated_table(tables.get(name, ""), rows, stamp())
             write_pages(tables)
     return status
 

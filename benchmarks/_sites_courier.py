@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks._sites_amount import Amount
 from benchmarks.table import Row
 from isthmus.agent.courier.courier import Courier
 from isthmus.agent.courier.courier_archive import courier_archive
@@ -49,9 +50,9 @@ open(sys.argv[1] + ".sha256", "w").write(digest.hexdigest())
 """
 
 
-def rows(quick: bool) -> list[Row]:
-    """Return what arrived and what it cost: 60 s of a program's output, 10 s with `quick`."""
-    seconds = 10.0 if quick else 60.0
+def rows(amount: Amount) -> list[Row]:
+    """Return what arrived and what it cost: 60 s of a program's output, 10 s of a quick run."""
+    seconds = 10.0 if amount.quick else 60.0
     with tempfile.TemporaryDirectory() as root:
         return _measure(Path(root), seconds)
 

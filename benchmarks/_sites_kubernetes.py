@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks._sites_amount import Amount
 from benchmarks._sites_looks import look_rows
 from benchmarks.table import Row
 from isthmus.agent.adapters.kubernetes.api_access import read_access
@@ -32,9 +33,9 @@ class CountingTransport(httpx.BaseTransport):
         return self._inner.handle_request(request)
 
 
-def rows(quick: bool) -> list[Row]:
+def rows(amount: Amount) -> list[Row]:
     """Look at the pods of others, in turn with a full list."""
-    num = NUM_QUICK_PODS if quick else NUM_PODS
+    num = NUM_QUICK_PODS if amount.quick else NUM_PODS
     with tempfile.TemporaryDirectory() as folder:
         server = ApiServer(Path(folder) / "server")
         try:

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from benchmarks._sites_amount import Amount
 from benchmarks.table import Row
 from tests.slurm.faulty_run import FaultyRun
 from tests.slurm.slurm_cluster import slurm_clusters
@@ -14,12 +15,12 @@ from tests.slurm.slurm_cluster import slurm_clusters
 NUM_FAULTS, NUM_QUICK_FAULTS, STEPS = 1000, 10, 24
 
 
-def rows(quick: bool) -> list[Row]:
-    """Make runs by seeds until there were enough faults."""
-    wanted, seed, num_faults, longest_s = NUM_QUICK_FAULTS if quick else NUM_FAULTS, 0, 0, 0.0
+def rows(amount: Amount) -> list[Row]:
+    """Make runs by seeds until there were enough faults, or the time is over."""
+    wanted, seed, num_faults, longest_s = NUM_QUICK_FAULTS if amount.quick else NUM_FAULTS, 0, 0, 0.0
     problems = Counter[str]()
     with tempfile.TemporaryDirectory() as folder, slurm_clusters(Path(folder), 2, 4, "east") as slurms:
-        while num_faults < wanted:
+        while num_faults < wanted and not amount.is_over:
             place = Path(folder) / f"run-{seed}"
             place.mkdir()
             run = FaultyRun(slurms["east"], place, seed)

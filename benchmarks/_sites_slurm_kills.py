@@ -6,6 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks._sites_amount import Amount
 from benchmarks.table import Row, compared
 from tests.slurm.killed_jobs import KilledJobs
 from tests.slurm.slurm_cluster import slurm_clusters
@@ -13,9 +14,9 @@ from tests.slurm.slurm_cluster import slurm_clusters
 NUM_KILLS, NUM_JOBS = 50, 20
 
 
-def rows(quick: bool) -> list[Row]:
-    """Kill slurmctld at random times by seeds."""
-    num, num_jobs = (2, 6) if quick else (NUM_KILLS, NUM_JOBS)
+def rows(amount: Amount) -> list[Row]:
+    """Kill slurmctld at random times by seeds, at least once, until the time is over."""
+    num, num_jobs = (2, 6) if amount.quick else (NUM_KILLS, NUM_JOBS)
     rounds: list[KilledJobs] = []
     with tempfile.TemporaryDirectory() as folder, slurm_clusters(Path(folder), 3, 8, "east") as slurms:
         for seed in range(num):
@@ -24,7 +25,9 @@ def rows(quick: bool) -> list[Row]:
             rounds.append(one)
             counts = (one.num_lost, one.num_doubled, one.num_restarted, one.num_plain_lost)
             print(f"kill {seed}: lost, doubled, restarted, plain lost: {counts}", file=sys.stderr, flush=True)
-    what = f"slurmctld killed within 2 s of {num_jobs} accepted jobs, {num} times"
+            if amount.is_over:
+                break
+    what = f"slurmctld killed within 2 s of {num_jobs} accepted jobs, {len(rounds)} times"
     lost, doubled = sum(one.num_lost for one in rounds), sum(one.num_doubled for one in rounds)
     return [
         compared(f"{what}: jobs lost", lost, "jobs", "plain sbatch", sum(one.num_plain_lost for one in rounds),

@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from benchmarks._sites_amount import Amount
 from benchmarks._sites_looks import look_rows
 from benchmarks.table import Row
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
@@ -26,9 +27,9 @@ class CountingCommands(SlurmCommands):
         return super().run_fully(*command)
 
 
-def rows(quick: bool) -> list[Row]:
+def rows(amount: Amount) -> list[Row]:
     """Look at users' jobs, most of which wait, in turn with the bare command."""
-    num = NUM_QUICK_JOBS if quick else NUM_JOBS
+    num = NUM_QUICK_JOBS if amount.quick else NUM_JOBS
     with tempfile.TemporaryDirectory() as folder, slurm_clusters(Path(folder), 4, 8, "east") as slurms:
         slurm = slurms["east"]
         _submit(slurm, num)

@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks._sites_amount import Amount
 from benchmarks.table import Row, compared
 from tests.control.processes import until
 from tests.slurm.joint_pool import JointPool
@@ -17,9 +18,9 @@ RANKS = 2 * NODES * CARDS
 STEPS = 1_000_000
 
 
-def rows(quick: bool) -> list[Row]:
+def rows(amount: Amount) -> list[Row]:
     """Submit jobs one after another; before each, run the same line with `srun` on both clusters."""
-    num = 5 if quick else 60
+    num = 5 if amount.quick else 60
     beyond_s, skews_s, bare_s = [], [], []
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.subjects import SUBJECTS, Figure, Subject
-from benchmarks.table import COLUMNS
+from benchmarks.table import COLUMNS, Row, markdown
 
 BENCHMARKS = Path(__file__).parent
 FOLDER = BENCHMARKS.parent / "docs" / "benchmarks"
 HEADING = re.compile(r"^## `python -m benchmarks\.(\w+)`$", re.MULTILINE)
-TABLE = re.compile(r"^\| ", re.MULTILINE)
+PART = re.compile(r"^### `(\S+)`$\n\n", re.MULTILINE)
+"""The heading of a part of a benchmark, above the table of its rows."""
+TABLE = re.compile(r"^\| |^### `", re.MULTILINE)
 COLUMN_TEXT = f"Columns: {', '.join(COLUMNS)}. `ratio` is ours over the peer's. Compare figures within one table."
 
 INTRODUCTION = """\
@@ -39,6 +41,20 @@ def tables_of(page: str) -> dict[str, str]:
     sections = {one[1]: page[one.end() : end] for one, end in zip(headings, [*starts[1:], len(page)], strict=False)}
     tables = {name: TABLE.search(text) for name, text in sections.items()}
     return {name: sections[name][first.start() :].strip() for name, first in tables.items() if first}
+
+
+def updated_table(kept: str, rows: Sequence[Row], stamp: str) -> str:
+    """Return what a page keeps of a benchmark after a run: a table, or one for each of its parts.
+
+    Parts that did not run stay as they are in `kept`. `stamp` is the line below each table that this run printed.
+    """
+    if any(not row.part for row in rows):
+        return f"{markdown(rows)}\n\n{stamp}"
+    words = PART.split(kept)
+    parts = {name: text.strip() for name, text in zip(words[1::2], words[2::2], strict=True)}
+    for name in dict.fromkeys(row.part for row in rows):
+        parts[name] = f"{markdown([row for row in rows if row.part == name])}\n\n{stamp}"
+    return "\n\n".join(f"### `{name}`\n\n{text}" for name, text in parts.items())
 
 
 def read_tables(folder: Path = FOLDER) -> dict[str, str]:

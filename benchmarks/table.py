@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import subprocess
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ ROOT = Path(__file__).parent.parent
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One measured figure. `ratio` is ours over the peer's; `target` says in words what `met` judges.
+
+    `part` is the part of the benchmark that measured it, "" where a benchmark has no parts: pages keep a table for
+    each part, with the commit that it measured.
 
     None in `peer`, `peer_value`, `ratio` or `met` means that there is none.
     """
@@ -29,6 +33,7 @@ class Row:
     ratio: float | None = None
     target: str = ""
     met: bool | None = None
+    part: str = ""
 
 
 def compared(what: str, ours: float, unit: str, peer: str, peer_value: float, **more: Any) -> Row:
@@ -37,10 +42,19 @@ def compared(what: str, ours: float, unit: str, peer: str, peer_value: float, **
     return Row(what=what, ours=ours, unit=unit, peer=peer, peer_value=peer_value, ratio=ratio, **more)
 
 
+def run_parts(parts: Mapping[str, Callable[[], Sequence[Row]]], chosen: Iterable[str]) -> list[Row]:
+    """Run the chosen parts of a benchmark, each named on standard error as it begins; return the rows of all."""
+    rows: list[Row] = []
+    for name in chosen:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        rows += [replace(row, part=name) for row in parts[name]()]
+    return rows
+
+
 def markdown(rows: Iterable[Row]) -> str:
     """Return the rows as a Markdown table."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(_cell(value) for value in asdict(row).values()) + " |" for row in rows]
+    lines += ["| " + " | ".join(_cell(getattr(row, name)) for name in COLUMNS) + " |" for row in rows]
     return "\n".join(lines)
 
 
@@ -68,7 +82,9 @@ def print_rows(rows: Sequence[Row], as_json: bool) -> None:
     """Print the rows on standard output: one JSON object a line, or one Markdown table with its commit."""
     if as_json:
         for row in rows:
-            print(json.dumps(asdict(row)), flush=True)
+            print(
+                json.dumps({name: value for name, value in asdict(row).items() if name != "part" or value}), flush=True
+            )
     else:
         print(f"{markdown(rows)}\n\n{printed_at()}", flush=True)
 

@@ -17,6 +17,7 @@ beside a hostile owner and user. Both sides of a comparison run in one process o
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable
 
@@ -32,7 +33,7 @@ from benchmarks import (
     _trust_steps,
     _trust_storage,
 )
-from benchmarks.table import Row, print_rows
+from benchmarks.table import Row, print_rows, run_parts
 
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "ids": _trust_ids.measure,
@@ -55,10 +56,8 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     arguments = parser.parse_args()
-    rows: list[Row] = []
-    for name in arguments.only or PARTS:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        rows += PARTS[name](arguments.quick)
+    parts = {name: functools.partial(part, arguments.quick) for name, part in PARTS.items()}
+    rows = run_parts(parts, arguments.only or PARTS)
     print_rows(rows, arguments.json)
     return int(any(row.met is False for row in rows))
 

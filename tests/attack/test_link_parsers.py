@@ -16,7 +16,7 @@ from isthmus.comm.channel.noise_handshake import CipherState
 from isthmus.comm.channel.sealed_channel import SealedChannel
 from isthmus.comm.tcp.greeting import Greeting, answer_greeting, refusal_reason, send_greeting
 from isthmus.comm.tcp.sealed_greeting import FIRST_BYTES, SealedHandshake
-from isthmus.comm.tcp.wire_format import MAX_FRAGMENT_BYTES, read_header
+from isthmus.comm.tcp.wire_format import DATA, MAX_FRAGMENT_BYTES, FrameHeader, pack_header, read_header
 from isthmus.core.errors import IsthmusError
 from isthmus.wan import links_in_background
 from isthmus.wan.dial import MAX_HEAD_BYTES, dial
@@ -25,12 +25,27 @@ from tests.control.serving import POOL
 
 pytestmark = pytest.mark.attack
 
-bounded = settings(max_examples=200, deadline=None)
+EXAMPLES, WHOLE_EXAMPLES = 200, 20_000
+"""Examples of each parser in memory, here and with `--whole`; those that need a connection of their own try fewer."""
 MINE = Greeting("job-1", 1, 0, 2)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
 )
+
+
+def fuzzed(whole: bool) -> settings:
+    """Return the settings of a parser that is fuzzed in memory."""
+    return settings(max_examples=WHOLE_EXAMPLES if whole else EXAMPLES, deadline=None, database=None)
+
+
+@st.composite
+def changed_head(draw: st.DrawFn) -> bytes:
+    """Return a valid head of a frame of which a few bytes are replaced."""
+    head = bytearray(pack_header(FrameHeader(DATA, label="x", message_bytes=8, payload_bytes=8)))
+    for place, byte in draw(st.lists(st.tuples(st.integers(0, len(head) - 1), st.integers(0, 255)), max_size=4)):
+        head[place] = byte
+    return bytes(head) + draw(st.binary(max_size=40))
 
 
 def sockets_with(data: bytes) -> tuple[socket.socket, socket.socket]:
@@ -42,55 +57,71 @@ def sockets_with(data: bytes) -> tuple[socket.socket, socket.socket]:
     return near, far
 
 
-@bounded
-@given(st.binary(max_size=400))
-def test_any_bytes_are_a_frame_or_an_error(data: bytes) -> None:
+def test_any_bytes_are_a_frame_or_an_error(whole: bool) -> None:
     """A head that is accepted announces at most a fragment, inside its message; else the error is one of two kinds."""
-    near, far = sockets_with(data)
-    with near, far, contextlib.suppress(OSError, ValueError):
-        header = read_header(PlainChannel(near))
-        assert header.payload_bytes <= MAX_FRAGMENT_BYTES
-        assert header.offset + header.payload_bytes <= header.message_bytes
+
+    @fuzzed(whole)
+    @given(st.binary(max_size=400) | changed_head())
+    def read_any(data: bytes) -> None:
+        near, far = sockets_with(data)
+        with near, far, contextlib.suppress(OSError, ValueError):
+            header = read_header(PlainChannel(near))
+            assert header.payload_bytes <= MAX_FRAGMENT_BYTES
+            assert header.offset + header.payload_bytes <= header.message_bytes
+
+    read_any()
 
 
-@bounded
-@given(st.binary(max_size=400))
-def test_no_bytes_are_a_sealed_frame(data: bytes) -> None:
+def test_no_bytes_are_a_sealed_frame(whole: bool) -> None:
     """Without the keys of the connection nothing is read, not even the kind of a frame."""
     keys = link_keys(("a", "b"), 0)
     sealed = SealedHandshake(MINE, keys, lambda: 0.0)
-    assert sealed.open(data[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0")) is None
-    known = (keys.key_id("b") + data).ljust(FIRST_BYTES, b"\0")[:FIRST_BYTES]
-    assert sealed.open(known) is None
-    near, far = sockets_with(data)
-    with near, far, pytest.raises(ConnectionResetError):
-        read_header(SealedChannel(near, CipherState(bytes(32)), CipherState(bytes(32))))
 
-
-@bounded
-@given(st.dictionaries(st.sampled_from([*MINE.as_dict(), "lane"]), JSON))
-def test_any_object_is_a_greeting_of_this_run_or_refused(changes: dict[str, object]) -> None:
-    """Only the true fields are accepted, by type too; a refusal is text."""
-    theirs = MINE.as_dict() | {"rank": 1} | changes
-    reason = refusal_reason(MINE, theirs)
-    assert isinstance(reason, str)
-    if not reason:
-        assert theirs["run"] == "job-1"
-        assert theirs["rank"] == 1
-        assert type(theirs["rank"]) is int
-
-
-@bounded
-@given(st.binary(max_size=5000))
-def test_any_bytes_end_a_greeting_in_either_role(data: bytes) -> None:
-    """The error is one of the tree, or of the connection."""
-    for role in (answer_greeting, send_greeting):
+    @fuzzed(whole)
+    @given(st.binary(max_size=400))
+    def open_any(data: bytes) -> None:
+        assert sealed.open(data[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0")) is None
+        known = (keys.key_id("b") + data).ljust(FIRST_BYTES, b"\0")[:FIRST_BYTES]
+        assert sealed.open(known) is None
         near, far = sockets_with(data)
-        with near, far, contextlib.suppress(OSError, IsthmusError):
-            role(near, MINE)
+        with near, far, pytest.raises(ConnectionResetError):
+            read_header(SealedChannel(near, CipherState(bytes(32)), CipherState(bytes(32))))
+
+    open_any()
 
 
-@settings(bounded, max_examples=40)
+def test_any_object_is_a_greeting_of_this_run_or_refused(whole: bool) -> None:
+    """Only the true fields are accepted, by type too; a refusal is text."""
+
+    @fuzzed(whole)
+    @given(st.dictionaries(st.sampled_from([*MINE.as_dict(), "lane"]), JSON))
+    def judge_any(changes: dict[str, object]) -> None:
+        theirs = MINE.as_dict() | {"rank": 1} | changes
+        reason = refusal_reason(MINE, theirs)
+        assert isinstance(reason, str)
+        if not reason:
+            assert theirs["run"] == "job-1"
+            assert theirs["rank"] == 1
+            assert type(theirs["rank"]) is int
+
+    judge_any()
+
+
+def test_any_bytes_end_a_greeting_in_either_role(whole: bool) -> None:
+    """The error is one of the tree, or of the connection."""
+
+    @fuzzed(whole)
+    @given(st.binary(max_size=5000))
+    def greet_any(data: bytes) -> None:
+        for role in (answer_greeting, send_greeting):
+            near, far = sockets_with(data)
+            with near, far, contextlib.suppress(OSError, IsthmusError):
+                role(near, MINE)
+
+    greet_any()
+
+
+@settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=300) | st.just(b"HTTP/1.1 200 OK\r\n" + b"x" * 3 * MAX_HEAD_BYTES))
 def test_any_answer_of_a_proxy_is_a_tunnel_or_an_error(answer: bytes) -> None:
     """A proxy that says anything else than a short head with status 2xx is named in an error."""
@@ -118,7 +149,7 @@ def proxy() -> Iterator[tuple[str, int]]:
         yield host, int(port)
 
 
-@settings(bounded, max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(data=st.binary(max_size=200) | st.text(max_size=100).map(lambda text: f"CONNECT {text} HTTP/1.1".encode()))
 def test_any_request_is_refused_by_the_proxy_or_closed(proxy: tuple[str, int], data: bytes) -> None:
     """A proxy of an emulated link answers with a status of refusal, and serves the next caller."""

@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from isthmus.agent.adapters.kubernetes.api_access import read_access
@@ -34,9 +35,11 @@ class WatchedRun:
         self.problems: Counter[str] = Counter()
         self.num_kills = self.num_compactions = self.num_changes = 0
 
-    def run(self, num_rounds: int) -> None:
-        """Make `num_rounds` rounds, then remove every object."""
+    def run(self, num_rounds: int, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Make `num_rounds` rounds, fewer if the time `is_over`, then remove every object."""
         for _ in range(num_rounds):
+            if is_over():
+                break
             self._change()
             self._look()
             self._change()

@@ -22,6 +22,8 @@ PROGRAMS = ("slurmctld", "slurmd", "squeue", "salloc", "munged")
 
 _PID_FILE_S = 10.0
 """Time in which a started slurmctld writes its process id."""
+_SWEEP_S = 10.0
+"""Time for what daemons have left to end."""
 
 _CONF = """
 ClusterName={name}
@@ -158,13 +160,23 @@ class SlurmCluster:
             self.run("scancel", "--user=root", timeout_s=5)
         with contextlib.suppress(AssertionError):
             self.wait_empty(5)
-        for file in (*(self.root / "run" / f"{node}.pid" for node in self.nodes), self.root / "run" / "ctld.pid"):
+        # slurmctld first: it would start what waits on the cards of what has ended.
+        for file in (self.root / "run" / "ctld.pid", *(self.root / "run" / f"{node}.pid" for node in self.nodes)):
             _kill(file, signal.SIGKILL)
         _kill(self.root / "munge" / "pid", signal.SIGTERM)
-        for process in psutil.process_iter():  # steps whose slurmd is gone
+        deadline_s = time.monotonic() + _SWEEP_S
+        while self._kill_steps() and time.monotonic() < deadline_s:  # one that is killed may have started another
+            time.sleep(0.05)
+
+    def _kill_steps(self) -> int:
+        """Kill what daemons that are gone have left, by its environment; return how much there was."""
+        num = 0
+        for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("SLURM_CONF") == str(self.conf):
                     process.kill()
+                    num += 1
+        return num
 
     def run(self, *command: str, timeout_s: float = 20.0) -> str:
         """Return the output of a client command at this cluster."""
