@@ -31,6 +31,7 @@ from isthmus.comm.tcp.wire_format import (
     HEARTBEAT,
     MAX_FRAGMENT_BYTES,
     MAX_REASON_BYTES,
+    NOTICE,
     FrameHeader,
     frame_parts,
     pack_header,
@@ -122,7 +123,8 @@ def test_a_frame_has_a_part_for_each_of_header_label_and_payload() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        FrameHeader(5),
+        FrameHeader(6),
+        FrameHeader(NOTICE, message_bytes=4097),
         FrameHeader(0),
         FrameHeader(DATA, message_bytes=10, offset=5, payload_bytes=6),
         FrameHeader(DATA, message_bytes=10, offset=11),
@@ -131,7 +133,7 @@ def test_a_frame_has_a_part_for_each_of_header_label_and_payload() -> None:
 def test_an_unknown_kind_or_a_fragment_past_the_end_is_malformed(
     pair: tuple[socket.socket, socket.socket], header: FrameHeader
 ) -> None:
-    """The payload lies within its message, and only four kinds exist."""
+    """The payload lies within its message, and only five kinds exist."""
     near, far = pair
     near.sendall(pack_header(header))
     with pytest.raises(ValueError, match=f"^kind {header.kind} with"):
@@ -279,19 +281,19 @@ def test_a_greeting_tells_version_byte_order_and_identity() -> None:
         ({}, ""),
         ({"rank": 2}, ""),
         ({"incarnation": 9}, ""),
-        ({"isthmus": 2}, "isthmus is 2 there and 5 here"),
+        ({"isthmus": 2}, "isthmus is 2 there and 6 here"),
         ({"run": "x"}, "run is 'x' there and 'run' here"),
         ({"attempt": 3}, "attempt is 3 there and 2 here"),
         ({"size": None}, "size is None there and 3 here"),
         ({"incarnation": True}, "incarnation True is not an integer"),
         ({"incarnation": "4"}, "incarnation '4' is not an integer"),
-        ({"rank": 0}, "rank 0 must be above 0 and below 3"),
-        ({"rank": 3}, "rank 3 must be above 0 and below 3"),
-        ({"rank": "1"}, "rank '1' must be above 0 and below 3"),
+        ({"rank": 0}, "rank 0 must be below 3 and another than 0"),
+        ({"rank": 3}, "rank 3 must be below 3 and another than 0"),
+        ({"rank": "1"}, "rank '1' must be below 3 and another than 0"),
     ],
 )
 def test_a_greeting_is_refused_for_the_first_difference(change: dict[str, Any], reason: str) -> None:
-    """Only rank and incarnation may differ; the rank that dials is the higher one."""
+    """Only rank and incarnation may differ; the rank is another one of the run."""
     assert refusal_reason(MINE, MINE.as_dict() | {"rank": 1} | change) == reason
 
 
@@ -384,7 +386,7 @@ def test_a_refused_dialler_learns_what_to_do(
         ({"lane": True, "run": "x"}, True, "run is 'x' there and 'run' here", False, ProtocolError),
         ({"incarnation": 3}, True, "incarnation is 3 there and 4 here", False, ProtocolError),
         ({"incarnation": 5}, True, "incarnation is 5 there and 4 here", True, RestartError),
-        ({}, False, "rank 1 is already connected", True, ProtocolError),
+        ({}, False, "rank 1 is already connected", True, UnavailableError),
     ],
 )
 def test_an_answer_says_why_and_whether_to_retry(

@@ -1,4 +1,4 @@
-"""`connect_transport`: connect to all ranks of a run, with transport threads or a transport process."""
+"""`connect_transport`: join the ranks of a run, with transport threads or a transport process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import socket
 from collections.abc import Callable, Sequence
 
 from isthmus.comm.channel.link_keys import LinkKeys
+from isthmus.comm.join_ranks import join_ranks
 from isthmus.comm.process.process_transport import ProcessTransport
 from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.greeting import Greeting
 from isthmus.comm.tcp.reconnect import OnLink
-from isthmus.comm.tcp.rendezvous import connect_ranks
-from isthmus.comm.tcp.tcp_transport import TcpTransport
 from isthmus.comm.transport.receive_matching import MAX_MESSAGE_BYTES
 from isthmus.comm.transport.transport import JoinedTransport
 from isthmus.core.base_model import TransportKind
@@ -34,7 +33,7 @@ def connect_transport(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     on_refused: Callable[[str], None] = lambda _: None,
 ) -> JoinedTransport:
-    """Return a transport that is connected to every rank. Raises what `connect_ranks` raises.
+    """Return a transport that reaches every rank, once all have joined. Raises what `join_ranks` raises.
 
     With `keys` every connection is authenticated and encrypted; without, this rank may listen on loopback only, and
     `InputError` is raised for another address. `endpoints[r]` is where rank `r` listens. `listener` is this rank's own
@@ -56,11 +55,11 @@ def connect_transport(
             max_message_bytes=max_message_bytes,
             on_refused=on_refused,
         )
-    return TcpTransport(
+    return join_ranks(
         greeting,
         endpoints,
-        connect_ranks(greeting, endpoints, listener, timeout_s, keys=keys, on_refused=on_refused),
         listener.dup(),
+        timeout_s,
         heartbeat_s=heartbeat_s,
         peer_timeout_s=peer_timeout_s,
         on_loss=on_loss,

@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from isthmus.comm.channel.link_keys import LinkKeys
+from isthmus.comm.join_ranks import join_ranks
 from isthmus.comm.process.control_messages import (
     ARRIVED,
     CLOSE,
@@ -42,7 +43,6 @@ from isthmus.comm.process.control_messages import (
 from isthmus.comm.process.shared_memory_arena import SharedMemoryArena
 from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.greeting import Greeting
-from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.tcp_transport import TcpTransport
 from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import IsthmusError, PeerError
@@ -111,11 +111,11 @@ class TransportProcess:
         own_keys = None if keys is None else LinkKeys.from_hex(**keys)
         mine, peers = Greeting(**greeting), [Endpoint(**one) for one in endpoints]
         clock = steady_clock(clock_anchor_s)
-        return TcpTransport(
+        return join_ranks(
             mine,
             peers,
-            connect_ranks(mine, peers, self._listener, timeout_s, clock, own_keys, self._report_refused),
             self._listener,
+            timeout_s,
             heartbeat_s=heartbeat_s,
             peer_timeout_s=peer_timeout_s,
             on_loss=lambda error: self._outgoing.put(ControlMessage(LOST, text=pack_error(error))),

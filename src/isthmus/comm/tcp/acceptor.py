@@ -1,4 +1,4 @@
-"""`Acceptor`: accepts reconnects of broken connections while a run is on."""
+"""`Acceptor`: accepts new and reopened connections while a run is on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from isthmus.comm.tcp.entrance import Admit, Entrance
+from isthmus.comm.tcp.greeting import Claim
 from isthmus.comm.tcp.handshake import Handshake
 from isthmus.core.errors import RestartError
 
@@ -16,19 +17,21 @@ _POLL_S = 0.2
 class Acceptor:
     """Accepts connections on `listener` until `close`, which closes `listener` too.
 
-    Calls `on_restart` when a rank connects with a later incarnation, and `on_refused` with the address of a stranger.
+    `claim` says which connections it may take. Calls `on_restart` when a rank connects with a later incarnation, and
+    `on_refused` with the address of a stranger.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         handshake: Handshake,
+        claim: Claim,
         admit: Admit,
         on_restart: Callable[[RestartError], None],
         on_refused: Callable[[str], None],
     ) -> None:
         self._listener, self._closed = listener, threading.Event()
-        self._entrance = Entrance(listener, handshake, admit, on_restart=on_restart, on_refused=on_refused)
+        self._entrance = Entrance(listener, handshake, admit, claim=claim, on_restart=on_restart, on_refused=on_refused)
         self._thread = threading.Thread(target=self._accept, name="isthmus-acceptor", daemon=True)
         self._thread.start()
 

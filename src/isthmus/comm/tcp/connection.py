@@ -18,6 +18,7 @@ from isthmus.comm.tcp.wire_format import (
     DATA,
     HEARTBEAT,
     MAX_REASON_BYTES,
+    NOTICE,
     FrameHeader,
     frame_parts,
     read_header,
@@ -38,6 +39,11 @@ class ConnectionOwner(Protocol):
     send_queue: SendQueue
     close_reason: str | None
 
+    @property
+    def tolerates_silence(self) -> bool:
+        """Whether the peer may be silent: it has not joined yet, or ends."""
+        ...
+
     def on_activity(self) -> None:
         """Record that a frame arrived."""
         ...
@@ -48,6 +54,10 @@ class ConnectionOwner(Protocol):
 
     def on_received(self, num_bytes: int, arrival: Arrival) -> None:
         """Count a message that was received completely."""
+        ...
+
+    def on_notice(self, tag: int, text: bytes) -> None:
+        """Handle a notice of the peer; raises `ValueError` for a malformed one."""
         ...
 
     def on_peer_closed(self, reason: str) -> None:
@@ -67,8 +77,8 @@ class Connection:
     """Connection `number` to a peer whose clock is `clock_offset_s` ahead of ours.
 
     Silence of `silence_timeout_s` counts as broken, and a part of a frame that takes longer than `part_timeout_s`,
-    except while the owner closes: the peer may still be finishing. When the connection breaks, its unacknowledged
-    fragments return to the send queue.
+    except while the owner tolerates silence: the peer may still be joining or finishing. When the connection breaks,
+    its unacknowledged fragments return to the send queue.
     """
 
     def __init__(
@@ -85,6 +95,8 @@ class Connection:
     ) -> None:
         self.number, self.dead = number, False
         self.peer_closed = self.has_closed = False
+        # Whether it broke and the owner has not begun yet to reopen it.
+        self.is_failing = False
         self._channel, self._clock_offset_s, self._owner = channel, clock_offset_s, owner
         self._heartbeat_s, self._clock = heartbeat_s, clock
         self._unacked: deque[Fragment] = deque()
@@ -122,7 +134,8 @@ class Connection:
 
     def _handle_failure(self, error: Exception) -> None:
         with self._lock:
-            known, self.dead = self.dead, True
+            known = self.dead
+            self.is_failing, self.dead = not known, True
         self.abort()
         if not known:
             self._owner.on_broken(self, error)
@@ -181,7 +194,7 @@ class Connection:
             self._handle_failure(error)
 
     def _tolerates_silence(self) -> bool:
-        return self._owner.close_reason is not None and not self.dead
+        return self._owner.tolerates_silence and not self.dead
 
     def _receive_frame(self, header: FrameHeader) -> bool:
         """Receive one frame; return False after CLOSE."""
@@ -192,11 +205,14 @@ class Connection:
             num_bytes = owner.send_queue.mark_acked(header.number)
             if num_bytes is not None:
                 owner.on_acked(num_bytes)
-        elif header.kind == CLOSE:
-            reason = bytearray(header.payload_bytes)
-            self._read_payload(memoryview(reason))
+        elif header.kind in (CLOSE, NOTICE):
+            text = bytearray(header.payload_bytes)
+            self._read_payload(memoryview(text))
+            if header.kind == NOTICE:
+                owner.on_notice(header.tag, bytes(text))
+                return True
             self.peer_closed = True
-            owner.on_peer_closed(reason.decode(errors="replace"))
+            owner.on_peer_closed(text.decode(errors="replace"))
             return False
         return True
 

@@ -53,7 +53,7 @@ def dial_rank(
     timeout_s: float,
     on_open: Callable[[socket.socket], None] = lambda _: None,
 ) -> GreetedChannel:
-    """Dial a lower rank and greet it for connection number `number`; `on_open` gets the socket before that.
+    """Dial `rank` and greet it for connection number `number`; `on_open` gets the socket before that.
 
     Raises `UnavailableError` if there is currently no route, `PeerError` if the worker is gone or rejects us,
     `RestartError` if it has restarted, `ProtocolError` if it has another format version.

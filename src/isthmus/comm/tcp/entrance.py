@@ -20,7 +20,7 @@ from typing import Any
 from isthmus.comm.tcp.greeting import Claim
 from isthmus.comm.tcp.handshake import Handshake
 from isthmus.comm.tcp.reconnect import GreetedChannel
-from isthmus.core.errors import IsthmusError, RestartError
+from isthmus.core.errors import IsthmusError, RestartError, UnavailableError
 
 FIRST_TIMEOUT_S = 10.0
 """Longest time from accepting a connection to its first bytes."""
@@ -184,7 +184,7 @@ class Entrance:
                 self._unclaim(*one)
             if isinstance(error, RestartError):
                 self._on_restart(error)
-            else:
+            elif not isinstance(error, UnavailableError):  # a member that comes too early dials again
                 self._on_refused(address)
         finally:
             with self._lock:

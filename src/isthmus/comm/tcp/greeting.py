@@ -77,8 +77,8 @@ def refusal_reason(mine: Greeting, theirs: dict[str, Any]) -> str:
     if type(theirs.get("incarnation")) is not int:
         return f"incarnation {theirs.get('incarnation')!r} is not an integer"
     rank = theirs.get("rank")
-    if type(rank) is not int or not mine.rank < rank < mine.size:
-        return f"rank {rank!r} must be above {mine.rank} and below {mine.size}"
+    if type(rank) is not int or rank == mine.rank or not 0 <= rank < mine.size:
+        return f"rank {rank!r} must be below {mine.size} and another than {mine.rank}"
     return ""
 
 
@@ -118,8 +118,8 @@ def answer_greeting(
 ) -> tuple[int, int, float]:
     """Answer the greeting of a dialler; return its rank, connection number, and clock minus ours in seconds.
 
-    `start` is what was read of the greeting. Raises `ProtocolError` for a
-    rejected greeting and `RestartError` for a later incarnation, which is rejected as well.
+    `start` is what was read of the greeting. Raises `ProtocolError` for a rejected greeting, `UnavailableError` for
+    one that may be repeated, and `RestartError` for a later incarnation, which is rejected as well.
     """
     # Step 1: read the greeting and decide; `later` means that a retry may succeed.
     theirs = receive_json_line(sock, start)
@@ -136,6 +136,8 @@ def answer_greeting(
     send_json_line(sock, {"refused": why, "later": later, "incarnation": mine.incarnation})
     if newer:
         raise RestartError(f"rank {theirs['rank']} has restarted", incarnation=theirs["incarnation"])
+    if later:
+        raise UnavailableError(f"rejected a greeting: {why}")
     if why:
         raise ProtocolError(f"rejected a greeting: {why}")
     # Step 3: answer the pings and read the clock offset that the dialler computed.

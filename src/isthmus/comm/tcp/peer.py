@@ -22,13 +22,19 @@ PART_TIMEOUT_SHARE = 0.5
 """Share of the peer's timeout that a part of a frame, of at most 256 KiB, may take: 140 kbit/s with the defaults."""
 
 
+OnNotice = Callable[[int, int, bytes], None]
+"""(rank, tag, text) of a notice; raises `ValueError` for a malformed one."""
+
+
 class Peer:
     """The worker of rank `rank` and its connections; delivery is exactly once.
 
-    `redial` reopens a broken connection; the others meanwhile resend its unacknowledged fragments.
+    `greeted_channels` are its first connections; others, up to `num_connections`, are opened by `open` or by the peer.
+    `redial` opens a connection, also a broken one; the others meanwhile resend its unacknowledged fragments.
     `on_loss` is called once, from a connection thread, when the worker is gone without CLOSE, silent for
     `timeout_s`, or closed with a failure reason. `on_link` reports when nothing arrives from the worker,
-    and when it does again.
+    and when it does again; `on_notice` gets tag and text of what the peer tells about the run, and `on_peer_closed`
+    the rank once it has sent CLOSE on every live connection. While `is_joining()`, the peer may be silent.
     """
 
     connection_type: type[Connection] = Connection
@@ -45,13 +51,23 @@ class Peer:
         on_link: OnLink = lambda _rank, _why, _lasted_s: None,
         clock: Callable[[], float] = steady_time_s,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        num_connections: int = 0,
+        on_notice: OnNotice = lambda _rank, _tag, _text: None,
+        on_peer_closed: Callable[[int], None] = lambda _rank: None,
+        is_joining: Callable[[], bool] = lambda: False,
     ) -> None:
         self.rank, self.traffic = rank, Traffic()
         self.matcher = ReceiveMatcher(rank, max_message_bytes=max_message_bytes)
         self.reassembler, self.send_queue = Reassembler(self.matcher, Connection.shut_down), SendQueue()
         self.close_reason: str | None = None
+        # Whether the peer has closed with the reason of a failure.
+        self.has_failed = False
         self._heartbeat_s, self._timeout_s = heartbeat_s, timeout_s
-        self._clock, self._on_loss = clock, on_loss
+        self._clock, self._on_loss, self._on_notice = clock, on_loss, on_notice
+        self._on_peer_closed, self._is_joining = on_peer_closed, is_joining
+        self._num_connections = max(num_connections, len(greeted_channels))
+        self._is_opened = bool(greeted_channels)
+        self._notices: list[tuple[int, bytes]] = []
         self._error: PeerError | None = None
         self._stopped_waiting = False
         self._lock = threading.Lock()
@@ -59,6 +75,7 @@ class Peer:
         self._stopped = threading.Event()
         self._reconnector = Reconnector(rank, timeout_s, redial, on_link, self._stopped)
         self._reconnect_threads: set[threading.Thread] = set()
+        self._num_attaching = 0
         self._connections = {number: self._make_connection(number, one) for number, one in enumerate(greeted_channels)}
 
     def start(self) -> None:
@@ -75,26 +92,79 @@ class Peer:
         """Post a receive for the next message of `tag`."""
         return self.matcher.post_receive(tag, label, into)
 
+    def open(self) -> None:
+        """Begin to dial, once, every connection that there is not."""
+        if self._is_opened:
+            return
+        with self._changed:
+            if self._is_opened or self._stopped.is_set():
+                return
+            self._is_opened = True
+            for number in range(self._num_connections):
+                if number not in self._connections:
+                    self._start_reconnect(number, None, ConnectionError("not connected yet"))
+
+    def notify(self, tag: int, text: bytes = b"") -> None:
+        """Send a notice, and again on each later connection: it arrives once at least while the peer is reachable."""
+        with self._lock:
+            self._notices.append((tag, text))
+        self.send_queue.queue_notice(tag, text)
+
     def attach(self, number: int, greeted_channel: GreetedChannel) -> bool:
-        """Replace connection `number`; return False if the peer is stopped or has no such connection.
+        """Add or replace connection `number`; return False if the peer is stopped or has no such connection.
 
         The dialler may reopen a connection twice before the old one has ended: each replaces the one it
         finds.
         """
-        while (old := self._started_connection(number)) is not None and not self._stopped.is_set():
-            old.abort()
-            old.join()
+        with self._lock:
+            self._num_attaching += 1
+        try:
+            is_attached = self._replace_connection(number, greeted_channel)
+        finally:
+            with self._changed:
+                self._num_attaching -= 1
+                self._changed.notify_all()
+        if is_attached:
+            self._reconnector.on_reconnected()
+            for notice in list(self._notices):
+                self.send_queue.queue_notice(*notice)
+        return is_attached
+
+    def _replace_connection(self, number: int, greeted_channel: GreetedChannel) -> bool:
+        while not self._stopped.is_set() and 0 <= number < self._num_connections:
+            old = self._started_connection(number)
+            if old is not None:
+                old.abort()
+                old.join()
             with self._lock:
                 if self._stopped.is_set():
                     return False
-                if self._connections[number] is old:
-                    self._connections[number] = replacement = self._make_connection(number, greeted_channel)
+                if self._connections.get(number) is old:
+                    replacement = self._make_connection(number, greeted_channel)
+                    self._connections = self._connections | {number: replacement}
+                    self._is_opened = True
                     replacement.start()
-                    break
-        else:
-            return False
-        self._reconnector.on_reconnected()
-        return True
+                    return True
+        return False
+
+    def has_connected(self, number: int) -> bool:
+        """Return whether connection `number` was open at some time."""
+        return number in self._connections
+
+    @property
+    def has_connected_once(self) -> bool:
+        """Whether any connection was open at some time."""
+        return bool(self._connections)
+
+    @property
+    def last_activity_s(self) -> float:
+        """When the last frame arrived, on the monotonic clock."""
+        return self._reconnector.last_activity_s
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the peer was connected at some time, or is dialled."""
+        return self._is_opened
 
     @property
     def has_closed(self) -> bool:
@@ -153,6 +223,11 @@ class Peer:
             connection.abort()
             connection.join()
 
+    @property
+    def tolerates_silence(self) -> bool:
+        """Whether silence breaks no connection: ranks join or end."""
+        return self.close_reason is not None or self._is_joining()
+
     def on_activity(self) -> None:
         """Record that a frame arrived from the peer."""
         self._reconnector.on_activity()
@@ -170,9 +245,14 @@ class Peer:
             self.traffic.received_messages += 1
             self.traffic.last_transfer_s = arrival.transfer_s
 
+    def on_notice(self, tag: int, text: bytes) -> None:
+        """Pass a notice of the peer on."""
+        self._on_notice(self.rank, tag, text)
+
     def on_peer_closed(self, reason: str) -> None:
         """Handle a CLOSE frame from the peer; a `reason` means that its run failed."""
         if reason:
+            self.has_failed = True
             self._mark_lost(peer_loss_error(f"peer {self.rank} failed: {reason}"))
             self._begin_close()
         else:
@@ -193,21 +273,23 @@ class Peer:
         self._answer_close()
         with self._changed:
             if not (self._stopped.is_set() or self.close_reason or self._close_exchanged()):
-                thread = threading.Thread(
-                    target=self._reconnect,
-                    args=(connection, error),
-                    name=f"isthmus-reconnect-{self.rank}",
-                    daemon=True,
-                )
-                self._reconnect_threads.add(thread)
-                thread.start()
+                self._start_reconnect(connection.number, connection, error)
+            connection.is_failing = False
             self._changed.notify_all()
+
+    def _start_reconnect(self, number: int, broken: Connection | None, error: Exception) -> None:
+        """Start to open connection `number`, `broken` by `error` or not there; the lock is held."""
+        name = f"isthmus-reconnect-{self.rank}"
+        thread = threading.Thread(target=self._reconnect, args=(number, broken, error), name=name, daemon=True)
+        self._reconnect_threads.add(thread)
+        thread.start()
 
     def _answer_close(self) -> None:
         """Send CLOSE in turn once the peer has on every live connection."""
         if self.has_closed and all(one.peer_closed or one.dead for one in self._connections.values()):
             self._fail_pending(PeerError(f"peer {self.rank} has closed"))
             self._begin_close()
+            self._on_peer_closed(self.rank)
 
     def _begin_close(self) -> None:
         with self._changed:
@@ -220,16 +302,19 @@ class Peer:
         alive = [one for one in self._connections.values() if not one.dead]
         if alive:
             return all(one.has_closed and one.peer_closed for one in alive)
+        if self._num_attaching or any(one.is_failing for one in self._connections.values()):
+            return self._stopped.is_set() or self._stopped_waiting
         return self._close_exchanged() or self._stopped.is_set() or self._stopped_waiting or not self._reconnect_threads
 
     def _close_exchanged(self) -> bool:
         return self.has_closed and any(one.has_closed for one in self._connections.values())
 
-    def _reconnect(self, connection: Connection, error: Exception) -> None:
-        """Reopen a connection; if that fails, mark the peer lost unless this rank is closing."""
+    def _reconnect(self, number: int, broken: Connection | None, error: Exception) -> None:
+        """Open a connection; if that fails, mark the peer lost unless this rank is closing."""
         try:
-            number = connection.number
-            self._reconnector.reconnect(number, error, lambda: self._connections[number] is connection, self.attach)
+            self._reconnector.reconnect(
+                number, error, lambda: self._connections.get(number) is broken, self.attach, is_first=broken is None
+            )
         except PeerError as gone:
             if self.close_reason is None:
                 self._mark_lost(gone)

@@ -27,6 +27,9 @@ _SILENT = "silent"
 _RETRY_PAUSE_S = (0.1, 1.0)
 """Shortest and longest pause between two attempts to reopen a connection."""
 
+_FIRST_QUIET_TRIES = 5
+"""Attempts to open a connection for the first time that are not reported: 2.5 s."""
+
 
 class Reconnector:
     """Reopens the connections of `rank` until `stopped` is set or the peer is silent for `timeout_s`."""
@@ -56,12 +59,19 @@ class Reconnector:
         error: Exception,
         is_broken: Callable[[], bool],
         attach: Callable[[int, GreetedChannel], bool],
+        *,
+        is_first: bool = False,
     ) -> None:
-        """Retry until connection `number`, which broke by `error`, is open; `PeerError` if the peer is gone."""
+        """Retry until connection `number`, which broke by `error`, is open; `PeerError` if the peer is gone.
+
+        A connection that opens for the first time (`is_first`) may be refused while the peer dials too: the pauses of
+        several retries pass before that counts as an outage.
+        """
         pause_s, longest_s = _RETRY_PAUSE_S
         why = _failure_reason(error)
-        tried = why == _SILENT
-        if tried:
+        quiet_tries = _FIRST_QUIET_TRIES if is_first else 1
+        if why == _SILENT:
+            quiet_tries = 0
             self._report_cut(why)
         while not self._stopped.is_set() and is_broken():
             try:
@@ -75,9 +85,9 @@ class Reconnector:
             except PeerError as gone:
                 raise peer_loss_error(f"peer {self._rank} is lost: {why}; {gone.message}") from gone
             except UnavailableError as closed:
-                if tried:  # the first failure may only be a peer that is restarting
+                if quiet_tries == 0:  # the first failure may only be a peer that is restarting
                     self._report_cut(closed.message)
-                tried = True
+                quiet_tries = max(quiet_tries - 1, 0)
             if time.monotonic() - self.last_activity_s > self._timeout_s:
                 raise peer_loss_error(f"peer {self._rank} was silent for {self._timeout_s:g} s")
             self._stopped.wait(pause_s)

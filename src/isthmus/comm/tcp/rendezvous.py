@@ -1,21 +1,23 @@
-"""`connect_ranks`: connect to every other rank of the run: dial the lower ranks, accept the higher ones."""
+"""`connect_ranks`: connect to the other ranks of a run, or some: dial the lower ranks, accept the higher ones."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from isthmus.comm.channel.channel import Channel
 from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.comm.tcp.endpoint import DIAL_TIMEOUT_S, Endpoint, dial_rank, is_transient, set_socket_options
 from isthmus.comm.tcp.entrance import MAX_WAITING, Entrance
 from isthmus.comm.tcp.greeting import Greeting
 from isthmus.comm.tcp.handshake import Handshake, make_handshake
 from isthmus.comm.tcp.reconnect import GreetedChannel
+from isthmus.comm.tcp.wire_format import CLOSE, MAX_REASON_BYTES, FrameHeader, frame_parts
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
 from isthmus.core.process.steady_clock import steady_time_s
 from isthmus.wan import dial
@@ -25,6 +27,7 @@ ConnectionKey = tuple[int, int]
 
 _POLL_S = 0.2
 _LISTEN_CHECK_S = 1.0
+_REASON_TIMEOUT_S = 1.0
 
 
 def connect_ranks(
@@ -35,33 +38,33 @@ def connect_ranks(
     clock: Callable[[], float] = steady_time_s,
     keys: LinkKeys | None = None,
     on_refused: Callable[[str], None] = lambda _: None,
+    neighbours: Collection[int] | None = None,
 ) -> dict[int, list[GreetedChannel]]:
-    """Connect to every other rank; return the connections by rank, ordered by connection number.
+    """Connect to `neighbours` (default: every other rank); return the connections by rank, ordered by their number.
 
     `endpoints[r]` is where rank `r` listens, `listener` this rank's own socket. The higher rank of a pair
     dials; it retries a peer that ends before answering, since that peer may be replaced. Without `keys`, connections
     are in the clear. Invalid greetings and duplicate ranks are rejected, and `on_refused` gets their addresses; a
     silent connection delays no other. Raises `PeerError`
-    naming the rank that refused, was unreachable or missed `timeout_s`; `RestartError` for a later
-    incarnation; `ProtocolError` for another format version.
+    naming the rank that refused, was unreachable or missed `timeout_s`, which it tells the ranks that it is connected
+    to; `RestartError` for a later incarnation; `ProtocolError` for another format version.
     """
     handshake = make_handshake(greeting, keys, clock)
-    rendezvous = _Rendezvous(greeting, endpoints, time.monotonic() + timeout_s, handshake, on_refused)
-    lower = [(rank, number) for rank in range(greeting.rank) for number in range(endpoints[rank].lanes)]
+    others = {rank for rank in range(greeting.size) if rank != greeting.rank}
+    wanted = sorted(others if neighbours is None else others.intersection(neighbours))
+    rendezvous = _Rendezvous(greeting, endpoints, wanted, time.monotonic() + timeout_s, handshake, on_refused)
+    lower = [(rank, number) for rank in wanted if rank < greeting.rank for number in range(endpoints[rank].lanes)]
     with ThreadPoolExecutor(len(lower) + 2, thread_name_prefix="isthmus-connect") as pool:
         tasks = [pool.submit(rendezvous.accept, listener), pool.submit(rendezvous.check_listening)]
         tasks += [pool.submit(rendezvous.dial, *one) for one in lower]
         for task in tasks:
             task.add_done_callback(rendezvous.on_task_done)
     if rendezvous.errors:
+        error = rendezvous.decisive_error()
         for connection, _ in rendezvous.connections.values():
-            connection.close()
-        raise rendezvous.decisive_error()
-    return {
-        rank: [rendezvous.connections[rank, number] for number in range(endpoint.lanes)]
-        for rank, endpoint in enumerate(endpoints)
-        if rank != greeting.rank
-    }
+            _close_because(connection, error)
+        raise error
+    return {rank: [rendezvous.connections[rank, number] for number in range(endpoints[rank].lanes)] for rank in wanted}
 
 
 @dataclass
@@ -70,6 +73,7 @@ class _Rendezvous:
 
     greeting: Greeting
     endpoints: Sequence[Endpoint]
+    wanted: Sequence[int]
     deadline_s: float
     handshake: Handshake
     on_refused: Callable[[str], None]
@@ -91,14 +95,15 @@ class _Rendezvous:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Record `error`, stop accepting and shut down the dialled sockets."""
+        """Record `error`, stop accepting and shut down the sockets that are being dialled."""
         self.errors.append(error)
         self.stopped.set()
         self.all_accepted.set()
+        connected = [channel.socket for channel, _ in list(self.connections.values())]
         with self.lock:
-            dialled = list(self.dialled)
-        for connection in dialled:
-            _shut_down(connection)
+            dialling = [sock for sock in self.dialled if sock not in connected]
+        for sock in dialling:
+            _shut_down(sock)
 
     def decisive_error(self) -> BaseException:
         """Return the error to raise: the `RestartError` of the latest incarnation, else the first error."""
@@ -162,12 +167,14 @@ class _Rendezvous:
                         raise PeerError(f"rank {rank}: {error.message}", hint=error.hint) from error
 
     def _expected_keys(self) -> set[ConnectionKey]:
-        higher = range(self.greeting.rank + 1, self.greeting.size)
+        higher = [rank for rank in self.wanted if rank > self.greeting.rank]
         return {(rank, number) for rank in higher for number in range(self.endpoints[rank].lanes)}
 
     def _claim(self, rank: int, number: int) -> bool:
+        if (rank, number) not in self._expected_keys():
+            return False
         with self.lock:
-            known = (rank, number) in self.claimed or not 0 <= number < self.endpoints[rank].lanes
+            known = (rank, number) in self.claimed
             self.claimed.add((rank, number))
             return not known
 
@@ -175,6 +182,17 @@ class _Rendezvous:
         set_socket_options(greeted[0].socket, self.endpoints[rank].congestion_control)
         self.connections[rank, number] = greeted
         return True
+
+
+def _close_because(connection: Channel, error: BaseException) -> None:
+    """Close `connection`; unless ranks are to meet again, its peer learns which `error` ended the meeting."""
+    if isinstance(error, PeerError) and not isinstance(error, RestartError):
+        reason = error.message.encode()[:MAX_REASON_BYTES]
+        header = FrameHeader(CLOSE, message_bytes=len(reason), payload_bytes=len(reason))
+        connection.socket.settimeout(_REASON_TIMEOUT_S)
+        with suppress(OSError):
+            connection.write(frame_parts(header, reason), lambda: True)
+    connection.close()
 
 
 def _shut_down(sock: socket.socket) -> None:

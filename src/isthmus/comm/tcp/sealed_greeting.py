@@ -106,6 +106,8 @@ class SealedHandshake:
         channel.write([_VERDICT.pack(verdict, FORMAT_VERSION if verdict == _OTHER_VERSION else self._mine.incarnation)])
         if verdict == _OTHER_INCARNATION and opened.incarnation > self._mine.incarnation:
             raise RestartError(f"rank {opened.rank} has restarted", incarnation=opened.incarnation)
+        if verdict == _TAKEN:
+            raise UnavailableError(f"rejected a greeting of rank {opened.rank} at {opened.site} for now")
         if verdict != _ACCEPTED:
             raise ProtocolError(f"rejected a greeting of rank {opened.rank} at {opened.site}: verdict {verdict}")
         return opened.rank, opened.number, (channel, answer_clock(channel, self._clock))
@@ -114,7 +116,7 @@ class SealedHandshake:
         mine, sites = self._mine, self._keys.sites
         if opened.version != FORMAT_VERSION:
             return _OTHER_VERSION
-        is_peer = opened.size == mine.size == len(sites) and mine.rank < opened.rank < mine.size
+        is_peer = opened.size == mine.size == len(sites) and opened.rank != mine.rank and opened.rank < mine.size
         same_order = opened.little_endian == (sys.byteorder == "little")
         if not (is_peer and same_order and sites[opened.rank] == opened.site):
             return _OTHER_RUN

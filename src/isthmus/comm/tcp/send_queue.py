@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from isthmus.comm.tcp.wire_format import ACK, DATA, MAX_FRAGMENT_BYTES, FrameHeader
+from isthmus.comm.tcp.wire_format import ACK, DATA, MAX_FRAGMENT_BYTES, NOTICE, FrameHeader
 from isthmus.core.errors import PeerError
 
 MAX_UNACKED_MESSAGES = 256
@@ -74,6 +74,14 @@ class SendQueue:
         """Queue an acknowledgement of message `number`."""
         with self._changed:
             self._acks.append(Fragment(FrameHeader(ACK, number), memoryview(b"")))
+            self._changed.notify_all()
+
+    def queue_notice(self, tag: int, text: bytes) -> None:
+        """Queue a notice ahead of all messages; one is sent even after `fail`."""
+        size = len(text)
+        with self._changed:
+            header = FrameHeader(NOTICE, tag=tag, message_bytes=size, payload_bytes=size)
+            self._acks.append(Fragment(header, memoryview(text)))
             self._changed.notify_all()
 
     def take(self, max_bytes: int = MAX_FRAGMENT_BYTES) -> Fragment | None:

@@ -14,17 +14,19 @@ from dataclasses import dataclass
 
 from isthmus.comm.channel.channel import MAX_PART_BYTES, Channel, Part
 
-FORMAT_VERSION = 5
-DATA, HEARTBEAT, CLOSE, ACK = 1, 2, 3, 4
+FORMAT_VERSION = 6
+DATA, HEARTBEAT, CLOSE, ACK, NOTICE = 1, 2, 3, 4, 5
 """Frame kinds. `DATA` carries a fragment of a message; `CLOSE` the reason, empty for an orderly close;
-`ACK` acknowledges the message of its number. `ACK` and `HEARTBEAT` have no payload."""
+`ACK` acknowledges the message of its number. `ACK` and `HEARTBEAT` have no payload. `NOTICE` tells the peer's transport
+something about the run: the tag says what (`Notice`), the payload is its text. It may arrive twice."""
 
 MAX_REASON_BYTES = 4096
+MAX_NOTICE_BYTES = 4096
 MAX_FRAGMENT_BYTES = MAX_PART_BYTES
 """Longest payload of a frame: the fragments of a longer message use all connections in parallel."""
 
 _HEADER = struct.Struct("!BBQqddQQQ")
-_MAX_MESSAGE_BYTES = {DATA: 2**63, HEARTBEAT: 0, CLOSE: MAX_REASON_BYTES, ACK: 0}
+_MAX_MESSAGE_BYTES = {DATA: 2**63, HEARTBEAT: 0, CLOSE: MAX_REASON_BYTES, ACK: 0, NOTICE: MAX_NOTICE_BYTES}
 """Upper bound on a message by kind. The receiver bounds those with `DATA` by what it expects."""
 
 
