@@ -62,6 +62,12 @@ SURFACES = {
     "strategies": """
         Message ProgramTurn RankProgram Region Step check_steps crossing_elements plan_steps rank_program regions
     """,
+    "switch": """
+        Abort Actions Begin StreamSettings ClientState Datagram FixedPoint FromSwitch FromWorker Instructions Lost
+        PassingWorker Phase MAX_INTEGERS MAX_WORKERS NonFiniteError
+        Received SlotPool Start SwitchClient Timer UdpSocket job_number magnitude_bits read_job_keys run_client
+        serve_switch
+    """,
     "wan": """
         BackgroundLinks Namespaces PortRange dial emulated_namespaces format_address links_in_background listen
         local_address run_links

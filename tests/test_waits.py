@@ -129,6 +129,7 @@ ALLOWED = {
     "train/communication/send_thread.py PendingWork.wait": PEER,
     "train/communication/send_thread.py SendThread.drain": PEER,
     "train/communication/send_thread.py _run_queue": SERVICE,
+    "switch/serve_switch.py serve_switch": SERVICE,
     "train/liveness/heartbeat.py start_heartbeat.beat": SERVICE,
     "train/measure/measure_message.py _ping": PEER,
     "train/measure/measure_message.py _pong": PEER,
