@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from isthmus.comm.group.all_reduce_method import AllReduceMethod
 from isthmus.comm.group.composed.composition import agree
 from isthmus.comm.group.isthmus_group import BACKEND, IsthmusGroup
 from isthmus.comm.group.transport_messages import GROUP_TAGS
@@ -33,6 +34,8 @@ class IsthmusOptions:
     """Cluster of each rank."""
     host: str = "127.0.0.1"
     """This rank's address inside its cluster."""
+    method: Callable[[IsthmusGroup], AllReduceMethod] | None = None
+    """Another way to all-reduce over several clusters, such as `partial(FormattedSums, name="bf16")`; equal at all."""
 
 
 class _WorldGroup(IsthmusGroup):
@@ -65,6 +68,7 @@ def create_group(options: Any, group_options: IsthmusOptions | None) -> IsthmusG
     world.vendors = _vendors_of_all(world, options.timeout)
     libraries = join_vendors(transport, near, group_options.host, options.timeout)
     world.use_libraries(libraries, agree(world.vendors, clusters))
+    world.use_method(_method_of(world, group_options))
     return world
 
 
@@ -89,7 +93,7 @@ def _part_of(world: Any, options: Any) -> IsthmusGroup:
         raise PlanError(f"the groups {name} and {world.names[number]} have one number", hint="rename one of them")
     transport, clusters = world.transport, world.clusters
     near = _ranks_near(transport.rank, ranks, clusters)
-    return IsthmusGroup(
+    group = IsthmusGroup(
         transport,
         clusters,
         join_vendors(transport, near, world.options.host, options.timeout, number),
@@ -99,6 +103,14 @@ def _part_of(world: Any, options: Any) -> IsthmusGroup:
         name=name,
         timeout=options.timeout,
     )
+    group.use_method(_method_of(group, world.options))
+    return group
+
+
+def _method_of(group: IsthmusGroup, options: IsthmusOptions) -> AllReduceMethod | None:
+    """Return the method that the options ask for, for a group that spans clusters."""
+    spans = len({group.clusters[one] for one in group.ranks}) > 1
+    return options.method(group) if options.method is not None and spans else None
 
 
 def _ranks_near(rank: int, ranks: Sequence[int], clusters: Sequence[str]) -> list[int]:

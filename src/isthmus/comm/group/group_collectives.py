@@ -86,7 +86,7 @@ class GroupCollectives:
         label = f"allreduce {operation.name} {tensor_label(tensor)}"
         if self._composed is not None and path is not SumPath.STEPS:
             future = self._composed.submit(
-                path, label, tensor, flat, operation, library, host.synchronize, finish, _timeout_s(opts)
+                path, label, tensor, flat, operation, library, host.synchronize, finish, timeout_s(opts)
             )
             return CollectiveWork(future, "allreduce", [tensor])
         if library is not None:
@@ -278,7 +278,7 @@ class GroupCollectives:
             host.synchronize,
             finish,
         )
-        return CollectiveWork(self._runner.submit(collective, _timeout_s(opts)), label.split()[0], tensors)
+        return CollectiveWork(self._runner.submit(collective, timeout_s(opts)), label.split()[0], tensors)
 
     def _library(self, tensor: torch.Tensor) -> VendorGroup | None:
         """Return the library for `tensor` (of any shape) inside this cluster: that of its device, else the host's."""
@@ -335,7 +335,7 @@ def _check_block(num_bytes: int, tensor: torch.Tensor, what: str) -> None:
         raise PlanError(f"{what} {tensor_label(tensor)} has {tensor.nbytes} bytes, where {num_bytes} are expected")
 
 
-def _timeout_s(opts: Any) -> float | None:
+def timeout_s(opts: Any) -> float | None:
     """Return the time-out of the options of a call; None if they have none."""
     timeout: timedelta | None = getattr(opts, "timeout", None)
     return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from isthmus.comm.group.all_reduce_method import AllReduceMethod
 from isthmus.comm.group.collective_runner import MAX_TAG, CollectiveRunner
 from isthmus.comm.group.collective_work import JoinedWork
 from isthmus.comm.group.composed.composition import Composition
-from isthmus.comm.group.group_collectives import GroupCollectives
+from isthmus.comm.group.group_collectives import GroupCollectives, timeout_s
 from isthmus.comm.group.group_work import (
     GlooWork,
     ReceiveWork,
@@ -90,6 +91,24 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._local_ranks = {one: place for place, one in enumerate(near)} if self._local is not None else {}
         self._collectives = GroupCollectives(self._runner, self.rank(), own, libraries, composition, self._loss_message)
 
+        self._method: AllReduceMethod | None = None
+
+    def use_method(self, method: AllReduceMethod | None) -> None:
+        """All-reduce by `method` what it takes; all ranks call this between the same collectives."""
+        if self._method is not None:
+            self._method.close(wait=True)
+        self._method = method
+
+    @property
+    def runner(self) -> CollectiveRunner:
+        """What runs the collectives of this group."""
+        return self._runner
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the transport, in the order of the group."""
+        return self._ranks
+
     @property
     def transport(self) -> Transport:
         """The underlying transport."""
@@ -152,7 +171,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Reduce each tensor in place over all ranks, to the same bits everywhere; shapes must match."""
         operation = _operation(opts)
-        return _joined([self._collectives.all_reduce(one, operation, opts) for one in tensors])
+        return _joined([self._all_reduce(one, operation, opts) for one in tensors])
 
     allreduce_coalesced = allreduce
 
@@ -232,12 +251,18 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Complete when every rank has called it."""
         return self._collectives.barrier(opts)
 
+    def _all_reduce(self, tensor: torch.Tensor, operation: ReduceOperation, opts: Any) -> dist.Work:
+        if self._method is not None and tensor.numel() and self._method.takes(tensor, operation):
+            return self._method.all_reduce(tensor, operation, timeout_s(opts))
+        return self._collectives.all_reduce(tensor, operation, opts)
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Limit later collectives to `timeout`."""
         self._runner.timeout_s = timeout.total_seconds()
 
     def shutdown(self) -> None:
         """Finish running collectives; the group of all ranks then closes the transport."""
+        self.use_method(None)
         self._collectives.close(wait=True)
         self._runner.close(wait=True)
         if self._tag_base == 0:
@@ -246,6 +271,8 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     def close_with_error(self, reason: str) -> None:
         """Close the transport with the failure `reason` and cancel collectives."""
         self._transport.close(reason)
+        if self._method is not None:
+            self._method.close(wait=False)
         self._collectives.close(wait=False)
         self._runner.close(wait=False)
 
