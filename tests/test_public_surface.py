@@ -61,7 +61,14 @@ SURFACES = {
         StopWorker WorkersObserved WriteRankMap awaits_checkpoint check_site victim_name
     """,
     "strategies": """
-        Message ProgramTurn RankProgram Region Step check_steps crossing_elements plan_steps rank_program regions
+        STRATEGIES AggregatorKind ElementCounts Message Phase ProgramTurn RankProgram Region Step Strategy StrategySteps
+        WorkerGrid check_steps count_elements crossing_elements find_strategy plan_steps rank_program regions steps
+    """,
+    "switch": """
+        Abort Actions Begin StreamSettings ClientState Datagram FixedPoint FromSwitch FromWorker Instructions Lost
+        PassingWorker Phase MAX_INTEGERS MAX_WORKERS NonFiniteError
+        Received SlotPool Start SwitchClient Timer UdpSocket job_number magnitude_bits read_job_keys run_client
+        serve_switch
     """,
     "wan": """
         BackgroundLinks Namespaces PortRange dial emulated_namespaces format_address links_in_background listen

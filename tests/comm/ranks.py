@@ -9,15 +9,22 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
+import torch.distributed as dist
+
 from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.comm.connect_transport import connect_transport
-from isthmus.comm.group.gloo_group import join_gloo_group
+from isthmus.comm.group.composed.composition import Composition, agree
 from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.group.transport_messages import GROUP_TAGS
+from isthmus.comm.group.vendors.join_vendors import join_vendors
+from isthmus.comm.group.vendors.vendor import Vendor
+from isthmus.comm.group.vendors.vendor_group import VendorGroup
 from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.greeting import Greeting
 from isthmus.comm.tcp.peer import Peer
 from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.tcp_transport import TcpTransport
+from isthmus.comm.transport.memory_transport import MemoryTransport, memory_transports
 from isthmus.comm.transport.transport import JoinedTransport
 from isthmus.core.base_model import TransportKind
 from isthmus.wan import listen
@@ -94,19 +101,48 @@ def tcp_ranks(
         return list(pool.map(make, range(len(peer_types))))
 
 
-def group_over(clusters: Sequence[str], transport: JoinedTransport) -> IsthmusGroup:
+def group_over(
+    clusters: Sequence[str], transport: JoinedTransport, composition: Composition | None = None
+) -> IsthmusGroup:
     """Return one rank's group; all ranks make theirs at once."""
     near = [rank for rank, cluster in enumerate(clusters) if cluster == clusters[transport.rank]]
-    return IsthmusGroup(transport, clusters, join_gloo_group(transport, near, "127.0.0.1", LIMIT), timeout=LIMIT)
+    libraries = join_vendors(transport, near, "127.0.0.1", LIMIT)
+    return IsthmusGroup(transport, clusters, libraries, composition, timeout=LIMIT)
 
 
 @contextmanager
-def isthmus_groups(clusters: Sequence[str], route: str | None = None) -> Iterator[list[IsthmusGroup]]:
+def isthmus_groups(
+    clusters: Sequence[str], route: str | None = None, composition: Composition | None = None
+) -> Iterator[list[IsthmusGroup]]:
     """Yield one group per rank; `clusters[r]` is where rank `r` runs."""
     transports = tcp_transports(len(clusters), route)
     with ThreadPoolExecutor(len(clusters)) as pool:
-        groups = list(pool.map(partial(group_over, clusters), transports))
+        groups = list(pool.map(partial(group_over, clusters, composition=composition), transports))
         try:
             yield groups
         finally:
             list(pool.map(lambda group: group.shutdown(), groups))
+
+
+def library_groups(clusters: str, vendor: Vendor, timeout_s: float = 30.0) -> list[IsthmusGroup]:
+    """Return groups over the fake transport whose ranks have `vendor` inside their clusters."""
+    timeout, composition = timedelta(seconds=timeout_s), agree([{"cpu": vendor}] * len(clusters), clusters)
+    stores = {one: dist.HashStore() for one in clusters}
+
+    def make(transport: MemoryTransport) -> IsthmusGroup:
+        own = clusters[transport.rank]
+        near = [rank for rank, cluster in enumerate(clusters) if cluster == own]
+        place, size, libraries = near.index(transport.rank), len(near), {}
+        if size > 1:
+            backend = vendor.create(stores[own], place, size, "127.0.0.1", timeout)
+            libraries["cpu"] = VendorGroup(vendor, backend, place, size)
+        return IsthmusGroup(transport, list(clusters), libraries, composition, timeout=timeout)
+
+    with ThreadPoolExecutor(len(clusters)) as pool:
+        return list(pool.map(make, memory_transports(len(clusters))))
+
+
+def part_of(group: IsthmusGroup, ranks: Sequence[int]) -> IsthmusGroup:
+    """Return the part of `group` that has `ranks`, without libraries."""
+    number = 1 + sum(1 << rank for rank in ranks)
+    return IsthmusGroup(group.transport, group.clusters, ranks=ranks, tag_base=number * GROUP_TAGS, timeout=LIMIT)

@@ -1,4 +1,4 @@
-"""Rules of the collectives: gloo and isthmus pass one kit, whatever clusters the ranks are in."""
+"""Rules of the collectives beyond the conformance kit."""
 
 from __future__ import annotations
 
@@ -10,23 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.group.check_collectives import GLOO_DTYPES, check_collectives, wrapped
-from isthmus.comm.group.gloo_group import gloo_group
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.errors import PeerError, PlanError
-from tests.comm.ranks import LIMIT, isthmus_groups
-
-
-def wrapped_gloo(size: int) -> list[dist.ProcessGroup]:
-    """Return gloo's groups as torch wraps them."""
-    store = dist.HashStore()
-
-    def make(rank: int) -> dist.ProcessGroup:
-        return wrapped(gloo_group(store, rank, size, "127.0.0.1", LIMIT), store, rank, size)
-
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(make, range(size)))
 
 
 def memory_groups(clusters: str, timeout_s: float = 30) -> list[IsthmusGroup]:
@@ -62,27 +48,6 @@ def summed(num: int, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Callabl
     options = dist.AllreduceOptions()
     options.reduceOp = op
     return lambda group: group.allreduce([torch.ones(num)], options)
-
-
-def test_gloo_conforms() -> None:
-    """The kit asks for nothing that gloo does not do, uneven sizes and some dtypes aside."""
-    check_collectives(wrapped_gloo(3), GLOO_DTYPES, uneven=False)
-
-
-@pytest.mark.parametrize("clusters", ["a", "ab", "aabb", "abcab"])
-def test_isthmus_conforms_over_the_fake(clusters: str) -> None:
-    """Any spread over clusters; the group needs nothing of a transport but the seam."""
-    groups = memory_groups(clusters)
-    check_collectives(groups, uneven=True)
-    close(groups)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("clusters", ["aab", "aaa"])
-def test_isthmus_conforms_over_tcp_and_gloo(clusters: str) -> None:
-    """TCP between clusters; gloo, where the group is in one."""
-    with isthmus_groups(clusters) as groups:
-        check_collectives(groups, uneven=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.group.gloo_group import break_gloo_group, gloo_group
+from isthmus.comm.group.vendors.gloo_vendor import break_gloo_group, gloo_group
 
 
 def test_who_waits_for_a_living_rank_is_woken_though_another_is_gone() -> None:
@@ -21,11 +21,11 @@ def test_who_waits_for_a_living_rank_is_woken_though_another_is_gone() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         groups = list(pool.map(join, range(3)))
-        break_gloo_group(groups[0], [1])
+        break_gloo_group(groups[0], 0, 3)
         waiting = pool.submit(groups[2].recv([torch.empty(1)], 1, 7).wait)
         with pytest.raises(RuntimeError):  # rank 0 is gone, as rank 2 sees it
             groups[2].recv([torch.empty(1)], 0, 7).wait(timedelta(seconds=60))
         assert not waiting.done()
-        break_gloo_group(groups[2], [0, 1])
+        break_gloo_group(groups[2], 2, 3)
         with pytest.raises(RuntimeError):
             waiting.result(50)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from isthmus.comm.group.gloo_group import gloo_group
+from isthmus.comm.group.vendors.gloo_vendor import gloo_group
 from isthmus.train.tensor_parallel.tensor_parallel_group import TensorParallelGroup
 
 _Result = TypeVar("_Result")

@@ -19,7 +19,7 @@ MODULES = {
     "isthmus.cli.commands.follow_commands": ("logs", "watch"),
     "isthmus.cli.commands.job_commands": ("cancel", "choose", "delete", "jobs", "plans", "preempt", "submit"),
     "isthmus.cli.commands.pool_commands": ("audit", "pool", "token"),
-    "isthmus.cli.commands.process_commands": ("agent", "links", "serve"),
+    "isthmus.cli.commands.process_commands": ("agent", "links", "serve", "switch"),
     "isthmus.cli.commands.queue_commands": ("queue", "ranks", "show", "usage"),
     "isthmus.cli.commands.report_commands": ("report", "trace"),
     "isthmus.cli.commands.server_commands": ("server",),

@@ -1,4 +1,4 @@
-"""Commands that run as long-lived processes: serve, agent, links. Optional dependencies load lazily."""
+"""Commands that run as long-lived processes: serve, agent, links, switch. Optional dependencies load lazily."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import math
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, get_args
@@ -28,10 +30,13 @@ from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
 from isthmus.core.files.user_files import errors_placed, load_policy, load_pool, load_site, place_error
 from isthmus.core.files.validation_errors import suggest_name
+from isthmus.core.loopback import is_loopback
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster, Pool, UnknownNameError
 from isthmus.core.process.confined_start import forbid_inspection
+from isthmus.core.process.stop_signals import handled_stop_signals
+from isthmus.switch import MAX_INTEGERS, SlotPool, UdpSocket, read_job_keys, serve_switch
 
 commands = typer.Typer()
 PANEL = "Processes"
@@ -357,6 +362,60 @@ def links(
 
     configure_logging(env)
     run_links(load_pool(pool), state, seed, runs_first=runs_first)
+
+
+@command(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus switch",
+        "isthmus switch --port 8475 --slots 4096 --json",
+        "isthmus switch --host 10.0.0.9 --port 8475 --job-key-file switch.keys",
+    ],
+)
+def switch(
+    env: CliEnvironment,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Listen address; addresses other than loopback need --job-key-file.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="UDP port; 0 picks a free one.")] = 0,
+    slots: Annotated[int, typer.Option(metavar="N", min=1, max=2**20, help="Slots, shared by all jobs.")] = 1024,
+    slot_integers: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MAX_INTEGERS, help="32-bit integers of a slot, and of a packet.")
+    ] = 256,
+    job_key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keys of the jobs: JOB HEXADECIMAL-KEY a line; readable by its owner only."),
+    ] = None,
+    lease_s: Annotated[
+        float,
+        typer.Option("--lease", metavar="SECONDS", min=1, help="Slots are freed when a job has sent nothing for this."),
+    ] = 120.0,
+) -> None:
+    """Run a switch that sums gradients of jobs: the software form of in-network aggregation (strategy passing).
+
+    It prints its address, and its counters when Ctrl-C ends it. Workers that cannot reach it sum without it. Without
+    --job-key-file it accepts every job of this machine; a key of a job is a secret that its workers share.
+    """
+    if not is_loopback(host) and job_key_file is None:
+        raise InputError(
+            f"a switch at {host} needs the keys of its jobs",
+            hint="--job-key-file FILE with a line JOB KEY for each; create a key: openssl rand -hex 32",
+        )
+    keys = None if job_key_file is None else read_job_keys(job_key_file)
+    pool = SlotPool(
+        slots, slot_integers, keys=keys, lease_s=lease_s,
+        incarnation=int.from_bytes(os.urandom(4)), secret=os.urandom(32),
+    )  # fmt: skip
+    with closing(UdpSocket(host, port)) as udp:
+        address = f"{udp.address[0]}:{udp.address[1]}"
+        found = {"address": address, "slots": slots, "slot_integers": slot_integers, "jobs": len(keys or ())}
+        env.answer(found, lambda: f"switch listening at {address} (UDP): {slots} slots of {slot_integers} integers")
+        stopped: list[int] = []
+        with handled_stop_signals(lambda number, _: stopped.append(number)):
+            serve_switch(pool, udp, time.monotonic, lambda: bool(stopped))
+    counters = pool.statistics()
+    env.answer(counters, lambda: "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in counters.items()))
 
 
 def _hide_secrets(token_file: Path | None) -> tuple[Path, ...]:

@@ -1,1 +1,1 @@
-"""torch.distributed process groups: `isthmus` over a transport, gloo inside a cluster."""
+"""torch.distributed process groups: `isthmus` over a transport, vendors' libraries inside clusters."""

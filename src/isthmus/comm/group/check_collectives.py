@@ -46,32 +46,43 @@ _REDUCTIONS: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def check_collectives(groups: Sequence[Any], dtypes: Sequence[torch.dtype] = ALL_DTYPES, *, uneven: bool) -> None:
-    """Check every collective x dtype x size x root, all under way at once; `groups[r]` is rank `r` of one group.
+def check_collectives(
+    groups: Sequence[Any], dtypes: Sequence[torch.dtype] = ALL_DTYPES, *, uneven: bool, device: str = "cpu"
+) -> None:
+    """Check every collective x dtype x size x root; `groups[r]` is rank `r` of one group.
+
+    Calls are under way at once and waited for in another order, but for reductions to one rank.
 
     Values are small integers, so that every sum is exact and results are compared bit by bit. `uneven` adds
-    all-gathers and reduce-scatters of tensors that differ in size, which gloo does not have.
+    all-gathers and reduce-scatters of tensors that differ in size, which gloo does not have. Tensors are on `device`.
     """
-    checks = (_all_reduce, _reduce_scatter, _move, _all_to_all, *((_uneven,) if uneven else ()))
+    checks = (_all_reduce, _reduce_to_each_root, _reduce_scatter, _move, _all_to_all, *((_uneven,) if uneven else ()))
     for dtype in dtypes:
         for size in SIZES if dtype in CUT_DTYPES else SIZES[:-1]:
             for check in checks:
-                run_on_ranks(groups, partial(check, dtype=dtype, size=size))
-    run_on_ranks(groups, _coalesced)
+                run_on_ranks(groups, partial(_on_device, device, partial(check, dtype=dtype, size=size)))
+    run_on_ranks(groups, partial(_on_device, device, _coalesced))
 
 
-def wrapped(backend: dist.ProcessGroupGloo, store: dist.Store, rank: int, size: int) -> dist.ProcessGroup:
-    """Return a process group of torch that calls `backend`, as `init_process_group` makes it."""
+def _on_device(device: str, check: Callable[[Any], None], group: Any) -> None:
+    with torch.device(device):
+        check(group)
+
+
+def wrapped(backend: Any, store: dist.Store, rank: int, size: int, device: str = "cpu") -> dist.ProcessGroup:
+    """Return a process group of torch that calls `backend` for tensors on `device`."""
+    types = dist.ProcessGroup.BackendType
+    kind = types.GLOO if device == "cpu" else types.CUSTOM
     group = dist.ProcessGroup(store, rank, size)
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    group._register_backend(torch.device(device), kind, backend)
+    group._set_default_backend(kind)
     return group
 
 
 def values(rank: int, dtype: torch.dtype, size: int, low: int = 0) -> torch.Tensor:
     """Return what `rank` contributes: integers 0 to 3 from a seed, [size]."""
     generator = torch.Generator().manual_seed(1000 * rank + size + low)
-    return torch.randint(low, 4, (size,), generator=generator).to(dtype)
+    return torch.randint(low, 4, (size,), generator=generator, device="cpu").to(torch.get_default_device(), dtype)
 
 
 def _reduced(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
@@ -99,12 +110,23 @@ def _all_reduce(group: Any, dtype: torch.dtype, size: int) -> None:
         if op != dist.ReduceOp.AVG:
             works.append(group.reduce([at_root], to_root))
         started.append((op, works, everywhere, at_root, _reduced(parts, op)))
-    for op, works, everywhere, at_root, expected in started:
+    for op, works, everywhere, at_root, expected in reversed(started):
         for work in works:
             work.wait(LIMIT)
         expect(torch.equal(everywhere, expected), f"allreduce {op} of {size} x {dtype}")
         if rank == num - 1 and len(works) > 1:
             expect(torch.equal(at_root, expected), f"reduce {op} of {size} x {dtype}")
+
+
+def _reduce_to_each_root(group: Any, dtype: torch.dtype, size: int) -> None:
+    """One after the other: each is waited for before the next is called."""
+    rank, num = group.rank(), group.size()
+    parts = [values(one, dtype, size) for one in range(num)]
+    for root in range(num):
+        tensor, options = parts[rank].clone(), dist.ReduceOptions()
+        options.reduceOp, options.rootRank, options.rootTensor = dist.ReduceOp.SUM, root, 0
+        group.reduce([tensor], options).wait(LIMIT)
+        expect(rank != root or torch.equal(tensor, reduce(torch.add, parts)), f"reduce to {root} of {size} x {dtype}")
 
 
 def _reduce_scatter(group: Any, dtype: torch.dtype, size: int) -> None:

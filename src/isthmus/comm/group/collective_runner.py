@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from isthmus.comm.group.group_work import tensor_bytes
 from isthmus.comm.group.run_program import Block, Combine, run_program
+from isthmus.comm.group.transport_messages import TransportMessages, sends_of
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError
 from isthmus.strategies import Message, RankProgram
@@ -24,18 +21,6 @@ MAX_CONCURRENT = 4
 
 MAX_TAG = 2**20
 """Tags of point-to-point messages are below this value."""
-
-GROUP_TAGS = 2**28
-"""Tags of one group: `[base, base + GROUP_TAGS)`, the upper half for collectives."""
-
-_COLLECTIVE = 2**27
-_MESSAGES = 2**15
-_SEQUENCES = _COLLECTIVE // _MESSAGES
-
-FAILED = "failed: "
-"""Label of an empty message that a rank sends in place of each message that it cannot send any more."""
-
-_MAX_LABEL_BYTES = 255
 
 
 @dataclass(frozen=True)
@@ -54,6 +39,20 @@ class Collective:
     combine: Combine | None = None
     prepare: Callable[[], None] = lambda: None
     finish: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The place of a collective among those of its group: its first number, its time-out, those to wait for."""
+
+    sequence: int
+    limit_s: float
+    earlier: tuple[Future[None], ...]
+
+    def wait_for_earlier(self) -> None:
+        """Wait for the collectives that share memory with this one; raises `TimeoutError`."""
+        for one in self.earlier:
+            one.exception(self.limit_s)
 
 
 class CollectiveRunner:
@@ -75,16 +74,61 @@ class CollectiveRunner:
 
     def submit(self, collective: Collective, timeout_s: float | None = None) -> Future[None]:
         """Queue `collective`; all ranks call this in the same order. `timeout_s` replaces that of the group."""
-        memory = frozenset(one.untyped_storage().data_ptr() for one in collective.tensors if one.numel())
+
+        def run(turn: Turn) -> None:
+            messages = self.messages(turn.sequence, collective.label, sends_of(collective.program), turn.limit_s)
+            with self.failing([messages]):
+                turn.wait_for_earlier()
+                collective.prepare()
+                run_program(collective.program, collective.inputs, collective.outputs, collective.combine, messages)
+                collective.finish()
+
+        return self.submit_run(run, self._pool, collective.tensors, timeout_s)
+
+    def submit_run(
+        self,
+        run: Callable[[Turn], None],
+        pool: Executor,
+        tensors: Sequence[torch.Tensor],
+        timeout_s: float | None = None,
+        num_sequences: int = 1,
+    ) -> Future[None]:
+        """Queue `run(turn)` in `pool`, as a collective that uses `num_sequences` numbers; see `submit`.
+
+        `tensors`, of any shape, are those of the caller that it reads or changes.
+        """
+        memory = frozenset(one.untyped_storage().data_ptr() for one in tensors if one.numel())
         with self._lock:
-            sequence = self._sequence
-            self._sequence += 1
             earlier = [future for future, used in self._under_way.items() if used & memory]
-            limit_s = self.timeout_s if timeout_s is None else timeout_s
-            future = self._pool.submit(self._run, collective, sequence, earlier, limit_s)
+            turn = Turn(self._sequence, self.timeout_s if timeout_s is None else timeout_s, tuple(earlier))
+            self._sequence += num_sequences
+            future = pool.submit(run, turn)
             self._under_way[future] = memory
         future.add_done_callback(self._forget)
         return future
+
+    def messages(self, sequence: int, label: str, owed: Iterable[Message], limit_s: float) -> TransportMessages:
+        """Return the messages of collective `sequence`."""
+        return TransportMessages(self._transport, self._ranks, self._tag_base, sequence, label, owed, limit_s)
+
+    @contextmanager
+    def failing(self, several: Sequence[TransportMessages]) -> Iterator[None]:
+        """Run a block that owes the messages `several`; if it fails, so do they and the group.
+
+        Raises `PeerError`, at once if an earlier collective has failed.
+        """
+        try:
+            if self._failure is not None:
+                raise PeerError(f"an earlier collective of this group failed: {self._failure.message}")
+            yield
+        except Exception as error:
+            failure = error if isinstance(error, PeerError) else PeerError(f"{type(error).__name__}: {error}")
+            self._failure = self._failure or failure
+            for messages in several:
+                messages.fail(failure)
+            if failure is error:
+                raise
+            raise failure from error
 
     def close(self, *, wait: bool) -> None:
         """Stop the threads: after all queued collectives if `wait`, else without those that have not begun."""
@@ -93,70 +137,3 @@ class CollectiveRunner:
     def _forget(self, future: Future[None]) -> None:
         with self._lock:
             self._under_way.pop(future, None)
-
-    def _run(self, collective: Collective, sequence: int, earlier: Sequence[Future[None]], limit_s: float) -> None:
-        messages = _TransportMessages(self._transport, self._ranks, self._tag_base, sequence, collective, limit_s)
-        try:
-            if self._failure is not None:
-                raise PeerError(f"an earlier collective of this group failed: {self._failure.message}")
-            for one in earlier:
-                one.exception(limit_s)
-            collective.prepare()
-            run_program(collective.program, collective.inputs, collective.outputs, collective.combine, messages)
-            collective.finish()
-        except Exception as error:
-            failure = error if isinstance(error, PeerError) else PeerError(f"{type(error).__name__}: {error}")
-            self._failure = self._failure or failure
-            messages.fail(failure)
-            if isinstance(error, PeerError):
-                raise
-            raise failure from error
-
-
-class _TransportMessages:
-    """The messages of one collective over the transport, up to a deadline."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        ranks: Sequence[int],
-        tag_base: int,
-        sequence: int,
-        collective: Collective,
-        limit_s: float,
-    ) -> None:
-        self.rank = ranks.index(transport.rank)
-        self._transport, self._ranks, self._limit_s = transport, ranks, limit_s
-        self._first_tag = tag_base + _COLLECTIVE + sequence % _SEQUENCES * _MESSAGES
-        self._label = f"{collective.label} #{sequence}"
-        self._end_s = time.monotonic() + limit_s
-        sends = [message for _, message in collective.program.first_sends]
-        self._owed = dict.fromkeys(sends + [one for turn in collective.program.turns for one in turn.sends])
-
-    def send(self, message: Message, tensor: torch.Tensor) -> None:
-        del self._owed[message]
-        self._transport.send(self._ranks[message.peer], self._tag(message), self._label, tensor_bytes(tensor))
-
-    def receive(self, message: Message, into: torch.Tensor) -> Future[Any]:
-        peer = self._ranks[message.peer]
-        return self._transport.receive(peer, self._tag(message), self._label, tensor_bytes(into))
-
-    def wait(self, message_peer: int, future: Future[Any]) -> None:
-        try:
-            future.result(max(self._end_s - time.monotonic(), 0.0))
-        except FutureTimeoutError as error:
-            raise PeerError(
-                f"nothing from rank {self._ranks[message_peer]} within {self._limit_s:g} s",
-                hint="see its log: it has not called this collective, or waits itself",
-            ) from error
-
-    def fail(self, failure: PeerError) -> None:
-        """Send the reason in place of the messages that this rank still owes."""
-        reason = failure.message.rpartition(FAILED)[2]
-        label = (FAILED + reason).encode()[:_MAX_LABEL_BYTES].decode(errors="ignore")
-        for message in self._owed:
-            with suppress(PeerError):
-                self._transport.send(self._ranks[message.peer], self._tag(message), label, memoryview(b""))
-
-    def _tag(self, message: Message) -> int:
-        return self._first_tag + message.number % _MESSAGES

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from isthmus.comm.group.collective_runner import GROUP_TAGS
-from isthmus.comm.group.gloo_group import join_gloo_group
+from isthmus.comm.group.all_reduce_method import AllReduceMethod
+from isthmus.comm.group.composed.composition import agree
 from isthmus.comm.group.isthmus_group import BACKEND, IsthmusGroup
+from isthmus.comm.group.transport_messages import GROUP_TAGS
+from isthmus.comm.group.vendors.join_vendors import join_vendors
+from isthmus.comm.group.vendors.known_vendors import VENDORS, available_vendors
+from isthmus.comm.group.vendors.vendor import Vendor
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PlanError
 
@@ -28,12 +34,15 @@ class IsthmusOptions:
     """Cluster of each rank."""
     host: str = "127.0.0.1"
     """This rank's address inside its cluster."""
+    method: Callable[[IsthmusGroup], AllReduceMethod] | None = None
+    """Another way to all-reduce over several clusters, such as `partial(FormattedSums, name="bf16")`; equal at all."""
 
 
 class _WorldGroup(IsthmusGroup):
-    """The group of all ranks: keeps the options, and the numbers of groups that were made from it."""
+    """The group of all ranks: keeps the options, the vendors of each rank, and the numbers of groups made from it."""
 
     options: IsthmusOptions
+    vendors: list[dict[str, Vendor]]
     names: dict[int, str]
 
 
@@ -54,10 +63,21 @@ def create_group(options: Any, group_options: IsthmusOptions | None) -> IsthmusG
         raise PlanError("the isthmus process group needs pg_options=IsthmusOptions(...)")
     transport, clusters = group_options.transport, group_options.clusters
     near = _ranks_near(transport.rank, range(transport.size), clusters)
-    local = join_gloo_group(transport, near, group_options.host, options.timeout)
-    world = _WorldGroup(transport, clusters, local, name=options.group_id, timeout=options.timeout)
+    world = _WorldGroup(transport, clusters, name=options.group_id, timeout=options.timeout)
     world.options, world.names = group_options, {}
+    world.vendors = _vendors_of_all(world, options.timeout)
+    libraries = join_vendors(transport, near, group_options.host, options.timeout)
+    world.use_libraries(libraries, agree(world.vendors, clusters))
+    world.use_method(_method_of(world, group_options))
     return world
+
+
+def _vendors_of_all(world: IsthmusGroup, timeout: timedelta) -> list[dict[str, Vendor]]:
+    """Return the vendors of each rank, by type of device; all ranks call this first."""
+    bits = sum(1 << place for place, one in enumerate(VENDORS) if one in available_vendors().values())
+    found = torch.zeros(world.size(), dtype=torch.int64)
+    world.all_gather_single(found, torch.tensor([bits])).wait(timeout)
+    return [{one.device_type: one for place, one in enumerate(VENDORS) if of >> place & 1} for of in found.tolist()]
 
 
 def _part_of(world: Any, options: Any) -> IsthmusGroup:
@@ -73,11 +93,24 @@ def _part_of(world: Any, options: Any) -> IsthmusGroup:
         raise PlanError(f"the groups {name} and {world.names[number]} have one number", hint="rename one of them")
     transport, clusters = world.transport, world.clusters
     near = _ranks_near(transport.rank, ranks, clusters)
-    whole = len(near) == len(ranks)
-    local = join_gloo_group(transport, near, world.options.host, options.timeout, number) if whole else None
-    return IsthmusGroup(
-        transport, clusters, local, ranks=ranks, tag_base=number * GROUP_TAGS, name=name, timeout=options.timeout
+    group = IsthmusGroup(
+        transport,
+        clusters,
+        join_vendors(transport, near, world.options.host, options.timeout, number),
+        agree([world.vendors[one] for one in ranks], [clusters[one] for one in ranks]),
+        ranks=ranks,
+        tag_base=number * GROUP_TAGS,
+        name=name,
+        timeout=options.timeout,
     )
+    group.use_method(_method_of(group, world.options))
+    return group
+
+
+def _method_of(group: IsthmusGroup, options: IsthmusOptions) -> AllReduceMethod | None:
+    """Return the method that the options ask for, for a group that spans clusters."""
+    spans = len({group.clusters[one] for one in group.ranks}) > 1
+    return options.method(group) if options.method is not None and spans else None
 
 
 def _ranks_near(rank: int, ranks: Sequence[int], clusters: Sequence[str]) -> list[int]:

@@ -1,8 +1,8 @@
 """`GroupCollectives`: the collectives of torch.distributed as regions of elements, for one group.
 
-Each is described once, as inputs and outputs with addresses (`isthmus.strategies.regions`). Inside a cluster gloo
-executes those that it has; all others are executed by their steps over the transport. Tensors that are only moved are
-moved as bytes, so every dtype is carried.
+Each is described once, as inputs and outputs with addresses (`isthmus.strategies.regions`). Inside a cluster the
+vendor's library executes those that it has; all others are executed by their steps over the transport. Tensors that are
+only moved are moved as bytes, so every dtype is carried.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ import torch.distributed as dist
 
 from isthmus.comm.group.collective_runner import Collective, CollectiveRunner
 from isthmus.comm.group.collective_work import CollectiveWork, LocalWork
+from isthmus.comm.group.composed.composed_sums import ComposedSums
+from isthmus.comm.group.composed.composition import Composition, SumPath
 from isthmus.comm.group.group_work import tensor_label
 from isthmus.comm.group.host_tensors import HostTensors
 from isthmus.comm.group.reduce_operation import ReduceOperation
+from isthmus.comm.group.vendors.join_vendors import VendorGroups
+from isthmus.comm.group.vendors.vendor_group import VendorGroup
 from isthmus.core.errors import PlanError
 from isthmus.strategies import RankProgram, Region, plan_steps, rank_program, regions
 
@@ -31,26 +35,14 @@ MIN_PIECE_BYTES = 2**16
 DIRECT_BYTES = 2**16
 """Up to this size clusters exchange sums directly, which takes one message delay less (`plan_steps`)."""
 
-_GLOO_SUMS = frozenset(
-    {
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-    }
-)
-
 Tensors = Sequence[torch.Tensor]
 
 
 class GroupCollectives:
     """The collectives of rank `rank`; `clusters[r]` is the cluster of rank `r` of the group.
 
-    `local` is gloo's group of the same ranks, if they are in one cluster.
+    `libraries` are the vendors' groups of the ranks in this cluster, by type of device; a group inside one cluster
+    calls them. `composition` says how sums of a group that spans clusters use them.
     """
 
     def __init__(
@@ -58,32 +50,48 @@ class GroupCollectives:
         runner: CollectiveRunner,
         rank: int,
         clusters: Sequence[str],
-        local: dist.ProcessGroupGloo | None,
+        libraries: VendorGroups,
+        composition: Composition | None,
         loss_message: Callable[[], str],
     ) -> None:
         self._runner, self._rank, self._clusters = runner, rank, tuple(clusters)
-        self._local, self._loss_message = local, loss_message
+        self._libraries, self._loss_message = libraries, loss_message
+        self._is_local = len(set(clusters)) == 1
+        spans = composition is not None and not self._is_local
+        self._composed = ComposedSums(runner, rank, clusters, composition) if spans and composition else None
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self._clusters)
 
+    def close(self, *, wait: bool) -> None:
+        """Stop the threads of sums over several clusters, after all queued ones if `wait`."""
+        if self._composed is not None:
+            self._composed.close(wait=wait)
+
     def all_reduce(self, tensor: torch.Tensor, operation: ReduceOperation, opts: Any) -> dist.Work:
         """Reduce `tensor` (of any shape) in place over all ranks; every rank gets the same bits."""
-        host = HostTensors([tensor], read=True)
+        library = self._local_library(tensor, operation)
+        path = SumPath.STEPS if library is not None else self._sum_path(tensor, operation)
+        if path is not SumPath.STEPS:
+            library = self._library(tensor)
+        host = _memory([tensor], library, read=True)
         (flat,) = host.flat
 
         def finish() -> None:
             operation.finish(flat, self.size)
             host.store()
 
-        if self._local is not None and flat.numel() and _gloo_reduces(operation, tensor):
-            host.synchronize()
-            options = dist.AllreduceOptions()
-            options.reduceOp = operation.gloo
-            return self._local_work(self._local.allreduce([flat], options), "allreduce", [tensor], finish)
         label = f"allreduce {operation.name} {tensor_label(tensor)}"
+        if self._composed is not None and path is not SumPath.STEPS:
+            future = self._composed.submit(
+                path, label, tensor, flat, operation, library, host.synchronize, finish, timeout_s(opts)
+            )
+            return CollectiveWork(future, "allreduce", [tensor])
+        if library is not None:
+            host.synchronize()
+            return self._local_work(library.all_reduce(flat, operation), "allreduce", [tensor], finish)
         of = regions.all_reduce(flat.numel(), self.size)
         block = [(0, flat)]
         return self._submit(label, of, block, block, [tensor], host, finish, operation, opts)
@@ -107,13 +115,12 @@ class GroupCollectives:
 
     def broadcast(self, tensor: torch.Tensor, root: int, opts: Any) -> dist.Work:
         """Copy the tensor (of any shape) of `root` to every rank."""
-        host = HostTensors([tensor], read=True)
+        library = self._local_library(tensor)
+        host = _memory([tensor], library, read=True)
         flat = _as_bytes(host.flat[0])
-        if self._local is not None and flat.numel():
+        if library is not None:
             host.synchronize()
-            options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = root, 0
-            return self._local_work(self._local.broadcast([flat], options), "broadcast", [tensor], host.store)
+            return self._local_work(library.broadcast(flat, root), "broadcast", [tensor], host.store)
         of = regions.broadcast(flat.numel(), self.size, root)
         mine = [(0, flat)]
         label = f"broadcast of {root} {tensor_label(tensor)}"
@@ -121,12 +128,13 @@ class GroupCollectives:
 
     def all_gather(self, outputs: Tensors, tensor: torch.Tensor, opts: Any) -> dist.Work:
         """Fill `outputs[r]` with the tensor of rank `r`; sizes may differ between ranks."""
-        sent, got = HostTensors([tensor], read=True), HostTensors(outputs, read=False)
         sizes = [one.nbytes for one in outputs]
         _check_block(sizes[self._rank], tensor, "the input")
-        if self._local is not None and len(set(sizes)) == 1 and sizes[0]:
+        library = self._local_library(tensor) if len(set(sizes)) == 1 else None
+        sent, got = _memory([tensor], library, read=True), _memory(outputs, library, read=False)
+        if library is not None:
             sent.synchronize()
-            work = self._local.allgather([[_as_bytes(one) for one in got.flat]], [_as_bytes(sent.flat[0])])
+            work = library.all_gather([_as_bytes(one) for one in got.flat], _as_bytes(sent.flat[0]))
             return self._local_work(work, "allgather", list(outputs), got.store)
         label = f"allgather {tensor.dtype} {_sizes_label(sizes)}"
         of = regions.all_gather(sizes)
@@ -137,32 +145,32 @@ class GroupCollectives:
         """Fill `output` [ranks * N] with the tensors [N] of all ranks, one after the other."""
         if output.numel() != tensor.numel() * self.size or output.dtype != tensor.dtype:
             raise PlanError(f"{tensor_label(tensor)} of {self.size} ranks does not fill {tensor_label(output)}")
-        if self._local is None or not output.numel():
+        library = self._local_library(tensor)
+        if library is None:
             if not output.is_contiguous():
                 raise PlanError("the output of all_gather_into_tensor must be contiguous")
             return self.all_gather(list(output.detach().view(-1).split(max(tensor.numel(), 1)))[: self.size]
                                    if output.numel() else [output] * self.size, tensor, opts)  # fmt: skip
-        sent, got = HostTensors([tensor], read=True), HostTensors([output], read=False)
+        sent, got = _memory([tensor], library, read=True), _memory([output], library, read=False)
         sent.synchronize()
-        work = self._local._allgather_base(_as_bytes(got.flat[0]), _as_bytes(sent.flat[0]))
+        work = library.all_gather_flat(_as_bytes(got.flat[0]), _as_bytes(sent.flat[0]))
         return self._local_work(work, "allgather", [output], got.store)
 
     def reduce_scatter(self, output: torch.Tensor, inputs: Tensors, operation: ReduceOperation, opts: Any) -> dist.Work:
         """Reduce `inputs[r]` over all ranks into the output of rank `r`; sizes may differ between ranks."""
-        sent, got = HostTensors(inputs, read=True), HostTensors([output], read=False)
         sizes = [one.numel() for one in inputs]
         _check_block(sizes[self._rank] * output.element_size(), output, "the output")
+        library = self._local_library(output, operation) if len(set(sizes)) == 1 else None
+        sent, got = _memory(inputs, library, read=True), _memory([output], library, read=False)
         ins = _at_starts(sent.flat, sizes)
 
         def finish() -> None:
             operation.finish(got.flat[0], self.size)
             got.store()
 
-        if self._local is not None and len(set(sizes)) == 1 and sizes[0] and _gloo_reduces(operation, output):
+        if library is not None:
             sent.synchronize()
-            options = dist.ReduceScatterOptions()
-            options.reduceOp = operation.gloo
-            work = self._local.reduce_scatter([got.flat[0]], [sent.flat], options)
+            work = library.reduce_scatter(got.flat[0], sent.flat, operation)
             return self._local_work(work, "reduce_scatter", [output], finish)
         label = f"reduce_scatter {operation.name} {output.dtype} {_sizes_label(sizes)}"
         of = regions.reduce_scatter(sizes)
@@ -270,7 +278,24 @@ class GroupCollectives:
             host.synchronize,
             finish,
         )
-        return CollectiveWork(self._runner.submit(collective, _timeout_s(opts)), label.split()[0], tensors)
+        return CollectiveWork(self._runner.submit(collective, timeout_s(opts)), label.split()[0], tensors)
+
+    def _library(self, tensor: torch.Tensor) -> VendorGroup | None:
+        """Return the library for `tensor` (of any shape) inside this cluster: that of its device, else the host's."""
+        return self._libraries.get(tensor.device.type) or self._libraries.get("cpu")
+
+    def _local_library(self, tensor: torch.Tensor, operation: ReduceOperation | None = None) -> VendorGroup | None:
+        """Return the library that executes a collective of `tensor` (of any shape); None if its steps are executed."""
+        library = self._library(tensor) if self._is_local and tensor.numel() else None
+        if library is None or (operation is not None and not library.reduces(operation, tensor.dtype)):
+            return None
+        return library
+
+    def _sum_path(self, tensor: torch.Tensor, operation: ReduceOperation) -> SumPath:
+        """Return the way of the sum of `tensor` (of any shape) over several clusters."""
+        if self._composed is None or not tensor.numel():
+            return SumPath.STEPS
+        return self._composed.composition.path(tensor.nbytes, tensor.dtype, operation, len(set(self._clusters)))
 
     def _local_work(
         self, work: dist.Work, operation: str, tensors: list[torch.Tensor], finish: Callable[[], None]
@@ -286,8 +311,10 @@ def _program(
     return rank_program(plan_steps(of, clusters, piece_elements, direct=direct), of, rank)
 
 
-def _gloo_reduces(operation: ReduceOperation, tensor: torch.Tensor) -> bool:
-    return operation.gloo is not None and tensor.dtype in _GLOO_SUMS
+def _memory(tensors: Tensors, library: VendorGroup | None, *, read: bool) -> HostTensors:
+    """Return flat memory for `tensors`, of any shape: on their device if `library` takes it, else on the host."""
+    kind = tensors[0].device.type if tensors else "cpu"
+    return HostTensors(tensors, read=read, on_device=library is not None and library.vendor.device_type == kind)
 
 
 def _as_bytes(flat: torch.Tensor) -> torch.Tensor:
@@ -308,7 +335,7 @@ def _check_block(num_bytes: int, tensor: torch.Tensor, what: str) -> None:
         raise PlanError(f"{what} {tensor_label(tensor)} has {tensor.nbytes} bytes, where {num_bytes} are expected")
 
 
-def _timeout_s(opts: Any) -> float | None:
+def timeout_s(opts: Any) -> float | None:
     """Return the time-out of the options of a call; None if they have none."""
     timeout: timedelta | None = getattr(opts, "timeout", None)
     return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None

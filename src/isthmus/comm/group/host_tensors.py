@@ -10,16 +10,21 @@ import torch
 class HostTensors:
     """Flat contiguous CPU tensors for `tensors`, with their values if `read`; `store` copies them back.
 
+    With `on_device`, they stay where they are, for a library that takes them there.
+
     A contiguous CPU tensor is used in place. For tensors of an accelerator, the copy to pinned host memory is queued
     on the caller's current stream, behind the work that computes them; `store` copies on a stream of its own, behind
     that copy, so the work that the caller had queued before has read the old values.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], *, read: bool) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], *, read: bool, on_device: bool = False) -> None:
         self._tensors = [one.detach() for one in tensors]
         self._device = next((one.device for one in self._tensors if one.device.type != "cpu"), None)
-        self.flat = [_flat_copy(one, read=read) for one in self._tensors]
         self._copied: torch.Event | None = None
+        if on_device:
+            self.flat = [_flat_in_place(one, read=read) for one in self._tensors]
+            return
+        self.flat = [_flat_copy(one, read=read) for one in self._tensors]
         if self._device is not None:
             self._copied = torch.Event(self._device)
             self._copied.record(torch.accelerator.current_stream(self._device))
@@ -48,9 +53,13 @@ class HostTensors:
         stream.synchronize()
 
 
+def _flat_in_place(tensor: torch.Tensor, *, read: bool) -> torch.Tensor:
+    return tensor.contiguous().view(-1) if read or tensor.is_contiguous() else tensor.new_empty(tensor.numel())
+
+
 def _flat_copy(tensor: torch.Tensor, *, read: bool) -> torch.Tensor:
     if tensor.device.type == "cpu":
-        return tensor.contiguous().view(-1) if read or tensor.is_contiguous() else tensor.new_empty(tensor.numel())
+        return _flat_in_place(tensor, read=read)
     host = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
     if read:
         host.view(tensor.shape).copy_(tensor, non_blocking=True)

@@ -1,8 +1,9 @@
-"""`IsthmusGroup`: a torch.distributed process group over a `Transport`, with gloo inside a cluster.
+"""`IsthmusGroup`: a torch.distributed process group over a `Transport`, with vendors' libraries inside clusters.
 
 torch accepts it as its own: `new_group`, `DeviceMesh`, DDP, FSDP2, HSDP and DTensor run over it. Point-to-point
-operations and collectives of a group inside one cluster use gloo. A group that spans clusters executes the steps of
-`isthmus.strategies`: each sum is taken inside the clusters first and crosses the network between them once.
+operations and collectives of a group inside one cluster use the library of the chips' vendor. A group that spans
+clusters executes the steps of `isthmus.strategies`, or, for sums, composes libraries and messages
+(`isthmus.comm.group.composed`): each sum is taken inside the clusters first and crosses the network between them once.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from isthmus.comm.group.all_reduce_method import AllReduceMethod
 from isthmus.comm.group.collective_runner import MAX_TAG, CollectiveRunner
 from isthmus.comm.group.collective_work import JoinedWork
-from isthmus.comm.group.group_collectives import GroupCollectives
+from isthmus.comm.group.composed.composition import Composition
+from isthmus.comm.group.group_collectives import GroupCollectives, timeout_s
 from isthmus.comm.group.group_work import (
     GlooWork,
     ReceiveWork,
@@ -28,6 +31,7 @@ from isthmus.comm.group.group_work import (
     tensor_label,
 )
 from isthmus.comm.group.reduce_operation import ReduceOperation
+from isthmus.comm.group.vendors.join_vendors import VendorGroups
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError, PlanError
 
@@ -46,17 +50,19 @@ Tensors = list[torch.Tensor]
 class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     """The group of `ranks` of `transport` (default: all), which is rank `ranks.index(transport.rank)` of it.
 
-    `clusters[r]` is the cluster of rank `r` of the transport; `local` is the gloo group of the group's ranks in this
-    cluster, None for a single rank. Tags of the group begin at `tag_base`; `name` is the one that torch knows it by.
-    Tensors may be on any device, and be changed once the work is done. A lost peer surfaces at `wait()` as
-    `PeerError`. Point-to-point works over the transport report when the message was `under_way`.
+    `clusters[r]` is the cluster of rank `r` of the transport; `libraries` are the vendors' groups of the group's ranks
+    in this cluster, by type of device; `composition` says how sums over several clusters use them. Tags of the group
+    begin at `tag_base`; `name` is the one that torch knows it by. Tensors may be on any device, and be changed once the
+    work is done. A lost peer surfaces at `wait()` as `PeerError`. Point-to-point works over the transport report when
+    the message was `under_way`.
     """
 
     def __init__(
         self,
         transport: Transport,
         clusters: Sequence[str],
-        local: dist.ProcessGroupGloo | None = None,
+        libraries: VendorGroups | None = None,
+        composition: Composition | None = None,
         *,
         ranks: Sequence[int] = (),
         tag_base: int = 0,
@@ -64,17 +70,44 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         timeout: timedelta = DEFAULT_TIMEOUT,
     ) -> None:
         self._ranks = tuple(ranks) or tuple(range(transport.size))
+        if transport.rank not in self._ranks:
+            raise PlanError(
+                f"rank {transport.rank} is outside the group of ranks {list(self._ranks)}",
+                hint="let only the ranks of a group make it and call it",
+            )
         rank = self._ranks.index(transport.rank)
         super().__init__(rank, len(self._ranks))
-        self._transport, self._local, self._tag_base, self._name = transport, local, tag_base, name
+        self._transport, self._tag_base, self._name = transport, tag_base, name
         self._clusters = tuple(clusters)
-        own = [self._clusters[one] for one in self._ranks]
-        near = [place for place, cluster in enumerate(own) if cluster == own[rank]]
-        self._local_ranks = {one: place for place, one in enumerate(near)} if local is not None else {}
         self._runner = CollectiveRunner(transport, self._ranks, tag_base, timeout.total_seconds())
-        whole = local if len(near) == len(own) else None
         self._loss_message = partial(_loss_message, transport)
-        self._collectives = GroupCollectives(self._runner, rank, own, whole, self._loss_message)
+        self.use_libraries(libraries or {}, composition)
+
+    def use_libraries(self, libraries: VendorGroups, composition: Composition | None) -> None:
+        """Use `libraries` and `composition` from now on; all ranks call this between the same collectives."""
+        own = [self._clusters[one] for one in self._ranks]
+        near = [place for place, cluster in enumerate(own) if cluster == own[self.rank()]]
+        self._local = libraries["cpu"].backend if "cpu" in libraries else None
+        self._local_ranks = {one: place for place, one in enumerate(near)} if self._local is not None else {}
+        self._collectives = GroupCollectives(self._runner, self.rank(), own, libraries, composition, self._loss_message)
+
+        self._method: AllReduceMethod | None = None
+
+    def use_method(self, method: AllReduceMethod | None) -> None:
+        """All-reduce by `method` what it takes; all ranks call this between the same collectives."""
+        if self._method is not None:
+            self._method.close(wait=True)
+        self._method = method
+
+    @property
+    def runner(self) -> CollectiveRunner:
+        """What runs the collectives of this group."""
+        return self._runner
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the transport, in the order of the group."""
+        return self._ranks
 
     @property
     def transport(self) -> Transport:
@@ -106,6 +139,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Tensors, dst: int, tag: int) -> dist.Work:
         """Send one CPU tensor of any shape to rank `dst`; do not change it until the work is done."""
         tensor, tag = _single_cpu_tensor(tensors), _check_user_tag(tag)
+        self._check_rank(dst)
         what = f"send to rank {dst} (tag {tag})"
         if self._local is not None and dst in self._local_ranks:
             with self._gloo_errors_as_peer_errors(what):
@@ -118,6 +152,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     def recv(self, tensors: Tensors, src: int, tag: int) -> dist.Work:
         """Receive one CPU tensor from rank `src`; shape and dtype must match the sent one."""
         tensor, tag = _single_cpu_tensor(tensors), _check_user_tag(tag)
+        self._check_rank(src)
         what = f"receive from rank {src} (tag {tag})"
         target = tensor if tensor.is_contiguous() else tensor.contiguous()
         if self._local is not None and src in self._local_ranks:
@@ -136,18 +171,20 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Reduce each tensor in place over all ranks, to the same bits everywhere; shapes must match."""
         operation = _operation(opts)
-        return _joined([self._collectives.all_reduce(one, operation, opts) for one in tensors])
+        return _joined([self._all_reduce(one, operation, opts) for one in tensors])
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Reduce each tensor over all ranks into that of rank `opts.rootRank`; shapes must match."""
         operation = _operation(opts)
-        return _joined([self._collectives.reduce(one, opts.rootRank, operation, opts) for one in tensors])
+        return _joined(
+            [self._collectives.reduce(one, self._check_rank(opts.rootRank), operation, opts) for one in tensors]
+        )
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Copy each tensor of rank `opts.rootRank` to every rank, in place; shapes must match."""
-        return _joined([self._collectives.broadcast(one, opts.rootRank, opts) for one in tensors])
+        return _joined([self._collectives.broadcast(one, self._check_rank(opts.rootRank), opts) for one in tensors])
 
     def allgather(self, outputs: Lists, inputs: Tensors, opts: Any = None) -> dist.Work:
         """Fill `outputs[i][r]` with `inputs[i]` of rank `r`; sizes may differ between ranks."""
@@ -204,15 +241,20 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def gather(self, outputs: Lists, inputs: Tensors, opts: Any) -> dist.Work:
         """Fill `outputs[0][r]` of rank `opts.rootRank` with `inputs[0]` of rank `r`."""
-        return self._collectives.gather(outputs[0] if outputs else [], inputs[0], opts.rootRank, opts)
+        return self._collectives.gather(outputs[0] if outputs else [], inputs[0], self._check_rank(opts.rootRank), opts)
 
     def scatter(self, outputs: Tensors, inputs: Lists, opts: Any) -> dist.Work:
         """Fill `outputs[0]` of rank `r` with `inputs[0][r]` of rank `opts.rootRank`."""
-        return self._collectives.scatter(outputs[0], inputs[0] if inputs else [], opts.rootRank, opts)
+        return self._collectives.scatter(outputs[0], inputs[0] if inputs else [], self._check_rank(opts.rootRank), opts)
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Complete when every rank has called it."""
         return self._collectives.barrier(opts)
+
+    def _all_reduce(self, tensor: torch.Tensor, operation: ReduceOperation, opts: Any) -> dist.Work:
+        if self._method is not None and tensor.numel() and self._method.takes(tensor, operation):
+            return self._method.all_reduce(tensor, operation, timeout_s(opts))
+        return self._collectives.all_reduce(tensor, operation, opts)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Limit later collectives to `timeout`."""
@@ -220,6 +262,8 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Finish running collectives; the group of all ranks then closes the transport."""
+        self.use_method(None)
+        self._collectives.close(wait=True)
         self._runner.close(wait=True)
         if self._tag_base == 0:
             self._transport.close()
@@ -227,7 +271,21 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     def close_with_error(self, reason: str) -> None:
         """Close the transport with the failure `reason` and cancel collectives."""
         self._transport.close(reason)
+        if self._method is not None:
+            self._method.close(wait=False)
+        self._collectives.close(wait=False)
         self._runner.close(wait=False)
+
+    def abort(self) -> None:
+        """End the group at once; operations that wait fail, at the other ranks too."""
+        self.close_with_error("the process group is aborted")
+
+    def _check_rank(self, rank: int) -> int:
+        if not 0 <= rank < self.size():
+            raise PlanError(
+                f"rank {rank} is outside this group of {self.size()} ranks", hint="pass a rank of the group"
+            )
+        return int(rank)
 
     @contextmanager
     def _gloo_errors_as_peer_errors(self, operation: str) -> Iterator[None]:

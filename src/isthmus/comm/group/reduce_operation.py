@@ -14,12 +14,20 @@ from isthmus.core.errors import PlanError
 
 @dataclass(frozen=True)
 class ReduceOperation:
-    """An elementwise operation; `gloo` is its counterpart there, and `is_average` divides by the number of ranks."""
+    """An elementwise operation; `is_average` divides by the number of ranks.
+
+    `vendors_op` is its counterpart in the libraries of vendors.
+    """
 
     name: str
     combine: Combine
-    gloo: Any = None
+    vendors_op: Any = None
     is_average: bool = False
+
+    @property
+    def adds(self) -> bool:
+        """Whether this is a sum or an average."""
+        return self.combine is torch.add
 
     @staticmethod
     def of(op: Any) -> ReduceOperation:

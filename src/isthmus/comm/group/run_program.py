@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -42,20 +42,42 @@ class Messages(Protocol):
         ...
 
 
+class Codec(Protocol):
+    """How messages with some peers are encoded; `elements` are a range, and how often it was sent before."""
+
+    def crosses(self, peer: int) -> bool:
+        """Return whether messages with `peer` are encoded."""
+        ...
+
+    def num_bytes(self, num_values: int) -> int:
+        """Return the size of a message of `num_values`."""
+        ...
+
+    def encode(self, elements: tuple[int, int, int], value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the message for `value` [N], and what its receivers decode, [N]."""
+        ...
+
+    def decode(self, data: torch.Tensor, into: torch.Tensor) -> None:
+        """Store the values of the message `data` in `into` [N]."""
+        ...
+
+
 def run_program(
     program: RankProgram,
     inputs: Sequence[Block],
     outputs: Sequence[Block],
     combine: Combine | None,
     messages: Messages,
+    codec: Codec | None = None,
 ) -> None:
     """Execute `program`: read this rank's contributions in `inputs`, leave the results in `outputs`.
 
     An output may be the memory of an input at the same address. Sums are taken in ascending order of ranks. Tensors
     of the caller are copied before they are sent, because a message may be sent again until it is acknowledged,
-    which is later than the end of the collective.
+    which is later than the end of the collective. A value that `codec` encodes is replaced by what its receivers
+    decode, so that all ranks go on with equal bits.
     """
-    _Run(program, _Blocks(inputs), _Blocks(outputs), combine, messages).run()
+    _Run(program, _Blocks(inputs), _Blocks(outputs), combine, messages, codec).run()
 
 
 class _Blocks:
@@ -81,13 +103,23 @@ class _Blocks:
 
 class _Run:
     def __init__(
-        self, program: RankProgram, inputs: _Blocks, outputs: _Blocks, combine: Combine | None, messages: Messages
+        self,
+        program: RankProgram,
+        inputs: _Blocks,
+        outputs: _Blocks,
+        combine: Combine | None,
+        messages: Messages,
+        codec: Codec | None,
     ) -> None:
+        self._codec = codec
+        self._encoded: dict[tuple[int, int], torch.Tensor] = {}
+        self._num_encoded: Counter[tuple[int, int]] = Counter()
         self._program, self._inputs, self._outputs = program, inputs, outputs
         self._combine, self._messages = combine, messages
         self._values: dict[tuple[int, int], torch.Tensor] = {}
         self._ahead = deque(program.turns)
         self._posted: deque[_Posted] = deque()
+        self._arriving: dict[int, torch.Tensor] = {}
         self._posted_bytes = 0
         self._dtype = next((one.dtype for one in (inputs.first, outputs.first) if one is not None), torch.uint8)
 
@@ -99,8 +131,11 @@ class _Run:
             turn, parts = self._posted.popleft()
             for peer, tensor, future in parts:
                 self._messages.wait(peer, future)
+                if self._codec is not None and self._codec.crosses(peer):
+                    self._codec.decode(self._arriving.pop(id(tensor)), tensor)
                 self._posted_bytes -= tensor.nbytes
             self._post_ahead()
+            self._encoded.pop(turn.elements, None)
             self._values[turn.elements] = self._total(turn, parts) if turn.adds else parts[0][1]
             self._send(turn.elements, turn.sends)
         for elements in self._program.results:
@@ -114,7 +149,11 @@ class _Run:
             for message in turn.parts:
                 target = None if turn.adds else self._outputs.at(*turn.elements)
                 tensor = self._new(turn.elements) if target is None else target
-                parts.append((message.peer, tensor, self._messages.receive(message, tensor)))
+                buffer = tensor
+                if self._codec is not None and self._codec.crosses(message.peer):
+                    buffer = torch.empty(self._codec.num_bytes(tensor.numel()), dtype=torch.uint8)
+                    self._arriving[id(tensor)] = buffer
+                parts.append((message.peer, tensor, self._messages.receive(message, buffer)))
                 self._posted_bytes += tensor.nbytes
             self._posted.append((turn, parts))
 
@@ -145,10 +184,23 @@ class _Run:
         value = self._held(elements)
         if value is None:
             raise ValueError(f"elements {elements} are sent before they are held")
+        codec = self._codec
+        if codec is not None and any(codec.crosses(message.peer) for message in messages):
+            value = self._encode(codec, elements, value)
         shared = self._is_callers(elements, value)
         payload = value.clone() if shared else value
         for message in messages:
-            self._messages.send(message, payload)
+            crosses = codec is not None and codec.crosses(message.peer)
+            self._messages.send(message, self._encoded[elements] if crosses else payload)
+
+    def _encode(self, codec: Codec, elements: tuple[int, int], value: torch.Tensor) -> torch.Tensor:
+        """Encode `value` once, and return what its receivers decode, which this rank holds from now on."""
+        if elements not in self._encoded:
+            self._encoded[elements], self._values[elements] = codec.encode(
+                (*elements, self._num_encoded[elements]), value
+            )
+            self._num_encoded[elements] += 1
+        return self._values[elements]
 
     def _is_callers(self, elements: tuple[int, int], value: torch.Tensor) -> bool:
         """Return whether `value` is memory of the caller."""

@@ -2,7 +2,7 @@
 
 Each check runs all ranks of a job in threads of this process and raises `AssertionError` naming the
 broken rule. The fake and both TCP transports pass. Process groups have their own kit
-(`isthmus.comm.group.check_process_group`).
+(`isthmus.comm.group_conformance`).
 """
 
 from __future__ import annotations

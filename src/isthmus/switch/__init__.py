@@ -1,0 +1,58 @@
+"""Sums in the network: a switch that adds integers in slots, its packets, and a worker's side of both."""
+
+from isthmus.switch.fixed_point import FixedPoint, NonFiniteError, magnitude_bits
+from isthmus.switch.job_keys import read_job_keys
+from isthmus.switch.packet import MAX_INTEGERS, MAX_WORKERS, job_number
+from isthmus.switch.passing_worker import (
+    Actions,
+    Begin,
+    FromSwitch,
+    FromWorker,
+    Lost,
+    PassingWorker,
+    Phase,
+)
+from isthmus.switch.run_client import run_client
+from isthmus.switch.serve_switch import serve_switch
+from isthmus.switch.slot_pool import Datagram, SlotPool
+from isthmus.switch.switch_client import (
+    Abort,
+    ClientState,
+    Instructions,
+    Received,
+    Start,
+    StreamSettings,
+    SwitchClient,
+    Timer,
+)
+from isthmus.switch.udp_socket import UdpSocket
+
+__all__ = [
+    "MAX_INTEGERS",
+    "MAX_WORKERS",
+    "Abort",
+    "Actions",
+    "Begin",
+    "ClientState",
+    "Datagram",
+    "FixedPoint",
+    "FromSwitch",
+    "FromWorker",
+    "Instructions",
+    "Lost",
+    "NonFiniteError",
+    "PassingWorker",
+    "Phase",
+    "Received",
+    "SlotPool",
+    "Start",
+    "StreamSettings",
+    "SwitchClient",
+    "Timer",
+    "UdpSocket",
+    "job_number",
+    "magnitude_bits",
+    "read_job_keys",
+    "run_client",
+    "serve_switch",
+]
