@@ -31,9 +31,11 @@ RESERVED = tuple(
 class HoldingAdapter(FakeAdapter):
     """A scheduler that grants each hold at once; it notes what was asked for and started."""
 
-    def __init__(self, containers: str = "none", *, images: bool = False) -> None:
+    def __init__(self, containers: str = "none", *, images: bool = False, storage_path: str = "") -> None:
         super().__init__()
-        self.capabilities = Capabilities(holds="scheduler", blocks=False, containers=containers, images=images)  # type: ignore[arg-type]
+        self.capabilities = Capabilities(
+            holds="scheduler", blocks=False, containers=containers, images=images, storage_path=storage_path  # type: ignore[arg-type]
+        )  # fmt: skip
         self.requests: list[HoldRequest] = []
         self.ranks: list[RankStart] = []
 
@@ -161,6 +163,21 @@ def test_an_image_that_has_gone_asks_for_no_hold(tmp_path: Path) -> None:
     assert site.advance(job_with(image="isthmus:9"), "ready") == "refused"
     assert adapter.requests == []
     assert "no image 'isthmus:9'" in site.part().detail
+
+
+@pytest.mark.parametrize(
+    ("model", "state"), [("/data/model", "queued"), ("/models/a", "refused"), ("/data/../m", "refused")]
+)
+def test_a_path_that_no_pod_sees_is_refused(model: str, state: str, tmp_path: Path) -> None:
+    """Pods have the files below one folder; a job that names others would fail only once it has its cards."""
+    adapter = HoldingAdapter("scheduler", storage_path="/data")
+    paths = {"model": model, "output": "/data/out", "data": {"paths": ["/data/text"]}}
+    job = Job.model_validate(JOB.model_dump() | paths | {"checkpoints": {"folder": "/data/checkpoints"}})
+    site = Site(tmp_path, adapter)
+    assert site.advance(job, "queued") == state
+    if state == "refused":
+        assert "see files below /data alone" in site.part().detail
+    assert adapter.requests == []
 
 
 @pytest.mark.attack

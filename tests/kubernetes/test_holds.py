@@ -277,6 +277,20 @@ def test_pods_have_the_rendered_image_for_the_life_of_a_hold(cluster: Cluster) -
     assert (ordered["program"], ordered["environment"]["A"]) == (["{python}", "-m", "any"], "b")
 
 
+def test_pods_see_the_files_of_the_sites_claim(cluster: Cluster) -> None:
+    """At the folder where the agent's machine has the same, which the adapter declares."""
+    adapter = cluster.adapter(storage_claim="data", storage_path="/data")
+    adapter.hold(request(1, 1))
+    spec = cluster.objects("jobs")[0]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert adapter.capabilities.storage_path == "/data"
+    assert {"name": "storage", "mountPath": "/data"} in container["volumeMounts"]
+    assert {"name": "storage", "persistentVolumeClaim": {"claimName": "data"}} in spec["volumes"]
+    for wrong in ({"storage_claim": "data"}, {"storage_claim": "data", "storage_path": "data"}):
+        with pytest.raises(InputError, match=r"names no storage_path|cannot be a folder"):
+            cluster.adapter(**wrong)
+
+
 def test_an_image_without_a_registry_is_refused_before_anything_is_asked_for(cluster: Cluster) -> None:
     """The field of `site.yaml` is named."""
     wanted = request(1, 1, containers={"h20": ContainerNeed(image="train@sha256:" + "a" * 64)})

@@ -42,7 +42,8 @@ UNITS = (
 )
 PLAN = HoldPlan(id=ID, claim=3, job="train", attempt=2, units=UNITS)
 KINDS: dict[str, dict[str, str | float]] = {
-    "job": {}, "job-in-queue": {"queue": "users"}, "jobset": {"workload": "jobset"},
+    "job": {}, "job-with-files": {"storage_claim": "data", "storage_path": "/data"},
+    "job-in-queue": {"queue": "users"}, "jobset": {"workload": "jobset"},
     "jobset-in-queue": {"workload": "jobset", "queue": "users", "priority": "low"},
     "volcano": {"workload": "volcano", "queue": "q", "priority": "low", "max_minutes": 60},
 }  # fmt: skip

@@ -89,6 +89,11 @@ def containers_of(site: SiteFile) -> str:
     return _CONTAINERS.get(site.kind, "none")
 
 
+def storage_path_of(site: SiteFile) -> str:
+    """Return `Capabilities.storage_path` of a site."""
+    return str(site.options.get("storage_path", "")) if site.kind == "kubernetes" else ""
+
+
 def _renderer(site: SiteFile) -> Callable[[SiteFile, Cluster, PartRequest], RenderedHold]:
     if site.kind not in _RENDERERS:
         message = f"a site of kind '{site.kind}' has no job file of its own"

@@ -54,6 +54,8 @@ class Capabilities:
     # the limits of `HoldRequest.containers`; `none`: workers are processes of the nodes. `images`: of rendered images.
     containers: Literal["agent", "scheduler", "none"] = "none"
     images: bool = False
+    # Where pods see the files of jobs, below which every path of a job must then lie; empty: what their image has.
+    storage_path: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

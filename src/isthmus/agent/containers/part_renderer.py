@@ -30,11 +30,14 @@ from isthmus.render import (
 class PartRenderer:
     """Renders the parts of the site `cluster`, which starts workers as `starts` says and as the owner's `rights` allow.
 
-    `pool` has the chips of the cluster, and its links as far as the agent's own file names them.
+    `pool` has the chips of the cluster, and its links as far as the agent's own file names them. Pods see the files of
+    jobs below `storage_path`, if it is given.
     """
 
-    def __init__(self, rights: WorkerRights, pool: Pool, cluster: str, starts: StartKind) -> None:
-        self._rights, self._pool, self._cluster = rights, pool, cluster
+    def __init__(
+        self, rights: WorkerRights, pool: Pool, cluster: str, starts: StartKind, storage_path: str = ""
+    ) -> None:
+        self._rights, self._pool, self._cluster, self._storage_path = rights, pool, cluster, storage_path
         self.starts = starts if rights.containers is not None or starts == "pod" else "process"
 
     def render(self, job: Job, job_id: str, plan: Plan, links: Iterable[Link] = ()) -> dict[str, RenderedPart]:
@@ -42,6 +45,7 @@ class PartRenderer:
 
         Raises `InputError` if no image fits, a value cannot be passed, or the site does not run the image's program.
         """
+        self._require_visible(job)
         site = read_site_runtime(self._rights, self.starts)
         code = None if job.runtime.code is None else read_registration(Path(job.runtime.code))
         found = {}
@@ -54,6 +58,7 @@ class PartRenderer:
 
     def render_worker(self, spec: WorkerSpec, links: Iterable[Link] = ()) -> RenderedPart:
         """Return the part of a worker, with the places of its job's files at this site."""
+        self._require_visible(spec.job)
         job, blueprints = spec.job, make_blueprints(spec.job, spec.run, spec.plan, self._pool, spec.cluster, links)
         blueprint = next(one for one in blueprints if one.node_group == spec.stage.node_group)
         part = render_part(
@@ -64,6 +69,16 @@ class PartRenderer:
         )
         _require_own_program(part, blueprint, self.starts)
         return part
+
+    def _require_visible(self, job: Job) -> None:
+        """Raise `InputError` for a path of the job that no pod sees."""
+        root = Path(self._storage_path)
+        for field, path, _ in job_accesses(job) if self._storage_path else ():
+            if path.startswith("/") and not Path(os.path.normpath(path)).is_relative_to(root):
+                raise InputError(
+                    f"{field}: the pods of cluster '{self._cluster}' see files below {root} alone, not '{path}'",
+                    hint="name a path there or a URL; copies of the catalogue are at the agent's --cache",
+                )
 
 
 def with_rendered_fields(spec: WorkerSpec, part: RenderedPart) -> WorkerSpec:

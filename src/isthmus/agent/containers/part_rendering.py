@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import ContainerNeed
@@ -28,10 +29,15 @@ KEPT_S = 5.0
 
 
 class PartRendering:
-    """Renders with `renderer`; `clock` is in seconds. A part that cannot be rendered is an objection to its order."""
+    """Renders with `renderer`; `clock` is in seconds. A part that cannot be rendered is an objection to its order.
 
-    def __init__(self, renderer: PartRenderer, clock: Callable[[], float]) -> None:
-        self._renderer, self._clock = renderer, clock
+    `resolve` returns a job, of an id and a user, with the places of its paths at this site.
+    """
+
+    def __init__(
+        self, renderer: PartRenderer, clock: Callable[[], float], resolve: Callable[[str, Job, str], Job]
+    ) -> None:
+        self._renderer, self._clock, self._resolve = renderer, clock, resolve
         self._known: dict[PartKey, tuple[float, str, dict[str, RenderedPart], IsthmusError | None]] = {}
 
     @property
@@ -46,7 +52,8 @@ class PartRendering:
             if order.desired in ("queued", "ready", "prepared") and order.spec is not None and order.plan is not None:
                 key = order.job, order.attempt
                 wanted.add(key)
-                _, error = self._render(key, order.spec, order.plan, order.links)
+                resolve = partial(self._resolve, order.job, order.spec, order.user)
+                _, error = self._render(key, resolve, order.plan, order.links)
                 if error is not None:
                     found[key] = str(error)
         self._known = {key: one for key, one in self._known.items() if key in wanted}
@@ -56,7 +63,8 @@ class PartRendering:
         """Return what the ranks of a part run in, by node group; raise `InputError` if it cannot be rendered."""
         if self._renderer.starts != "pod" or part.spec is None or part.plan is None:
             return {}
-        found, error = self._render(part.key, part.spec, part.plan, part.links)
+        resolve = partial(self._resolve, part.job, part.spec, part.user)
+        found, error = self._render(part.key, resolve, part.plan, part.links)
         if error is not None:
             raise error
         return {group: container_need(one) for group, one in found.items()}
@@ -76,13 +84,13 @@ class PartRendering:
         return image_reference(rendered) if self._renderer.starts == "pod" else ""
 
     def _render(
-        self, key: PartKey, job: Job, plan: Plan, links: Iterable[Link]
+        self, key: PartKey, job: Callable[[], Job], plan: Plan, links: Iterable[Link]
     ) -> tuple[dict[str, RenderedPart], IsthmusError | None]:
         now_s, known = self._clock(), self._known.get(key)
         if known is None or known[1] != plan.id or now_s - known[0] > KEPT_S:
             found, problem = dict[str, RenderedPart](), None
             try:
-                found = self._renderer.render(job, key[0], plan, links)
+                found = self._renderer.render(job(), key[0], plan, links)
             except IsthmusError as error:
                 problem = error
             self._known[key] = known = now_s, plan.id, found, problem

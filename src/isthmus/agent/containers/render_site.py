@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.agent.adapters.adapter_kinds import containers_of, render_hold
+from isthmus.agent.adapters.adapter_kinds import containers_of, render_hold, storage_path_of
 from isthmus.agent.adapters.local_adapter import COMMAND_WORKER, WORKER_COMMAND
 from isthmus.agent.adapters.rendered_hold import (
     CARDS,
@@ -61,7 +61,7 @@ def render_site(
     can = containers_of(site)
     if rights.containers is not None and can == "none":
         refuse_images(site.kind, can)
-    renderer = PartRenderer(rights, pool, cluster.name, start_kind(can))
+    renderer = PartRenderer(rights, pool, cluster.name, start_kind(can), storage_path_of(site))
     parts = renderer.render(job, job_id, plan)
     ranks = PlanPart.from_plan(plan, cluster.name).ranks
     in_containers, is_pod = renderer.starts == "container", renderer.starts == "pod"

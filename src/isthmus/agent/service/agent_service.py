@@ -6,6 +6,7 @@ that is killed at any point resumes from the same state.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import shutil
@@ -46,8 +47,15 @@ from isthmus.agent.service.site_holds import SiteHolds, foreign_part
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 from isthmus.agent.service.worker_event_tails import WorkerEventTails
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
+from isthmus.core.job import Job
 from isthmus.core.loopback import is_loopback
-from isthmus.core.messages.agent_messages import AgentIdentity, AgentOrders, AgentReport, ObservedPart, QueueEntry
+from isthmus.core.messages.agent_messages import (
+    AgentIdentity,
+    AgentOrders,
+    AgentReport,
+    ObservedPart,
+    QueueEntry,
+)
 from isthmus.core.messages.run_lease import NO_LIMIT_S, RunLease, read_run_lease, write_run_lease
 from isthmus.core.messages.worker_folder import (
     CheckpointRequest,
@@ -144,8 +152,9 @@ class AgentService:
         self.policy, self._fetcher = policy or OwnerPolicy(), fetcher
         self._containers = containers
         pool, starts = pool or Pool(clusters=(cluster,)), start_kind(adapter.capabilities.containers)
-        renderer = PartRenderer(self.policy.workers, pool, cluster.name, starts)
-        self._rendering = PartRendering(renderer, clock)
+        can = adapter.capabilities
+        renderer = PartRenderer(self.policy.workers, pool, cluster.name, starts, can.storage_path)
+        self._rendering = PartRendering(renderer, clock, self._resolved_job)
         self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
@@ -375,6 +384,12 @@ class AgentService:
                 self._fetch_files(instruction)
             case LogWarning(text=text):
                 self._log_once(text)
+
+    def _resolved_job(self, job_id: str, job: Job, user: str) -> Job:
+        """Return a job with the places of its paths here; one that its user may not use is refused elsewhere."""
+        with contextlib.suppress(InputError):
+            return self._storage.resolve_job(job_id, job, user)[0]
+        return job
 
     def _fetch_files(self, instruction: FetchFiles) -> None:
         """Start to copy the files of a part's job, unless they would land outside the storage of its user."""

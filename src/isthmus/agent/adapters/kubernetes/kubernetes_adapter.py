@@ -55,7 +55,12 @@ class KubernetesAdapter(FileWorkers):
     ) -> None:
         preempts = bool(site.preempting_priority)
         self.capabilities = Capabilities(
-            holds="scheduler", preempts=preempts, forgets=False, containers="scheduler", images=bool(site.registry)
+            holds="scheduler",
+            preempts=preempts,
+            forgets=False,
+            containers="scheduler",
+            images=bool(site.registry),
+            storage_path=site.storage_path,
         )
         self._site, self._client, self._courier = site, client, courier
         self._program = tuple(program)

@@ -16,8 +16,8 @@ from isthmus.core.pool import Cluster, NodeGroup
 
 OPTIONS = (
     "bind_s", "context", "courier_host", "courier_port", "device_driver", "grace_s", "image", "kubeconfig",
-    "max_minutes", "namespace", "preempting_priority", "priority", "python", "queue", "registry", "timeout_s",
-    "workload",
+    "max_minutes", "namespace", "preempting_priority", "priority", "python", "queue", "registry", "storage_claim",
+    "storage_path", "timeout_s", "workload",
 )  # fmt: skip
 WORKLOADS = ("job", "jobset", "volcano")
 _DEFAULT_RESOURCE = "nvidia.com/gpu"
@@ -26,6 +26,7 @@ _LABEL_KEY = re.compile(rf"([a-z0-9.-]{{1,253}}/)?{_PART}")
 _LABEL_VALUE = re.compile(rf"({_PART})?")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _REGISTRY = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]{0,127}){0,8}")
+_FOLDER = re.compile(r"(/[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 _JOB_PREFIX = "k8s-"
 
 
@@ -36,7 +37,8 @@ class KubernetesSite:
     Kueue, which then decides when a hold is admitted. `priority` and `preempting_priority` name priority classes: of
     Kueue (WorkloadPriorityClass) with such a queue, else of the cluster (PriorityClass). With a `device_driver` nodes
     without a device plugin have the cards that the driver publishes; its DeviceClass maps `resource` to them. Pods get
-    rendered images from the `registry`, by their digests, else `image`.
+    rendered images from the `registry`, by their digests, else `image`. They see the files of the claim `storage_claim`
+    below `storage_path`, where the agent's machine has the same.
     """
 
     def __init__(self, file: SiteFile, cluster: Cluster) -> None:
@@ -55,6 +57,14 @@ class KubernetesSite:
         if self.registry and not _REGISTRY.fullmatch(self.registry):
             message = f"'{self.registry}' cannot be a registry"
             raise FieldError(message, place=("options", "registry"), hint="give HOST/FOLDER, without https://")
+        self.storage_claim, self.storage_path = _name(options, "storage_claim"), options.get("storage_path", "")
+        if bool(self.storage_claim) != bool(self.storage_path):
+            missing = "storage_path" if self.storage_claim else "storage_claim"
+            message, hint = f"names no {missing}", "storage_claim and storage_path belong together"
+            raise FieldError(message, place=("options",), hint=hint)
+        if self.storage_path and not _FOLDER.fullmatch(self.storage_path):
+            message, hint = f"'{self.storage_path}' cannot be a folder", "give an absolute path, such as /data"
+            raise FieldError(message, place=("options", "storage_path"), hint=hint)
         self.namespace, self.queue = _name(options, "namespace"), _name(options, "queue")
         self.priority, self.preempting_priority = _name(options, "priority"), _name(options, "preempting_priority")
         self.device_driver = _name(options, "device_driver")

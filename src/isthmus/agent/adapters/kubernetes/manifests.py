@@ -238,6 +238,7 @@ def pod_template(site: KubernetesSite, plan: HoldPlan, unit: int) -> dict[str, A
                         {"name": "tickets", "mountPath": TICKETS, "readOnly": True},
                         {"name": "work", "mountPath": WORK},
                         {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - the pod's own
+                        *([{"name": "storage", "mountPath": site.storage_path}] if site.storage_claim else []),
                     ],
                 }
             ],
@@ -245,9 +246,16 @@ def pod_template(site: KubernetesSite, plan: HoldPlan, unit: int) -> dict[str, A
                 {"name": "tickets", "secret": {"secretName": secret_name(plan, unit), "defaultMode": 0o444}},
                 {"name": "work", "emptyDir": {}},
                 {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+                *_storage(site),
             ],
         },
     }  # fmt: skip
+
+
+def _storage(site: KubernetesSite) -> list[dict[str, Any]]:
+    """Return the volume of the job's files, if the site has one."""
+    claim = {"claimName": site.storage_claim}
+    return [{"name": "storage", "persistentVolumeClaim": claim}] if site.storage_claim else []
 
 
 def _container_need(site: KubernetesSite, plan: HoldPlan, unit: HoldUnit) -> ContainerNeed:

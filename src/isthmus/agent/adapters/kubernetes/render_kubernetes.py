@@ -83,8 +83,11 @@ def _of_pods(site: KubernetesSite, unit: HoldUnit, spec: dict[str, Any], *, is_r
             yield _container(name, str(value), f"site.yaml options.{option}")
     sources = {one["name"]: one for one in spec["volumes"]}
     for place in container["volumeMounts"]:
-        source = "secret" if "secret" in sources[place["name"]] else "emptyDir"
-        yield mount(source, place["mountPath"], not place.get("readOnly", False), "agent")
+        volume = sources[place["name"]]
+        source, origin = "secret" if "secret" in volume else "emptyDir", "agent"
+        if "persistentVolumeClaim" in volume:
+            source, origin = volume["persistentVolumeClaim"]["claimName"], "site.yaml options.storage_claim"
+        yield mount(source, place["mountPath"], not place.get("readOnly", False), origin)
 
 
 def _container(name: str, value: str, origin: str) -> Setting:
