@@ -12,7 +12,7 @@ from isthmus.control.service.control_service import ControlService
 from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent, CoordinatorActor
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import AgentReported, Event, JobCancelled, JobSubmitted
-from isthmus.control.store.snapshot_file import SnapshotFile
+from isthmus.control.store.snapshot_file import SnapshotFile, code_fingerprint
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import UnavailableError
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
@@ -169,3 +169,22 @@ def test_a_server_that_has_replayed_its_whole_log_saves_a_snapshot_soon(tmp_path
     server.tick()
     server.close()
     assert (SnapshotFile(tmp_path).path.stat().st_mtime_ns if interval == 20 else 0) == saved
+
+
+def test_only_a_change_of_the_code_makes_a_snapshot_that_of_other_code(tmp_path: Path) -> None:
+    """A process that imports a module for the first time adds bytecode: that is none, else the next start is slow."""
+    code, data = tmp_path / "control" / "state.py", tmp_path / "core" / "chips.yaml"
+    for file in (code, data):
+        file.parent.mkdir()
+        file.write_text("a")
+    first = code_fingerprint(tmp_path)
+    cache = tmp_path / "core" / "__pycache__"
+    cache.mkdir()
+    (cache / "state.cpython-311.pyc").write_bytes(b"a")
+    code_fingerprint.cache_clear()
+    assert code_fingerprint(tmp_path) == first
+    for file in (code, data):
+        file.write_text("b")
+        code_fingerprint.cache_clear()
+        assert code_fingerprint(tmp_path) != first
+        file.write_text("a")

@@ -36,6 +36,7 @@ from isthmus.control.service.planner_process import COMMAND, PlannerPool, Planne
 from isthmus.control.service.planner_queue import Planner
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.log_base import LogBase
+from isthmus.control.store.snapshot_codec import gc_paused
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.control.store.store_interface import Store
@@ -87,21 +88,22 @@ def run_server(
         ensure_admin_token(store, config.state, time.time())
         own = PlannerPool(make_process=lambda: PlannerProcess(command=(*COMMAND, str(config.search_cpu_s))))
         leadership = _leader_election(config)
-        service = ControlService(
-            store,
-            config.pool,
-            planner=planner or own,
-            num_planners=len(own.processes) if planner is None else 1,
-            quotas=config.quotas,
-            rules=config.rules,
-            leader_election=leadership,
-            snapshot_file=SnapshotFile(config.state),
-            compaction=config.compaction,
-            before_compaction=functools.partial(_prepare_compaction, config, log_end),
-        )
+        with gc_paused():
+            service = ControlService(
+                store,
+                config.pool,
+                planner=planner or own,
+                num_planners=len(own.processes) if planner is None else 1,
+                quotas=config.quotas,
+                rules=config.rules,
+                leader_election=leadership,
+                snapshot_file=SnapshotFile(config.state),
+                compaction=config.compaction,
+                before_compaction=functools.partial(_prepare_compaction, config, log_end),
+            )
+            tune_gc()  # after the replay: its records are long-lived
         stack.callback(service.close)
         stack.callback(own.close)
-        tune_gc()  # after the replay: its records are long-lived
         service.start()
         token = config.state / ADMIN_TOKEN_FILE
         urls = _listener_urls(config.host, listener, certificate)

@@ -391,9 +391,9 @@ class ControlService:
     def _restore_from_snapshot(self, number: int, coordinator: Coordinator) -> None:
         """Restore from a snapshot what `_on_event_applied` derives from events."""
         self._snapshot_event = number
-        for job in coordinator.state.jobs.values():
-            self.changes.record_submission(job.id, job.user)
-            self.changes.record_change(job.id, number)
+        jobs = coordinator.state.jobs.values()
+        self.changes.restore(((job.id, job.user) for job in jobs), number)
+        for job in jobs:
             self.server_metrics.restore_job_state(job.id, job.state)
 
     def _on_event_applied(self, folded: AppliedEvent) -> None:

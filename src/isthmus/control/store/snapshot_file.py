@@ -33,7 +33,7 @@ class SnapshotFile:
     """The newest snapshot of one server, a file in `folder`; `code` identifies the code that writes and reads it."""
 
     def __init__(self, folder: Path, code: str | None = None) -> None:
-        self.path, self._code = folder / SNAPSHOT_FILE_NAME, code or _code_fingerprint()
+        self.path, self._code = folder / SNAPSHOT_FILE_NAME, code or code_fingerprint(Path(isthmus.__file__).parent)
 
     def save(self, store: Store, number: int, body: bytes) -> None:
         """Save `body`, the state after event `number` as returned by `serialize_state`. I/O errors are only logged."""
@@ -75,12 +75,12 @@ def _event_digest(store: Store, number: int) -> str:
 
 
 @functools.cache
-def _code_fingerprint() -> str:
-    """Return a hash of the code of `control` and `core` and the versions of isthmus, Python and pydantic."""
+def code_fingerprint(package: Path) -> str:
+    """Return a hash of the code of `control` and `core` of a package and the versions of it, Python and pydantic."""
     versions = [isthmus.__version__, platform.python_version(), pydantic.VERSION]
     found = hashlib.sha256(" ".join(versions).encode())
-    package = Path(isthmus.__file__).parent
     for file in sorted([*package.glob("control/**/*.py"), *package.glob("core/**/*")]):
-        if file.is_file():
+        # Bytecode that a later import adds is no change of the code.
+        if file.suffix != ".pyc" and file.is_file():
             found.update(file.name.encode() + file.read_bytes())
     return found.hexdigest()
