@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks._models import even_plan, llama
 from benchmarks._public_run import GIB, PublicRun, number, public_cluster, public_model, table_rows
+from isthmus.core.plan_parts.kernel_choice import KernelChoice
 from isthmus.plan.profile.model_profile import ModelProfile
 
 REPOSITORY = "github.com/FlagOpen/FlagPerf"
@@ -41,15 +42,15 @@ CASES = {
         recompute="selective",
     ),
     "llama2_70B-megatron": Case(
-        config="llama-2-70b", stack="megatron", gbps=200, sequence_length=4096, steps=44, sp=True
+        config="llama-2-70b", stack="megatron-local", gbps=200, sequence_length=4096, steps=44, sp=True
     ),
     "mixtral_8x7B-megatron": Case(
         config="mixtral-8x7b", stack="megatron", gbps=400, sequence_length=4096, local_batch=3, global_batch=1200,
         sp=True, recompute="selective",
     ),
-    "aquila2_7b-flagscale": Case(config="aquila2-7b", stack="megatron", gbps=200, sequence_length=2048, steps=9),
+    "aquila2_7b-flagscale": Case(config="aquila2-7b", stack="megatron-local", gbps=200, sequence_length=2048, steps=9),
     "aquila2_7b_finetune-flagscale": Case(
-        config="aquila2-7b", stack="megatron", gbps=200, sequence_length=2048, steps=4
+        config="aquila2-7b", stack="megatron-local", gbps=200, sequence_length=2048, steps=4
     ),
     "llama2_7b-deepspeed": Case(config="llama-2-7b", stack="deepspeed", gbps=200, sequence_length=4096, zero=3),
 }  # fmt: skip
@@ -89,7 +90,8 @@ def _run(name: str, case: Case, text: str, row: dict[str, str]) -> PublicRun | N
     plan = even_plan(
         profile.num_layers, tp=tp, pp=pp, dp=dp, sp=case.sp and tp > 1, micro_batches=max(1, whole // (local * dp)),
         micro_batch_size=local, sequence_length=sequence, zero=case.zero, stack=case.stack, precision=precision,
-        recompute="full" if "recompute=True" in changes else case.recompute,
+        recompute="selective" if "recompute=True" in changes else case.recompute,
+        kernels=KernelChoice(attention="eager") if precision == "tf32" else None,
     )  # fmt: skip
     measured = number(told[_TOKENS])
     used = number(told["mem"])

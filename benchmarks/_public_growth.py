@@ -23,7 +23,7 @@ from isthmus.plan.time.calibration import ChipRates
 from isthmus.plan.time.chip_rates import with_chip_rates
 from isthmus.plan.time.predict import Z_90_PERCENT, relative_uncertainty
 
-COUNTS, SEEDS = (0, 1, 2, 4, 8, 16), 2
+COUNTS, SEEDS = (0, 1, 2, 4, 8, 16), 6
 """Runs that a calibration sees, of orders drawn by this many seeds; the rest after the largest number is compared."""
 
 FITTED = tuple(name for name in ChipRates.__dataclass_fields__ if TIME_MODEL_PARAMETERS[name].relative)

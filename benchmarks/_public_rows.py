@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks._bridge import read_bridge
 from benchmarks._flagperf import read_flagperf
+from benchmarks._public_bound import bound_rows
 from benchmarks._public_growth import calibrated_on, error_and_band, growth_rows
 from benchmarks._public_run import PublicRun
 from benchmarks._torchtitan import read_torchtitan
@@ -51,7 +52,7 @@ def public_rows(name: str, folder: Path | None) -> list[Row]:
     for kind in ("dense", "experts"):
         some = [run for run in runs if run.kind == kind]
         if some:
-            rows += _time_rows(f"{name}, {len(some)} {kind}", some, sheet)
+            rows += [*_time_rows(f"{name}, {len(some)} {kind}", some, sheet), *bound_rows(f"{name}, {kind}", some)]
     return [*rows, *_memory_rows(name, runs, sheet)]
 
 
@@ -68,7 +69,8 @@ class Forecast:
 
 def forecast_of(run: PublicRun) -> Forecast:
     """Return the forecast of a run; steps of many micro-batches are simulated twice shorter, and continued in line."""
-    counts, plan = (run.plan.micro_batches,), run.plan
+    plan = run.plan
+    counts: tuple[int, ...] = (plan.micro_batches,)
     depth = len(plan.pipeline())
     if plan.micro_batches > 8 * depth:
         counts = (4 * depth, 6 * depth)

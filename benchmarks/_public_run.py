@@ -17,6 +17,12 @@ from isthmus.plan.profile.model_profile import ModelProfile
 
 _H100 = chip_catalogue()["H100"].sustained
 _RATES = _H100.model_dump() if _H100 else None
+_CAP = ((500.0 - 145.0) / (700.0 - 145.0)) ** (1 / 3)
+"""Clock of an H100 limited to 500 W over one at its rated 700 W, 145 W of both without work: the power of a clock f is
+that of f and a voltage in proportion to f, squared (dynamic power, C V^2 f)."""
+_CAPPED_RATES = _RATES and {
+    **_RATES, "matmul_flop_per_s": {kind: _CAP * rate for kind, rate in _RATES["matmul_flop_per_s"].items()},
+}  # fmt: skip
 CONFIGS = Path(__file__).parent.parent / "tests" / "plan" / "configs"
 GIB = 2**30
 MemoryKind = Literal["allocated", "reserved", "device"]
@@ -31,8 +37,10 @@ OWN_CHIPS = [
         "in_node_link": {"name": "NVLink4", "bandwidth_bytes_per_s": 450.0e9},
         "collective_library": "nccl",
         "power_w": 500,
-        "sustained": _RATES,
-        "source": "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, Hardware (96 GB of HBM2e, 500 W)",
+        "sustained": _CAPPED_RATES,
+        "source": "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, Hardware (96 GB of HBM2e, 500 W); products "
+        "as of the H100 at the clock of that power, 0.69 of the peak (pytorch/ao, torchao/testing/training/"
+        "roofline_utils.py, has 0.6 and since March 2025 0.78 for this chip)",
     },
     {
         "name": "H800",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from benchmarks._models import even_plan
 from benchmarks._public_run import GIB, PublicRun, number, public_cluster, public_model, table_rows
+from isthmus.core.plan_parts.tensor_formats import TensorFormats
+from isthmus.core.stack import Stack, find_stack
 
 REPOSITORY = "github.com/pytorch/torchtitan"
 NETWORK_GBPS = 400.0
@@ -66,12 +68,14 @@ def _run(name: str, chip: str, title: str, row: dict[str, str], tokens_per_chip_
     batch = int(_first(r"local batch size (\d+)", title, 1))
     count = degrees["pp"] if degrees["pp"] > 1 else 1  # micro-batches, by default as many as stages
     sequence = int(number(row.get("Sequence Length", "")) or SEQUENCE_LENGTH)
-    profile = public_model(_MODELS[f"{size[1]}b"])
+    profile, told = public_model(_MODELS[f"{size[1]}b"]), f"{title} {what}".lower()
+    narrow = "float8" in told or chip == "H200"
     plan = even_plan(
         profile.num_layers, **degrees, dp=dp, sp=degrees["tp"] > 1, micro_batches=count,
         micro_batch_size=batch // count, sequence_length=sequence, zero=3,
-        stack="torchtitan-2024" if "202412" in name else "torchtitan",
-        precision="fp8" if "float8" in what or "float8" in title or chip == "H200" else "bf16",
+        stack=_stack(name, told), overlap_tp=True if "asynctp" in told or name.endswith("Async") else None,
+        formats=TensorFormats(gathers="fp8") if narrow and "rowwise" not in told else None,
+        precision="fp8" if narrow else "bf16",
         schedule="interleaved" if "interleaved" in what else "1f1b",
         recompute=next((mode for word, mode in _RECOMPUTE if word in title), "none"),
     )  # fmt: skip
@@ -81,6 +85,23 @@ def _run(name: str, chip: str, title: str, row: dict[str, str], tokens_per_chip_
         measured_s=plan.num_samples * sequence / chips / tokens_per_chip_s,
         memory_bytes=memory * GIB if memory else None, memory_kind="reserved",
     )  # fmt: skip
+
+
+def _stack(name: str, told: str) -> str | Stack:
+    """Return the stack of a run: with layers compiled or not, with the loss compiled or not, by the set's versions.
+
+    The H200 runs started `torchrun` itself, so nothing set the expandable segments of torchtitan's own script; float8
+    with a scale per row gathers in 16 bits.
+    """
+    if "202412" in name:
+        return "torchtitan-2024" if "compile" in told else "torchtitan-eager"
+    stack = find_stack("torchtitan")
+    if "h200" in name:
+        return stack.model_copy(update={"name": "torchtitan-plain", "allocator": find_stack("hf-fsdp").allocator})
+    if "rowwise" in told:
+        exchanges = stack.exchanges.model_copy(update={"narrow_gathers": False})
+        return stack.model_copy(update={"name": "torchtitan-rowwise", "exchanges": exchanges})
+    return stack
 
 
 def _first(pattern: str, text: str, default: float) -> float:

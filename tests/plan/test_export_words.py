@@ -69,6 +69,14 @@ def test_megatron_gets_its_own_options(name, words):
     assert " ".join(words) in text
 
 
+@pytest.mark.parametrize(("kind", "word"), [("gather", "all_gather"), ("ring", "p2p"), ("all_to_all", "a2a")])
+def test_megatron_gets_the_kind_of_context_parallelism(kind, word):
+    """Each kind by name, because Megatron-LM takes p2p without one; none where no chips share a sequence."""
+    words = list(to_megatron(worded("cp_kind", kind), model_of(), POOL).arguments)
+    assert words[words.index("--cp-comm-type") + 1] == word
+    assert "--cp-comm-type" not in to_megatron(staged((4, 4), dp=2, zero=1), model_of(), POOL).arguments
+
+
 @pytest.mark.parametrize(
     ("dispatcher", "kind"), [("all_to_all", "alltoall"), ("all_gather", "allgather"), ("deepep", "flex")]
 )

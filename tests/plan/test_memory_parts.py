@@ -163,8 +163,9 @@ def test_only_the_first_layers_of_a_stage_are_recomputed():
 def test_two_parts_on_one_chip_add_what_stays_and_compute_one_at_a_time():
     """The larger activations and buffers of the two, and both of everything else."""
     one = StageMemory(
-        weights_bytes=1, gradients_bytes=2, optimizer_bytes=3, activations_bytes=40, buffers_bytes=5, reserve_bytes=6
-    )
+        weights_bytes=1, gradients_bytes=2, optimizer_bytes=3, activations_bytes=40, buffers_bytes=5, reserve_bytes=6,
+        stranded_bytes=7,
+    )  # fmt: skip
     other = StageMemory(
         weights_bytes=10,
         gradients_bytes=20,
@@ -181,6 +182,7 @@ def test_two_parts_on_one_chip_add_what_stays_and_compute_one_at_a_time():
         "activations_bytes": 40,
         "buffers_bytes": 50,
         "reserve_bytes": 66,
+        "stranded_bytes": 7,
     }
     assert (both.static_bytes, both.allocated_bytes, both.total_bytes) == (66, 156, 222)
 

@@ -7,7 +7,12 @@ import statistics
 import pytest
 
 from isthmus.plan import DATA_SHEET, Calibration, Observation, describe_fit, fit_calibration
-from isthmus.plan.calibrate.find_posterior import find_posterior
+from isthmus.plan.calibrate.find_posterior import (
+    DEGREES_OF_FREEDOM,
+    INFORMATION,
+    SCATTER_PER_SCALE,
+    find_posterior,
+)
 from isthmus.plan.calibrate.posterior import MeasuredValue, Prior
 from isthmus.plan.time.calibration import FittedParameter
 
@@ -25,12 +30,19 @@ def scaled_run(name: str, measured: float, weights: tuple[float, ...] = (1.0,)) 
 
 
 def test_one_run_moves_a_parameter_as_bayes_says():
-    """With a scatter far below the prior the parameter takes the run's value; far above, it keeps its own."""
-    for scatter, share in ((0.01, 1.0), (0.5, 0.0)):
+    """With a scatter far below the prior the parameter takes the run's value; far above, it keeps its own.
+
+    At the maximum the pull of the run equals that of the prior, of 10 %: its share is its precision over both.
+    """
+    for scatter, limit in ((0.01, 1.0), (0.5, 0.0)):
         start = DATA_SHEET.model_copy(update={"residual": scatter})
         made = fit_calibration(start, [f"{CHIP}/bias_factor"], [scaled_run("r", 1.1)], name="f", source="s")
         moved = math.log(made.value("bias_factor", CHIP)) / math.log(1.1)
-        assert moved == pytest.approx(share, abs=0.08)
+        scale = made.residual / SCATTER_PER_SCALE
+        error = (1 - moved) * math.log(1.1) / scale
+        precision = INFORMATION * (DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + error**2) / scale**2
+        assert moved == pytest.approx(precision / (precision + 1 / 0.1**2), abs=0.01)
+        assert abs(moved - limit) < 0.1
 
 
 def test_bias_and_scatter_are_told_apart():

@@ -100,7 +100,7 @@ def test_plans_of_unlike_sizes_fit_run_and_are_told():
         assert predict(plan, pool, TOY).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-9)
         assert answer.bound_s * (1 - 1e-9) <= plan.predicted.iteration_s
         assert all(f"micro-batches of {size}" in plan.why for size in plan.replica_micro_batch_sizes)
-        assert (runtime_incompatibility(plan) is None) == all(stage.num_chips == 1 for stage in plan.stages)
+        assert (runtime_incompatibility(plan) is None) == all(stage.cp == stage.ep == 1 for stage in plan.stages)
         for replica in range(plan.dp):
             check_replica(plan, pool, replica)
         near = SearchRequest(

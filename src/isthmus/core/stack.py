@@ -77,32 +77,85 @@ class AddedTensor(FrozenModel):
     source: Source
 
 
+class TrafficRule(FrozenModel):
+    """Bytes that kernels of their own move per element of the tensors whose names match `tensors`, in both passes.
+
+    A rule for `always` counts element-wise work by operator: a stack with one moves what its rules say, in place of
+    twice the bytes that it keeps. A rule for `fp8` is added with products of 8 bits: casts of what they multiply.
+    """
+
+    tensors: str
+    forward_bytes: NonNegativeFloat = 0.0
+    backward_bytes: NonNegativeFloat = 0.0
+    when: Literal["always", "fp8"] = "always"
+    source: Source
+
+
 class SelectiveRecompute(FrozenModel):
-    """What selective recomputation repeats: the products of these weights, and the attention core or not."""
+    """What selective recomputation repeats: the products of these weights, the attention core or not.
+
+    `traffic_share` is the part of the forward pass's element-wise traffic that it repeats, `num_tp_exchanges` how many
+    all-reduces of a layer (two gathers are one).
+    """
 
     weights: tuple[str, ...] = ()
     attention: bool = True
+    traffic_share: Fraction = 0.5
+    num_tp_exchanges: NonNegativeFloat = 0.0
+    source: Source
+
+
+class TensorParallelExchanges(FrozenModel):
+    """How a stack exchanges tensors of tensor and context parallelism, where a plan says nothing.
+
+    With `hides_backward` the exchanges of the backward pass run beside weight gradients, but with `gathers_before` and
+    sequence parallelism not the gathers that its products wait for, half of them. Exchanges that a plan overlaps
+    with products do so in the backward pass too with `overlaps_backward`. With `narrow_gathers` products
+    of 8 bits gather their inputs in 8 bits (they are scattered in 16). With `expands_keys` keys and values are repeated
+    for every query head before chips that share a sequence exchange them.
+    """
+
+    hides_backward: bool = True
+    gathers_before: bool = False
+    overlaps_backward: bool = True
+    narrow_gathers: bool = False
+    expands_keys: bool = False
     source: Source
 
 
 class LossMemory(FrozenModel):
     """The loss: bytes per logit at the peak beside the kept ones, and bytes moved forward and backward.
 
-    `chunks` is the number of parts that a chunked loss computes one after another.
+    `chunks` is the number of parts that a chunked loss computes one after another. `stranded_bytes` per logit lie at
+    the peak in holes between tensors that are too large for them: reserved, not allocated. Fields that begin with
+    `sharded_` hold for a vocabulary that tensor parallelism divides (default: those without).
     """
 
     peak_bytes: NonNegativeFloat | None = None
+    stranded_bytes: NonNegativeFloat = 0.0
+    sharded_peak_bytes: NonNegativeFloat | None = None
+    sharded_stranded_bytes: NonNegativeFloat | None = None
     forward_bytes: PositiveFloat
     backward_bytes: PositiveFloat
     chunks: Annotated[int, Field(ge=1)] = 1
     source: Source
+
+    def peak_of(self, tp: int) -> float | None:
+        """Return the bytes per logit at the peak beside the kept ones, for a vocabulary divided by `tp`."""
+        return self.peak_bytes if tp == 1 or self.sharded_peak_bytes is None else self.sharded_peak_bytes
+
+    def stranded_of(self, tp: int) -> float:
+        """Return the bytes per logit that are reserved at the peak in holes, for a vocabulary divided by `tp`."""
+        sharded = self.sharded_stranded_bytes
+        return self.stranded_bytes if tp == 1 or sharded is None else sharded
 
 
 class GatheredWeights(FrozenModel):
     """Weights that ZeRO 3 (FSDP) has gathered at a time: `layers` of them, or with a pipeline all of the stage.
 
     `element_bytes` (default: of the compute precision) are of a gathered weight, `gradient_bytes` of a gradient of one
-    layer before it is reduced. With `ends`, embedding and head stay gathered.
+    layer before it is reduced, `pipeline_gradient_bytes` of the gradients of all of a stage of a pipeline, which are
+    added up over micro-batches before they are reduced. With `ends`, embedding and head stay gathered.
     """
 
     layers: NonNegativeInt = 1
@@ -110,6 +163,7 @@ class GatheredWeights(FrozenModel):
     ends: bool = False
     element_bytes: PositiveFloat | None = None
     gradient_bytes: NonNegativeFloat = 0.0
+    pipeline_gradient_bytes: NonNegativeFloat = 0.0
     source: Source
 
 
@@ -138,6 +192,10 @@ class OutsideMemory(FrozenModel):
     source: Source
 
 
+DEFAULT_EXCHANGES = TensorParallelExchanges(source="Megatron-LM, core/tensor_parallel/layers.py")
+"""Exchanges of a stack that names none."""
+
+
 class Stack(FrozenModel):
     """A training framework, its version, and what it does with memory and time; see `docs/design/memory-model.md`.
 
@@ -159,6 +217,8 @@ class Stack(FrozenModel):
     outside: OutsideMemory
     attention_kernel: Literal["any", "flash2", "flash3", "cudnn", "sdpa"] = "any"
     traffic_ratio: PositiveFloat = 1.0
+    traffic: tuple[TrafficRule, ...] = ()
+    exchanges: TensorParallelExchanges = DEFAULT_EXCHANGES
     overlap_gradients: bool = False
     gradients_as_reduced: bool = False
     sources: dict[str, Source] = Field(default_factory=dict)

@@ -38,7 +38,7 @@ from isthmus.plan.search.costs.framework_rules import MEGATRON
 
 NAME = MEGATRON.name
 
-_CONTEXT_KINDS = {"ring": "p2p", "all_to_all": "a2a"}
+_CONTEXT_KINDS = {"gather": "all_gather", "ring": "p2p", "all_to_all": "a2a"}
 _DISPATCHERS = {
     "all_gather": [flag("moe-token-dispatcher-type", "allgather")],
     "deepep": [flag("moe-token-dispatcher-type", "flex"), flag("moe-enable-deepep")],
@@ -133,7 +133,7 @@ def _parallel(plan: Plan, grid: RankGrid) -> list[Flag]:
         flags += [flag("use-precision-aware-optimizer"), flag("optimizer-cpu-offload")]
     if plan.overlap_gradients:
         flags.append(flag("overlap-grad-reduce"))
-    if grid.cp > 1 and plan.stages[0].cp_kind != "gather":
+    if grid.cp > 1:  # without it Megatron-LM takes p2p
         flags.append(flag("cp-comm-type", _CONTEXT_KINDS[plan.stages[0].cp_kind]))
     if plan.formats is not None and plan.formats.gradients == "bf16":
         flags.append(flag("grad-reduce-in-bf16"))

@@ -113,7 +113,7 @@ def _step_bytes(
     freed = 0.0
     if is_last:
         logits = load.tokens * profile.vocab_size / shard.tp
-        peak_bytes = profile.stack.loss.peak_bytes
+        peak_bytes = profile.stack.loss.peak_of(shard.tp)
         trained = any(weight.trainable for weight in profile.head.weights)
         table_bytes = table if trained and not load.fused_weight_gradients else 0.0
         yield (8 if peak_bytes is None else peak_bytes) / profile.stack.loss.chunks * logits
@@ -130,6 +130,12 @@ def _step_bytes(
     if is_first:
         trained = any(weight.trainable for weight in profile.embedding.weights)
         yield (table if trained and not load.fused_weight_gradients else 0.0) - freed
+
+
+def stranded_bytes(profile: ModelProfile, load: MicroBatchLoad, shard: Sharding) -> float:
+    """Return the bytes that the allocator has reserved beside those in use when the loss of a micro-batch peaks."""
+    loss = profile.stack.loss
+    return loss.stranded_of(shard.tp) / loss.chunks * load.tokens * profile.vocab_size / shard.tp
 
 
 def _gradient_less_kept(profile: ModelProfile, each: int) -> float:

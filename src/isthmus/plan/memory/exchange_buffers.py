@@ -17,7 +17,7 @@ def exchange_buffer_bytes(layer: LayerProfile, degrees: StageDegrees, load: Micr
     context = experts = 0.0
     core = layer.attention.core
     if degrees.cp > 1 and core is not None:
-        pair = each * layer.attention.kv_width / degrees.tp
+        pair = each * layer.exchanged_kv_width / degrees.tp
         own = each * core.num_heads * (core.key_dim + core.value_dim) / degrees.tp
         context = {"gather": degrees.cp * pair, "ring": 2 * pair, "all_to_all": pair + own}[degrees.cp_kind]
     if degrees.ep > 1 and layer.feed_forward.num_experts and degrees.experts.dispatcher == "all_gather":

@@ -33,15 +33,18 @@ def memory_limit_bytes(chip_bytes: float, stack: Stack, degrees: StageDegrees) -
     return max(0.0, chip_bytes - outside_bytes(chip_bytes, stack, degrees))
 
 
-def reserved_bytes(allocated_bytes: float, limit_bytes: float, stack: Stack) -> float:
-    """Return what the allocator has usually reserved at a peak of `allocated_bytes`; the limit bounds it."""
-    usual = allocated_bytes * (1.0 + stack.allocator.usual_share)
+def reserved_bytes(allocated_bytes: float, limit_bytes: float, stack: Stack, stranded_bytes: float = 0.0) -> float:
+    """Return what the allocator has usually reserved at a peak of `allocated_bytes`; the limit bounds it.
+
+    `stranded_bytes` more lie in holes of the loss.
+    """
+    usual = allocated_bytes * (1.0 + stack.allocator.usual_share) + stranded_bytes
     return max(min(usual, limit_bytes), allocated_bytes)
 
 
 def stage_memory_dict(memory: StageMemory, limit_bytes: float, chip_bytes: float, stack: Stack) -> dict[str, float]:
     """Return the bytes of a stage by kind, and what follows: reserved, used of the device, the limit, the chip's."""
-    reserved = reserved_bytes(memory.allocated_bytes, limit_bytes, stack)
+    reserved = reserved_bytes(memory.allocated_bytes, limit_bytes, stack, memory.stranded_bytes)
     return {
         **memory.as_dict(),
         "reserved": reserved,

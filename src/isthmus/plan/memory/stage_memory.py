@@ -15,7 +15,13 @@ from typing import Literal
 from isthmus.core.errors import PlanError
 from isthmus.core.plan_parts.activation_offload import ActivationOffload
 from isthmus.core.stack import StateBytes
-from isthmus.plan.memory.backward_peak import LayerMemory, MicroBatchLoad, layer_memory, working_bytes
+from isthmus.plan.memory.backward_peak import (
+    LayerMemory,
+    MicroBatchLoad,
+    layer_memory,
+    stranded_bytes,
+    working_bytes,
+)
 from isthmus.plan.memory.exchange_buffers import exchange_buffer_bytes
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.model_profile import ModelProfile, Recompute, Sharding
@@ -41,6 +47,8 @@ class StageMemory:
     """Tensors live only while a layer or the head is computed, and message buffers."""
     reserve_bytes: float
     """Memory lost at least to fragmentation in the allocator."""
+    stranded_bytes: float = 0.0
+    """Memory that the allocator reserves in holes while there is room, and gives back when there is none."""
 
     @property
     def static_bytes(self) -> float:
@@ -82,6 +90,7 @@ def combine_copies(one: StageMemory, other: StageMemory) -> StageMemory:
         activations_bytes=max(one.activations_bytes, other.activations_bytes),
         buffers_bytes=max(one.buffers_bytes, other.buffers_bytes),
         reserve_bytes=one.reserve_bytes + other.reserve_bytes,
+        stranded_bytes=max(one.stranded_bytes, other.stranded_bytes),
     )
 
 
@@ -161,6 +170,7 @@ def stage_memory(
         activations_bytes=kept,
         buffers_bytes=buffers,
         reserve_bytes=reserve * (static.total_bytes + kept + buffers),
+        stranded_bytes=stranded_bytes(profile, load, shard) if is_last else 0.0,
     )
 
 
@@ -178,15 +188,18 @@ def _gathered_bytes(
 
     `whole` keeps all of the stage gathered.
     """
-    rule = profile.stack.gathered
+    rule, each = profile.stack.gathered, profile.stack.gathered.element_bytes or compute_bytes
     largest = max(one.dense_parameters + one.expert_parameters for one in held)
-    layers = min(rule.layers, len(held))
-    if whole or (rule.whole_stage_with_pipeline and not (is_first and is_last)):
+    layers, pipeline = min(rule.layers, len(held)), not (is_first and is_last)
+    if whole or (rule.whole_stage_with_pipeline and pipeline):
         layers = len(held)
-    ends = 0
-    if rule.ends or whole:
-        ends = is_first * profile.embedding.on_chip(shard) + is_last * profile.head.on_chip(shard)
-    return (rule.element_bytes or compute_bytes) * (layers * largest + ends) + rule.gradient_bytes * largest
+    all_ends = is_first * profile.embedding.on_chip(shard) + is_last * profile.head.on_chip(shard)
+    ends = all_ends if rule.ends or whole else 0
+    gradients = rule.gradient_bytes * largest
+    if pipeline:
+        stage = all_ends + sum(one.dense_parameters + one.expert_parameters for one in held)
+        gradients += rule.pipeline_gradient_bytes * stage
+    return each * layers * largest + max(each, 2) * ends + gradients
 
 
 def _layer_recompute(

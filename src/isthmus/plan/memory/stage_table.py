@@ -55,7 +55,9 @@ def stage_table(
         )  # fmt: skip
         row = {"in_flight": float(in_flight), **memory.as_dict()}
         if chip is None:
-            row["reserved"] = reserved_bytes(memory.allocated_bytes, float("inf"), training.stack)
+            row["reserved"] = reserved_bytes(
+                memory.allocated_bytes, float("inf"), training.stack, memory.stranded_bytes
+            )
         else:
             chip_bytes = device_bytes(chip)
             limit_bytes = memory_limit_bytes(chip_bytes, training.stack, degrees)

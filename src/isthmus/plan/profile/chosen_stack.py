@@ -55,6 +55,8 @@ def _changed(
     if formats.activations == "fp8":
         rules += [TensorRule(tensors=name, element_bytes=1, source=_EIGHT_BITS) for name in _PRODUCT_INPUTS]
     changes: dict[str, object] = {"tensors": tuple(rules), "loss": loss}
+    if formats.gathers == "fp8":
+        changes["gathered"] = stack.gathered.model_copy(update={"element_bytes": 1.0})
     if kernels.attention is not None:
         changes["attention_kernel"] = "any" if kernels.attention == "eager" else kernels.attention
     if formats.gradients == "bf16" and stack.gradients_as_reduced:

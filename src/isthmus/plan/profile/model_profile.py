@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from isthmus.core.model import Model
-from isthmus.core.stack import Stack, find_stack
+from isthmus.core.stack import DEFAULT_EXCHANGES, Stack, TensorParallelExchanges, TrafficRule, find_stack
 from isthmus.plan.profile.attention import AttentionKernel, AttentionShape, attention_component
 from isthmus.plan.profile.component import (
     RECOMPUTE,
@@ -67,6 +67,16 @@ class LayerProfile:
     """Whether selective recomputation repeats the attention core."""
     traffic_ratio: float = 1.0
     """Memory traffic of element-wise work over twice the saved bytes."""
+    traffic: tuple[TrafficRule, ...] = ()
+    """Bytes of element-wise work by operator, those of the stack at the plan's precision."""
+    repeated_traffic_share: float = 0.5
+    """Share of the forward pass's element-wise traffic that selective recomputation repeats."""
+    num_repeated_exchanges: float = 0.0
+    """All-reduces of tensor parallelism that selective recomputation repeats."""
+    exchanges: TensorParallelExchanges = DEFAULT_EXCHANGES
+    """How the stack exchanges what chips share of the layer."""
+    narrow_products: bool = False
+    """Whether products take inputs of 8 bits or less."""
     attention_kernel: str = "any"
     """The attention kernel of the stack, by which chips state sustained rates."""
     attention_shape: AttentionShape | None = None
@@ -80,6 +90,17 @@ class LayerProfile:
     def components(self) -> tuple[Component, ...]:
         """The components of the layer."""
         return (self.norms, self.attention, self.feed_forward)
+
+    @property
+    def exchanged_kv_width(self) -> int:
+        """Elements per token of the keys and values that chips exchange which share a sequence.
+
+        Those of the layer, or with `expands_keys` repeated for every query head.
+        """
+        core = self.attention.core
+        if core is None or not self.exchanges.expands_keys:
+            return self.attention.kv_width
+        return core.num_heads * (core.key_dim + core.value_dim)
 
     @property
     def kind(self) -> str:

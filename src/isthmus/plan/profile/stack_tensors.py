@@ -51,6 +51,11 @@ def _layer(layer: LayerProfile, stack: Stack, narrow_bytes: float) -> LayerProfi
         repeated_weights=stack.selective.weights,
         repeats_attention=stack.selective.attention,
         traffic_ratio=stack.traffic_ratio,
+        traffic=tuple(rule for rule in stack.traffic if narrow_bytes or rule.when != "fp8"),
+        repeated_traffic_share=stack.selective.traffic_share,
+        num_repeated_exchanges=stack.selective.num_tp_exchanges,
+        exchanges=stack.exchanges,
+        narrow_products=narrow_bytes > 0,
         attention_kernel=stack.attention_kernel,
     )
 

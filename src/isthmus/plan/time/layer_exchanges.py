@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from isthmus.plan.memory.stage_degrees import StageDegrees
@@ -29,6 +29,8 @@ class CollectiveCall:
     """Whether its backward counterpart overlaps with weight gradients."""
     behind: Literal["none", "products", "core", "other"] = "none"
     """What hides it, forward and backward: products around it, steps of the attention core, another micro-batch."""
+    behind_backward: bool = True
+    """Whether that hides it in the backward pass as well."""
     backward_ratio: float = 1.0
     """Calls of the backward pass over those of the forward pass."""
     num_experts: int = 0
@@ -58,7 +60,7 @@ def layer_exchanges(layer: LayerProfile, micro_batch: ChipMicroBatch) -> Iterato
     degrees, part = micro_batch.degrees, layer.feed_forward
     if degrees.tp > 1:
         dealt = part.num_experts > 0 and degrees.ep > 1
-        yield tensor_exchange(layer.hidden_size, micro_batch, 1.0 if dealt and not part.shared_experts else 2.0)
+        yield from _tensor_exchanges(layer, micro_batch, 1.0 if dealt and not part.shared_experts else 2.0)
     if degrees.ep > 1 and part.num_experts:
         yield from _expert_exchanges(layer, micro_batch)
     if degrees.cp > 1 and layer.attention.core:
@@ -69,19 +71,42 @@ def repeated_exchanges(layer: LayerProfile, micro_batch: ChipMicroBatch) -> Iter
     """Yield the collectives that selective recomputation of the layer's modules repeats."""
     repeated = layer.repeated
     if repeated is None:
+        if layer.num_repeated_exchanges and micro_batch.degrees.tp > 1:
+            yield tensor_exchange(layer, micro_batch, layer.num_repeated_exchanges)
         return
     if repeated.num_tp_exchanges and micro_batch.degrees.tp > 1:
-        yield tensor_exchange(layer.hidden_size, micro_batch, repeated.num_tp_exchanges)
+        yield tensor_exchange(layer, micro_batch, repeated.num_tp_exchanges)
     if repeated.expert_exchanges and micro_batch.degrees.ep > 1:
         yield from _expert_exchanges(layer, micro_batch)
 
 
-def tensor_exchange(hidden_size: int, micro_batch: ChipMicroBatch, num_calls: float) -> CollectiveCall:
-    """Return `num_calls` all-reduces of hidden states among the tensor-parallel chips."""
-    degrees = micro_batch.degrees
+def _tensor_exchanges(layer: LayerProfile, micro_batch: ChipMicroBatch, num_calls: float) -> Iterator[CollectiveCall]:
+    """Yield the exchanges of hidden states, apart those whose backward gathers nothing hides.
+
+    With sequence parallelism the backward pass of a scatter is a gather, which the product after it waits for; that of
+    a gather is a scatter, beside the weight gradient.
+    """
+    if not (layer.exchanges.gathers_before and micro_batch.degrees.sp) or micro_batch.degrees.overlap_tp is not None:
+        yield tensor_exchange(layer, micro_batch, num_calls)
+        return
+    half = tensor_exchange(layer, micro_batch, num_calls / 2)
+    yield half
+    yield replace(half, overlaps=False)
+
+
+def tensor_exchange(layer: LayerProfile, micro_batch: ChipMicroBatch, num_calls: float) -> CollectiveCall:
+    """Return `num_calls` all-reduces of hidden states among the tensor-parallel chips.
+
+    Each is a gather before products and a scatter after them; with `narrow_gathers` the first sends 8 bits.
+    """
+    degrees, rule = micro_batch.degrees, layer.exchanges
+    num_bytes = micro_batch.tokens * layer.hidden_size * micro_batch.precision_bytes
+    if rule.narrow_gathers and layer.narrow_products:
+        num_bytes *= (1 + 1 / micro_batch.precision_bytes) / 2
     return CollectiveCall(
-        kind="all_reduce", num_bytes=micro_batch.tokens * hidden_size * micro_batch.precision_bytes, size=degrees.tp,
-        num_calls=num_calls, overlaps=degrees.overlap_tp is None, behind="products" if degrees.overlap_tp else "none",
+        kind="all_reduce", num_bytes=num_bytes, size=degrees.tp, num_calls=num_calls,
+        overlaps=degrees.overlap_tp is None and rule.hides_backward,
+        behind="products" if degrees.overlap_tp else "none", behind_backward=rule.overlaps_backward,
     )  # fmt: skip
 
 
@@ -121,7 +146,7 @@ def _context_exchanges(layer: LayerProfile, micro_batch: ChipMicroBatch) -> Iter
     if core is None:
         return
     each = micro_batch.tokens * micro_batch.precision_bytes / degrees.tp
-    pair, size, stride = each * layer.attention.kv_width, degrees.cp, degrees.tp
+    pair, size, stride = each * layer.exchanged_kv_width, degrees.cp, degrees.tp
     if degrees.cp_kind == "gather":
         yield CollectiveCall(kind="all_gather", num_bytes=pair * size, size=size, stride=stride, backward_ratio=2.0)
     elif degrees.cp_kind == "ring":

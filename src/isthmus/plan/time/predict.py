@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from isthmus.core.chip import NARROW_PRECISIONS
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanPart, StageTime
 from isthmus.core.pool import Pool
@@ -382,7 +383,10 @@ def parameter_effects(
 def used_parameter_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tuple[str, ...]:
     """Return the distinct keys of the parameters that a prediction of `plan` uses."""
     chips = {pool.chip(pool.node_group(s.cluster, s.node_group)).name for s in plan.stages}
-    keys = [calibration.scoped_key(name, chip) for chip in sorted(chips) for name in ChipRates.__dataclass_fields__]
+    unused = set() if plan.precision in NARROW_PRECISIONS else {"narrow_factor"}
+    unused |= set() if any(stage.cp > 1 for stage in plan.stages) else {"context_factor"}
+    names = [name for name in ChipRates.__dataclass_fields__ if name not in unused]
+    keys = [calibration.scoped_key(name, chip) for chip in sorted(chips) for name in names]
     keys += ["shape_time", *_shape_keys(plan, chips, calibration)]
     for replica in range(plan.dp):
         for a, b in plan.hops(replica):

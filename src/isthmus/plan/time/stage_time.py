@@ -186,13 +186,16 @@ def pass_time(
     memory = chip_model.chip.memory_bandwidth_bytes_per_s * rates.memory_share
     sustained = chip_model.chip.sustained if work.attention_kernel != ANY_KERNEL else None
     peak *= sustained.matmul_ratio(precision, chip_model.chip) if sustained else 1.0
+    peak /= rates.narrow_factor if precision in NARROW_PRECISIONS else 1.0
     matmul_s = work.matmul_flops / (peak * rates.matmul_share) + work.matmul_bytes / memory
     core_s = work.attention_flops / (chip_model.chip.flop_per_s(wide) * rates.attention_share)
+    core_s *= rates.context_factor if work.shares_context else 1.0
     core_ratio = work.attention_backward_ratio / (
         sustained.attention_ratio(work.attention_kernel) if sustained else 1.0
     )
     moved_s = work.moved_bytes / memory
-    moved_back_s = 2 * moved_s if backward_bytes is None else backward_bytes / memory
+    back_bytes = work.moved_back_bytes if backward_bytes is None else backward_bytes
+    moved_back_s = 2 * moved_s if back_bytes is None else back_bytes / memory
     # Step 2: collectives: overlapped with another micro-batch, with weight gradients (backward), or exposed.
     exposed_s = overlapping_s = hidden_s = exposed_back_s = 0.0
     backward_core_s = core_ratio * core_s
@@ -205,7 +208,8 @@ def pass_time(
         else:
             exposed_s += seconds - hidden_part_s(one, seconds, matmul_s, core_s)
             back_s = seconds * one.backward_ratio
-            exposed_back_s += back_s - hidden_part_s(one, back_s, 2 * matmul_s, backward_core_s)
+            hidden_back_s = hidden_part_s(one, back_s, 2 * matmul_s, backward_core_s) if one.behind_backward else 0.0
+            exposed_back_s += back_s - hidden_back_s
     # Step 3: host launches, and the forward pass.
     launch_s = work.num_launches * rates.launch_s
     launch_s += sum(one.num_calls * (one.size - 1) for one in work.collectives) * rates.skew_s

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.component import Component, Sharding, Weight, input_width
+from isthmus.plan.profile.element_traffic import element_traffic
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
 from isthmus.plan.time.layer_exchanges import ChipMicroBatch, CollectiveCall, layer_exchanges, repeated_exchanges
 
@@ -29,6 +30,8 @@ class ChipWork:
     """Operations of the attention core."""
     attention_backward_ratio: float = 2.0
     """Backward over forward operations of the attention core."""
+    shares_context: bool = False
+    """Whether chips share the sequence of the attention core."""
     attention_kernel: str = "any"
     """The kernel of the attention core, by which chips state sustained rates."""
     repeated_flops: float = 0.0
@@ -37,6 +40,8 @@ class ChipWork:
     """Whether selective recomputation repeats the attention core."""
     moved_bytes: float = 0.0
     """Other memory traffic."""
+    moved_back_bytes: float | None = None
+    """That of the backward pass; None: twice that of the forward pass."""
     repeated_bytes: float | None = None
     """The part of `moved_bytes` that selective recomputation repeats; None: half of it."""
     repeated_collectives: tuple[CollectiveCall, ...] = ()
@@ -57,7 +62,8 @@ def layer_work(layer: LayerProfile, micro_batch: ChipMicroBatch) -> ChipWork:
     hidden_bytes = micro_batch.tokens * layer.hidden_size * micro_batch.precision_bytes
     residual = 6 * hidden_bytes / (degrees.tp if degrees.sp else 1)  # two additions: two reads, one write
     counts = [_matmul_work(part, shard, micro_batch) for part in layer.components]
-    written = 2 * kept * layer.traffic_ratio
+    written, written_back = element_traffic(layer, sizes, shard, 2 * kept * layer.traffic_ratio)
+    repeated = written * (layer.repeated_traffic_share if layer.repeated is None else layer.repeated.traffic_share)
     core, core_backward = _attention_core_work(layer.attention, degrees, micro_batch)
     return ChipWork(
         matmul_flops=sum(one[0] for one in counts),
@@ -65,13 +71,15 @@ def layer_work(layer: LayerProfile, micro_batch: ChipMicroBatch) -> ChipWork:
         matmul_bytes=sum(one[2] for one in counts),
         attention_flops=core,
         attention_backward_ratio=core_backward,
+        shares_context=degrees.cp > 1,
         attention_kernel=layer.attention_kernel,
         repeated_flops=sum(
             _repeated_flops(part, layer.repeated_weights, shard, micro_batch) for part in layer.components
         ),
         repeats_attention=layer.repeats_attention,
         moved_bytes=written + residual,
-        repeated_bytes=None if layer.repeated is None else written * layer.repeated.traffic_share,
+        moved_back_bytes=written_back + 2 * residual,
+        repeated_bytes=repeated + (0.0 if layer.repeated else residual * layer.repeated_traffic_share),
         repeated_collectives=tuple(repeated_exchanges(layer, micro_batch)),
         frozen_flops=sum(_frozen_flops(part, shard, micro_batch) for part in layer.components),
         num_launches=layer.launch_ratio,
@@ -149,7 +157,7 @@ def head_work(profile: ModelProfile, micro_batch: ChipMicroBatch) -> ChipWork:
                 num_bytes=hidden_bytes,
                 size=micro_batch.degrees.tp,
                 num_calls=0.5,
-                overlaps=True,
+                overlaps=profile.stack.exchanges.hides_backward,
             ),
         )
     return ChipWork(

@@ -28,6 +28,16 @@ TIME_MODEL_PARAMETERS: dict[str, ParameterSpec] = {
     "attention_share": ParameterSpec(
         description="share of the peak FLOP/s reached by the attention core", default=0.5, relative=0.4
     ),
+    "narrow_factor": ParameterSpec(
+        description="measured over modelled time of products of 8 bits or less: recipes of scaling differ",
+        default=1.0,
+        relative=0.2,
+    ),
+    "context_factor": ParameterSpec(
+        description="measured over modelled time of the attention core of chips that share a sequence",
+        default=1.0,
+        relative=0.25,
+    ),
     "memory_share": ParameterSpec(
         description="share of the memory bandwidth reached by element-wise operations",
         default=0.85,

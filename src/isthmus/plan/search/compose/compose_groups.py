@@ -72,6 +72,10 @@ class PipelineOptions(list[PipelineOption]):
         """Whether some options are not open."""
         return bool(self._pending)
 
+    def narrowed(self, keep: Callable[[PipelineOption], bool]) -> PipelineOptions:
+        """Return the open options that `keep` accepts."""
+        return PipelineOptions((one for one in self if keep(one)), len(self))
+
     def remove_infeasible(self, option: PipelineOption) -> None:
         """Remove an infeasible option."""
         self.remove(option)

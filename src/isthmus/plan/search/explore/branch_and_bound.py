@@ -27,18 +27,22 @@ from isthmus.plan.search.compose.compose_groups import (
 )
 from isthmus.plan.search.compose.group_options import group_options
 from isthmus.plan.search.compose.plan_layout import PlanLayout, make_layout
+from isthmus.plan.search.compose.runner_ups import runner_ups
 from isthmus.plan.search.compose.search_branch import BranchKey, SearchBranch
 from isthmus.plan.search.costs.slots import ChipSlot, flatten_pools
 from isthmus.plan.search.pipelines.candidate_slots import MAX_CANDIDATES, candidate_slots
 from isthmus.plan.search.pipelines.enumerate_pipelines import PipelineEnumerator
 from isthmus.plan.search.pipelines.pipeline_ranking import BoundedPipeline, PipelineRanking
-from isthmus.plan.search.pipelines.pipeline_shape import PipelineCost, PipelineShape
+from isthmus.plan.search.pipelines.pipeline_shape import PipelineCost, PipelineShape, PipelineSplit
 from isthmus.plan.search.pipelines.replica_groups import MAX_SLOTS_IN_PIPELINE, ReplicaGroup, replica_group_sets
 from isthmus.plan.search.pipelines.search_space import MAX_CHIPS_UNEQUAL_DEGREES, SearchSpace
 from isthmus.plan.search.pipelines.shape_bound import shape_bound
 
 MAX_EXAMINED_WITHOUT_GAIN = 1500
 """In a thinned space the search stops after examining this many pipelines without a better layout."""
+
+MAX_COMPOSITIONS = 8
+"""Most compositions of a branch whose layouts are compared, where reductions that no bound counts make them longer."""
 
 UNRANKED, PARTLY_RANKED, RANKED = range(3)
 """Progress of a branch: its loose bound, a bound of its groups of pipelines, or that of its first pipeline."""
@@ -311,18 +315,45 @@ class BranchAndBound:
             return
         options = self._options_of(branch.replica_groups, branch.micro_batch_size, branch.schedule)
         total = self.samples // branch.micro_batch_size
-        answer = self._compose(options, total, self._evaluate, self.best_layouts.cutoff_s - branch.ring_s)
-        if isinstance(answer, float) or self.stats.stopped:
-            self.stats.pruned += 1
-            return
-        chosen = []
-        for option, replica_group in zip(answer[1], branch.replica_groups, strict=True):
-            if option.split is not None:
-                chosen.append((self._shape_for_group(option, replica_group), option.split))
-        if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
-            return  # all replicas of a plan share one warm-up
         even = self.space.limits.even_replicas
-        self._keep_layout(make_layout(chosen, total, branch.micro_batch_size, branch.ring_s, even))
+
+        def compose(some: Sequence[PipelineOptions]) -> tuple[float, tuple[PipelineOption, ...]] | float:
+            return self._compose(some, total, self._evaluate, self.best_layouts.cutoff_s - branch.ring_s)
+
+        def layout_of(chosen: Sequence[tuple[PipelineShape, PipelineSplit]]) -> PlanLayout | None:
+            return make_layout(chosen, total, branch.micro_batch_size, branch.ring_s, even)
+
+        self._keep_compositions(branch, runner_ups(options, compose, PipelineOptions.narrowed), layout_of)
+
+    def _keep_compositions(
+        self,
+        branch: SearchBranch,
+        compositions: Iterable[tuple[float, Sequence[PipelineOption]]],
+        layout_of: Callable[[Sequence[tuple[PipelineShape, PipelineSplit]]], PlanLayout | None],
+    ) -> None:
+        """Keep the layouts of a branch's compositions, until no later one can be better.
+
+        A composition bounds its layout, which a reduction between node groups may make longer: then the next ones, up
+        to `MAX_COMPOSITIONS`, are compared with it.
+        """
+        best_s, place = math.inf, -1
+        for place, (time_s, answer) in enumerate(itertools.islice(compositions, MAX_COMPOSITIONS)):  # noqa: B007
+            if self.stats.stopped or time_s + branch.ring_s >= min(best_s, self.best_layouts.cutoff_s):
+                break
+            chosen = [
+                (self._shape_for_group(option, replica_group), option.split)
+                for option, replica_group in zip(answer, branch.replica_groups, strict=True)
+                if option.split is not None
+            ]
+            if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
+                continue  # all replicas of a plan share one warm-up
+            layout = layout_of(chosen)
+            self._keep_layout(layout)
+            if layout is not None:
+                best_s = min(best_s, layout.estimate_s)
+                if layout.ring_s <= branch.ring_s:
+                    break
+        self.stats.pruned += place < 0
 
     def _visit_single(self, branch: SearchBranch) -> None:
         """Split the pipelines of one replica group in the order of their bounds, until none can improve."""

@@ -17,6 +17,7 @@ from isthmus.plan.search.bound.relaxations import no_wait_s
 from isthmus.plan.search.compose.compose_groups import PipelineOption, compose_lazily, earliest_end_s
 from isthmus.plan.search.compose.joined_node_groups import joined_ring_s
 from isthmus.plan.search.compose.plan_layout import PlacedPipeline, PlanLayout, expand_pools
+from isthmus.plan.search.compose.runner_ups import runner_ups
 from isthmus.plan.search.compose.search_branch import SearchBranch
 from isthmus.plan.search.explore.branch_and_bound import BranchAndBound
 from isthmus.plan.search.pipelines.pipeline_shape import PipelineShape, PipelineSplit
@@ -91,19 +92,17 @@ class MixedSizeSearch(BranchAndBound):
         def cut(one: MixedSizeOption, samples: int) -> bool:
             return self._evaluate(one.option, max(1, samples // (one.micro_batch_size * one.option.shape.dp)))
 
+        def compose(some: Sequence[list[MixedSizeOption]]) -> tuple[float, tuple[MixedSizeOption, ...]] | float:
+            return compose_samples(some, self.samples, cut, self.best_layouts.cutoff_s - branch.ring_s)
+
+        def layout_of(chosen: Sequence[tuple[PipelineShape, PipelineSplit]]) -> PlanLayout | None:
+            return make_mixed_size_layout(chosen, self.samples, branch.ring_s)
+
         options = self._sized_options(branch.replica_groups, branch.schedule)
-        answer = compose_samples(options, self.samples, cut, self.best_layouts.cutoff_s - branch.ring_s)
-        if isinstance(answer, float) or self.stats.stopped:
-            self.stats.pruned += 1
-            return
-        chosen = [
-            (self._shape_for_group(one.option, replica_group), one.option.split)
-            for one, replica_group in zip(answer, branch.replica_groups, strict=True)
-            if one.option.split is not None
-        ]
-        if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
-            return  # all replicas of a plan share one warm-up
-        self._keep_layout(make_mixed_size_layout(chosen, self.samples, branch.ring_s))
+        found = runner_ups(options, compose, lambda some, keep: [one for one in some if keep(one)])
+        self._keep_compositions(
+            branch, ((time_s, [one.option for one in answer]) for time_s, answer in found), layout_of
+        )
 
 
 def compose_samples(
@@ -111,8 +110,8 @@ def compose_samples(
     samples: int,
     evaluate: Callable[[MixedSizeOption, int], bool],
     cutoff_s: float,
-) -> tuple[MixedSizeOption, ...] | float:
-    """Return the option per replica group with which `samples` finish first.
+) -> tuple[float, tuple[MixedSizeOption, ...]] | float:
+    """Return the seconds and the option per replica group with which `samples` finish first.
 
     As `compose`, but counted in samples: lazily exact; only a proven lower bound if no combination is
     feasible or finishes before `cutoff_s`. Infeasible options are removed.
@@ -121,12 +120,11 @@ def compose_samples(
     def cut_one(one: MixedSizeOption, time_s: float) -> bool:
         return evaluate(one, one.work_within(time_s))
 
-    found = compose_lazily(
+    return compose_lazily(
         replica_groups,
         lambda from_s: earliest_samples_s(replica_groups, samples, from_s, cutoff_s),
         cut_one, list.remove, cutoff_s,
     )  # fmt: skip
-    return found if isinstance(found, float) else found[1]
 
 
 def earliest_samples_s(

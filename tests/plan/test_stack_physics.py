@@ -1,0 +1,177 @@
+"""What stacks add to the time and the memory of a layer, by hand: casts, kernels, exchanges, the loss, pipelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isthmus.core.chip import chip_catalogue
+from isthmus.core.model import load_model
+from isthmus.core.pool import NodeGroup
+from isthmus.core.stack import Stack, find_stack
+from isthmus.plan.memory.exchange_buffers import exchange_buffer_bytes
+from isthmus.plan.memory.memory_limit import reserved_bytes
+from isthmus.plan.memory.stage_degrees import StageDegrees
+from isthmus.plan.memory.stage_memory import MicroBatchLoad, StageMemory, stage_memory
+from isthmus.plan.profile.model_profile import LayerProfile, profile_model
+from isthmus.plan.profile.stack_tensors import stacked_profile
+from isthmus.plan.time.calibration import DATA_SHEET
+from isthmus.plan.time.layer_exchanges import ChipMicroBatch, layer_exchanges
+from isthmus.plan.time.stage_time import ChipModel, collective_call_s, pass_time
+from isthmus.plan.time.stage_work import ChipWork, layer_work
+
+LLAMA = profile_model(load_model(Path(__file__).parent / "configs" / "llama-3.1-8b.json"))
+HIDDEN, FFN, KV, HEADS, KV_HEADS, VOCABULARY = 4096, 14336, 1024, 32, 8, 128256
+TOKENS = 8192
+RESIDUAL = 2 * 6 * HIDDEN
+HOST = ChipModel.of(
+    NodeGroup(name="g", chip="A100", nodes=1, chips_per_node=8),
+    chip_catalogue()["A100"],
+    DATA_SHEET.with_values({"launch_s": 1e-12, "skew_s": 1e-12}),
+)
+
+
+def layer_of(stack: str | Stack, precision: str = "bf16") -> LayerProfile:
+    """A decoder layer of Llama 3.1 8B under a stack."""
+    return stacked_profile(LLAMA, stack, precision).layers[0]
+
+
+def batch(**degrees: object) -> ChipMicroBatch:
+    """One sequence, in elements of two bytes."""
+    return ChipMicroBatch(
+        tokens=TOKENS / int(degrees.get("cp", 1)), sequence_length=TOKENS, precision_bytes=2,
+        degrees=StageDegrees(**degrees),
+    )  # fmt: skip
+
+
+def per_token(work: ChipWork) -> tuple[float, float]:
+    """Bytes that the passes of `work` move per token: forward, backward."""
+    return work.moved_bytes / TOKENS, (work.moved_back_bytes or 0.0) / TOKENS
+
+
+def test_products_of_8_bits_cast_what_they_multiply() -> None:
+    """Inputs of three products 4 bytes an element, of the fourth 6; backward 4 of each gradient of a result."""
+    plain, narrow = (per_token(layer_work(layer_of("torchtitan", kind), batch())) for kind in ("bf16", "fp8"))
+    assert narrow[0] - plain[0] == pytest.approx(4 * (HIDDEN + HIDDEN + FFN) + 6 * HIDDEN)
+    assert narrow[1] - plain[1] == pytest.approx(4 * (HIDDEN + 2 * KV + 2 * FFN + 2 * HIDDEN))
+
+
+def test_eager_layers_move_every_operator_by_itself() -> None:
+    """Two norms of 36 bytes, 20 for each rotated element, 10 for the gate; and two residual additions."""
+    forward, backward = per_token(layer_work(layer_of("torchtitan-eager"), batch()))
+    assert forward == pytest.approx(2 * 36 * HIDDEN + 20 * (HIDDEN + KV) + 4 * HIDDEN + 10 * FFN + RESIDUAL)
+    assert backward == pytest.approx(2 * 72 * HIDDEN + 20 * (HIDDEN + KV) + 4 * HIDDEN + 18 * FFN + 2 * RESIDUAL)
+
+
+def test_rules_divide_their_tensors_as_the_chips_do() -> None:
+    """With tensor and sequence parallelism over eight chips each moves an eighth."""
+    one, eight = (layer_work(layer_of("torchtitan-eager"), batch(tp=tp, sp=tp > 1)).moved_bytes for tp in (1, 8))
+    assert eight == pytest.approx(one / 8)
+
+
+def test_selective_recomputation_repeats_the_share_that_the_stack_names() -> None:
+    """torchtitan repeats all element-wise work, by default half of it is repeated."""
+    whole = layer_work(layer_of("torchtitan"), batch())
+    assert whole.repeated_bytes == pytest.approx(whole.moved_bytes)
+    half = layer_work(layer_of("megatron"), batch())
+    assert half.repeated_bytes == pytest.approx(half.moved_bytes / 2)
+
+
+def test_selective_recomputation_of_torchtitan_gathers_again() -> None:
+    """Two gathers of a layer are one all-reduce; the scatters are kept."""
+    once = layer_work(layer_of("torchtitan"), batch(tp=8, sp=True))
+    assert [call.num_calls for call in once.repeated_collectives] == [1.0]
+    assert layer_work(layer_of("torchtitan"), batch()).repeated_collectives == ()
+    assert layer_work(layer_of("megatron"), batch(tp=8, sp=True)).repeated_collectives == ()
+
+
+def test_keys_are_repeated_before_they_are_exchanged() -> None:
+    """Eight heads of keys and values become thirty-two: four times the bytes, in the exchange and its buffer."""
+    (plain,), (wide,) = (list(layer_exchanges(layer_of(name), batch(cp=4))) for name in ("megatron", "torchtitan"))
+    assert wide.num_bytes == pytest.approx(plain.num_bytes * HEADS / KV_HEADS)
+    load, degrees = MicroBatchLoad(tokens=TOKENS / 4, sequence_length=TOKENS, precision_bytes=2), StageDegrees(cp=4)
+    plain_bytes, wide_bytes = (
+        exchange_buffer_bytes(layer_of(name), degrees, load) for name in ("megatron", "torchtitan")
+    )
+    assert wide_bytes == pytest.approx(4 * plain_bytes) == pytest.approx(2 * TOKENS * 2 * HIDDEN)
+
+
+def test_inputs_of_8_bits_are_gathered_in_8_bits() -> None:
+    """A gather of one byte and a scatter of two, in place of two and two; the stack with scales per row gathers two."""
+    sizes = {
+        (name, kind): next(layer_exchanges(layer_of(name, kind), batch(tp=8, sp=True))).num_bytes
+        for name in ("torchtitan", "megatron")
+        for kind in ("bf16", "fp8")
+    }
+    assert sizes["torchtitan", "fp8"] == pytest.approx(0.75 * sizes["torchtitan", "bf16"])
+    assert sizes["megatron", "fp8"] == sizes["megatron", "bf16"]
+
+
+def exposed_s(stack: str, **degrees: object) -> tuple[float, float]:
+    """Seconds that the exchanges of tensor parallelism add to a forward and a backward pass."""
+    work = layer_work(layer_of(stack), batch(tp=8, sp=True, **degrees))
+    with_them, without = (pass_time(HOST, one, "bf16") for one in (work, _alone(work)))
+    return with_them.forward_s - without.forward_s, with_them.backward_s - without.backward_s
+
+
+def _alone(work: ChipWork) -> ChipWork:
+    return ChipWork(**{**vars(work), "collectives": ()})
+
+
+def test_what_hides_exchanges_of_the_backward_pass_is_the_stack_s() -> None:
+    """DTensor hides none; Megatron the scatters behind weight gradients, not the gathers that products wait for."""
+    call = next(layer_exchanges(layer_of("torchtitan"), batch(tp=8, sp=True)))
+    whole_s = collective_call_s(HOST.topology, call)
+    assert exposed_s("torchtitan") == pytest.approx((whole_s, whole_s))
+    assert exposed_s("megatron") == pytest.approx((whole_s, whole_s / 2))
+    assert exposed_s("isthmus")[1] < whole_s / 10, "all of them, as far as weight gradients last"
+
+
+def test_overlapped_exchanges_of_torchtitan_hide_in_the_forward_pass_alone() -> None:
+    """Of a forward pass an eighth stays, behind the first part of eight; the backward pass keeps all of them."""
+    whole_s, back_s = exposed_s("torchtitan", overlap_tp=False)
+    forward_s, backward_s = exposed_s("torchtitan", overlap_tp=True)
+    assert forward_s < whole_s / 4
+    assert backward_s == pytest.approx(back_s)
+    assert exposed_s("megatron", overlap_tp=True)[1] < back_s / 4
+
+
+def memory_of(stack: str, *, tp: int = 1, layers: tuple[int, int] = (0, 32), zero: int = 3) -> StageMemory:
+    """The memory of a stage of the model on one chip of eight replicas, everything recomputed."""
+    return stage_memory(
+        stacked_profile(LLAMA, stack, "bf16"), layers, is_first=layers[0] == 0, is_last=layers[1] == 32,
+        micro_batch_size=1, sequence_length=TOKENS, in_flight=1, tp=tp, sp=tp > 1, dp=8, zero=zero, recompute="full",
+    )  # fmt: skip
+
+
+def test_the_loss_that_is_not_compiled_strands_two_bytes_a_logit() -> None:
+    """Bf16 and fp32 logits leave a hole of 6 bytes; one of two fp32 gradients fits, 2 bytes stay between them."""
+    for tp in (1, 8):
+        memory = memory_of("torchtitan-2024", tp=tp)
+        assert memory.stranded_bytes == pytest.approx(2 * TOKENS * VOCABULARY / tp)
+    assert memory_of("torchtitan-2024", layers=(0, 16)).stranded_bytes == 0.0, "the first stage has no loss"
+    assert memory_of("torchtitan").stranded_bytes == 0.0, "the compiled loss has no tensors in fp32"
+    stack = find_stack("torchtitan-2024")
+    assert reserved_bytes(100.0, 1000.0, stack, 10.0) == pytest.approx(112.0)
+    assert reserved_bytes(100.0, 105.0, stack, 10.0) == 105.0, "given back when memory runs out"
+
+
+def test_a_loss_over_a_divided_vocabulary_has_three_temporaries() -> None:
+    """12 bytes a logit beside the kept 4, where a whole vocabulary has 8."""
+    divided = find_stack("torchtitan-2024").loss
+    assert (divided.peak_of(1), divided.peak_of(8)) == (8, 12)
+    assert (divided.stranded_of(1), divided.stranded_of(8)) == (2, 2)
+    whole = find_stack("megatron").loss
+    assert whole.peak_of(8) == whole.peak_of(1)
+
+
+def test_a_pipeline_of_fsdp_sums_the_gradients_of_its_whole_stage() -> None:
+    """Four bytes a parameter of the stage, embedding included, beside the weights that stay gathered."""
+    stage = memory_of("torchtitan", layers=(0, 16))
+    flat = memory_of("torchtitan", layers=(0, 16), zero=0)
+    layer = LLAMA.layers[0].parameters
+    table = VOCABULARY * HIDDEN
+    gathered = 16 * 2 * layer + 2 * table + 6 * layer
+    sums = 4 * (16 * layer + table)
+    assert stage.buffers_bytes - flat.buffers_bytes == pytest.approx(gathered + sums, rel=1e-6)
