@@ -52,7 +52,7 @@ def run(
     ranks = [Rank(number, of_rank, device) for number, of_rank in enumerate(held)]
 
     def one(number: int) -> None:
-        reducer = GradientReducer(buckets, number, exchanges[number], in_flight=2)
+        reducer = GradientReducer(buckets, number, exchanges[number], batch_elements=64)
         reducer.reduce(ranks[number].view, to_all_owners=everywhere)
         if not everywhere:
             reducer.broadcast_in_cluster(ranks[number].view)

@@ -14,7 +14,12 @@ _LOCAL_SUM, _EXCHANGE, _RETURN, _LOCAL_COPY = range(4)
 
 
 def plan_steps(
-    regions: Sequence[Region], cluster_of: Sequence[str], piece_elements: int, *, direct: bool = False
+    regions: Sequence[Region],
+    cluster_of: Sequence[str],
+    piece_elements: int,
+    *,
+    direct: bool = False,
+    first_piece: int = 0,
 ) -> tuple[Step, ...]:
     """Return the steps that compute `regions`, which do not overlap, sorted by round.
 
@@ -29,11 +34,12 @@ def plan_steps(
 
     So of C clusters that reduce n bytes everywhere, each sends 2 (C - 1) / C n bytes to others; each byte that is
     only moved enters a cluster once. With `direct`, C > 2 clusters exchange as two do: one message delay less, for
-    C - 1 times n bytes. Every receiver gets identical bits.
+    C - 1 times n bytes. Every receiver gets identical bits. Leaders and homes follow from the numbers of the pieces,
+    which begin with `first_piece`: regions that are summed in parts share the work as those of one sum do.
     """
     steps = [
         step
-        for number, piece in enumerate(_cut(regions, piece_elements))
+        for number, piece in enumerate(_cut(regions, piece_elements), first_piece)
         for step in _piece_steps(piece, number, cluster_of, direct=direct)
     ]
     return tuple(sorted(steps, key=lambda step: (step.round, step.start)))

@@ -275,8 +275,8 @@ class GroupCollectives:
             outputs,
             tensors,
             operation.combine if operation else None,
-            host.synchronize,
-            finish,
+            prepare=host.synchronize,
+            finish=finish,
         )
         return CollectiveWork(self._runner.submit(collective, _timeout_s(opts)), label.split()[0], tensors)
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.group.collective_runner import MAX_TAG, CollectiveRunner
-from isthmus.comm.group.collective_work import JoinedWork
+from isthmus.comm.group.collective_runner import MAX_TAG, Collective, CollectiveRunner
+from isthmus.comm.group.collective_work import CollectiveWork, JoinedWork
 from isthmus.comm.group.composed.composition import Composition
 from isthmus.comm.group.group_collectives import GroupCollectives
 from isthmus.comm.group.group_work import (
@@ -29,10 +29,13 @@ from isthmus.comm.group.group_work import (
     tensor_bytes,
     tensor_label,
 )
+from isthmus.comm.group.host_tensors import HostTensors
 from isthmus.comm.group.reduce_operation import ReduceOperation
+from isthmus.comm.group.run_program import Block, Combine
 from isthmus.comm.group.vendors.join_vendors import VendorGroups
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError, PlanError
+from isthmus.strategies import RankProgram
 
 BACKEND = "isthmus"
 
@@ -231,6 +234,37 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: Any = None) -> dist.Work:
         """Complete when every rank has called it."""
         return self._collectives.barrier(opts)
+
+    def reserve_programs(self, num: int) -> int:
+        """Return the first number of `num` programs for `execute`; all ranks call this in one order with one `num`."""
+        return self._runner.reserve(num)
+
+    def execute(
+        self,
+        number: int,
+        label: str,
+        program: RankProgram,
+        inputs: Sequence[Block],
+        outputs: Sequence[Block],
+        combine: Combine | None,
+    ) -> CollectiveWork:
+        """Execute `program`, the part of this rank in steps of `isthmus.strategies`, as collective `number`.
+
+        Ranks without a part do not call this. The flat tensors [N] of `inputs` and `outputs`, on any device, share no
+        memory and are never changed by the caller afterwards.
+        """
+        sent, got = (
+            HostTensors([tensor for _, tensor in blocks], read=blocks is inputs) for blocks in (inputs, outputs)
+        )
+        ins, outs = (
+            [(start, flat) for (start, _), flat in zip(blocks, host.flat, strict=True)]
+            for blocks, host in ((inputs, sent), (outputs, got))
+        )
+        collective = Collective(
+            label, program, ins, outs, (), combine, keeps_memory=True, prepare=sent.synchronize, finish=got.store
+        )
+        future = self._runner.submit(collective, sequence=number)
+        return CollectiveWork(future, label, [tensor for _, tensor in outputs])
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Limit later collectives to `timeout`."""

@@ -48,14 +48,16 @@ def run_program(
     outputs: Sequence[Block],
     combine: Combine | None,
     messages: Messages,
+    *,
+    keeps_memory: bool = False,
 ) -> None:
     """Execute `program`: read this rank's contributions in `inputs`, leave the results in `outputs`.
 
     An output may be the memory of an input at the same address. Sums are taken in ascending order of ranks. Tensors
     of the caller are copied before they are sent, because a message may be sent again until it is acknowledged,
-    which is later than the end of the collective.
+    which is later than the end of the collective; not if the caller `keeps_memory`, with outputs apart from inputs.
     """
-    _Run(program, _Blocks(inputs), _Blocks(outputs), combine, messages).run()
+    _Run(program, _Blocks(inputs), _Blocks(outputs), combine, messages, keeps_memory=keeps_memory).run()
 
 
 class _Blocks:
@@ -81,8 +83,16 @@ class _Blocks:
 
 class _Run:
     def __init__(
-        self, program: RankProgram, inputs: _Blocks, outputs: _Blocks, combine: Combine | None, messages: Messages
+        self,
+        program: RankProgram,
+        inputs: _Blocks,
+        outputs: _Blocks,
+        combine: Combine | None,
+        messages: Messages,
+        *,
+        keeps_memory: bool,
     ) -> None:
+        self._keeps_memory = keeps_memory
         self._program, self._inputs, self._outputs = program, inputs, outputs
         self._combine, self._messages = combine, messages
         self._values: dict[tuple[int, int], torch.Tensor] = {}
@@ -145,7 +155,7 @@ class _Run:
         value = self._held(elements)
         if value is None:
             raise ValueError(f"elements {elements} are sent before they are held")
-        shared = self._is_callers(elements, value)
+        shared = not self._keeps_memory and self._is_callers(elements, value)
         payload = value.clone() if shared else value
         for message in messages:
             self._messages.send(message, payload)
