@@ -60,7 +60,8 @@ SURFACES = {
         StopWorker WorkersObserved WriteRankMap awaits_checkpoint check_site victim_name
     """,
     "strategies": """
-        Message ProgramTurn RankProgram Region Step check_steps crossing_elements plan_steps rank_program regions
+        STRATEGIES AggregatorKind ElementCounts Message Phase ProgramTurn RankProgram Region Step Strategy StrategySteps
+        WorkerGrid check_steps count_elements crossing_elements find_strategy plan_steps rank_program regions steps
     """,
     "wan": """
         BackgroundLinks Namespaces PortRange dial emulated_namespaces format_address links_in_background listen

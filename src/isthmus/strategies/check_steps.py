@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import overload
 
 from isthmus.core.errors import PlanError
+from isthmus.strategies.count_elements import ElementCounts, count_elements
 from isthmus.strategies.step import Region, Step
+from isthmus.strategies.strategy_steps import StrategySteps
 
 
-def check_steps(steps: Sequence[Step], regions: Sequence[Region]) -> None:
+@overload
+def check_steps(steps: StrategySteps) -> ElementCounts: ...
+@overload
+def check_steps(steps: Sequence[Step], regions: Sequence[Region]) -> None: ...
+def check_steps(steps: Sequence[Step], regions: Sequence[Region] | None = None) -> ElementCounts | None:
     """Raise `PlanError` unless every receiver of `regions` ends with each contribution exactly once.
+
+    The steps of a named strategy carry their regions; for them, return the elements that each host and aggregator
+    sends and receives.
 
     Also raises if a step sends what its sender does not hold, if two messages of a round replace one value or one
     both replaces and adds, or if ranges overlap without being equal: then no order of arrival could be stated.
@@ -19,6 +29,11 @@ def check_steps(steps: Sequence[Step], regions: Sequence[Region]) -> None:
     messages of its rounds in ascending order, and sends as soon as it holds the values, never deadlocks: each message
     depends on messages of earlier rounds only.
     """
+    if regions is None:
+        if not isinstance(steps, StrategySteps):
+            raise PlanError("steps without regions", hint="pass regions, or the steps of a named strategy")
+        check_steps(steps, steps.regions)
+        return count_elements(steps)
     ranges = sorted({(step.start, step.stop) for step in steps})
     for (_, stop), (start, after) in pairwise(ranges):
         if start < stop:
@@ -37,6 +52,7 @@ def check_steps(steps: Sequence[Step], regions: Sequence[Region]) -> None:
         stays = len(region.contributors) == 1 and region.receivers == region.contributors
         if not stays and elements != region.stop - region.start:
             raise PlanError(f"the steps move {elements} elements of {region}")
+    return None
 
 
 def _check_range(region: Region, start: int, messages: Sequence[Step]) -> None:
@@ -60,12 +76,3 @@ def _check_range(region: Region, start: int, messages: Sequence[Step]) -> None:
     for rank in region.receivers:
         if held.get(rank) != Counter(region.contributors):
             raise PlanError(f"rank {rank} ends with {dict(held.get(rank, {}))} of elements from {start} on in {region}")
-
-
-def crossing_elements(steps: Sequence[Step], cluster_of: Sequence[str]) -> dict[str, int]:
-    """Return how many elements each cluster sends to others; `cluster_of[r]` is the cluster of rank `r`."""
-    sent = dict.fromkeys(cluster_of, 0)
-    for step in steps:
-        if cluster_of[step.sender] != cluster_of[step.receiver]:
-            sent[cluster_of[step.sender]] += step.stop - step.start
-    return sent

@@ -1,4 +1,4 @@
-"""The time of one parameter synchronisation by strategy: the equations of the PASSING paper, section 4.
+"""The equations of the PASSING paper, section 4: known answers for `seconds`, which prices any strategy.
 
 Symbols: `K` bytes of parameters, `s` servers of `n` chips each, `p` parameter servers (or switches). Chips of
 a server form a ring over PCIe and UPI; a server reaches the network over a NIC and a link. Rates are in bytes
@@ -10,36 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from isthmus.core.errors import InputError
-
-
-@dataclass(frozen=True, kw_only=True)
-class SyncCluster:
-    """Training servers of equal chips, with `num_aggregators` parameter servers or switches."""
-
-    num_servers: int
-    chips_per_server: int
-    num_aggregators: int
-    pcie_bytes_per_s: float
-    upi_bytes_per_s: float
-    nic_bytes_per_s: float
-    link_bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        counts = min(self.num_servers, self.chips_per_server, self.num_aggregators)
-        rates = min(self.pcie_bytes_per_s, self.upi_bytes_per_s, self.nic_bytes_per_s, self.link_bytes_per_s)
-        if counts < 1 or not rates > 0:
-            raise InputError(f"invalid {self}", hint="counts must be at least 1, rates above 0")
-
-    @property
-    def ring_bytes_per_s(self) -> float:
-        """Rate of the ring inside a server."""
-        return min(self.pcie_bytes_per_s, self.upi_bytes_per_s)
-
-    @property
-    def network_bytes_per_s(self) -> float:
-        """Rate between servers."""
-        return min(self.nic_bytes_per_s, self.link_bytes_per_s)
+from isthmus.sim.synchronisation.sync_cluster import SyncCluster
 
 
 @dataclass(frozen=True, kw_only=True)
