@@ -60,8 +60,9 @@ SURFACES = {
         StopWorker WorkersObserved WriteRankMap awaits_checkpoint check_site victim_name
     """,
     "strategies": """
-        STRATEGIES AggregatorKind ElementCounts Message Phase ProgramTurn RankProgram Region Step Strategy StrategySteps
-        WorkerGrid check_steps count_elements crossing_elements find_strategy plan_steps rank_program regions steps
+        RANK_STRATEGIES STRATEGIES AggregatorKind ElementCounts Message Phase ProgramTurn RankProgram Region Step Strategy
+        StrategySteps WorkerGrid check_steps count_elements crossing_elements find_strategy group_steps plan_steps
+        rank_program regions steps
     """,
     "wan": """
         BackgroundLinks Namespaces PortRange dial emulated_namespaces format_address links_in_background listen

@@ -53,10 +53,10 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     """The group of `ranks` of `transport` (default: all), which is rank `ranks.index(transport.rank)` of it.
 
     `clusters[r]` is the cluster of rank `r` of the transport; `libraries` are the vendors' groups of the group's ranks
-    in this cluster, by type of device; `composition` says how sums over several clusters use them. Tags of the group
-    begin at `tag_base`; `name` is the one that torch knows it by. Tensors may be on any device, and be changed once the
-    work is done. A lost peer surfaces at `wait()` as `PeerError`. Point-to-point works over the transport report when
-    the message was `under_way`.
+    in this cluster, by type of device; `composition` says how sums over several clusters use them; a strategy named by
+    `synchronisation` replaces it for all-reduces. Tags of the group begin at `tag_base`; `name` is the one that torch
+    knows it by. Tensors may be on any device, and be changed once the work is done. A lost peer surfaces at `wait()` as
+    `PeerError`. Point-to-point works over the transport report when the message was `under_way`.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         libraries: VendorGroups | None = None,
         composition: Composition | None = None,
         *,
+        synchronisation: str | None = None,
         ranks: Sequence[int] = (),
         tag_base: int = 0,
         name: str = "",
@@ -83,6 +84,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._clusters = tuple(clusters)
         self._runner = CollectiveRunner(transport, self._ranks, tag_base, timeout.total_seconds())
         self._loss_message = partial(_loss_message, transport)
+        self._synchronisation = synchronisation
         self.use_libraries(libraries or {}, composition)
 
     def use_libraries(self, libraries: VendorGroups, composition: Composition | None) -> None:
@@ -91,7 +93,9 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         near = [place for place, cluster in enumerate(own) if cluster == own[self.rank()]]
         self._local = libraries["cpu"].backend if "cpu" in libraries else None
         self._local_ranks = {one: place for place, one in enumerate(near)} if self._local is not None else {}
-        self._collectives = GroupCollectives(self._runner, self.rank(), own, libraries, composition, self._loss_message)
+        self._collectives = GroupCollectives(
+            self._runner, self.rank(), own, libraries, composition, self._loss_message, self._synchronisation
+        )
 
     @property
     def transport(self) -> Transport:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from isthmus.comm.group.collective_work import CollectiveWork
-from isthmus.strategies import RankProgram, crossing_elements, plan_steps, rank_program
+from isthmus.core.errors import PlanError
+from isthmus.strategies import RankProgram, Step, crossing_elements, group_steps, plan_steps, rank_program
 from isthmus.train.communication.communicator import Communicator
 from isthmus.train.update.bucket_batches import BATCH_ELEMENTS, BucketBatch, Exchange, make_batches
 from isthmus.train.update.buckets import GradientBucket, ParameterSegment
@@ -32,7 +34,9 @@ MAX_UNDER_WAY = 4
 class GradientReducer:
     """Reduces `buckets` (those of all ranks, in the same order on each rank) on rank `rank`.
 
-    All ranks make one at the same time, and call its methods in the same order.
+    All ranks make one at the same time, and call its methods in the same order. `strategy` names one of
+    `isthmus.strategies.RANK_STRATEGIES`, by which owners sum; raises `PlanError` if they cannot, or if the group is one
+    of torch itself.
     """
 
     def __init__(
@@ -42,15 +46,19 @@ class GradientReducer:
         communicator: Communicator,
         *,
         batch_elements: int = BATCH_ELEMENTS,
+        strategy: str | None = None,
     ) -> None:
         self._rank, self._communicator = rank, communicator
         self._batches = make_batches(buckets, batch_elements)
         self._programs: dict[tuple[int, Exchange], tuple[RankProgram, int]] = {}
+        self._strategy = strategy
         self._torch_sums = None if communicator.isthmus_group is not None else TorchSums(self._batches, rank)
+        if strategy is not None:
+            self._check_strategy(strategy)
 
     def reduce(self, view: SegmentView, *, to_all_owners: bool) -> None:
-        """Replace each segment by its sum over contributors, on all owners (`to_all_owners`) or leaders only."""
-        self._run(Exchange.SUM if to_all_owners else Exchange.SUM_AT_LEADERS, view)
+        """Replace each segment by its sum over contributors, on all owners (`to_all_owners`) or leaders at least."""
+        self._run(Exchange.SUM if to_all_owners or self._strategy else Exchange.SUM_AT_LEADERS, view)
 
     def broadcast_in_cluster(self, view: SegmentView) -> None:
         """Broadcast each segment from the leader of each cluster to the other owners in that cluster."""
@@ -83,6 +91,27 @@ class GradientReducer:
             self._communicator.wait_program(one.work)
         one.store()
 
+    def _check_strategy(self, strategy: str) -> None:
+        if self._torch_sums is not None:
+            raise PlanError(
+                f"the run asks for synchronisation '{strategy}', which a group of torch itself does not have",
+                hint="leave runtime.synchronisation out, or run with the backend isthmus",
+            )
+        for batch in self._batches:
+            if batch.buckets[0].contributors != frozenset(batch.owners):
+                raise PlanError(
+                    f"ranks {list(batch.owners)} own a parameter that not all of them add to, which strategy "
+                    f"'{strategy}' cannot sum",
+                    hint="leave runtime.synchronisation out",
+                )
+            self._named_steps(strategy, batch)
+
+    def _named_steps(self, strategy: str, batch: BucketBatch) -> tuple[Step, ...]:
+        """Return the steps of `strategy` among the owners of `batch`."""
+        owners, clusters = batch.owners, self._communicator.clusters
+        steps = group_steps(strategy, [clusters[rank] for rank in owners], batch.num_elements)
+        return tuple(replace(one, sender=owners[one.sender], receiver=owners[one.receiver]) for one in steps)
+
     def _program(self, number: int, exchange: Exchange) -> tuple[RankProgram, int]:
         """Return this rank's part in a batch, and how many elements it sends to other clusters."""
         found = self._programs.get((number, exchange))
@@ -90,6 +119,8 @@ class GradientReducer:
             regions, clusters = self._batches[number].regions(exchange), self._communicator.clusters
             pieces = sum(one.num_pieces(PIECE_ELEMENTS) for one in self._batches[:number])
             steps = plan_steps(regions, clusters, PIECE_ELEMENTS, first_piece=pieces)
+            if self._strategy is not None and exchange is not Exchange.BROADCAST:
+                steps = self._named_steps(self._strategy, self._batches[number])
             sent = crossing_elements([one for one in steps if one.sender == self._rank], clusters)
             found = rank_program(steps, regions, self._rank), sum(sent.values())
             self._programs[number, exchange] = found
