@@ -39,16 +39,21 @@ def plan_steps(
     """
     steps = [
         step
-        for number, piece in enumerate(_cut(regions, piece_elements), first_piece)
+        for number, piece in enumerate(_cut(regions, piece_elements, len(set(cluster_of))), first_piece)
         for step in _piece_steps(piece, number, cluster_of, direct=direct)
     ]
     return tuple(sorted(steps, key=lambda step: (step.round, step.start)))
 
 
-def _cut(regions: Sequence[Region], piece_elements: int) -> Iterator[Region]:
-    """Yield `regions` in pieces of almost equal size, of at most `piece_elements`."""
+def _cut(regions: Sequence[Region], piece_elements: int, num_clusters: int) -> Iterator[Region]:
+    """Yield `regions` in pieces of almost equal size, of at most `piece_elements`.
+
+    Several pieces are a multiple of `num_clusters`, so that each is the home of equally many.
+    """
     for one in regions:
         num = -(-(one.stop - one.start) // piece_elements)
+        if num > 1:
+            num = min(-(-num // num_clusters) * num_clusters, one.stop - one.start)
         ends = [one.start + (one.stop - one.start) * place // num for place in range(num + 1)]
         for start, stop in pairwise(ends):
             yield Region(start, stop, one.contributors, one.receivers)

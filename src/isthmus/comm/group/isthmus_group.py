@@ -180,8 +180,8 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         return _joined([self._collectives.all_gather(parts, one, opts) for parts, one in pairs])
 
     def allgather_coalesced(self, outputs: Lists, inputs: Tensors, opts: Any = None) -> dist.Work:
-        """Fill `outputs[i][r]` with `inputs[i]` of rank `r`."""
-        return self.allgather(outputs, inputs, opts)
+        """Fill `outputs[r][i]` with `inputs[i]` of rank `r`: the lists of torch are by rank here."""
+        return self.allgather([list(parts) for parts in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> dist.Work:
         """Fill `output` [ranks * N] with the tensors [N] of all ranks, one after the other."""
