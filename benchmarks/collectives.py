@@ -5,6 +5,10 @@ with a round trip of 20 ms (root: a TUN device per cluster, which both cross by 
 is one delay and the bytes of the tensor, which each cluster must send once. All ranks start together; a sum ends with
 its last rank. Each size is summed several times, the two in turns; the median counts. Four processes and the relay
 share the cores of this machine, so CPU seconds of the ranks are printed beside.
+
+`--only links`, `machine` and `training` print the other parts: the bytes that each of three clusters sends, counted by
+the transport; a sum among four ranks of one machine; and steps of DDP, FSDP2 and HSDP, over a group of two clusters
+(losses) and of one (times), beside gloo.
 """
 
 from __future__ import annotations
@@ -13,12 +17,18 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 
+import torch
+
 from benchmarks._collective_ranks import SumTime, run_gloo, run_isthmus
+from benchmarks._parallel_ranks import KINDS, Trained, run_over_gloo, run_over_isthmus
 from benchmarks._wan_run import Bed, launch, packets, pool_of
 from benchmarks._wan_stage import StageJob
 from benchmarks.table import Row, compared, print_rows
+from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.schedule import gpipe
 from isthmus.wan.netns import effective_capabilities, unavailable_reason
 
@@ -44,11 +54,11 @@ def line_ms(num_bytes: int, gbps: float) -> float:
 
 
 def sums(
-    bed: Bed, num_bytes: int, rounds: int, run: Callable[[StageJob, Connection], None]
+    bed: Bed, num_bytes: int, rounds: int, run: Callable[[StageJob, Connection], None], clusters: str = CLUSTERS
 ) -> tuple[list[float], list[float]]:
     """Return the milliseconds of each sum but the first, and the CPU milliseconds of all ranks in it."""
     shape = (num_bytes // 4, 1)
-    ranks: list[list[SumTime]] = launch(bed, CLUSTERS, gpipe(len(CLUSTERS), 1), (), shape, rounds, run)
+    ranks: list[list[SumTime]] = launch(bed, clusters, gpipe(len(clusters), 1), (), shape, rounds, run)
     each = list(zip(*(one[1:] for one in ranks), strict=True))
     walls = [1e3 * (max(one.end_s for one in part) - part[0].start_s) for part in each]
     return walls, [1e3 * sum(one.cpu_s for one in part) for part in each]
@@ -67,6 +77,74 @@ def measure(quick: bool) -> Iterator[Row]:
                     walls[name] += wall
                     cpus[name] += cpu
         yield from _rows(gbps, num_bytes, faster, wanted_ms, walls, cpus)
+
+
+def links(quick: bool) -> Iterator[Row]:
+    """Yield the bytes that the clusters of three send, as the transport counts them, as a share of the tensor."""
+    clusters, num_bytes = "aabbcc", (4 if quick else 16) * MIB
+    transports = memory_transports(len(clusters))
+    groups = [IsthmusGroup(one, clusters) for one in transports]
+    tensors = [torch.ones(num_bytes // 4) for _ in groups]
+    for work in [group.allreduce([tensor]) for group, tensor in zip(groups, tensors, strict=True)]:
+        work.wait()
+    sent = dict.fromkeys(clusters, 0)
+    for rank, one in enumerate(transports):
+        for peer, traffic in one.traffic().items():
+            if clusters[peer] != clusters[rank]:
+                sent[clusters[rank]] += traffic.sent_bytes
+    for group in groups:
+        group.shutdown()
+    bound = 2 * (len(sent) - 1) / len(sent)
+    for cluster, num in sent.items():
+        share = num / num_bytes
+        yield compared(
+            f"bytes over each link, 3 clusters: sent by cluster {cluster}", share, "x the tensor",
+            "2(C - 1)/C", bound, target="the bound, within 1 %", met=share <= 1.01 * bound,
+        )  # fmt: skip
+
+
+def machine(quick: bool) -> Iterator[Row]:
+    """Yield the row of a sum among ranks of one machine."""
+    walls: dict[str, list[float]] = {"isthmus": [], "gloo": []}
+    for _ in range(1 if quick else 3):
+        for name, run in (("isthmus", run_isthmus), ("gloo", run_gloo)):
+            walls[name] += sums(Bed(), 64 * MIB, 3 if quick else 5, run, clusters="aaaa")[0]
+    ours, theirs = (statistics.median(walls[name]) for name in ("isthmus", "gloo"))
+    yield compared(
+        "one machine, 4 ranks, 64 MiB", ours, "ms", "gloo", theirs,
+        target="within 5 % of gloo", met=ours <= 1.05 * theirs,
+    )  # fmt: skip
+
+
+def training(quick: bool) -> Iterator[Row]:
+    """Yield the rows of torch's own parallelism: losses over two clusters, and the time of a step in one."""
+    steps = 4 if quick else 12
+    for kind in KINDS:
+        runs = {"isthmus": partial(run_over_isthmus, kind=kind), "gloo": partial(run_over_gloo, kind=kind)}
+        losses, times = {}, {}
+        for name, run in runs.items():
+            two: list[Trained] = launch(Bed(), CLUSTERS, gpipe(len(CLUSTERS), 1), (), (256, 4), steps, run)
+            losses[name] = two[0].losses
+            one: list[Trained] = launch(Bed(), "aaaa", gpipe(len(CLUSTERS), 1), (), (1024, 4), steps, run)
+            times[name] = [1e3 * max(each) for each in zip(*(rank.steps_s[1:] for rank in one), strict=True)]
+        apart = max(abs(a - b) / abs(b) for a, b in zip(losses["isthmus"], losses["gloo"], strict=True))
+        yield Row(
+            what=f"{kind} over two kinds of group: loss apart from gloo's", ours=apart, unit="of the loss",
+            target="1e-6", met=apart <= 1e-6,
+        )  # fmt: skip
+        ours, theirs = (statistics.median(times[name]) for name in ("isthmus", "gloo"))
+        yield compared(
+            f"{kind} in one cluster: a step", ours, "ms", "gloo", theirs,
+            target="within 5 % of gloo", met=ours <= 1.05 * theirs,
+        )  # fmt: skip
+
+
+PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "network": measure,
+    "links": links,
+    "machine": machine,
+    "training": training,
+}
 
 
 def _rows(
@@ -98,16 +176,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--quick", action="store_true", help="two sizes, few sums")
+    parser.add_argument("--only", choices=PARTS, help="print one part")
     options = parser.parse_args(arguments)
+    parts = [options.only] if options.only else list(PARTS)
     reason = unavailable_reason(effective_capabilities())
-    if reason is not None:
+    if reason is not None and "network" in parts:
         print(f"no emulated packets: {reason}", file=sys.stderr)
-        return 0
+        parts.remove("network")
     rows = []
-    for row in measure(options.quick):
-        rows.append(row)
-        if options.json:
-            print_rows([row], as_json=True)
+    for part in parts:
+        for row in PARTS[part](options.quick):
+            rows.append(row)
+            if options.json:
+                print_rows([row], as_json=True)
     if not options.json:
         print_rows(rows, as_json=False)
     return int(any(row.met is False for row in rows))

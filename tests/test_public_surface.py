@@ -25,8 +25,8 @@ SURFACES = {
         SearchStats ShapeTiming StrategyChoice SuggestedChange TIME_MODEL_PARAMETERS Timing TrainingMemory
         TrainingWorkload
         add_measured_run calibrate_chip calibrate_links calibrate_shapes calibration_for choose_strategies
-        command_job_text communication_matrix compare_with_forecast draw_plan estimate_s evaluate_chips export_plan fit_calibration
-        fitting_changes framework_request is_run_table iteration_estimate_s job_limits layer_matrix
+        command_job_text communication_matrix compare_with_forecast draw_plan estimate_s evaluate_chips export_plan
+        fit_calibration fitting_changes framework_request is_run_table iteration_estimate_s job_limits layer_matrix
         load_calibration load_runs make_plans memory_table mfu_fraction model_weights overfull_stages
         parse_lengths pipeline_bounds plan_page predict profile_model read_training_log render_chip_scores
         render_communication render_layer_matrix runtime_incompatibility save_calibration score_plan search_plans
@@ -63,8 +63,9 @@ SURFACES = {
         StopWorker WorkersObserved WriteRankMap awaits_checkpoint check_site victim_name
     """,
     "strategies": """
-        STRATEGIES AggregatorKind ElementCounts Message Phase ProgramTurn RankProgram Region Step Strategy StrategySteps
-        WorkerGrid check_steps count_elements crossing_elements find_strategy plan_steps rank_program regions steps
+        RANK_STRATEGIES STRATEGIES AggregatorKind ElementCounts Message Phase ProgramTurn RankProgram Region Step
+        Strategy StrategySteps WorkerGrid check_steps count_elements crossing_elements find_strategy group_steps plan_steps
+        rank_program regions steps
     """,
     "switch": """
         Abort Actions Begin StreamSettings ClientState Datagram FixedPoint FromSwitch FromWorker Instructions Lost

@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from isthmus.comm.group.create_group import IsthmusOptions
 from isthmus.comm.group.isthmus_group import IsthmusGroup
-from isthmus.comm.transport.memory_transport import memory_transports
+from isthmus.comm.transport.memory_transport import MemoryTransport, memory_transports
 from isthmus.core.errors import PeerError, PlanError
+from isthmus.strategies import RANK_STRATEGIES, group_steps
 
 
 def memory_groups(clusters: str, timeout_s: float = 30) -> list[IsthmusGroup]:
@@ -161,3 +163,37 @@ def test_all_ranks_get_identical_bits() -> None:
         assert all(torch.equal(one, tensors[0]) for one in tensors)
         assert torch.allclose(tensors[0].double(), expected, atol=1e-5)
     close(groups)
+
+
+@pytest.mark.parametrize("name", RANK_STRATEGIES)
+def test_a_group_sums_by_a_named_strategy(name: str) -> None:
+    """Two ranks in each of two clusters, in any order; every operation and dtype; as many bytes as the steps say."""
+    transports = memory_transports(4)
+    groups = [IsthmusGroup(one, "abba", synchronisation=name) for one in transports]
+    for num, dtype, op in ((1, torch.int64, dist.ReduceOp.SUM), (1003, torch.float32, dist.ReduceOp.MAX),
+                           (1003, torch.bfloat16, dist.ReduceOp.AVG)):  # fmt: skip
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        tensors = [torch.full((num,), float(rank)).to(dtype) for rank in range(4)]
+        before = _sent_bytes(transports)
+        for work in [group.allreduce([one], options) for group, one in zip(groups, tensors, strict=True)]:
+            work.wait()
+        expected = {dist.ReduceOp.SUM: 6.0, dist.ReduceOp.MAX: 3.0, dist.ReduceOp.AVG: 1.5}[op]
+        assert all(bool((one == expected).all()) for one in tensors)
+        steps = group_steps(name, "abba", num)
+        assert _sent_bytes(transports) - before == sum(one.stop - one.start for one in steps) * dtype.itemsize
+    close(groups)
+
+
+def _sent_bytes(transports: Sequence[MemoryTransport]) -> int:
+    return sum(traffic.sent_bytes for one in transports for traffic in one.traffic().values())
+
+
+def test_a_named_strategy_is_refused_where_clusters_are_unequal() -> None:
+    """By name, with the sizes; a name that ranks cannot execute is refused at once."""
+    group = IsthmusGroup(memory_transports(3)[0], "aab", synchronisation="2d-torus")
+    with pytest.raises(PlanError, match=r"'2d-torus' needs equally many ranks in each cluster \(a: 2, b: 1\)"):
+        group.allreduce([torch.ones(3)])
+    group.abort()
+    with pytest.raises(PlanError, match="no strategy of ranks is named 'passing'"):
+        IsthmusOptions(memory_transports(1)[0], ("a",), synchronisation="passing")

@@ -29,6 +29,7 @@ from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.greeting import Greeting
 from isthmus.comm.transport.transport import JoinedTransport
 from isthmus.core.errors import PeerError
+from isthmus.strategies import RANK_STRATEGIES
 from isthmus.wan import listen
 
 CLUSTERS = "aabb"
@@ -201,6 +202,19 @@ def sub_groups(rank: int) -> Iterator[str]:
         yield "a DTensor over all ranks does not come back"
 
 
+def named_strategies(rank: int) -> Iterator[str]:
+    """Yield each named strategy whose sum over the processes is wrong."""
+    world: Any = dist.group.WORLD
+    for name in RANK_STRATEGIES:
+        options = IsthmusOptions(world.transport, world.clusters, synchronisation=name)
+        group = dist.new_group(pg_options=options)
+        for num in (3, 700_001):
+            tensor = torch.arange(num, dtype=torch.float64) * (rank + 1)
+            dist.all_reduce(tensor, group=group)
+            if not torch.equal(tensor, torch.arange(num, dtype=torch.float64) * 10):
+                yield f"{name}: the sum of {num} elements is {tensor}"
+
+
 def disagreement(rank: int) -> Iterator[str]:
     """Yield what is wrong, if ranks that disagree get no error; the group of all ranks goes on."""
     group = dist.new_group([0, 1, 2])
@@ -232,7 +246,7 @@ def main() -> None:
     found: list[str] = []
     for check in (compare_collectives, compare_training):
         found += check(rank, gloo)
-    for alone in (sub_groups, disagreement):
+    for alone in (sub_groups, named_strategies, disagreement):
         found += alone(rank)
     dist.barrier()
     dist.destroy_process_group()

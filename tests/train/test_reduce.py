@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.transport.memory_transport import memory_transports
+from isthmus.core.errors import PlanError
+from isthmus.strategies import RANK_STRATEGIES
 from isthmus.train.update.buckets import GradientBucket, HeldRows, ParameterSegment, make_buckets
 from isthmus.train.update.gradient_reducer import GradientReducer
 from tests.train.devices import on_devices, staging_for
@@ -45,6 +47,7 @@ def run(
     *,
     everywhere: bool = True,
     device: str = "cpu",
+    strategy: str | None = None,
 ) -> tuple[list[Rank], list[GroupExchange]]:
     """Reduce in as many threads as there are ranks."""
     groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(held))]
@@ -52,7 +55,7 @@ def run(
     ranks = [Rank(number, of_rank, device) for number, of_rank in enumerate(held)]
 
     def one(number: int) -> None:
-        reducer = GradientReducer(buckets, number, exchanges[number], in_flight=2)
+        reducer = GradientReducer(buckets, number, exchanges[number], batch_elements=64, strategy=strategy)
         reducer.reduce(ranks[number].view, to_all_owners=everywhere)
         if not everywhere:
             reducer.broadcast_in_cluster(ranks[number].view)
@@ -166,3 +169,25 @@ def test_a_copy_that_does_not_add_is_given_the_sum() -> None:
     before = Rank(0, held[0]).tensors["w"]
     ranks, _ = run(held, "ab", make_buckets(held, "ab"))
     assert all(torch.equal(one.tensors["w"], before) for one in ranks)
+
+
+@pytest.mark.parametrize("strategy", RANK_STRATEGIES)
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_named_strategy_gives_the_sum(strategy: str, everywhere: bool) -> None:
+    """Two ranks in each of two clusters, whatever the strategy; the sums of sharded updates too."""
+    held = [[HeldRows.full("w", (37, 8))] for _ in range(4)]
+    total = sum(Rank(rank, of_rank).tensors["w"] for rank, of_rank in enumerate(held))
+    buckets = make_buckets(held, "aabb", 64)
+    ranks, exchanges = run(held, "aabb", buckets, everywhere=everywhere, strategy=strategy)
+    assert all(torch.equal(one.tensors["w"], total) for one in ranks)
+    assert sum(one.timer.wan_bytes for one in exchanges) > 0
+
+
+def test_a_strategy_that_the_owners_cannot_execute_is_refused_at_the_start() -> None:
+    """Unequal clusters, and a copy that does not add."""
+    held = [[HeldRows.full("w", (4, 3))] for _ in range(3)]
+    with pytest.raises(PlanError, match=r"equally many ranks in each cluster \(a: 2, b: 1\)"):
+        run(held, "aab", make_buckets(held, "aab"), strategy="ring")
+    held[1] = [HeldRows(name="w", start=0, stop=4, row_elements=3, adds=False)]
+    with pytest.raises(PlanError, match="not all of them add"):
+        run(held[:2], "ab", make_buckets(held[:2], "ab"), strategy="ring")

@@ -44,6 +44,10 @@ class GroupExchange(Communicator):
         super().__init__(clusters, group.rank(), staging=staging)
         self.group = group
 
+    @property
+    def isthmus_group(self) -> IsthmusGroup:
+        return self.group
+
     def start_message(self, message: TensorMessage) -> dist.Work:
         start = self.group.send if message.is_send else self.group.recv
         return start([message.tensor], message.peer, message.tag)

@@ -3,6 +3,7 @@
 from isthmus.strategies import regions
 from isthmus.strategies.check_steps import check_steps
 from isthmus.strategies.count_elements import ElementCounts, count_elements, crossing_elements
+from isthmus.strategies.group_steps import RANK_STRATEGIES, group_steps
 from isthmus.strategies.make_steps import STRATEGIES, Strategy, find_strategy, steps
 from isthmus.strategies.plan_steps import plan_steps
 from isthmus.strategies.rank_program import Message, ProgramTurn, RankProgram, rank_program
@@ -11,6 +12,7 @@ from isthmus.strategies.strategy_steps import AggregatorKind, Phase, StrategySte
 from isthmus.strategies.worker_grid import WorkerGrid
 
 __all__ = [
+    "RANK_STRATEGIES",
     "STRATEGIES",
     "AggregatorKind",
     "ElementCounts",
@@ -27,6 +29,7 @@ __all__ = [
     "count_elements",
     "crossing_elements",
     "find_strategy",
+    "group_steps",
     "plan_steps",
     "rank_program",
     "regions",

@@ -14,7 +14,12 @@ _LOCAL_SUM, _EXCHANGE, _RETURN, _LOCAL_COPY = range(4)
 
 
 def plan_steps(
-    regions: Sequence[Region], cluster_of: Sequence[str], piece_elements: int, *, direct: bool = False
+    regions: Sequence[Region],
+    cluster_of: Sequence[str],
+    piece_elements: int,
+    *,
+    direct: bool = False,
+    first_piece: int = 0,
 ) -> tuple[Step, ...]:
     """Return the steps that compute `regions`, which do not overlap, sorted by round.
 
@@ -29,20 +34,26 @@ def plan_steps(
 
     So of C clusters that reduce n bytes everywhere, each sends 2 (C - 1) / C n bytes to others; each byte that is
     only moved enters a cluster once. With `direct`, C > 2 clusters exchange as two do: one message delay less, for
-    C - 1 times n bytes. Every receiver gets identical bits.
+    C - 1 times n bytes. Every receiver gets identical bits. Leaders and homes follow from the numbers of the pieces,
+    which begin with `first_piece`: regions that are summed in parts share the work as those of one sum do.
     """
     steps = [
         step
-        for number, piece in enumerate(_cut(regions, piece_elements))
+        for number, piece in enumerate(_cut(regions, piece_elements, len(set(cluster_of))), first_piece)
         for step in _piece_steps(piece, number, cluster_of, direct=direct)
     ]
     return tuple(sorted(steps, key=lambda step: (step.round, step.start)))
 
 
-def _cut(regions: Sequence[Region], piece_elements: int) -> Iterator[Region]:
-    """Yield `regions` in pieces of almost equal size, of at most `piece_elements`."""
+def _cut(regions: Sequence[Region], piece_elements: int, num_clusters: int) -> Iterator[Region]:
+    """Yield `regions` in pieces of almost equal size, of at most `piece_elements`.
+
+    Several pieces are a multiple of `num_clusters`, so that each is the home of equally many.
+    """
     for one in regions:
         num = -(-(one.stop - one.start) // piece_elements)
+        if num > 1:
+            num = min(-(-num // num_clusters) * num_clusters, one.stop - one.start)
         ends = [one.start + (one.stop - one.start) * place // num for place in range(num + 1)]
         for start, stop in pairwise(ends):
             yield Region(start, stop, one.contributors, one.receivers)

@@ -211,9 +211,12 @@ def _coalesced(group: Any) -> None:
     blocks = [torch.zeros(size) for size in SIZES]
     inputs = [values(rank, torch.float32, num * size) for size in SIZES]
     group.reduce_scatter_single_coalesced(blocks, inputs, dist.ReduceScatterOptions()).wait(LIMIT)
+    listed = [[torch.zeros(size) for size in SIZES] for _ in range(num)]
+    group.allgather_coalesced(listed, [values(rank, torch.float32, size) for size in SIZES]).wait(LIMIT)
     for place, size in enumerate(SIZES):
         parts = [values(one, torch.float32, size) for one in range(num)]
         expect(torch.equal(several[place], reduce(torch.add, parts)), "allreduce_coalesced")
         expect(torch.equal(outputs[place], torch.cat(parts)), "all_gather_single_coalesced")
+        expect(all(torch.equal(listed[one][place], part) for one, part in enumerate(parts)), "allgather_coalesced")
         total = reduce(torch.add, [values(one, torch.float32, num * size) for one in range(num)])
         expect(torch.equal(blocks[place], total[rank * size :][:size]), "reduce_scatter_single_coalesced")

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
 from isthmus.comm.group.run_program import Block, Combine, run_program
-from isthmus.comm.group.transport_messages import TransportMessages, sends_of
+from isthmus.comm.group.transport_messages import ArrivedMessage, TransportMessages, sends_of
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError
 from isthmus.strategies import Message, RankProgram
@@ -21,6 +22,8 @@ MAX_CONCURRENT = 4
 
 MAX_TAG = 2**20
 """Tags of point-to-point messages are below this value."""
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Collective:
     tensors: Sequence[torch.Tensor]
     """The caller's tensors; collectives that share memory run in the order of the calls."""
     combine: Combine | None = None
+    keeps_memory: bool = False
+    """Whether inputs and outputs stay as they are until all messages are acknowledged; else sent ones are copied."""
     prepare: Callable[[], None] = lambda: None
     finish: Callable[[], None] = lambda: None
 
@@ -47,7 +52,7 @@ class Turn:
 
     sequence: int
     limit_s: float
-    earlier: tuple[Future[None], ...]
+    earlier: tuple[Future[Any], ...]
 
     def wait_for_earlier(self) -> None:
         """Wait for the collectives that share memory with this one; raises `TimeoutError`."""
@@ -68,40 +73,63 @@ class CollectiveRunner:
         self.timeout_s = timeout_s
         self._pool = ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="isthmus-collective")
         self._sequence = 0
-        self._under_way: dict[Future[None], frozenset[int]] = {}
+        self._under_way: dict[Future[Any], frozenset[int]] = {}
         self._lock = threading.Lock()
         self._failure: PeerError | None = None
 
-    def submit(self, collective: Collective, timeout_s: float | None = None) -> Future[None]:
-        """Queue `collective`; all ranks call this in the same order. `timeout_s` replaces that of the group."""
+    def reserve(self, num: int) -> int:
+        """Return the first number of `num` collectives; all ranks call this in the same order with one `num`.
 
-        def run(turn: Turn) -> None:
+        A rank without a part in one of them does not submit it.
+        """
+        with self._lock:
+            self._sequence += num
+            return self._sequence - num
+
+    def submit(
+        self, collective: Collective, timeout_s: float | None = None, sequence: int | None = None
+    ) -> Future[list[ArrivedMessage]]:
+        """Queue `collective`; the future has the messages that arrived. `timeout_s` replaces that of the group.
+
+        All ranks call this in the same order, but for a `sequence` that they have reserved.
+        """
+
+        def run(turn: Turn) -> list[ArrivedMessage]:
             messages = self.messages(turn.sequence, collective.label, sends_of(collective.program), turn.limit_s)
             with self.failing([messages]):
                 turn.wait_for_earlier()
                 collective.prepare()
-                run_program(collective.program, collective.inputs, collective.outputs, collective.combine, messages)
+                run_program(
+                    collective.program,
+                    collective.inputs,
+                    collective.outputs,
+                    collective.combine,
+                    messages,
+                    keeps_memory=collective.keeps_memory,
+                )
                 collective.finish()
+            return messages.arrived()
 
-        return self.submit_run(run, self._pool, collective.tensors, timeout_s)
+        return self.submit_run(run, self._pool, collective.tensors, timeout_s, sequence=sequence)
 
     def submit_run(
         self,
-        run: Callable[[Turn], None],
+        run: Callable[[Turn], _Result],
         pool: Executor,
         tensors: Sequence[torch.Tensor],
         timeout_s: float | None = None,
         num_sequences: int = 1,
-    ) -> Future[None]:
+        sequence: int | None = None,
+    ) -> Future[_Result]:
         """Queue `run(turn)` in `pool`, as a collective that uses `num_sequences` numbers; see `submit`.
 
         `tensors`, of any shape, are those of the caller that it reads or changes.
         """
         memory = frozenset(one.untyped_storage().data_ptr() for one in tensors if one.numel())
+        first = self.reserve(num_sequences) if sequence is None else sequence
         with self._lock:
             earlier = [future for future, used in self._under_way.items() if used & memory]
-            turn = Turn(self._sequence, self.timeout_s if timeout_s is None else timeout_s, tuple(earlier))
-            self._sequence += num_sequences
+            turn = Turn(first, self.timeout_s if timeout_s is None else timeout_s, tuple(earlier))
             future = pool.submit(run, turn)
             self._under_way[future] = memory
         future.add_done_callback(self._forget)
@@ -134,6 +162,6 @@ class CollectiveRunner:
         """Stop the threads: after all queued collectives if `wait`, else without those that have not begun."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
 
-    def _forget(self, future: Future[None]) -> None:
+    def _forget(self, future: Future[Any]) -> None:
         with self._lock:
             self._under_way.pop(future, None)

@@ -10,11 +10,17 @@ import torch
 import torch.distributed as dist
 
 from isthmus.comm.group.group_work import IsthmusWork, gloo_error_text
+from isthmus.comm.group.transport_messages import ArrivedMessage
 from isthmus.core.errors import PeerError
 
 
 class CollectiveWork(IsthmusWork):
-    """A collective over the transport; threads of the group run it."""
+    """A collective over the transport; threads of the group run it. `arrived` are its messages, after `wait`."""
+
+    arrived: Sequence[ArrivedMessage] = ()
+
+    def _finish(self, result: Sequence[ArrivedMessage] | None) -> None:
+        self.arrived = result or ()
 
 
 class LocalWork(dist.Work):  # type: ignore[misc]

@@ -20,6 +20,7 @@ from isthmus.comm.group.vendors.known_vendors import VENDORS, available_vendors
 from isthmus.comm.group.vendors.vendor import Vendor
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PlanError
+from isthmus.strategies import RANK_STRATEGIES
 
 _GROUP_BITS = 35
 """Bits of a tag that tell groups apart."""
@@ -36,6 +37,15 @@ class IsthmusOptions:
     """This rank's address inside its cluster."""
     method: Callable[[IsthmusGroup], AllReduceMethod] | None = None
     """Another way to all-reduce over several clusters, such as `partial(FormattedSums, name="bf16")`; equal at all."""
+    synchronisation: str | None = None
+    """Strategy of all-reduces of groups that span clusters, one of `isthmus.strategies.RANK_STRATEGIES`."""
+
+    def __post_init__(self) -> None:
+        if self.synchronisation is not None and self.synchronisation not in RANK_STRATEGIES:
+            raise PlanError(
+                f"no strategy of ranks is named '{self.synchronisation}'",
+                hint=f"choose of {', '.join(RANK_STRATEGIES)}",
+            )
 
 
 class _WorldGroup(IsthmusGroup):
@@ -58,12 +68,18 @@ def create_group(options: Any, group_options: IsthmusOptions | None) -> IsthmusG
     Raises `PlanError` if the group of all ranks has no `IsthmusOptions`, or if it is of another backend.
     """
     if options.global_ranks_in_group:
-        return _part_of(dist.group.WORLD, options)
+        return _part_of(dist.group.WORLD, options, group_options)
     if not isinstance(group_options, IsthmusOptions):
         raise PlanError("the isthmus process group needs pg_options=IsthmusOptions(...)")
     transport, clusters = group_options.transport, group_options.clusters
     near = _ranks_near(transport.rank, range(transport.size), clusters)
-    world = _WorldGroup(transport, clusters, name=options.group_id, timeout=options.timeout)
+    world = _WorldGroup(
+        transport,
+        clusters,
+        synchronisation=group_options.synchronisation,
+        name=options.group_id,
+        timeout=options.timeout,
+    )
     world.options, world.names = group_options, {}
     world.vendors = _vendors_of_all(world, options.timeout)
     libraries = join_vendors(transport, near, group_options.host, options.timeout)
@@ -80,8 +96,11 @@ def _vendors_of_all(world: IsthmusGroup, timeout: timedelta) -> list[dict[str, V
     return [{one.device_type: one for place, one in enumerate(VENDORS) if of >> place & 1} for of in found.tolist()]
 
 
-def _part_of(world: Any, options: Any) -> IsthmusGroup:
-    """Return the group of some ranks of `world`; they alone call this, with one name."""
+def _part_of(world: Any, options: Any, group_options: Any) -> IsthmusGroup:
+    """Return the group of some ranks of `world`; they alone call this, with one name.
+
+    Of the `group_options`, if any, `synchronisation` replaces that of `world`.
+    """
     if not isinstance(world, _WorldGroup):
         raise PlanError(
             "an isthmus group is made from the isthmus group of all ranks",
@@ -93,11 +112,13 @@ def _part_of(world: Any, options: Any) -> IsthmusGroup:
         raise PlanError(f"the groups {name} and {world.names[number]} have one number", hint="rename one of them")
     transport, clusters = world.transport, world.clusters
     near = _ranks_near(transport.rank, ranks, clusters)
+    chosen = group_options if isinstance(group_options, IsthmusOptions) else world.options
     group = IsthmusGroup(
         transport,
         clusters,
         join_vendors(transport, near, world.options.host, options.timeout, number),
         agree([world.vendors[one] for one in ranks], [clusters[one] for one in ranks]),
+        synchronisation=chosen.synchronisation,
         ranks=ranks,
         tag_base=number * GROUP_TAGS,
         name=name,

@@ -26,7 +26,7 @@ from isthmus.comm.group.reduce_operation import ReduceOperation
 from isthmus.comm.group.vendors.join_vendors import VendorGroups
 from isthmus.comm.group.vendors.vendor_group import VendorGroup
 from isthmus.core.errors import PlanError
-from isthmus.strategies import RankProgram, Region, plan_steps, rank_program, regions
+from isthmus.strategies import RankProgram, Region, group_steps, plan_steps, rank_program, regions
 
 MAX_PIECE_BYTES = 2**20
 MIN_PIECE_BYTES = 2**16
@@ -42,7 +42,8 @@ class GroupCollectives:
     """The collectives of rank `rank`; `clusters[r]` is the cluster of rank `r` of the group.
 
     `libraries` are the vendors' groups of the ranks in this cluster, by type of device; a group inside one cluster
-    calls them. `composition` says how sums of a group that spans clusters use them.
+    calls them. `composition` says how sums of a group that spans clusters use them; a named `strategy` replaces it for
+    all-reduces.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class GroupCollectives:
         libraries: VendorGroups,
         composition: Composition | None,
         loss_message: Callable[[], str],
+        strategy: str | None = None,
     ) -> None:
         self._runner, self._rank, self._clusters = runner, rank, tuple(clusters)
         self._libraries, self._loss_message = libraries, loss_message
-        self._is_local = len(set(clusters)) == 1
+        self._is_local, self._strategy = len(set(clusters)) == 1, strategy
         spans = composition is not None and not self._is_local
         self._composed = ComposedSums(runner, rank, clusters, composition) if spans and composition else None
 
@@ -94,7 +96,20 @@ class GroupCollectives:
             return self._local_work(library.all_reduce(flat, operation), "allreduce", [tensor], finish)
         of = regions.all_reduce(flat.numel(), self.size)
         block = [(0, flat)]
-        return self._submit(label, of, block, block, [tensor], host, finish, operation, opts)
+        if self._strategy is None or self._is_local or not of:
+            return self._submit(label, of, block, block, [tensor], host, finish, operation, opts)
+        program = _named_program(self._strategy, flat.numel(), self._clusters, self._rank)
+        collective = Collective(
+            f"{label} by {self._strategy}",
+            program,
+            block,
+            block,
+            [tensor],
+            operation.combine,
+            prepare=host.synchronize,
+            finish=finish,
+        )
+        return CollectiveWork(self._runner.submit(collective, timeout_s(opts)), "allreduce", [tensor])
 
     def reduce(self, tensor: torch.Tensor, root: int, operation: ReduceOperation, opts: Any) -> dist.Work:
         """Reduce `tensor` (of any shape) over all ranks into that of `root`; the others keep theirs."""
@@ -275,8 +290,8 @@ class GroupCollectives:
             outputs,
             tensors,
             operation.combine if operation else None,
-            host.synchronize,
-            finish,
+            prepare=host.synchronize,
+            finish=finish,
         )
         return CollectiveWork(self._runner.submit(collective, timeout_s(opts)), label.split()[0], tensors)
 
@@ -293,7 +308,7 @@ class GroupCollectives:
 
     def _sum_path(self, tensor: torch.Tensor, operation: ReduceOperation) -> SumPath:
         """Return the way of the sum of `tensor` (of any shape) over several clusters."""
-        if self._composed is None or not tensor.numel():
+        if self._composed is None or self._strategy is not None or not tensor.numel():
             return SumPath.STEPS
         return self._composed.composition.path(tensor.nbytes, tensor.dtype, operation, len(set(self._clusters)))
 
@@ -309,6 +324,13 @@ def _program(
 ) -> RankProgram:
     """Return the program of `rank` for the regions `of`."""
     return rank_program(plan_steps(of, clusters, piece_elements, direct=direct), of, rank)
+
+
+@lru_cache(maxsize=128)
+def _named_program(name: str, num_elements: int, clusters: tuple[str, ...], rank: int) -> RankProgram:
+    """Return the program of `rank` in an all-reduce by strategy `name`."""
+    of = regions.all_reduce(num_elements, len(clusters))
+    return rank_program(group_steps(name, clusters, num_elements), of, rank)
 
 
 def _memory(tensors: Tensors, library: VendorGroup | None, *, read: bool) -> HostTensors:

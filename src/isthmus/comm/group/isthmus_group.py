@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from isthmus.comm.group.all_reduce_method import AllReduceMethod
-from isthmus.comm.group.collective_runner import MAX_TAG, CollectiveRunner
-from isthmus.comm.group.collective_work import JoinedWork
+from isthmus.comm.group.collective_runner import MAX_TAG, Collective, CollectiveRunner
+from isthmus.comm.group.collective_work import CollectiveWork, JoinedWork
 from isthmus.comm.group.composed.composition import Composition
 from isthmus.comm.group.group_collectives import GroupCollectives, timeout_s
 from isthmus.comm.group.group_work import (
@@ -30,10 +30,13 @@ from isthmus.comm.group.group_work import (
     tensor_bytes,
     tensor_label,
 )
+from isthmus.comm.group.host_tensors import HostTensors
 from isthmus.comm.group.reduce_operation import ReduceOperation
+from isthmus.comm.group.run_program import Block, Combine
 from isthmus.comm.group.vendors.join_vendors import VendorGroups
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError, PlanError
+from isthmus.strategies import RankProgram
 
 BACKEND = "isthmus"
 
@@ -51,10 +54,10 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     """The group of `ranks` of `transport` (default: all), which is rank `ranks.index(transport.rank)` of it.
 
     `clusters[r]` is the cluster of rank `r` of the transport; `libraries` are the vendors' groups of the group's ranks
-    in this cluster, by type of device; `composition` says how sums over several clusters use them. Tags of the group
-    begin at `tag_base`; `name` is the one that torch knows it by. Tensors may be on any device, and be changed once the
-    work is done. A lost peer surfaces at `wait()` as `PeerError`. Point-to-point works over the transport report when
-    the message was `under_way`.
+    in this cluster, by type of device; `composition` says how sums over several clusters use them; a strategy named by
+    `synchronisation` replaces it for all-reduces. Tags of the group begin at `tag_base`; `name` is the one that torch
+    knows it by. Tensors may be on any device, and be changed once the work is done. A lost peer surfaces at `wait()` as
+    `PeerError`. Point-to-point works over the transport report when the message was `under_way`.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         libraries: VendorGroups | None = None,
         composition: Composition | None = None,
         *,
+        synchronisation: str | None = None,
         ranks: Sequence[int] = (),
         tag_base: int = 0,
         name: str = "",
@@ -81,6 +85,8 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._clusters = tuple(clusters)
         self._runner = CollectiveRunner(transport, self._ranks, tag_base, timeout.total_seconds())
         self._loss_message = partial(_loss_message, transport)
+        self._synchronisation = synchronisation
+        self._method: AllReduceMethod | None = None
         self.use_libraries(libraries or {}, composition)
 
     def use_libraries(self, libraries: VendorGroups, composition: Composition | None) -> None:
@@ -89,9 +95,9 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         near = [place for place, cluster in enumerate(own) if cluster == own[self.rank()]]
         self._local = libraries["cpu"].backend if "cpu" in libraries else None
         self._local_ranks = {one: place for place, one in enumerate(near)} if self._local is not None else {}
-        self._collectives = GroupCollectives(self._runner, self.rank(), own, libraries, composition, self._loss_message)
-
-        self._method: AllReduceMethod | None = None
+        self._collectives = GroupCollectives(
+            self._runner, self.rank(), own, libraries, composition, self._loss_message, self._synchronisation
+        )
 
     def use_method(self, method: AllReduceMethod | None) -> None:
         """All-reduce by `method` what it takes; all ranks call this between the same collectives."""
@@ -192,8 +198,8 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         return _joined([self._collectives.all_gather(parts, one, opts) for parts, one in pairs])
 
     def allgather_coalesced(self, outputs: Lists, inputs: Tensors, opts: Any = None) -> dist.Work:
-        """Fill `outputs[i][r]` with `inputs[i]` of rank `r`."""
-        return self.allgather(outputs, inputs, opts)
+        """Fill `outputs[r][i]` with `inputs[i]` of rank `r`: the lists of torch are by rank here."""
+        return self.allgather([list(parts) for parts in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> dist.Work:
         """Fill `output` [ranks * N] with the tensors [N] of all ranks, one after the other."""
@@ -255,6 +261,37 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         if self._method is not None and tensor.numel() and self._method.takes(tensor, operation):
             return self._method.all_reduce(tensor, operation, timeout_s(opts))
         return self._collectives.all_reduce(tensor, operation, opts)
+
+    def reserve_programs(self, num: int) -> int:
+        """Return the first number of `num` programs for `execute`; all ranks call this in one order with one `num`."""
+        return self._runner.reserve(num)
+
+    def execute(
+        self,
+        number: int,
+        label: str,
+        program: RankProgram,
+        inputs: Sequence[Block],
+        outputs: Sequence[Block],
+        combine: Combine | None,
+    ) -> CollectiveWork:
+        """Execute `program`, the part of this rank in steps of `isthmus.strategies`, as collective `number`.
+
+        Ranks without a part do not call this. The flat tensors [N] of `inputs` and `outputs`, on any device, share no
+        memory and are never changed by the caller afterwards.
+        """
+        sent, got = (
+            HostTensors([tensor for _, tensor in blocks], read=blocks is inputs) for blocks in (inputs, outputs)
+        )
+        ins, outs = (
+            [(start, flat) for (start, _), flat in zip(blocks, host.flat, strict=True)]
+            for blocks, host in ((inputs, sent), (outputs, got))
+        )
+        collective = Collective(
+            label, program, ins, outs, (), combine, keeps_memory=True, prepare=sent.synchronize, finish=got.store
+        )
+        future = self._runner.submit(collective, sequence=number)
+        return CollectiveWork(future, label, [tensor for _, tensor in outputs])
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Limit later collectives to `timeout`."""

@@ -69,15 +69,17 @@ def run_program(
     combine: Combine | None,
     messages: Messages,
     codec: Codec | None = None,
+    *,
+    keeps_memory: bool = False,
 ) -> None:
     """Execute `program`: read this rank's contributions in `inputs`, leave the results in `outputs`.
 
     An output may be the memory of an input at the same address. Sums are taken in ascending order of ranks. Tensors
     of the caller are copied before they are sent, because a message may be sent again until it is acknowledged,
-    which is later than the end of the collective. A value that `codec` encodes is replaced by what its receivers
-    decode, so that all ranks go on with equal bits.
+    which is later than the end of the collective; not if the caller `keeps_memory`, with outputs apart from inputs. A
+    value that `codec` encodes is replaced by what its receivers decode, so that all ranks go on with equal bits.
     """
-    _Run(program, _Blocks(inputs), _Blocks(outputs), combine, messages, codec).run()
+    _Run(program, _Blocks(inputs), _Blocks(outputs), combine, messages, codec, keeps_memory=keeps_memory).run()
 
 
 class _Blocks:
@@ -110,10 +112,13 @@ class _Run:
         combine: Combine | None,
         messages: Messages,
         codec: Codec | None,
+        *,
+        keeps_memory: bool,
     ) -> None:
         self._codec = codec
         self._encoded: dict[tuple[int, int], torch.Tensor] = {}
         self._num_encoded: Counter[tuple[int, int]] = Counter()
+        self._keeps_memory = keeps_memory
         self._program, self._inputs, self._outputs = program, inputs, outputs
         self._combine, self._messages = combine, messages
         self._values: dict[tuple[int, int], torch.Tensor] = {}
@@ -187,7 +192,7 @@ class _Run:
         codec = self._codec
         if codec is not None and any(codec.crosses(message.peer) for message in messages):
             value = self._encode(codec, elements, value)
-        shared = self._is_callers(elements, value)
+        shared = not self._keeps_memory and self._is_callers(elements, value)
         payload = value.clone() if shared else value
         for message in messages:
             crosses = codec is not None and codec.crosses(message.peer)

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from isthmus.comm.group.group_work import tensor_bytes
-from isthmus.comm.transport.transport import Transport
+from isthmus.comm.transport.transport import Arrival, Transport
 from isthmus.core.errors import PeerError
 from isthmus.strategies import Message, RankProgram
 
@@ -32,6 +33,15 @@ _MAX_LABEL_BYTES = 255
 def sends_of(program: RankProgram) -> list[Message]:
     """Return the messages that `program` sends."""
     return [message for _, message in program.first_sends] + [one for turn in program.turns for one in turn.sends]
+
+
+@dataclass(frozen=True)
+class ArrivedMessage:
+    """A received message: the rank of the transport that sent it, its size and times."""
+
+    source: int
+    num_bytes: int
+    arrival: Arrival
 
 
 class TransportMessages:
@@ -56,6 +66,7 @@ class TransportMessages:
         self._label = f"{label} #{sequence}".encode()[:_MAX_LABEL_BYTES].decode(errors="ignore")
         self._end_s = time.monotonic() + limit_s
         self._owed = dict.fromkeys(owed)
+        self._received: list[tuple[int, int, Future[Arrival]]] = []
 
     @property
     def left_s(self) -> float:
@@ -70,7 +81,17 @@ class TransportMessages:
     def receive(self, message: Message, into: torch.Tensor) -> Future[Any]:
         """Post a receive into `into`, flat [num_elements]."""
         peer = self._ranks[message.peer]
-        return self._transport.receive(peer, self._tag(message), self._label, tensor_bytes(into))
+        future = self._transport.receive(peer, self._tag(message), self._label, tensor_bytes(into))
+        self._received.append((peer, into.nbytes, future))
+        return future
+
+    def arrived(self) -> list[ArrivedMessage]:
+        """Return the messages that have arrived."""
+        return [
+            ArrivedMessage(peer, num_bytes, future.result(0))
+            for peer, num_bytes, future in self._received
+            if future.done() and future.exception(0) is None
+        ]
 
     def wait(self, message_peer: int, future: Future[Any]) -> None:
         """Wait for a receive from `message_peer`; raises `PeerError`."""

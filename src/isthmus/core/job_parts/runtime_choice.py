@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -35,12 +35,19 @@ ParameterName = Annotated[Name, AfterValidator(_check_parameter)]
 ParameterText = Annotated[str, Field(max_length=1024)]
 
 
+SynchronisationName = Literal["ring", "hierarchical-ring", "2d-torus", "2d-mesh", "parameter-server", "psring"]
+"""Strategies of `isthmus.strategies` that ranks alone execute."""
+
+
 class RuntimeChoice(FrozenModel):
     """The image, code and communication library of a job's parts, at sites that run workers from images.
 
     Without `image` each site takes the newest of its images that fits the chip and has all `labels`. `code` is a folder
     with the user's program and its `code.yaml`. `library` names the communication library, and
     `communication` sets its parameters, which Isthmus otherwise derives from the network.
+
+    `synchronisation` names the strategy by which replicas sum gradients, at any site; its hosts are clusters, which
+    must have equally many ranks. Without it, sums are taken inside clusters and cross between them once.
     """
 
     image: ImageName | None = None
@@ -50,7 +57,17 @@ class RuntimeChoice(FrozenModel):
     communication: Annotated[dict[ParameterName, ParameterText], Field(max_length=MAX_CHOICES)] = Field(
         default_factory=dict
     )
+    synchronisation: SynchronisationName | None = None
 
     def __hash__(self) -> int:
         """Return a hash, which dictionaries have not: pydantic copies a default value without one at each use."""
-        return hash((self.image, *self.labels.items(), self.code, self.library, *self.communication.items()))
+        return hash(
+            (
+                self.image,
+                *self.labels.items(),
+                self.code,
+                self.library,
+                *self.communication.items(),
+                self.synchronisation,
+            )
+        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -10,9 +11,12 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
+from isthmus.comm.group.collective_work import CollectiveWork
 from isthmus.comm.group.group_work import SendWork
+from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.core.errors import ProtocolError
 from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.strategies import RankProgram
 from isthmus.train.communication.host_staging import CudaCopyEngine, HostStaging, StagedReceive
 from isthmus.train.communication.send_thread import PendingWork, SendThread, unwrap_work
 from isthmus.train.communication.step_metrics import StepTimer
@@ -59,6 +63,7 @@ class Communicator:
         device: torch.device | str = "cpu",
         wait_for_device: Callable[[], None] = lambda: None,
     ) -> None:
+        self.clusters = tuple(clusters)
         self._is_remote = [cluster != clusters[rank] for cluster in clusters]
         self._staging, self._batched, self._device, self._wait_for_device = (
             staging,
@@ -134,17 +139,65 @@ class Communicator:
         if self._is_remote[message.peer] and not message.is_send:
             self.timer.add_message(message.kind, message.micro_batch, message.peer, message.tensor.nbytes, work.arrival)
 
+    @property
+    def isthmus_group(self) -> IsthmusGroup | None:
+        """The group of all ranks, if it is one of Isthmus."""
+        group = dist.group.WORLD
+        return group if isinstance(group, IsthmusGroup) else None
+
+    def execute(
+        self,
+        number: int,
+        program: RankProgram,
+        inputs: Sequence[tuple[int, torch.Tensor]],
+        outputs: Sequence[tuple[int, torch.Tensor]],
+        wan_elements: int,
+    ) -> CollectiveWork:
+        """Start `program`, a sum of flat tensors [N] that sends `wan_elements` to other clusters, as number `number`.
+
+        See `IsthmusGroup.execute`; complete it by `wait_program`.
+        """
+        group = self.isthmus_group
+        if group is None:
+            raise RuntimeError("programs of steps need the isthmus process group")
+        start_s = self.timer.clock()
+        tensor = next((one for _, one in (*inputs, *outputs)), None)
+        self.timer.wan_bytes += wan_elements * (tensor.element_size() if tensor is not None else 0)
+        work = group.execute(number, "sum of gradients", program, inputs, outputs, torch.add)
+        self.timer.calls_s += self.timer.clock() - start_s
+        return work
+
+    def wait_program(self, work: CollectiveWork) -> None:
+        """Wait for a work of `execute`; raises `PeerError` if a peer is lost."""
+        start_s, completed = self.timer.clock(), work.is_completed()
+        with waiting_for_peer():
+            work.wait()
+        remote = [one for one in work.arrived if self._is_remote[one.source]]
+        times = [one.arrival for one in remote]
+        under_way = (min(one.sent_s for one in times), max(one.arrived_s for one in times)) if times else None
+        end_s = self.timer.clock()
+        self.timer.add_wait(start_s, end_s, under_way)
+        for one in remote:
+            self.timer.add_message("reduce", -1, one.source, one.num_bytes, one.arrival)
+        self.timer.calls_s += end_s - start_s if completed else 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the block as idle time in which this rank waits for its peers."""
+        start_s = self.timer.clock()
+        with waiting_for_peer():
+            yield
+        self.timer.add_wait(start_s, self.timer.clock(), None)
+
     def sum_over_all(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` [n] (float64) over all ranks; the time counts as idle.
 
         The same message sums `checkpoint_requested`, so that all ranks set `any_requested` in the same step.
         """
         total = torch.cat([values, values.new_tensor([float(self.checkpoint_requested)])]).to(self._device)
-        start_s = self.timer.clock()
-        with waiting_for_peer():
+        with self.waiting():
             self._all_reduce(total)
             any_requested = bool(total[-1].item() > 0)
-        self.timer.add_wait(start_s, self.timer.clock(), None)
         self.any_requested = any_requested
         return total[:-1].cpu()
 

@@ -88,7 +88,9 @@ class VirtualTrainer:
         )
         self._batches = self._zero_batches()
         count, tied = parameter_counter(model), model.tied_embeddings
-        self._gradients = VirtualGradients(plan, count, tied, spec.rank, self.communicator)
+        self._gradients = VirtualGradients(
+            plan, count, tied, spec.rank, self.communicator, spec.job.runtime.synchronisation
+        )
 
     def describe(self) -> str:
         """Return the first line of the worker's log."""

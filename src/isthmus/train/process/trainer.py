@@ -65,7 +65,9 @@ class Trainer:
             self.training,
             sum_over_all=self.peer_snapshots.sum_over_all,
             ownership=self.ownership,
-            reducer=GradientReducer(self.ownership.buckets, spec.rank, self.communicator),
+            reducer=GradientReducer(
+                self.ownership.buckets, spec.rank, self.communicator, strategy=spec.job.runtime.synchronisation
+            ),
             on_host=spec.plan.optimizer_on_host,
         )
         self.executor = StageExecutor(

@@ -1,187 +1,160 @@
-"""`GradientReducer`: hierarchical all-reduce of shared gradients, bit-identical on all ranks.
+"""`GradientReducer`: sums shared gradients over the process group, bit-identical on all ranks.
 
-In each cluster the leader of a bucket (`isthmus.train.update.buckets`) sums the gradients in rank order. The
-leaders then add the cluster sums in cluster order: with two clusters both leaders add, with more one of them
-adds and returns the total. Each byte crosses the WAN once in each direction. Leaders vary between buckets, so
-the ranks of a cluster share the work: a reduce-scatter, and with `broadcast_in_cluster` an all-gather.
-
-A bucket has four phases: to the leader, between leaders, total to leaders, to the other owners. All ranks
-begin and end the phases of all buckets in the same order, and a rank waits only for messages whose
-counterparts started earlier in this order, which rules out deadlock. At most `4 * in_flight` buckets are in
-flight.
+Buckets (`isthmus.train.update.buckets`) with the same owners are summed together, in batches. Over an isthmus group a
+batch is one collective among its owners: sums are taken inside clusters first, each byte crosses the network between
+clusters once in each direction, and several batches are under way. Other groups sum by their own collectives.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
-from isthmus.train.communication.communicator import Communicator, CommWork, TensorMessage
+from isthmus.comm.group.collective_work import CollectiveWork
+from isthmus.core.errors import PlanError
+from isthmus.strategies import RankProgram, Step, crossing_elements, group_steps, plan_steps, rank_program
+from isthmus.train.communication.communicator import Communicator
+from isthmus.train.update.bucket_batches import BATCH_ELEMENTS, BucketBatch, Exchange, make_batches
 from isthmus.train.update.buckets import GradientBucket, ParameterSegment
+from isthmus.train.update.torch_sums import TorchSums
 
 SegmentView = Callable[[ParameterSegment], torch.Tensor]
 """Returns this rank's memory of a segment to read and write, a view that may be non-contiguous."""
 
-FIRST_BUCKET_TAG = 1 << 19
-"""Bucket tags are in `[FIRST_TAG, 2 * FIRST_TAG)`."""
+PIECE_ELEMENTS = 1 << 18
+"""Elements of a message: 1 MiB of fp32."""
 
-_NUM_PHASES = 4
-MAX_IN_FLIGHT = 4
-"""Duration of a phase in ticks; one bucket begins per tick."""
+MAX_UNDER_WAY = 4
+"""Batches under way at a time."""
 
 
 class GradientReducer:
-    """Reduces `buckets` (those of all ranks, in the same order on each rank) on rank `rank`."""
+    """Reduces `buckets` (those of all ranks, in the same order on each rank) on rank `rank`.
+
+    All ranks make one at the same time, and call its methods in the same order. `strategy` names one of
+    `isthmus.strategies.RANK_STRATEGIES`, by which owners sum; raises `PlanError` if they cannot, or if the group is one
+    of torch itself.
+    """
 
     def __init__(
         self,
         buckets: Sequence[GradientBucket],
         rank: int,
         communicator: Communicator,
-        in_flight: int = MAX_IN_FLIGHT,
+        *,
+        batch_elements: int = BATCH_ELEMENTS,
+        strategy: str | None = None,
     ) -> None:
-        self._rank, self._communicator, self._in_flight = rank, communicator, in_flight
-        self._shared = [
-            (number, one) for number, one in enumerate(buckets) if one.is_shared and _local_owners(one, rank)
-        ]
+        self._rank, self._communicator = rank, communicator
+        self._batches = make_batches(buckets, batch_elements)
+        self._programs: dict[tuple[int, Exchange], tuple[RankProgram, int]] = {}
+        self._strategy = strategy
+        self._torch_sums = None if communicator.isthmus_group is not None else TorchSums(self._batches, rank)
+        if strategy is not None:
+            self._check_strategy(strategy)
 
     def reduce(self, view: SegmentView, *, to_all_owners: bool) -> None:
-        """Replace each segment by its sum over contributors, on all owners (`to_all_owners`) or leaders only."""
-        self._run_pipelined(lambda number, bucket: self._reduce_bucket(number, bucket, view, to_all_owners))
+        """Replace each segment by its sum over contributors, on all owners (`to_all_owners`) or leaders at least."""
+        self._run(Exchange.SUM if to_all_owners or self._strategy else Exchange.SUM_AT_LEADERS, view)
 
     def broadcast_in_cluster(self, view: SegmentView) -> None:
         """Broadcast each segment from the leader of each cluster to the other owners in that cluster."""
-        self._run_pipelined(lambda number, bucket: self._broadcast_bucket(number, bucket, view))
+        self._run(Exchange.BROADCAST, view)
 
-    def _run_pipelined(self, begin: Callable[[int, GradientBucket], Iterator[list[CommWork]]]) -> None:
-        """Run all buckets as a pipeline: bucket t begins at tick t; each phase lasts `in_flight` ticks.
+    def _run(self, exchange: Exchange, view: SegmentView) -> None:
+        """Exchange all batches of which this rank is an owner, `MAX_UNDER_WAY` at a time."""
+        group = self._communicator.isthmus_group
+        first = group.reserve_programs(len(self._batches)) if group is not None else 0
+        under_way: deque[_Batch] = deque()
+        for number, batch in enumerate(self._batches):
+            if self._rank not in batch.owners:
+                continue
+            one = _Batch(batch, exchange, self._rank, view)
+            if self._torch_sums is not None:
+                with self._communicator.waiting():
+                    self._torch_sums.run(exchange, number, one.sent, one.got)
+                one.store()
+                continue
+            program, wan_elements = self._program(number, exchange)
+            one.work = self._communicator.execute(first + number, program, one.inputs, one.outputs, wan_elements)
+            under_way.append(one)
+            if len(under_way) == MAX_UNDER_WAY:
+                self._finish(under_way.popleft())
+        while under_way:
+            self._finish(under_way.popleft())
 
-        `begin` returns the phases of a bucket as an iterator of handles to wait for.
-        """
-        under_way: deque[tuple[int, Iterator[list[CommWork]], list[CommWork]]] = deque()
-        waiting = deque(self._shared)
-        tick = 0
-        while waiting or under_way:
-            tick = waiting[0][0] if waiting and not under_way else tick  # skip buckets of other ranks
-            # Step 1: end the phases that are due, and begin the next phase of these buckets.
-            for _ in range(len(under_way)):
-                began, steps, works = under_way.popleft()
-                if (tick - began) % self._in_flight == 0:
-                    for work in works:
-                        self._communicator.wait(work)
-                    after = next(steps, None)
-                    if after is None:
-                        continue
-                    works = after
-                under_way.append((began, steps, works))
-            # Step 2: begin the bucket of this tick.
-            if waiting and waiting[0][0] == tick:
-                number, bucket = waiting.popleft()
-                steps = begin(number, bucket)
-                under_way.append((number, steps, next(steps)))
-            tick += 1
+    def _finish(self, one: _Batch) -> None:
+        if one.work is not None:
+            self._communicator.wait_program(one.work)
+        one.store()
 
-    def _reduce_bucket(
-        self, number: int, bucket: GradientBucket, view: SegmentView, to_all_owners: bool
-    ) -> Iterator[list[CommWork]]:
-        """Reduce one bucket; yields the handles of each phase."""
-        local = _local_owners(bucket, self._rank)
-        leader = next(one for one in bucket.leaders if one in local)
-        # Other owners: send to the leader, and receive the total if `to_all_owners`.
-        if leader != self._rank:
-            mine = [(leader, _pack(bucket, view))] if self._rank in bucket.contributors else []
-            yield self._start_phase(number, 0, send=mine)
-            yield []
-            yield []
-            if to_all_owners:
-                total = self._new_buffer(bucket, view)
-                yield self._start_phase(number, 3, receive=[(leader, total)])
-                _unpack(bucket, view, total)
+    def _check_strategy(self, strategy: str) -> None:
+        if self._torch_sums is not None:
+            raise PlanError(
+                f"the run asks for synchronisation '{strategy}', which a group of torch itself does not have",
+                hint="leave runtime.synchronisation out, or run with the backend isthmus",
+            )
+        for batch in self._batches:
+            if batch.buckets[0].contributors != frozenset(batch.owners):
+                raise PlanError(
+                    f"ranks {list(batch.owners)} own a parameter that not all of them add to, which strategy "
+                    f"'{strategy}' cannot sum",
+                    hint="leave runtime.synchronisation out",
+                )
+            self._named_steps(strategy, batch)
+
+    def _named_steps(self, strategy: str, batch: BucketBatch) -> tuple[Step, ...]:
+        """Return the steps of `strategy` among the owners of `batch`."""
+        owners, clusters = batch.owners, self._communicator.clusters
+        steps = group_steps(strategy, [clusters[rank] for rank in owners], batch.num_elements)
+        return tuple(replace(one, sender=owners[one.sender], receiver=owners[one.receiver]) for one in steps)
+
+    def _program(self, number: int, exchange: Exchange) -> tuple[RankProgram, int]:
+        """Return this rank's part in a batch, and how many elements it sends to other clusters."""
+        found = self._programs.get((number, exchange))
+        if found is None:
+            regions, clusters = self._batches[number].regions(exchange), self._communicator.clusters
+            pieces = sum(one.num_pieces(PIECE_ELEMENTS) for one in self._batches[:number])
+            steps = plan_steps(regions, clusters, PIECE_ELEMENTS, first_piece=pieces)
+            if self._strategy is not None and exchange is not Exchange.BROADCAST:
+                steps = self._named_steps(self._strategy, self._batches[number])
+            sent = crossing_elements([one for one in steps if one.sender == self._rank], clusters)
+            found = rank_program(steps, regions, self._rank), sum(sent.values())
+            self._programs[number, exchange] = found
+        return found
+
+
+class _Batch:
+    """One batch under way: flat memory [num_elements] apart from the gradients, which stay as they are."""
+
+    def __init__(self, batch: BucketBatch, exchange: Exchange, rank: int, view: SegmentView) -> None:
+        self._batch, self._view = batch, view
+        first = batch.first_element(exchange, rank)
+        like = view(batch.buckets[0].segments[0])
+        leads = [rank in one.leaders for one in batch.buckets]
+        reads = any(leads) if exchange is Exchange.BROADCAST else rank in batch.buckets[0].contributors
+        self._stored = [exchange is not Exchange.SUM_AT_LEADERS or is_led for is_led in leads]
+        self.sent = (
+            torch.cat([view(segment).reshape(-1) for one in batch.buckets for segment in one.segments])
+            if reads
+            else None
+        )
+        self.got = like.new_empty(batch.num_elements) if any(self._stored) else None
+        self.inputs = [] if self.sent is None else [(first, self.sent)]
+        self.outputs = [] if self.got is None else [(first, self.got)]
+        self.work: CollectiveWork | None = None
+
+    def store(self) -> None:
+        """Copy the results to the segments that this rank gets."""
+        if self.got is None:
             return
-        # Step 1 (leader): sum the gradients of the cluster in rank order.
-        parts = {rank: self._new_buffer(bucket, view) for rank in local if rank in bucket.contributors - {leader}}
-        yield self._start_phase(number, 0, receive=list(parts.items()))
-        if leader in bucket.contributors:
-            parts[leader] = _pack(bucket, view)
-        total = _sum_in_order([parts[rank] for rank in local if rank in parts], bucket, view)
-        parts.clear()
-        # Step 2: add the cluster sums in cluster order, on `home` or (two clusters) on both leaders.
-        home = bucket.leaders[number % len(bucket.leaders)]
-        far = [one for one in bucket.leaders if one != leader]
-        sums = {leader: total}
-        if len(far) > 1 and leader != home:
-            total = self._new_buffer(bucket, view)
-            yield self._start_phase(number, 1, send=[(home, sums.pop(leader))])
-            yield self._start_phase(number, 2, receive=[(home, total)])
-        else:
-            sums |= {one: self._new_buffer(bucket, view) for one in far}
-            theirs = [(one, sums[one]) for one in far]
-            own = [(one, sums[leader]) for one in far] if len(far) == 1 else []
-            yield self._start_phase(number, 1, send=own, receive=theirs)
-            total = _sum_in_order([sums[one] for one in bucket.leaders], bucket, view)
-            sums.clear()
-            yield self._start_phase(number, 2, send=[(one, total) for one in far] if len(far) > 1 else [])
-        # Step 3: store the total, and send it to the other owners of the cluster.
-        _unpack(bucket, view, total)
-        if to_all_owners:
-            yield self._start_phase(number, 3, send=[(one, total) for one in local if one != leader])
-
-    def _broadcast_bucket(self, number: int, bucket: GradientBucket, view: SegmentView) -> Iterator[list[CommWork]]:
-        """Broadcast one bucket from its local leader; yields the handles to wait for."""
-        local = _local_owners(bucket, self._rank)
-        leader = next(one for one in bucket.leaders if one in local)
-        if leader == self._rank:
-            values = _pack(bucket, view)
-            yield self._start_phase(number, 3, send=[(one, values) for one in local if one != leader])
-            return
-        values = self._new_buffer(bucket, view)
-        yield self._start_phase(number, 3, receive=[(leader, values)])
-        _unpack(bucket, view, values)
-
-    def _new_buffer(self, bucket: GradientBucket, view: SegmentView) -> torch.Tensor:
-        """Return an uninitialised buffer for the bucket, flat [num_elements]."""
-        return view(bucket.segments[0]).new_empty(bucket.num_elements)
-
-    def _start_phase(
-        self,
-        number: int,
-        phase: int,
-        *,
-        send: Sequence[tuple[int, torch.Tensor]] = (),
-        receive: Sequence[tuple[int, torch.Tensor]] = (),
-    ) -> list[CommWork]:
-        """Start the messages of one phase, given as (peer, buffer); return their handles."""
-        tag = FIRST_BUCKET_TAG + (number * _NUM_PHASES + phase) % FIRST_BUCKET_TAG
-        messages = [TensorMessage(buffer, peer, tag, False) for peer, buffer in receive]
-        messages += [TensorMessage(buffer, peer, tag, True) for peer, buffer in send]
-        return self._communicator.start(messages) if messages else []
-
-
-def _local_owners(bucket: GradientBucket, rank: int) -> tuple[int, ...]:
-    """Return the owners of `bucket` in the cluster of `rank`; () if `rank` is not an owner."""
-    return next((local for local in bucket.owners if rank in local), ())
-
-
-def _pack(bucket: GradientBucket, view: SegmentView) -> torch.Tensor:
-    """Return a flat copy [num_elements] of the bucket's segments."""
-    return torch.cat([view(one).reshape(-1) for one in bucket.segments])
-
-
-def _unpack(bucket: GradientBucket, view: SegmentView, values: torch.Tensor) -> None:
-    """Copy flat `values` [num_elements] to the bucket's segments."""
-    sizes = [one.num_elements for one in bucket.segments]
-    for one, part in zip(bucket.segments, values.split(sizes), strict=True):
-        target = view(one)
-        target.copy_(part.view(target.shape))
-
-
-def _sum_in_order(parts: Sequence[torch.Tensor], bucket: GradientBucket, view: SegmentView) -> torch.Tensor:
-    """Return the sum of `parts` (each [num_elements]) in order without changing them; zeros if empty."""
-    if not parts:
-        return view(bucket.segments[0]).new_zeros(bucket.num_elements)
-    total = parts[0]
-    for place, part in enumerate(parts[1:]):
-        total = total + part if place == 0 else total.add_(part)
-    return total
+        parts = self.got.split([one.num_elements for one in self._batch.buckets])
+        for bucket, part, stored in zip(self._batch.buckets, parts, self._stored, strict=True):
+            if stored:
+                sizes = [one.num_elements for one in bucket.segments]
+                for segment, values in zip(bucket.segments, part.split(sizes), strict=True):
+                    target = self._view(segment)
+                    target.copy_(values.view(target.shape))

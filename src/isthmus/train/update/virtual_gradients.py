@@ -24,7 +24,10 @@ EMBEDDING, HEAD = "embedding", "head"
 
 
 class VirtualGradients:
-    """One rank's part in the reductions between clusters; `count_parameters` counts a name of `virtual_held_rows`."""
+    """One rank's part in the reductions between clusters; `count_parameters` counts a name of `virtual_held_rows`.
+
+    `strategy` is that of `GradientReducer`.
+    """
 
     def __init__(
         self,
@@ -33,9 +36,10 @@ class VirtualGradients:
         tied: bool,
         rank: int,
         communicator: Communicator,
+        strategy: str | None = None,
     ) -> None:
         held = virtual_held_rows(plan, count_parameters, tied)
-        self._reducer = GradientReducer(make_buckets(held, plan.rank_clusters), rank, communicator)
+        self._reducer = GradientReducer(make_buckets(held, plan.rank_clusters), rank, communicator, strategy=strategy)
         self._memory = torch.zeros(BUCKET_ELEMENTS if held[rank] else 0)
 
     def reduce(self) -> None:
