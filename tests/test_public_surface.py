@@ -64,8 +64,8 @@ SURFACES = {
     """,
     "strategies": """
         RANK_STRATEGIES STRATEGIES AggregatorKind ElementCounts Message Phase ProgramTurn RankProgram Region Step
-        Strategy StrategySteps WorkerGrid check_steps count_elements crossing_elements find_strategy group_steps plan_steps
-        rank_program regions steps
+        Strategy StrategySteps WorkerGrid check_steps count_elements crossing_elements find_strategy group_steps
+        plan_steps rank_program regions steps
     """,
     "switch": """
         Abort Actions Begin StreamSettings ClientState Datagram FixedPoint FromSwitch FromWorker Instructions Lost
