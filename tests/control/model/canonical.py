@@ -36,7 +36,7 @@ _JOB = _TEXTS | _TIMES | {
 }  # fmt: skip
 _PART = _TEXTS | _TIMES | {
     "job", "cluster", "ranks", "chips", "storage_bytes", "workers", "cached_order", "spec", "plan", "place",
-    "arrived", "has_trained", "used_chips", "used_owner",
+    "arrived", "has_trained", "used_chips", "used_owner", "links",
 }  # fmt: skip
 _WORKER = _TIMES | {"node_group", "chips", "num_bytes"}
 _SET = {"state_deadline_s", "address", "rank_map", "plan", "devices"}

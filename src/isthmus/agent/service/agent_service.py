@@ -54,6 +54,7 @@ from isthmus.core.messages.agent_messages import (
     AgentOrders,
     AgentReport,
     ObservedPart,
+    PartOrder,
     QueueEntry,
 )
 from isthmus.core.messages.run_lease import NO_LIMIT_S, RunLease, read_run_lease, write_run_lease
@@ -284,7 +285,7 @@ class AgentService:
             self._run_keys |= {
                 (one.job, one.attempt): WorkerKeys(keys=one.keys, copies=one.copies) for one in orders.run_keys
             }
-        objections = self._rendering.objections(orders.parts)
+        objections = self._rendering.objections(one for one in orders.parts if self._may_be_refused(one))
         self._handle(OrdersReceived(now_s=self._clock(), orders=orders, sent_s=self._sent_s, objections=objections))
         self._run_keys = {key: one for key, one in self._run_keys.items() if key in self.machine.parts}
         if orders.fence >= self.machine.fence:
@@ -384,6 +385,11 @@ class AgentService:
                 self._fetch_files(instruction)
             case LogWarning(text=text):
                 self._log_once(text)
+
+    def _may_be_refused(self, order: PartOrder) -> bool:
+        """Return whether the machine decides at this order whether the site takes the part."""
+        part = self.machine.parts.get((order.job, order.attempt))
+        return part is None or part.state in ("new", "ready") or (part.state == "queued" and order.desired != "queued")
 
     def _resolved_job(self, job_id: str, job: Job, user: str) -> Job:
         """Return a job with the places of its paths here; one that its user may not use is refused elsewhere."""
