@@ -51,8 +51,9 @@ def run_command(command: Sequence[str]) -> Rows:
 
 
 def stamp() -> str:
-    """Return the line below a kept table: the commit and the machine."""
+    """Return the line below a kept table: the commit, the machine, and its load average of the run's last minute."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    machine += f", load average {os.getloadavg()[0]:.0f}"
     return f"{printed_at().rstrip('.')} on {machine}."
 
 

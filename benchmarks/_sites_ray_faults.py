@@ -19,7 +19,7 @@ NUM_FAULTS, NUM_QUICK_FAULTS, STEPS = 200, 5, 12
 def rows(amount: Amount) -> list[Row]:
     """Make runs by seeds until there were enough faults, or the time is over."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # a short path for its sockets
-        cluster, courier = RayCluster(Path(folder) / "r"), Courier(Path(folder) / "state")
+        cluster, courier = RayCluster(Path(folder)), Courier(Path(folder) / "state")
         try:
             cluster.start()
             return _faults(cluster, courier, Path(folder), amount)

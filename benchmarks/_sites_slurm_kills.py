@@ -24,7 +24,8 @@ def rows(amount: Amount) -> list[Row]:
             one.run(with_plain_jobs=True)
             rounds.append(one)
             counts = (one.num_lost, one.num_doubled, one.num_restarted, one.num_plain_lost)
-            print(f"kill {seed}: lost, doubled, restarted, plain lost: {counts}", file=sys.stderr, flush=True)
+            text = f"kill {seed}: lost, doubled, restarted, plain lost: {counts}, all run after {one.recovery_s:.0f} s"
+            print(text, f"; {one.story}" if one.num_lost or one.num_doubled else "", file=sys.stderr, flush=True)
             if amount.is_over:
                 break
     what = f"slurmctld killed within 2 s of {num_jobs} accepted jobs, {len(rounds)} times"
@@ -35,6 +36,8 @@ def rows(amount: Amount) -> list[Row]:
         Row(what=f"{what}: jobs doubled", ours=doubled, unit="jobs", target="0", met=doubled == 0),
         Row(what=f"{what}: parts that ended and began again", ours=sum(one.num_restarted for one in rounds),
             unit="parts"),
+        Row(what=f"{what}: all jobs run again after the kill, longest", ours=max(one.recovery_s for one in rounds),
+            unit="s"),
         Row(what=f"{what}: all cards back after the release, longest", ours=max(one.release_s for one in rounds),
             unit="s", target="at most 60", met=max(one.release_s for one in rounds) <= 60),
     ]  # fmt: skip

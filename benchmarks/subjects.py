@@ -185,6 +185,16 @@ SUBJECTS = (
                 "lost, doubled or half started under seeded faults",
                 r"[\d,]+ seeded faults on a real Slurm, .*: holds",
             ),
+            Figure(
+                "sites", "jobs lost when slurmctld is killed after it accepted them", "slurmctld killed .*: jobs lost"
+            ),
+            Figure(
+                "sites",
+                "one job over two Slurms: all ranks up, beyond a bare srun, p50",
+                "one job over two Slurms, .*: submission to all ranks up, .* p50",
+            ),
+            Figure("sites", "one look at 2,000 jobs of Slurm", r"one look at 2,000 jobs, p50"),
+            Figure("sites", "courier at 10 MB/s: CPU of the agent's end", "courier, .*: CPU of the agent's end"),
         ),
     ),
     Subject(

@@ -156,7 +156,7 @@ class ApiServer:
                 env={"PATH": os.environ["PATH"], "HOME": str(self.root)}, cwd=self.root,
             )  # fmt: skip
 
-    def _wait(self, holds: Any, timeout_s: float = 120.0) -> None:
+    def _wait(self, holds: Any, timeout_s: float = 300.0) -> None:
         deadline_s = time.monotonic() + timeout_s
         while True:
             with contextlib.suppress(httpx.HTTPError):

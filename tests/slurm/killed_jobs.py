@@ -19,7 +19,7 @@ from tests.slurm.running_agent import RunningAgent
 from tests.slurm.slurm_cluster import SlurmCluster
 
 PROGRAM = ("sh", "-c", 'echo started >> "$1/starts"; while :; do sleep 0.5; done', "worker")
-MOST_S, LIMIT_S, STABLE_S = 2.0, 120.0, 6.0
+MOST_S, LIMIT_S, STABLE_S = 2.0, 300.0, 6.0
 ENDED = ("failed", "refused", "released", "succeeded")
 
 
@@ -35,7 +35,7 @@ class KilledJobs:
         self._agent = RunningAgent(slurm, folder.parent / "state", PROGRAM)
         self._attempts = {f"k{seed}-{number}": 1 for number in range(num_jobs)}
         self.num_lost = self.num_doubled = self.num_restarted = self.num_plain_lost = 0
-        self.release_s = self._stable_since_s = 0.0
+        self.release_s = self.recovery_s = self._stable_since_s = 0.0
         self.story = ""
 
     def run(self, *, with_plain_jobs: bool = False) -> None:
@@ -52,12 +52,14 @@ class KilledJobs:
         while time.monotonic() < killed_s:
             self._drive(starts=True)
         self._slurm.kill_controller()
+        begun_s = time.monotonic()
         self._slurm.start_controller()
         self._slurm.wait_answer()
         self.num_plain_lost = self._plain_lost(plain)
         self._stable_since_s = time.monotonic()
         if not self._until(self._is_stable, starts=True):
             self.num_lost = sum(not self._runs_once(job) for job in self._attempts)
+        self.recovery_s = self._stable_since_s - begun_s
         self.num_doubled = sum(self._is_doubled(job) for job in self._attempts)
         self.story = f"{agent.states}, attempts {self._attempts}"
         self._give_up()
