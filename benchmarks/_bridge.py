@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks._models import even_plan
 from benchmarks._public_run import PublicRun, number, public_cluster, public_model, table_rows
+from isthmus.core.plan_parts.kernel_choice import KernelChoice
 
 REPOSITORY = "github.com/NVIDIA-NeMo/Megatron-Bridge"
 FILES = ("docs/performance-summary.md", "docs/performance-summary-archive.md")
@@ -35,6 +36,9 @@ MODELS = {
 
 _PRECISIONS = {"bf16": "bf16", "fp8": "fp8", "fp8-cs": "fp8", "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "nvfp4": "nvfp4"}
 _THROUGHPUT = "Tokens / sec / GPU"
+_KERNELS = KernelChoice(attention="cudnn")
+"""Recipes leave attention to Transformer Engine, which prefers cuDNN's since Hopper; `scripts/performance`, with which
+the tables were measured, overlaps the exchanges of tensor parallelism (utils/overrides.py)."""
 
 
 def read_bridge(folder: Path) -> list[PublicRun]:
@@ -78,6 +82,7 @@ def _run(name: str, row: dict[str, str]) -> PublicRun | None:
         profile.num_layers, tp=count["TP"], pp=count["PP"], cp=count["CP"], dp=dp, sp=count["TP"] > 1,
         ep=count["EP"] if experts else 1, micro_batches=micro_batches, micro_batch_size=count["MBS"],
         sequence_length=sequence, precision=_PRECISIONS[precision], overlap_gradients=True, stack="megatron",
+        overlap_tp=True if count["TP"] > 1 else None, kernels=_KERNELS,
         zero=3 if int(number(row.get("FSDP", "")) or 0) > 1 else 1, **fields,
     )  # fmt: skip
     return PublicRun(
