@@ -21,6 +21,7 @@ import pytest
 
 from isthmus.comm.channel.channel import PlainChannel
 from isthmus.comm.connect_transport import connect_transport
+from isthmus.comm.meeting.run_agreement import Notice
 from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.greeting import Greeting, send_json_line
 from isthmus.comm.tcp.sealed_greeting import FIRST_BYTES, SealedHandshake
@@ -285,6 +286,36 @@ def test_a_member_of_one_site_cannot_pose_as_a_rank_of_another() -> None:
             assert isinstance(error, IsthmusError)
             assert "do not fit its run" in str(error)
         run.check_alive()
+
+
+def test_a_stranger_cannot_take_the_place_of_a_peer_that_is_not_dialled_yet() -> None:
+    """1. Ranks 1 and 3, of sites b and d, have no link. 2. A stranger or site c greets as one of them.
+
+    Both are refused, on every connection and whether the rank that they pose as is higher or lower. 3. The two ranks
+    send to each other, and have the link.
+    """
+    sites = ("a", "b", "c", "d")
+    with run_of(sites=sites) as run:
+        assert 3 not in run.ranks[1].traffic()
+        for target, posed in ((1, 3), (3, 1)):
+            for keys in (link_keys(sites, posed, "guessed"), link_keys(sites, 2)):
+                for number, incarnation in product((0, 1), (0, 1)):
+                    greeting = Greeting("job-1", 1, posed, 4, incarnation)
+                    assert dial_as(run.addresses[target], greeting, keys, target, number) is not None
+        assert 3 not in run.ranks[1].traffic()
+        assert [one.loss() for one in run.ranks] == [None] * 4
+        run.check_alive()
+        assert 3 in run.ranks[1].traffic()
+
+
+def test_a_malformed_or_unknown_notice_of_a_member_ends_its_connection_only_with_a_name() -> None:
+    """A notice that no release sends is a malformed frame: the rank that sent it is lost, by name."""
+    for tag, text in ((99, b""), (-1, b""), (int(Notice.LOST), b"[" * 4000), (int(Notice.LOST), b"{}")):
+        with run_of(sites=("a", "b")) as run:
+            low, high = run.ranks
+            high._peers[0].notify(tag, text)
+            error = low.loss(LIMIT_S)
+            assert "malformed frame from peer 1" in str(error)
 
 
 def test_a_message_to_one_rank_opens_nothing_at_another() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from isthmus.core.errors import PlanError
 from isthmus.strategies import Region, Step, check_steps, crossing_elements, plan_steps, rank_program, regions
+from isthmus.strategies.plan_steps import FAN_OUT
 
 CLUSTERS = st.text(alphabet="abc", min_size=1, max_size=7)
 
@@ -154,3 +156,27 @@ def test_two_messages_that_replace_one_value_are_refused() -> None:
     of = [Region(0, 1, (0, 1), (2,))]
     with pytest.raises(PlanError, match="replace one value"):
         check_steps([Step(0, 0, 2, 0, 1, False), Step(0, 1, 2, 0, 1, False)], of)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=5), st.sampled_from(["all_reduce", "reduce", "broadcast"]))
+def test_few_bytes_have_neighbours_by_the_number_of_clusters_not_of_ranks(sizes: list[int], collective: str) -> None:
+    """A rank has the neighbours of a tree, a leader one more per cluster; rounds grow with the logarithm of a cluster.
+
+    Every rank sends and receives each value once per neighbour.
+    """
+    cluster_of = "".join(letter * num for letter, num in zip("abcde", sizes, strict=False))
+    size = len(cluster_of)
+    of = collectives(size, 3, size // 2, [1] * size)[collective]
+    steps = plan_steps(of, cluster_of, 4, direct=True)
+    check_steps(steps, of)
+    neighbours: dict[int, set[int]] = defaultdict(set)
+    for step in steps:
+        neighbours[step.sender].add(step.receiver)
+        neighbours[step.receiver].add(step.sender)
+    assert max(map(len, neighbours.values()), default=0) <= FAN_OUT + 1 + len(sizes)
+    assert max(Counter((step.sender, step.receiver) for step in steps).values(), default=0) <= 1
+    levels = math.ceil(math.log(max(sizes) * (FAN_OUT - 1) + FAN_OUT, FAN_OUT))
+    assert len({step.round for step in steps}) <= 2 * levels + 2
+    crossing = Counter((cluster_of[one.sender], cluster_of[one.receiver]) for one in steps)
+    assert all(num == 1 for (a, b), num in crossing.items() if a != b)

@@ -10,7 +10,8 @@ from itertools import pairwise
 
 from isthmus.strategies.step import Region, Step
 
-_LOCAL_SUM, _EXCHANGE, _RETURN, _LOCAL_COPY = range(4)
+FAN_OUT = 4
+"""Ranks from which a rank of a tree inside a cluster receives."""
 
 
 def plan_steps(
@@ -33,14 +34,17 @@ def plan_steps(
     4. leaders send the total to the receivers of their cluster.
 
     So of C clusters that reduce n bytes everywhere, each sends 2 (C - 1) / C n bytes to others; each byte that is
-    only moved enters a cluster once. With `direct`, C > 2 clusters exchange as two do: one message delay less, for
-    C - 1 times n bytes. Every receiver gets identical bits. Leaders and homes follow from the numbers of the pieces,
-    which begin with `first_piece`: regions that are summed in parts share the work as those of one sum do.
+    only moved enters a cluster once. With `direct`, which is for few bytes, C > 2 clusters exchange as two do: one
+    message delay less, for C - 1 times n bytes. Inside a cluster sums and totals then take a tree below the leader, so
+    a rank has `FAN_OUT` + 1 neighbours there, however large the cluster. Every receiver gets identical bits. Leaders and
+    homes follow from the numbers of the pieces, which begin with `first_piece`: regions that are summed in parts share
+    the work as those of one sum do.
     """
+    depth = _depth(max(map(len, _by_cluster(range(len(cluster_of)), cluster_of).values()), default=1)) if direct else 1
     steps = [
         step
         for number, piece in enumerate(_cut(regions, piece_elements, len(set(cluster_of))), first_piece)
-        for step in _piece_steps(piece, number, cluster_of, direct=direct)
+        for step in _piece_steps(piece, number, cluster_of, depth, direct=direct)
     ]
     return tuple(sorted(steps, key=lambda step: (step.round, step.start)))
 
@@ -59,7 +63,9 @@ def _cut(regions: Sequence[Region], piece_elements: int, num_clusters: int) -> I
             yield Region(start, stop, one.contributors, one.receivers)
 
 
-def _piece_steps(piece: Region, number: int, cluster_of: Sequence[str], *, direct: bool) -> Iterator[Step]:
+def _piece_steps(piece: Region, number: int, cluster_of: Sequence[str], depth: int, *, direct: bool) -> Iterator[Step]:
+    """Yield the steps of `piece`: sums inside clusters take `depth` rounds, and then exchange and copies follow."""
+    exchange, back, fan_out = depth, depth + 1, FAN_OUT if direct else len(cluster_of)
     giving, taking = _by_cluster(piece.contributors, cluster_of), _by_cluster(piece.receivers, cluster_of)
     leaders = {
         cluster: _leader(giving.get(cluster, ()), taking.get(cluster, ()), number) for cluster in {*giving, *taking}
@@ -72,16 +78,36 @@ def _piece_steps(piece: Region, number: int, cluster_of: Sequence[str], *, direc
 
     for cluster, ranks in giving.items():
         leader = leaders[cluster]
-        yield from (send(_LOCAL_SUM, rank, leader, adds=sums) for rank in ranks if rank != leader)
+        for parent, rank, level in _tree_links(leader, ranks, fan_out):
+            yield send(depth - level, rank, parent, adds=sums)
     if len(giving) > 1 and set(giving) == set(taking) and (direct or len(giving) == 2):
-        yield from (send(_EXCHANGE, leaders[a], leaders[b], adds=True) for a in giving for b in giving if a != b)
+        yield from (send(exchange, leaders[a], leaders[b], adds=True) for a in giving for b in giving if a != b)
     else:
         home = _home(giving, taking, number)
-        yield from (send(_EXCHANGE, leaders[a], leaders[home], adds=sums) for a in giving if a != home)
-        yield from (send(_RETURN, leaders[home], leaders[b], adds=False) for b in taking if b != home)
+        yield from (send(exchange, leaders[a], leaders[home], adds=sums) for a in giving if a != home)
+        yield from (send(back, leaders[home], leaders[b], adds=False) for b in taking if b != home)
     for cluster, ranks in taking.items():
         leader = leaders[cluster]
-        yield from (send(_LOCAL_COPY, leader, rank, adds=False) for rank in ranks if rank != leader)
+        for parent, rank, level in _tree_links(leader, ranks, fan_out):
+            yield send(back + level, parent, rank, adds=False)
+
+
+def _tree_links(leader: int, ranks: Sequence[int], fan_out: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (parent, child, level of the child from 1) of the tree of `ranks` below `leader`."""
+    order = [leader, *(rank for rank in ranks if rank != leader)]
+    level, level_end = 1, fan_out
+    for place in range(1, len(order)):
+        if place > level_end:
+            level, level_end = level + 1, fan_out * (level_end + 1)
+        yield order[(place - 1) // fan_out], order[place], level
+
+
+def _depth(num_ranks: int) -> int:
+    """Return the levels below the root of a tree of `num_ranks` and a root that only receives, at least 1."""
+    depth, held = 1, 1 + FAN_OUT
+    while held < num_ranks + 1:
+        depth, held = depth + 1, held * FAN_OUT + 1
+    return depth
 
 
 def _by_cluster(ranks: Sequence[int], cluster_of: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -33,7 +33,7 @@ MIN_PIECE_BYTES = 2**16
 """Pieces of a collective: large enough to fill a message, small enough that ranks work on several at a time."""
 
 DIRECT_BYTES = 2**16
-"""Up to this size clusters exchange sums directly, which takes one message delay less (`plan_steps`)."""
+"""Up to this size clusters exchange sums directly, and ranks inside a cluster use a tree (`plan_steps`)."""
 
 Tensors = Sequence[torch.Tensor]
 
@@ -152,9 +152,37 @@ class GroupCollectives:
             work = library.all_gather([_as_bytes(one) for one in got.flat], _as_bytes(sent.flat[0]))
             return self._local_work(work, "allgather", list(outputs), got.store)
         label = f"allgather {tensor.dtype} {_sizes_label(sizes)}"
+        if 0 < sum(sizes) <= DIRECT_BYTES:
+            return self._all_gather_few_bytes(label, sizes, sent, got, [tensor, *outputs], opts)
         of = regions.all_gather(sizes)
         outs = _at_starts(got.flat, sizes)
         return self._move(label, of, [(outs[self._rank][0], sent.flat[0])], outs, [tensor, *outputs], sent, got, opts)
+
+    def _all_gather_few_bytes(
+        self,
+        label: str,
+        sizes: Sequence[int],
+        sent: HostTensors,
+        got: HostTensors,
+        tensors: list[torch.Tensor],
+        opts: Any,
+    ) -> dist.Work:
+        """Gather by a maximum over zeros and the own bytes: one message per link of the tree, not one per rank."""
+        row = torch.zeros(sum(sizes), dtype=torch.uint8)
+        parts = row.split(list(sizes))
+
+        def prepare() -> None:
+            sent.synchronize()
+            parts[self._rank].copy_(_as_bytes(sent.flat[0]))
+
+        def finish() -> None:
+            for into, part in zip(got.flat, parts, strict=True):
+                _as_bytes(into).copy_(part)
+            got.store()
+
+        of, block = regions.all_reduce(len(row), self.size), [(0, row)]
+        maximum = ReduceOperation.maximum()
+        return self._submit(label, of, block, block, tensors, sent, finish, maximum, opts, prepare=prepare)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> dist.Work:
         """Fill `output` [ranks * N] with the tensors [N] of all ranks, one after the other."""
@@ -272,8 +300,13 @@ class GroupCollectives:
         operation: ReduceOperation | None,
         opts: Any,
         piece_bytes: int | None = None,
+        *,
+        prepare: Callable[[], None] | None = None,
     ) -> dist.Work:
-        """Queue the collective; `piece_bytes` is for regions that differ between ranks."""
+        """Queue the collective; `piece_bytes` is for regions that differ between ranks.
+
+        `prepare`, by default `host.synchronize`, makes the inputs ready.
+        """
         element_bytes = next((one.element_size() for _, one in (*inputs, *outputs)), 1)
         num_bytes = sum(one.stop - one.start for one in of) * element_bytes if piece_bytes is None else 0
         pieces = min(max(num_bytes // (4 * self.size), MIN_PIECE_BYTES), MAX_PIECE_BYTES)
@@ -290,7 +323,7 @@ class GroupCollectives:
             outputs,
             tensors,
             operation.combine if operation else None,
-            prepare=host.synchronize,
+            prepare=prepare or host.synchronize,
             finish=finish,
         )
         return CollectiveWork(self._runner.submit(collective, timeout_s(opts)), label.split()[0], tensors)

@@ -11,7 +11,7 @@ from isthmus.comm.tcp.greeting import Claim
 from isthmus.comm.tcp.handshake import Handshake
 from isthmus.core.errors import RestartError
 
-_POLL_S = 0.2
+_POLL_S = 2.0
 
 
 class Acceptor:
@@ -38,6 +38,7 @@ class Acceptor:
     def close(self) -> None:
         """Stop listening and shut down connections without a complete greeting."""
         self._closed.set()
+        self._entrance.wake()
         self._thread.join()
         self._entrance.close()
         self._listener.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +29,11 @@ from isthmus.core.process.steady_clock import steady_time_s
 
 _UNCHECKED_BYTES = 4 * 2**10
 """Fragments up to this size skip the readiness check: they fit in the first packets."""
+
+_IDLE_HEARTBEATS = 10
+"""Heartbeats without a message after which a connection counts as idle."""
+_IDLE_SLOWDOWN, _IDLE_HEARTBEAT_S = 5, 1.5
+"""An idle connection has heartbeats this much more rarely, but not more rarely than every `_IDLE_HEARTBEAT_S`."""
 
 _CONNECTION_ERRORS = (OSError, ValueError, MemoryError)
 
@@ -77,8 +83,9 @@ class Connection:
     """Connection `number` to a peer whose clock is `clock_offset_s` ahead of ours.
 
     Silence of `silence_timeout_s` counts as broken, and a part of a frame that takes longer than `part_timeout_s`,
-    except while the owner tolerates silence: the peer may still be joining or finishing. When the connection breaks,
-    its unacknowledged fragments return to the send queue.
+    except while the owner tolerates silence: the peer may still be joining or finishing. A connection that has carried
+    no message for `_IDLE_HEARTBEATS` has rarer heartbeats, announced by the last one, and may be silent for as many.
+    When the connection breaks, its unacknowledged fragments return to the send queue.
     """
 
     def __init__(
@@ -99,6 +106,9 @@ class Connection:
         self.is_failing = False
         self._channel, self._clock_offset_s, self._owner = channel, clock_offset_s, owner
         self._heartbeat_s, self._clock = heartbeat_s, clock
+        self._interval_s, self._silence_timeout_s = heartbeat_s, silence_timeout_s
+        self._idle_interval_s = max(heartbeat_s, min(_IDLE_SLOWDOWN * heartbeat_s, _IDLE_HEARTBEAT_S))
+        self._last_message_s = time.monotonic()
         self._unacked: deque[Fragment] = deque()
         self._sent_acks: deque[Fragment] = deque(maxlen=MAX_UNACKED_MESSAGES)
         self._lock = threading.Lock()
@@ -169,12 +179,16 @@ class Connection:
             return fragment
         if owner.send_queue.has_fragments():
             return owner.send_queue.take() if self._readiness.wait_ready() else None
-        if owner.send_queue.wait_for_work(self._heartbeat_s, lambda: self.dead or owner.close_reason is not None):
+        if owner.send_queue.wait_for_work(self._interval_s, lambda: self.dead or owner.close_reason is not None):
             return None
-        return Fragment(FrameHeader(HEARTBEAT), memoryview(b""))
+        is_idle = time.monotonic() - self._last_message_s > _IDLE_HEARTBEATS * self._heartbeat_s
+        self._interval_s = self._idle_interval_s if is_idle else self._heartbeat_s
+        return Fragment(FrameHeader(HEARTBEAT, round(1e3 * self._interval_s)), memoryview(b""))
 
     def _write_fragment(self, fragment: Fragment) -> None:
         header = replace(fragment.header, left_s=self._clock())
+        if header.kind != HEARTBEAT:
+            self._last_message_s, self._interval_s = time.monotonic(), self._heartbeat_s
         self._channel.write(frame_parts(header, fragment.payload), lambda: self.dead)
 
     def _track_unacked(self, fragment: Fragment) -> None:
@@ -199,6 +213,10 @@ class Connection:
     def _receive_frame(self, header: FrameHeader) -> bool:
         """Receive one frame; return False after CLOSE."""
         owner = self._owner
+        if header.kind == HEARTBEAT:
+            self._expect_heartbeat(header.number / 1e3)
+            return True
+        self._last_message_s = time.monotonic()
         if header.kind == DATA:
             self._receive_fragment(header)
         elif header.kind == ACK:
@@ -215,6 +233,13 @@ class Connection:
             owner.on_peer_closed(text.decode(errors="replace"))
             return False
         return True
+
+    def _expect_heartbeat(self, interval_s: float) -> None:
+        """Let the peer be silent for as many heartbeats as ever, of which the next comes after `interval_s`."""
+        share = min(max(interval_s, self._heartbeat_s), self._idle_interval_s) / self._heartbeat_s
+        limit_s = share * self._silence_timeout_s
+        if limit_s != self._channel.socket.gettimeout():
+            self._channel.socket.settimeout(limit_s)
 
     def _receive_fragment(self, header: FrameHeader) -> None:
         owner = self._owner

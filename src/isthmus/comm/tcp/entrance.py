@@ -78,12 +78,20 @@ class Entrance:
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
+        self._waker, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+
+    def wake(self) -> None:
+        """End the current or next `poll`."""
+        self._waker.send(b"w")
 
     def poll(self, timeout_s: float) -> None:
         """Handle what arrives within `timeout_s`; return after the first of it."""
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
+            elif key.fileobj is self._woken:
+                self._woken.recv(1)
             elif key.fileobj in self._waiting:
                 self._read(self._waiting[key.fileobj])
         now_s = time.monotonic()
@@ -101,6 +109,8 @@ class Entrance:
         for one in list(self._waiting.values()):
             self._drop(one).close()
         self._selector.close()
+        self._waker.close()
+        self._woken.close()
         with self._lock:
             answering = dict(self._answering)
         for thread, (sock, _) in answering.items():

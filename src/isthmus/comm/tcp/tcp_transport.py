@@ -30,7 +30,10 @@ LINGER_S = 5.0
 """How long an orderly close waits for queued messages and silent peers; a failing one waits a fifth."""
 
 REDIAL_TIMEOUT_S = 2.0
-"""Longest time for one attempt to open a connection."""
+"""Longest time for one attempt to reopen a connection."""
+
+FIRST_DIAL_TIMEOUT_S = 10.0
+"""Longest time for one attempt to open a link: many ranks may dial at once, on a busy machine."""
 
 
 class TcpTransport(BreakableTransport):
@@ -197,18 +200,19 @@ class TcpTransport(BreakableTransport):
 
     def _redial(self, rank: int, number: int) -> GreetedChannel | None:
         """Open a connection; the dialled side of one that broke only checks that the peer listens and returns None."""
-        endpoint = self._endpoints[rank]
+        endpoint, is_first = self._endpoints[rank], not self._peers[rank].has_connected(number)
+        timeout_s = FIRST_DIAL_TIMEOUT_S if is_first else REDIAL_TIMEOUT_S
         try:
             if rank < self.rank:
                 with self._lock:
                     self._dialling.add((rank, number))
                 try:
-                    return dial_rank(self._handshake, rank, number, endpoint, REDIAL_TIMEOUT_S)
+                    return dial_rank(self._handshake, rank, number, endpoint, timeout_s)
                 finally:
                     with self._lock:
                         self._dialling.discard((rank, number))
-            if not self._peers[rank].has_connected(number):
-                return dial_rank(self._handshake, rank, number, endpoint, REDIAL_TIMEOUT_S)
+            if is_first:
+                return dial_rank(self._handshake, rank, number, endpoint, timeout_s)
             dial((endpoint.host, endpoint.port), endpoint.route, REDIAL_TIMEOUT_S).close()
         except PeerError as error:
             if is_transient(error):

@@ -17,7 +17,8 @@ from isthmus.comm.channel.channel import MAX_PART_BYTES, Channel, Part
 FORMAT_VERSION = 6
 DATA, HEARTBEAT, CLOSE, ACK, NOTICE = 1, 2, 3, 4, 5
 """Frame kinds. `DATA` carries a fragment of a message; `CLOSE` the reason, empty for an orderly close;
-`ACK` acknowledges the message of its number. `ACK` and `HEARTBEAT` have no payload. `NOTICE` tells the peer's transport
+`ACK` acknowledges the message of its number; the number of a `HEARTBEAT` is the milliseconds to the next one, if there
+is nothing else to send until then. Both have no payload. `NOTICE` tells the peer's transport
 something about the run: the tag says what (`Notice`), the payload is its text. It may arrive twice."""
 
 MAX_REASON_BYTES = 4096
