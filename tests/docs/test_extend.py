@@ -29,9 +29,10 @@ def test_a_guide_can_be_followed_to_the_letter(page: Path, tmp_path: Path) -> No
 
 
 def test_every_seam_has_a_guide() -> None:
-    """Chips, model families, site adapters, schedules and transports."""
+    """Chips, model families, site adapters, schedules, strategies and transports."""
     stems = [page.stem for page in GUIDES]
-    assert stems == [f"add-a-{seam}" for seam in ("chip", "model-family", "schedule", "site-adapter", "transport")]
+    seams = ("chip", "model-family", "schedule", "site-adapter", "strategy", "transport")
+    assert stems == [f"add-a-{seam}" for seam in seams]
 
 
 def test_the_page_on_schedulers_counts_the_rules_of_the_kit() -> None:

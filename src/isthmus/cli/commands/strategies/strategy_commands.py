@@ -11,7 +11,7 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.tables import table
 from isthmus.core.errors import InputError
 from isthmus.core.units import format_bytes, format_seconds, parse_bytes
-from isthmus.sim.synchronisation import SyncCluster, SyncTime, seconds
+from isthmus.sim import SyncCluster, SyncTime, sync_seconds
 from isthmus.strategies import STRATEGIES, ElementCounts, check_steps, steps
 
 commands = typer.Typer()
@@ -60,7 +60,7 @@ def strategies(
     elements = 2 * hosts * chips * aggregators
     found = {
         name: (check_steps(steps(name, hosts, chips, elements, num_aggregators=aggregators)),
-               seconds(name, size, cluster))
+               sync_seconds(name, size, cluster))
         for name in STRATEGIES
     }  # fmt: skip
     each = size / elements
