@@ -50,8 +50,8 @@ SURFACES = {
     "sim": """
         CheckpointInterval Failure FailureResult GroupPrices Interference Kernel LinkResult MessageTrace
         PipelineResult ProcessGenerator Replica ReplicaBounds SimulatedLink SimulatedTraining SimulationResult
-        StageLoad StageResult TimelineSpan best_warm_up chrome_trace draw_failures price_strategies replica_bounds
-        run_pipeline
+        StageLoad StageResult SyncCluster SyncServers SyncTime TimelineSpan best_warm_up chrome_trace draw_failures
+        price_strategies replica_bounds run_pipeline sync_seconds
         simulate_failures simulate_training simulated_link timeline_page
     """,
     "site": """

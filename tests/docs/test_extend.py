@@ -29,11 +29,10 @@ def test_a_guide_can_be_followed_to_the_letter(page: Path, tmp_path: Path) -> No
 
 
 def test_every_seam_has_a_guide() -> None:
-    """Chips, model families, site adapters, schedules, transports and vendors' libraries."""
+    """Chips, model families, site adapters, schedules, strategies, transports and vendors' libraries."""
     stems = [page.stem for page in GUIDES]
-    assert stems == [
-        f"add-a-{seam}" for seam in ("chip", "model-family", "schedule", "site-adapter", "transport", "vendor")
-    ]
+    seams = ("chip", "model-family", "schedule", "site-adapter", "strategy", "transport", "vendor")
+    assert stems == [f"add-a-{seam}" for seam in seams]
 
 
 def test_the_page_on_schedulers_counts_the_rules_of_the_kit() -> None:

@@ -1,4 +1,4 @@
-"""Rules of simulated training with a named strategy: the default's price is the torus; aggregators must be there."""
+"""Rules of simulated training with a named strategy: the default costs what the torus costs; aggregators must exist."""
 
 import itertools
 from dataclasses import replace
@@ -100,9 +100,9 @@ def test_bad_strategies_are_named_and_one_replica_has_no_group() -> None:
     with pytest.raises(InputError, match="did you mean 'passing'"):
         simulate_training(training("a", count=8, synchronisation="pasing"))
     one = training("a", count=8, synchronisation="ring")
-    bare = replace(
-        one, replicas=(replace(one.replicas[0], stages=(replace(one.replicas[0].stages[0], servers=None),)),)
-    )
+    (stage,) = one.replicas[0].stages
+    replica = replace(one.replicas[0], stages=(replace(stage, servers=None),))
+    bare = replace(one, replicas=(replica,))
     with pytest.raises(InputError, match="no servers for strategy 'ring'"):
         simulate_training(bare)
     assert price_strategies(training("a")) == ()

@@ -12,6 +12,8 @@ from isthmus.sim.output.timeline_page import timeline_page
 from isthmus.sim.pipeline.run_pipeline import PipelineResult, run_pipeline
 from isthmus.sim.pipeline.warm_up import best_warm_up
 from isthmus.sim.simulation_result import LinkResult, MessageTrace, SimulationResult, StageResult, TimelineSpan
+from isthmus.sim.synchronisation import SyncCluster, SyncServers, SyncTime
+from isthmus.sim.synchronisation import seconds as sync_seconds
 
 __all__ = [
     "CheckpointInterval",
@@ -31,6 +33,9 @@ __all__ = [
     "SimulationResult",
     "StageLoad",
     "StageResult",
+    "SyncCluster",
+    "SyncServers",
+    "SyncTime",
     "TimelineSpan",
     "best_warm_up",
     "chrome_trace",
@@ -41,5 +46,6 @@ __all__ = [
     "simulate_failures",
     "simulate_training",
     "simulated_link",
+    "sync_seconds",
     "timeline_page",
 ]

@@ -36,9 +36,10 @@ def plan_steps(
     So of C clusters that reduce n bytes everywhere, each sends 2 (C - 1) / C n bytes to others; each byte that is
     only moved enters a cluster once. With `direct`, which is for few bytes, C > 2 clusters exchange as two do: one
     message delay less, for C - 1 times n bytes. Inside a cluster sums and totals then take a tree below the leader, so
-    a rank has `FAN_OUT` + 1 neighbours there, however large the cluster. Every receiver gets identical bits. Leaders and
-    homes follow from the numbers of the pieces, which begin with `first_piece`: regions that are summed in parts
-    share the work as those of one sum do.
+    a rank has `FAN_OUT` + 1 neighbours there, however large the cluster. Every receiver gets identical bits.
+
+    Leaders and homes follow from the numbers of the pieces, which begin with `first_piece`: regions that are summed
+    in parts share the work as those of one sum do.
     """
     depth = _depth(max(map(len, _by_cluster(range(len(cluster_of)), cluster_of).values()), default=1)) if direct else 1
     steps = [

@@ -21,6 +21,7 @@ from isthmus.cli.commands import (
 )
 from isthmus.cli.commands.catalogue import catalogue_commands
 from isthmus.cli.commands.site import duty_commands, join_commands, render_commands, site_commands
+from isthmus.cli.commands.strategies import strategy_commands
 from isthmus.cli.demo import demo_command
 from isthmus.cli.setup import doctor_command, init_command
 
@@ -42,6 +43,7 @@ _COMMAND_MODULES = (
     simulate_pool_commands,
     plan_commands,
     chip_commands,
+    strategy_commands,
     calibrate_commands,
     export_commands,
     process_commands,

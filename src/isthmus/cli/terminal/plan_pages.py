@@ -21,7 +21,7 @@ from isthmus.core.pool import Pool
 from isthmus.core.text.printable import printable
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan import PlanForecast, SearchResult, StageGroupLoad, StrategyChoice
-from isthmus.sim.synchronisation import SyncTime
+from isthmus.sim import SyncTime
 
 
 def search_page(

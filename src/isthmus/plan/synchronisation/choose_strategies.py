@@ -14,8 +14,7 @@ from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration
 from isthmus.plan.time.model_sizes import model_sizes
 from isthmus.plan.time.predict import simulated_training
-from isthmus.sim import GroupPrices, price_strategies
-from isthmus.sim.synchronisation import SyncTime
+from isthmus.sim import GroupPrices, SyncTime, price_strategies
 
 DEFAULT = "default"
 """The sum that the runtime executes unless told otherwise: inside each cluster first, then between clusters."""

@@ -21,7 +21,7 @@ from isthmus.plan.time.collectives import (
     ring_all_reduce_s,
     tree_all_reduce_s,
 )
-from isthmus.sim.synchronisation import SyncCluster, SyncServers
+from isthmus.sim import SyncCluster, SyncServers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,8 +35,7 @@ from isthmus.plan.time.stage_time import (
     stage_pass_time,
     update_s,
 )
-from isthmus.sim import StageLoad
-from isthmus.sim.synchronisation import SyncServers
+from isthmus.sim import StageLoad, SyncServers
 
 
 @dataclass(frozen=True, kw_only=True)
