@@ -73,8 +73,7 @@ class Scene:
             event = FromWorker(worker, number, phase, payload)
             delay_s = self.random.random() * 0.02
             self.clock.at(self.clock.now_s + delay_s, lambda peer=peer, event=event: self.feed(peer, event))
-        if out.wake_s is not None:
-            self.clock.at(out.wake_s, lambda: self.feed(worker, Timer()))
+        self.clock.wake(worker, out.wake_s, lambda: self.feed(worker, Timer()))
 
     def _at_switch(self, place: int, datagram: Datagram) -> None:
         if place in self.dead_switches:

@@ -58,8 +58,7 @@ class Scene:
     def act(self, worker: int, out: Instructions) -> None:
         for data, size in out.send:
             self.network.send(data, size, lambda data, size: self._at_switch(Datagram(("w", worker), data, size)))
-        if out.wake_s is not None:
-            self.clock.at(out.wake_s, lambda: self._timer(worker))
+        self.clock.wake(worker, out.wake_s, lambda: self._timer(worker))
 
     def _timer(self, worker: int) -> None:
         client = self.clients[worker]

@@ -26,9 +26,24 @@ class VirtualClock:
         self.now_s = 0.0
         self._events: list[tuple[float, int, Callable[[], Any]]] = []
         self._number = count()
+        self._wakes: dict[int, float | None] = {}
 
     def at(self, when_s: float, action: Callable[[], Any]) -> None:
         heapq.heappush(self._events, (max(when_s, self.now_s), next(self._number), action))
+
+    def wake(self, key: int, when_s: float | None, action: Callable[[], Any]) -> None:
+        """Call `action` at `when_s`, in place of what `key` asked for before."""
+        if self._wakes.get(key) == when_s:
+            return
+        self._wakes[key] = when_s
+        if when_s is not None:
+
+            def fire() -> None:
+                if self._wakes.get(key) == when_s:
+                    self._wakes[key] = None
+                    action()
+
+            self.at(when_s, fire)
 
     def run(self, is_over: Callable[[], bool], limit_s: float) -> None:
         """Run until `is_over`; fails if the events end, or `limit_s` passes, before: something hangs."""

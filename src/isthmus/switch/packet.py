@@ -52,7 +52,7 @@ class PacketKind(IntEnum):
     LEAVE = 11
 
 
-_KINDS = frozenset(int(kind) for kind in PacketKind)
+_KIND_OF = {int(kind): kind for kind in PacketKind}
 
 
 def _no_magnitudes() -> NDArray[np.uint32]:
@@ -79,7 +79,7 @@ class PacketRun:
     incarnation: int = 0
     """Number of the lease of slots that the packet is for, 32 bits."""
     slots: int = 0
-    """JOIN: slots asked for. WELCOME: slots granted."""
+    """JOIN: slots asked for. WELCOME: slots granted. PROBE: its number, which MISSING repeats."""
     first_part: int = 0
     """First part; in JOIN and CHALLENGE the cookie; in REFUSED a `JoinRefusal`."""
     magnitudes: NDArray[np.uint32] = field(default_factory=_no_magnitudes)
@@ -150,9 +150,7 @@ def decode_runs(
             rejected[problem] += 1
             start = stop
             continue
-        num = 1
-        while _continues(data, start, start + num * size, size):
-            num += 1
+        num = _run_length(data, start, size, end)
         run, valid = _read(data, start, stop - start, num, key_of)
         if run is not None:
             runs.append(run)
@@ -167,7 +165,7 @@ def _problem(data: bytes, start: int, stop: int, key_of: Callable[[int], bytes |
     if length < OVERHEAD_BYTES:
         return "truncated"
     magic, version, kind, worker, workers, job, _, _, _, count, _, _, _ = HEADER.unpack_from(data, start)
-    if magic != _MAGIC or kind not in _KINDS:
+    if magic != _MAGIC or kind not in _KIND_OF:
         return "malformed"
     if version != VERSION:
         return "version"
@@ -180,12 +178,19 @@ def _problem(data: bytes, start: int, stop: int, key_of: Callable[[int], bytes |
     return "" if key_of(job) is not None else "unknown job"
 
 
-def _continues(data: bytes, first: int, start: int, size: int) -> bool:
-    """Return whether a packet at `start` continues the run that begins at `first`."""
-    if start + size > len(data) or not data.startswith(data[first : first + _FIXED_BYTES], start):
-        return False
-    (number,), (before,) = _PART.unpack_from(data, start + 40), _PART.unpack_from(data, start - size + 40)
-    return bool(number == before + 1)
+def _run_length(data: bytes, start: int, size: int, end: int) -> int:
+    """Return how many packets at `start`, of `size` each, form a run: equal but for rising parts."""
+    most = (end - start) // size if size else 1
+    if most <= 1:
+        return 1
+    prefix = data[start : start + _FIXED_BYTES]
+    (part,) = _PART.unpack_from(data, start + _PART_PLACE)
+    num = 1
+    for place in range(start + size, start + most * size, size):
+        if not data.startswith(prefix, place) or _PART.unpack_from(data, place + _PART_PLACE)[0] != part + num:
+            break
+        num += 1
+    return num
 
 
 def _read(
@@ -194,14 +199,17 @@ def _read(
     """Return the run of `num` packets at `start` as far as it is genuine, and the number of its packets."""
     _, _, kind, worker, workers, job, run, stream, incarnation, count, slots, _, part = HEADER.unpack_from(data, start)
     key = key_of(job) or b""
-    valid = 0
-    while valid < num and _is_genuine(data[start + valid * size : start + (valid + 1) * size], key):
-        valid += 1
+    records = np.frombuffer(data, _record(count), num, start)
+    valid = num
+    if key or records["tag"].any():
+        valid = 0
+        while valid < num and _is_genuine(data[start + valid * size : start + (valid + 1) * size], key):
+            valid += 1
     if not valid:
         return None, 0
-    records = np.frombuffer(data, _record(count), valid, start)
+    records = records[:valid]
     made = PacketRun(
-        kind=PacketKind(kind), job=job, run=run, stream=stream, worker=worker, workers=workers,
+        kind=_KIND_OF[kind], job=job, run=run, stream=stream, worker=worker, workers=workers,
         incarnation=incarnation, slots=slots, first_part=part,
         magnitudes=records["magnitude"], integers=records["integers"],
     )  # fmt: skip
@@ -222,6 +230,7 @@ def _tag(packet: bytes, key: bytes) -> bytes:
 
 _NO_TAG = bytes(TAG_BYTES)
 _PART = struct.Struct("<Q")
+_PART_PLACE = 40
 
 
 @lru_cache(maxsize=MAX_INTEGERS + 1)

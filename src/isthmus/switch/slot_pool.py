@@ -308,7 +308,7 @@ class SlotPool:
         if address is None or held > run.first_part:
             return []  # of a part that all workers have the result of
         if held < run.first_part or not bits >> run.worker & 1:
-            return [self._reply(run, address, PacketKind.MISSING)] if is_probe else []
+            return [self._reply(run, address, PacketKind.MISSING, slots=run.slots)] if is_probe else []
         if bits == (1 << lease.workers) - 1:
             return [self._result(lease, run, version, slot, 1, address)]
         return [self._reply(run, address, PacketKind.PENDING, seen=bits & 0xFFFF_FFFF)]
@@ -318,12 +318,13 @@ class SlotPool:
     def _results(self, lease: _Lease, run: PacketRun, version: int, start: int) -> list[Datagram]:
         self.counters["results"] += run.num_packets
         datagram = self._result(lease, run, version, start, run.num_packets, ("", 0))
-        return [replace(datagram, address=address) for address in lease.addresses.values()]
+        return [Datagram(address, datagram.data, datagram.packet_bytes) for address in lease.addresses.values()]
 
     def _result(self, lease: _Lease, run: PacketRun, version: int, start: int, num: int, address: Address) -> Datagram:
         count = self._counts[version][start]
-        made = replace(
-            run, kind=PacketKind.SUM, worker=NO_WORKER, workers=lease.workers, slots=0,
+        made = PacketRun(
+            kind=PacketKind.SUM, job=run.job, run=run.run, stream=run.stream, workers=lease.workers,
+            incarnation=lease.incarnation, first_part=run.first_part,
             magnitudes=self._magnitudes[version, start : start + num],
             integers=self._sums[version, start : start + num, :count],
         )  # fmt: skip

@@ -337,6 +337,8 @@ class SwitchClient:
         if run.kind is PacketKind.PENDING:
             self._seen = int(run.magnitudes[at])
             return
+        if run.slots != int(self._tries[slot]) & 0xFFFF:
+            return  # of a probe before the part was sent again
         index = (number - 1) * self.slots + slot
         self.counters["resent"] += 1
         if number:
@@ -359,9 +361,10 @@ class SwitchClient:
             due = np.flatnonzero(self._waiting & (self._due_s <= now_s))
             for slot in due.tolist():
                 part = self._base + int(self._rounds[slot]) * self.slots + slot
-                out.send.append(self._encode(self._packet(PacketKind.PROBE, part=part)))
+                self._tries[slot] += 1
+                number = int(self._tries[slot]) & 0xFFFF
+                out.send.append(self._encode(self._packet(PacketKind.PROBE, part=part, slots=number)))
             self.counters["probes"] += len(due)
-            self._tries[due] += 1
             self._due_s[due] = now_s + np.minimum(
                 self._resend_s() * 2.0 ** np.minimum(self._tries[due], 16), self.settings.max_resend_s
             )
@@ -376,9 +379,7 @@ class SwitchClient:
         return float(min(due_s, silent_s))
 
     def _measure(self, slot: int, now_s: float) -> None:
-        """Take the round trip of a packet that was sent once (RFC 6298)."""
-        if self._tries[slot]:
-            return
+        """Take the time to a result (RFC 6298), also after probes: else a switch that is always late is never known."""
         sample_s = now_s - float(self._sent_s[slot])
         if self._smoothed_s is None:
             self._smoothed_s, self._deviation_s = sample_s, sample_s / 2

@@ -62,7 +62,7 @@ class PassingLoop:
             selector.register(self._wake, selectors.EVENT_READ)
             wake_s = self._act(worker.handle(Begin(values), time.monotonic()), messages_of)
             while worker.running and wake_s is not None:
-                ready = {key.fd for key, _ in selector.select(max(wake_s - time.monotonic(), 0.0))}
+                ready = {key.fd for key, _ in selector.select(min(max(wake_s - time.monotonic(), 0.0), limit_s))}
                 if not ready:
                     wake_s = self._act(worker.handle(Timer(), time.monotonic()), messages_of)
                 if self._udp.fileno() in ready:

@@ -52,6 +52,8 @@ class PassingOptions:
     slots: int = 64
     """Slots to ask for, for each share."""
     part_integers: int = 256
+    silence_s: float = 2.0
+    """A switch is left that sends nothing for this long while a worker waits for it."""
     open_socket: Callable[[str], UdpSocket] = UdpSocket
 
 
@@ -166,6 +168,7 @@ class PassingSums:
             key=self._options.key,
             slots=self._options.slots,
             part_integers=self._options.part_integers,
+            silence_s=self._options.silence_s,
         )
         worker = PassingWorker(settings, len(self._switches), messages.left_s)
         return PassingLoop(worker, self._options.open_socket(self._options.host), self._switches, self._leaders)

@@ -1,0 +1,119 @@
+"""How many packets a switch handles in a CPU second: the switch in a process of its own, fed over loopback."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from contextlib import closing
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from isthmus.switch import (
+    Datagram,
+    Received,
+    SlotPool,
+    Start,
+    StreamSettings,
+    SwitchClient,
+    Timer,
+    UdpSocket,
+    job_number,
+    magnitude_bits,
+    serve_switch,
+)
+from isthmus.switch.packet import PacketKind, PacketRun, encode_run, packet_bytes
+
+INTEGERS = 256
+SLOTS = 128
+WORKERS = 2
+JOB = job_number("rate")
+
+
+def packets_per_cpu_s(batch: int, key: bytes, rounds: int) -> float:
+    """Return the packets that a switch takes in a CPU second (user and system), `batch` of them a system call.
+
+    Two workers fill all slots in each round and wait for the results, which the switch sends to both.
+    """
+    context = multiprocessing.get_context("spawn")
+    near, far = context.Pipe()
+    process = context.Process(target=_serve, args=(far, key, batch > 1))
+    process.start()
+    try:
+        address = near.recv()
+        with closing(UdpSocket(batches=batch > 1)) as first, closing(UdpSocket(batches=batch > 1)) as second:
+            workers = [_joined(worker, udp, address, key) for worker, udp in enumerate((first, second))]
+            near.send("begin")
+            near.recv()
+            for number in range(1, rounds + 1):
+                _round(workers, address, number, batch, key)
+            near.send("end")
+            packets, cpu_s = near.recv()
+    finally:
+        process.join(30)
+        process.kill()
+    return float(packets) / float(cpu_s)
+
+
+def _serve(pipe: Connection, key: bytes, batches: bool) -> None:
+    keys = {JOB: key} if key else None
+    pool = SlotPool(SLOTS, INTEGERS, keys=keys, incarnation=1, secret=b"s")
+    with closing(UdpSocket(batches=batches)) as udp:
+        pipe.send(udp.address)
+        serve_switch(pool, udp, time.monotonic, pipe.poll)
+        pipe.recv()
+        packets, cpu_s = pool.counters["packets"], time.process_time()
+        pipe.send("begun")
+        serve_switch(pool, udp, time.monotonic, pipe.poll)
+        pipe.send((pool.counters["packets"] - packets, time.process_time() - cpu_s))
+
+
+def _joined(worker: int, udp: UdpSocket, address: tuple[str, int], key: bytes) -> tuple[UdpSocket, PacketRun]:
+    """Join the stream; return the socket and what to send."""
+    settings = StreamSettings(
+        job=JOB, run=1, stream=0, worker=worker, workers=WORKERS, key=key, slots=SLOTS, part_integers=INTEGERS,
+        silence_s=20.0,
+    )  # fmt: skip
+    client = SwitchClient(settings)
+    parts = np.ones((1, INTEGERS), np.float32)
+    made, end_s = client.handle(Start(parts, magnitude_bits(parts)), time.monotonic()), time.monotonic() + 20.0
+    while not client.slots and time.monotonic() < end_s:
+        for data, size in made.send:
+            udp.send(Datagram(address, data, size))
+        time.sleep(0.01)
+        made = client.handle(Timer(), time.monotonic())
+        for one in udp.receive():
+            made.send += client.handle(Received(one.data, one.packet_bytes), time.monotonic()).send
+    if not client.slots:
+        raise ValueError(f"the switch gave no slots: {client.failure}")
+    data, _ = client.leave()
+    run = PacketRun(
+        kind=PacketKind.ADD, job=JOB, run=1, stream=0, worker=worker, workers=WORKERS, incarnation=_incarnation(data)
+    )  # fmt: skip
+    return udp, run
+
+
+def _incarnation(packet: bytes) -> int:
+    return int.from_bytes(packet[28:32], "little")
+
+
+def _round(
+    workers: list[tuple[UdpSocket, PacketRun]], address: tuple[str, int], number: int, batch: int, key: bytes
+) -> None:
+    """Fill all slots from both workers, and take the results of both."""
+    integers = np.ones((batch, INTEGERS), np.int32)
+    bits = np.zeros(batch, np.uint32)
+    for udp, run in workers:
+        for place in range(0, SLOTS, batch):
+            made = PacketRun(
+                kind=run.kind, job=run.job, run=run.run, stream=run.stream, worker=run.worker, workers=run.workers,
+                incarnation=run.incarnation, first_part=(number + 8) * SLOTS + place,
+                magnitudes=bits, integers=integers,
+            )  # fmt: skip
+            udp.send(Datagram(address, encode_run(made, key), packet_bytes(made)))
+    end_s = time.monotonic() + 2.0
+    for udp, _ in workers:
+        got = 0
+        while got < SLOTS and time.monotonic() < end_s:
+            for one in udp.receive():
+                got += -(-len(one.data) // one.packet_bytes)
