@@ -22,9 +22,10 @@ SURFACES = {
     "plan": """
         Calibration DATA_SHEET DEFAULT_STACK DimensionWeights LogFormat Measurement MeshDegrees ModelProfile Objective
         Observation OverfullStage PlanExport PlanForecast PlanLayout RunTable SearchLimits SearchRequest SearchResult
-        SearchStats ShapeTiming SuggestedChange TIME_MODEL_PARAMETERS Timing TrainingMemory TrainingWorkload
-        add_measured_run calibrate_chip calibrate_links calibrate_shapes calibration_for command_job_text
-        communication_matrix compare_with_forecast draw_plan estimate_s evaluate_chips export_plan fit_calibration
+        SearchStats ShapeTiming StrategyChoice SuggestedChange TIME_MODEL_PARAMETERS Timing TrainingMemory
+        TrainingWorkload
+        add_measured_run calibrate_chip calibrate_links calibrate_shapes calibration_for choose_strategies
+        command_job_text communication_matrix compare_with_forecast draw_plan estimate_s evaluate_chips export_plan fit_calibration
         fitting_changes framework_request is_run_table iteration_estimate_s job_limits layer_matrix
         load_calibration load_runs make_plans memory_table mfu_fraction model_weights overfull_stages
         parse_lengths pipeline_bounds plan_page predict profile_model read_training_log render_chip_scores
@@ -46,9 +47,10 @@ SURFACES = {
         warm_up_counts zero_bubble
     """,
     "sim": """
-        CheckpointInterval Failure FailureResult Interference Kernel LinkResult MessageTrace PipelineResult
-        ProcessGenerator Replica ReplicaBounds SimulatedLink SimulatedTraining SimulationResult StageLoad
-        StageResult TimelineSpan best_warm_up chrome_trace draw_failures replica_bounds run_pipeline
+        CheckpointInterval Failure FailureResult GroupPrices Interference Kernel LinkResult MessageTrace
+        PipelineResult ProcessGenerator Replica ReplicaBounds SimulatedLink SimulatedTraining SimulationResult
+        StageLoad StageResult TimelineSpan best_warm_up chrome_trace draw_failures price_strategies replica_bounds
+        run_pipeline
         simulate_failures simulate_training simulated_link timeline_page
     """,
     "site": """

@@ -49,7 +49,8 @@ def plan(files: Path, *more: str) -> dict:
 def test_the_answer_has_plans_refusals_and_what_the_search_did(files: Path) -> None:
     """The contract: plans with what they rest on, refused combinations, and the search's own figures."""
     answer = plan(files)
-    assert set(answer) == {"plans", "refused", "search", "hints", "notes"}
+    assert set(answer) == {"plans", "refused", "search", "hints", "notes", "synchronisation"}
+    assert answer["synchronisation"].keys() == {one["id"] for one in answer["plans"]}
     assert {"seconds", "evaluated", "pruned", "optimal", "bound_s"} <= set(answer["search"])
     best = answer["plans"][0]
     assert {"id", "stages", "dp", "micro_batches", "schedule", "predicted", "why"} <= set(best)

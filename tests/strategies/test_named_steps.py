@@ -175,13 +175,13 @@ def test_steps_are_pure_data() -> None:
 def test_the_checker_rejects_a_damaged_strategy() -> None:
     """A lost step, a doubled one and a participant that does not exist."""
     of = steps("passing", 2, 2, 8)
-    first = of.phases[0]
-    lost = replace(of, phases=(replace(first, steps=first.steps[1:]), *of.phases[1:]))
-    doubled = replace(of, phases=(replace(first, steps=(*first.steps, first.steps[0])), *of.phases[1:]))
+    first = of.messages[0]
+    lost = replace(of, messages=(replace(first, steps=first.steps[1:]), *of.messages[1:]))
+    doubled = replace(of, messages=(replace(first, steps=(*first.steps, first.steps[0])), *of.messages[1:]))
     for damaged in (lost, doubled):
         with pytest.raises(PlanError, match="ends with"):
             check_steps(damaged)
-    stranger = replace(of, phases=(*of.phases, Phase("stranger", (Step(99, 0, 77, 0, 4, adds=False),))))
+    stranger = replace(of, messages=(*of.messages, Phase("stranger", (Step(99, 0, 77, 0, 4, adds=False),))))
     with pytest.raises(PlanError, match="not below 5"):
         check_steps(stranger)
 

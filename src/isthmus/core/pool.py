@@ -113,8 +113,32 @@ class NodeGroup(FrozenModel):
         return self.chips_per_domain or self.chips_per_node
 
 
+class Aggregators(FrozenModel):
+    """`count` machines of a cluster that add gradients for its nodes: parameter servers, or switches that add packets.
+
+    `network_gbps` is the rate of a server's network card, or of all ports of a switch together; without it a server
+    has the rate of a node, and a switch adds at the rate of each port. A switch with `slots` holds as many packets of
+    `slot_bytes` at a time.
+    """
+
+    kind: Literal["server", "switch"]
+    count: PositiveInt = 1
+    network_gbps: PositiveFloat | None = None
+    slots: PositiveInt | None = None
+    slot_bytes: PositiveInt = 256
+
+    @model_validator(mode="after")
+    def _check_slots(self) -> Aggregators:
+        if self.slots is not None and self.kind == "server":
+            raise ValueError("a server has no slots; leave `slots` out")
+        return self
+
+
 class Cluster(FrozenModel):
-    """One site with one local scheduler. `priorities` maps pool priorities to the site's own."""
+    """One site with one local scheduler. `priorities` maps pool priorities to the site's own.
+
+    `aggregators` are the parameter servers and switches that synchronisation may use, at most one entry per kind.
+    """
 
     name: Name
     owner: Name
@@ -122,9 +146,11 @@ class Cluster(FrozenModel):
     node_groups: tuple[NodeGroup, ...] = Field(min_length=1)
     storage_bytes: Bytes = 10 * TB
     priorities: PriorityMap = PriorityMap()
+    aggregators: tuple[Aggregators, ...] = ()
 
     @model_validator(mode="after")
     def _check_unique_groups(self) -> Cluster:
+        _require_unique((one.kind for one in self.aggregators), f"aggregators of cluster {self.name}")
         _require_unique((group.name for group in self.node_groups), f"node groups of cluster {self.name}")
         return self
 

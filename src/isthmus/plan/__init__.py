@@ -52,6 +52,7 @@ from isthmus.plan.search.finish.select_plans import Objective
 from isthmus.plan.search.finish.stage_group_loads import StageGroupLoad, stage_group_loads
 from isthmus.plan.search.search_plans import SearchRequest, SearchResult, make_plans, search_plans
 from isthmus.plan.search.suggest_changes import SuggestedChange, suggest_changes
+from isthmus.plan.synchronisation.choose_strategies import StrategyChoice, choose_strategies
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, load_calibration, save_calibration
 from isthmus.plan.time.chip_rates import with_prior_rates
 from isthmus.plan.time.fit_plan import OverfullStage, fitting_changes, overfull_stages
@@ -87,6 +88,7 @@ __all__ = [
     "SearchStats",
     "ShapeTiming",
     "StageGroupLoad",
+    "StrategyChoice",
     "SuggestedChange",
     "Timing",
     "TrainingMemory",
@@ -96,6 +98,7 @@ __all__ = [
     "calibrate_links",
     "calibrate_shapes",
     "calibration_for",
+    "choose_strategies",
     "command_job_text",
     "communication_matrix",
     "compare_with_forecast",

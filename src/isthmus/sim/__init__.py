@@ -1,6 +1,7 @@
 """Discrete-event simulation of training: schedules, replicas, links and failures on a virtual clock."""
 
 from isthmus.sim.failures import CheckpointInterval, Failure, FailureResult, draw_failures, simulate_failures
+from isthmus.sim.iteration.price_strategies import GroupPrices, price_strategies
 from isthmus.sim.iteration.replica_bounds import ReplicaBounds, replica_bounds
 from isthmus.sim.iteration.simulate_training import simulate_training
 from isthmus.sim.iteration.simulated_training import Replica, SimulatedTraining, StageLoad
@@ -16,6 +17,7 @@ __all__ = [
     "CheckpointInterval",
     "Failure",
     "FailureResult",
+    "GroupPrices",
     "Interference",
     "Kernel",
     "LinkResult",
@@ -33,6 +35,7 @@ __all__ = [
     "best_warm_up",
     "chrome_trace",
     "draw_failures",
+    "price_strategies",
     "replica_bounds",
     "run_pipeline",
     "simulate_failures",

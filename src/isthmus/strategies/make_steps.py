@@ -16,7 +16,7 @@ from isthmus.strategies.named.psring import psring
 from isthmus.strategies.named.ring import ring
 from isthmus.strategies.named.switchml import switchml
 from isthmus.strategies.named.torus_2d import torus_2d
-from isthmus.strategies.strategy_steps import AggregatorKind, Phase, StrategySteps, in_sequence
+from isthmus.strategies.strategy_steps import AggregatorKind, Phase, StrategySteps
 from isthmus.strategies.worker_grid import WorkerGrid
 
 
@@ -84,5 +84,5 @@ def steps(
     aggregators = (strategy.aggregator,) * num_aggregators if strategy.aggregator else ()
     fallback = (strategy.fallback,) if strategy.fallback else ()
     return StrategySteps(
-        name=name, grid=grid, aggregators=aggregators + fallback, phases=in_sequence(strategy.phases(grid))
+        name=name, grid=grid, aggregators=aggregators + fallback, messages=tuple(strategy.phases(grid))
     )

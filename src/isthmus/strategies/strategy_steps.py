@@ -17,7 +17,7 @@ AggregatorKind = Literal["server", "switch"]
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Steps with one purpose. Rounds count on from phase to phase.
+    """Steps with one purpose.
 
     A phase that `streams` works on each piece as soon as the phase before it has delivered that piece; any other
     starts when the phase before it is complete.
@@ -39,7 +39,13 @@ class StrategySteps(Sequence[Step]):
     name: str
     grid: WorkerGrid
     aggregators: tuple[AggregatorKind, ...]
-    phases: tuple[Phase, ...]
+    messages: tuple[Phase, ...]
+    """The phases as the strategy states them: rounds from 0 on in each, any ranges."""
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases with steps of equal or separate ranges, and rounds that count on from phase to phase."""
+        return in_sequence(self.messages)
 
     @property
     def num_participants(self) -> int:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from isthmus.cli.command import command
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.cli.terminal.plan_pages import synchronisation_table
 from isthmus.cli.terminal.tables import table
 from isthmus.core.chip import Chip, chip_catalogue
 from isthmus.core.errors import InputError
@@ -30,6 +31,7 @@ from isthmus.plan import (
     MeshDegrees,
     PlanForecast,
     TrainingMemory,
+    choose_strategies,
     communication_matrix,
     is_run_table,
     layer_matrix,
@@ -46,6 +48,7 @@ from isthmus.plan import (
     stage_table,
 )
 from isthmus.sim import Interference, chrome_trace, timeline_page
+from isthmus.strategies import find_strategy
 
 commands = typer.Typer()
 PANEL = "Know before you run"
@@ -95,6 +98,7 @@ def model_path(plan: Plan, given: str | None) -> str:
         "isthmus simulate plan.yaml --pool pool.yaml --interfering traffic.yaml",
         "isthmus simulate plan.yaml --pool pool.yaml --trace trace.json --page timeline.html",
         "isthmus simulate plan.yaml --pool pool.yaml --stack megatron",
+        "isthmus simulate plan.yaml --pool pool.yaml --sync passing",
     ],
 )
 def simulate(
@@ -107,17 +111,24 @@ def simulate(
     interfering: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Traffic of others on the links: docs/guide/simulate.md.")
     ] = None,
+    sync: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Sum gradients by this strategy, such as psring: docs/guide/strategies.md."),
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the links' jitter.")] = 0,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto.")] = None,
     page: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page with the timeline.")] = None,
 ) -> None:
     """Simulate one iteration of a plan: time, throughput, bubbles, communication, memory, links."""
+    if sync is not None:
+        find_strategy(sync)
     given = load_plan(plan)
     if stack is not None:
         given = given.model_copy(update={"stack": read_stack_choice(stack, Path())})
     inputs = given, load_pool(pool), load_model(model_path(given, model)), read_calibration(calibration)
     others = _read_traffic(interfering, inputs[1]) if interfering else {}
-    forecast = predict(*inputs, seed=seed, interference=others, details=bool(trace or page))
+    forecast = predict(*inputs, seed=seed, interference=others, details=bool(trace or page), synchronisation=sync)
+    choices = choose_strategies(*inputs)
     bounds = pipeline_bounds(*inputs)
     if trace:
         _write_text(trace, json.dumps(chrome_trace(forecast.result)))
@@ -129,8 +140,12 @@ def simulate(
         f"one after another take {format_seconds(bounds.serial_s)}."
     )
     env.answer(
-        {**forecast.as_dict(), "bounds": bounds._asdict()},
-        lambda: Group(render_forecast(forecast), Text(""), Text(path)),
+        {
+            **forecast.as_dict(),
+            "bounds": bounds._asdict(),
+            "synchronisation": {"strategy": sync, "groups": [choice.as_dict() for choice in choices]},
+        },
+        lambda: Group(render_forecast(forecast), *synchronisation_table(choices, sync), Text(""), Text(path)),
     )
 
 

@@ -28,6 +28,8 @@ from isthmus.plan import (
     SearchLimits,
     SearchRequest,
     SearchStats,
+    calibration_for,
+    choose_strategies,
     draw_plan,
     fitting_changes,
     framework_request,
@@ -141,7 +143,11 @@ def plan(
     record["search"]["runnable"] = runnable_ids
     record["hints"] = [{"change": text, "iteration_s": step_s} for text, step_s in hints]
     record["notes"] = list(given.notes)
-    env.answer(record, lambda: search_page(answer, on, hints, runnable_ids, seconds, given.notes))
+    profile = profile_model(given.model)
+    choices = {one.id: choose_strategies(one, on, profile, calibration_for(on)) for one in answer.plans}
+    record["synchronisation"] = {name: [choice.as_dict() for choice in found] for name, found in choices.items()}
+    first = [f"{one.id}: {choice.why}" for one in answer.plans[:1] for choice in choices[one.id]]
+    env.answer(record, lambda: search_page(answer, on, hints, runnable_ids, seconds, [*first, *given.notes]))
 
 
 def _fitting_hints(env: CliEnvironment, request: SearchRequest, interrupted: list[int]) -> list[tuple[str, float]]:
@@ -204,6 +210,8 @@ def explain(
     on, profile = load_pool(pool), profile_model(load_model(model_path(given, model)))
     forecast = predict(given, on, profile)
     sentences = plan_sentences(given, forecast)
+    choices = choose_strategies(given, on, profile)
+    sentences += [choice.why for choice in choices]
     loads = stage_group_loads(given, on, forecast)
     overfull = overfull_stages(given, on, forecast)
     hints = fitting_changes(given, on, profile) if overfull else ()
@@ -227,6 +235,7 @@ def explain(
         "currency": on.currency,
         "energy_j": plan_energy_j(given, on, forecast.result),
         "groups": [one.as_dict() for one in loads],
+        "synchronisation": [choice.as_dict() for choice in choices],
         "sentences": sentences,
         "hints": [{"change": text, "iteration_s": step_s} for text, step_s in hints],
     }

@@ -20,7 +20,8 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.core.text.printable import printable
 from isthmus.core.units import format_bytes, format_seconds
-from isthmus.plan import PlanForecast, SearchResult, StageGroupLoad
+from isthmus.plan import PlanForecast, SearchResult, StageGroupLoad, StrategyChoice
+from isthmus.sim.synchronisation import SyncTime
 
 
 def search_page(
@@ -138,3 +139,31 @@ def _stage_row(plan: Plan, pool: Pool, forecast: PlanForecast, index: int) -> tu
         f"{format_bytes(run.peak_memory_bytes)} of {format_bytes(chip.memory_bytes)}",
         f"{run.busy_s / forecast.iteration_s:.0%}",
     )
+
+
+def synchronisation_table(choices: Sequence[StrategyChoice], forced: str | None) -> list[RenderableType]:
+    """Return a row per group that sums gradients: the strategy that is simulated, its time, and the fastest.
+
+    `forced` is the strategy that the user chose; None means the runtime's default.
+    """
+
+    def timed(time: SyncTime) -> str:
+        return f"{time.strategy}: {format_seconds(time.total_s)} (bound: {time.bound})"
+
+    rows = []
+    for choice in choices:
+        one = choice.prices
+        used = [timed(time) for time in one.times if time.strategy == forced]
+        rows.append(
+            (
+                f"{one.layers[0]}-{one.layers[1] - 1}",
+                f"{one.num_replicas} on {', '.join(one.clusters)}",
+                format_bytes(one.num_bytes),
+                *(used or [f"default: {format_seconds(one.default_s)}"]),
+                timed(choice.fastest),
+            )
+        )
+    columns = ("layers", "replicas", "gradients", "simulated", "fastest strategy")
+    if rows:
+        return [Text(""), table("Sums of gradients", columns, rows, "gradients")]
+    return [Text(""), Text("No replicas sum gradients: --sync changes nothing.")] if forced else []

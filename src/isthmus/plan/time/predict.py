@@ -123,10 +123,12 @@ def predict(
     seed: int = 0,
     interference: Mapping[tuple[str, str], Interference] | None = None,
     details: bool = False,
+    synchronisation: str | None = None,
 ) -> PlanForecast:
     """Return the prediction of `plan` on `pool`; `details` adds spans for a trace or a page.
 
-    `interference` adds cross traffic to directions between clusters. Raises `InputError` for clusters or node
+    `interference` adds cross traffic to directions between clusters. `synchronisation` is a strategy that sums
+    gradients instead of the sum that the runtime executes. Raises `InputError` for clusters or node
     groups missing in the pool, `PlanError` for a plan that does not fit the model, or for missing links.
     """
     profile = profile_model(model) if isinstance(model, Model) else model
@@ -140,6 +142,7 @@ def predict(
         seed=seed,
         interference=interference,
         details=details,
+        synchronisation=synchronisation,
     )
     spread = Z_90_PERCENT * relative_uncertainty(plan, pool, profile, with_chip_rates(calibration, plan, pool))
     return PlanForecast(
@@ -152,7 +155,11 @@ def predict(
         high_s=run.iteration_s * math.exp(spread),
         calibration=calibration.name,
         stages=first,
-        assumptions=(*_assumptions(plan, pool, calibration, run), *_traffic_notes(plan, pool, interference or {})),
+        assumptions=(
+            *_assumptions(plan, pool, calibration, run),
+            *_traffic_notes(plan, pool, interference or {}),
+            *((f"gradients are summed by '{synchronisation}'",) if synchronisation and plan.dp > 1 else ()),
+        ),
         mfu_fraction=mfu_fraction(plan, pool, profile, plan.precision or "bf16", run.iteration_s),
         cost=_price_per_s(plan, pool) * run.iteration_s,
         memory=tuple(
@@ -172,16 +179,36 @@ def simulate_plan(
     seed: int = 0,
     interference: Mapping[tuple[str, str], Interference] | None = None,
     details: bool = False,
+    synchronisation: str | None = None,
 ) -> tuple[SimulationResult, tuple[StageCost, ...]]:
     """Return only the simulation and the costs of the first replica's stages; the plan must pass `require_possible`."""
+    training, first = simulated_training(
+        plan, pool, profile, calibration, iterations=iterations, seed=seed, interference=interference,
+        synchronisation=synchronisation,
+    )  # fmt: skip
+    return simulate_training(training, details=details), first
+
+
+def simulated_training(
+    plan: Plan,
+    pool: Pool,
+    profile: ModelProfile,
+    calibration: Calibration = DATA_SHEET,
+    *,
+    iterations: int = 1,
+    seed: int = 0,
+    interference: Mapping[tuple[str, str], Interference] | None = None,
+    synchronisation: str | None = None,
+) -> tuple[SimulatedTraining, tuple[StageCost, ...]]:
+    """Return what the simulator takes of a plan that passes `require_possible`, and the costs of its first replica."""
     calibration = with_chip_rates(calibration, plan, pool)
     wires = simulated_links(plan, pool, calibration, dict(interference or {}))
     replicas, first = _replicas(plan, pool, profile, calibration, wires)
     training = SimulatedTraining(
         replicas=replicas, links=wires, transport=plan.transport, iterations=iterations, seed=seed,
-        local_steps=plan.local_steps,
+        local_steps=plan.local_steps, synchronisation=synchronisation,
     )  # fmt: skip
-    return simulate_training(training, details=details), first
+    return training, first
 
 
 def pipeline_bounds(plan: Plan, pool: Pool, model: Model, calibration: Calibration = DATA_SHEET) -> ReplicaBounds:

@@ -8,8 +8,9 @@ of `collectives`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from isthmus.core.pool import Aggregators, Cluster
 from isthmus.plan.time.collectives import (
     NETWORK_HOP_S,
     NODE_HOP_S,
@@ -20,6 +21,7 @@ from isthmus.plan.time.collectives import (
     ring_all_reduce_s,
     tree_all_reduce_s,
 )
+from isthmus.sim.synchronisation import SyncCluster, SyncServers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,4 +102,51 @@ def hybrid_gather_s(places: Sequence[ReplicaPlace], shard_replicas: int, num_byt
     """Return the seconds of a gather to a stage's `num_bytes` (or of a reduce-scatter) inside groups of replicas."""
     return max(
         all_gather_s(place.topology, num_bytes / place.num_chips, shard_replicas, place.num_chips) for place in places
+    )
+
+
+def sync_servers(places: Sequence[ReplicaPlace], cluster: Cluster, num_sharing: int) -> SyncServers:
+    """Return where the replicas of `places` sum a stage's gradients in `cluster`, for named strategies.
+
+    Rates are those of all chips of a stage, as `network_bytes_per_s` is. Unlike nodes count as the slowest, each with
+    the most replicas. `num_sharing` stages of a pipeline share the aggregators of the cluster.
+    """
+    ring = min(one.topology.link_bytes_per_s * one.num_chips for one in places)
+    network = min(one.network_bytes_per_s for one in places)
+    alone = SyncCluster(
+        num_servers=sum(one.tiers[1] for one in places),
+        chips_per_server=max(one.tiers[0] for one in places),
+        num_aggregators=1,
+        pcie_bytes_per_s=ring,
+        upi_bytes_per_s=ring,
+        nic_bytes_per_s=network,
+        link_bytes_per_s=network,
+        network_delay_s=NETWORK_HOP_S,
+        ring_delay_s=NODE_HOP_S,
+    )
+    there = {one.kind: one for one in cluster.aggregators}
+    servers = there.get("server")
+    return SyncServers(
+        place=f"cluster '{cluster.name}'",
+        alone=alone,
+        with_aggregators=tuple(
+            (kind, _with_aggregators(alone, one, servers, num_sharing)) for kind, one in there.items()
+        ),
+    )
+
+
+def _with_aggregators(
+    alone: SyncCluster, one: Aggregators, servers: Aggregators | None, num_sharing: int
+) -> SyncCluster:
+    """Return `alone` with aggregators `one`; `servers` are those that take what finds no slot in a switch."""
+
+    def rate(gbps: float | None) -> float | None:
+        return None if gbps is None else gbps * 1e9 / 8 / num_sharing
+
+    return replace(
+        alone,
+        num_aggregators=one.count,
+        switch_bytes_per_s=rate(one.network_gbps) if one.kind == "switch" else None,
+        slot_pool_bytes=None if one.slots is None else one.slots * one.slot_bytes / num_sharing,
+        server_bytes_per_s=rate(servers.network_gbps) if servers else None,
     )

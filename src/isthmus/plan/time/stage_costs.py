@@ -23,6 +23,7 @@ from isthmus.plan.time.replica_reduction import (
     hybrid_reduce_s,
     replicas_all_gather_s,
     replicas_all_reduce_bytes_per_s,
+    sync_servers,
 )
 from isthmus.plan.time.stage_time import (
     GRADIENT_BYTES,
@@ -35,6 +36,7 @@ from isthmus.plan.time.stage_time import (
     update_s,
 )
 from isthmus.sim import StageLoad
+from isthmus.sim.synchronisation import SyncServers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +83,15 @@ class _ChipModels:
     """The chip models of a plan's node groups, each made once."""
 
     def __init__(self, pool: Pool, calibration: Calibration) -> None:
-        self._pool, self._calibration = pool, calibration
+        self.pool, self._calibration = pool, calibration
         self._known: dict[tuple[str, str], ChipModel] = {}
 
     def of(self, cluster: str, node_group: str) -> ChipModel:
         """Return the chip model of a node group; raise `InputError` for an unknown one."""
         key = cluster, node_group
         if key not in self._known:
-            group = self._pool.node_group(*key)
-            self._known[key] = ChipModel.of(group, self._pool.chip(group), self._calibration)
+            group = self.pool.node_group(*key)
+            self._known[key] = ChipModel.of(group, self.pool.chip(group), self._calibration)
         return self._known[key]
 
 
@@ -104,6 +106,7 @@ class _PlacedStage:
     time: PassTime
     memory: StageMemory
     reducing: tuple[ReplicaPlace, ...]
+    servers: SyncServers
     next_stage: Stage | None
     next_chip_model: ChipModel
 
@@ -128,9 +131,12 @@ def _stage_cost(
     memory = _fitted_memory(plan_stage_memory(plan, profile, stages, index), chip_model)
     follower = stages[index + 1] if index + 1 < len(stages) else None
     next_place = follower or stage
+    reducing = _reducing_places(plan, chip_models, stage)
+    num_sharing = sum(one.cluster == stage.cluster for one in stages)
     placed = _PlacedStage(
         stage=stage, chip_model=chip_model, micro_batch=micro_batch, degrees=degrees, time=time, memory=memory,
-        reducing=_reducing_places(plan, chip_models, stage), next_stage=follower,
+        reducing=reducing, servers=sync_servers(reducing, chip_models.pool.cluster(stage.cluster), num_sharing),
+        next_stage=follower,
         next_chip_model=chip_models.of(next_place.cluster, next_place.node_group),
     )  # fmt: skip
     limit_bytes = _limit_bytes(chip_model, profile, degrees)
@@ -207,6 +213,7 @@ def _stage_load(plan: Plan, profile: ModelProfile, placed: _PlacedStage) -> Stag
         * _exposed_gradient_bytes(plan, placed, trained, rate / stage.num_chips, behind_s),
         averaged_bytes=stage.num_chips * parameters * GRADIENT_BYTES if plan.local_steps > 1 else 0.0,
         local_bytes_per_s=rate,
+        servers=placed.servers,
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from isthmus.core.errors import InputError, PlanError
-from isthmus.core.plan import group_replicas_by_cluster
-from isthmus.sim.iteration.gradient_all_reduce import GradientAllReduce, GradientHolder
+from isthmus.sim.iteration.gradient_all_reduce import GradientAllReduce
+from isthmus.sim.iteration.layer_segment import gradient_holders
 from isthmus.sim.iteration.merge_equal_replicas import expand_replicas, merge_equal_replicas
 from isthmus.sim.iteration.replica_bounds import load_durations
 from isthmus.sim.iteration.simulated_training import Replica, SimulatedTraining
@@ -95,25 +95,16 @@ class _Simulation:
                 )
 
     def _gradient_all_reduce(self, iteration: int) -> GradientAllReduce:
-        steps, groups = self.training.local_steps, (0,) * len(self.classes)
-        if steps > 1:
-            groups = group_replicas_by_cluster([{load.cluster for load in one.stages} for one in self.classes])
-        holders = [
-            GradientHolder(
-                pipeline=pipeline,
-                stage=stage,
-                cluster=load.cluster,
-                layers=load.layers,
-                gradient_bytes=load.gradient_bytes,
-                local_bytes_per_s=load.local_bytes_per_s,
-                num_replicas=replica.count,
-                averaged_bytes=load.averaged_bytes,
-                group=group,
-            )
-            for pipeline, replica, group in zip(self.pipelines, self.classes, groups, strict=True)
-            for stage, load in enumerate(replica.stages)
-        ]
-        return GradientAllReduce(self.kernel, holders, self.link_queue, flow=-1 - iteration, local_steps=steps)
+        steps = self.training.local_steps
+        return GradientAllReduce(
+            self.kernel,
+            self.pipelines,
+            gradient_holders(self.classes, steps),
+            self.link_queue,
+            flow=-1 - iteration,
+            local_steps=steps,
+            strategy=self.training.synchronisation,
+        )
 
     def result(self, class_of: tuple[int, ...], details: bool) -> SimulationResult:
         """Return the result, from the logs of the pipelines."""

@@ -11,6 +11,7 @@ from isthmus.schedule import Operation, Schedule
 from isthmus.sim.links.link_queue import Sharing
 from isthmus.sim.links.simulated_link import SimulatedLink
 from isthmus.sim.pipeline.pipeline_processes import SendMode
+from isthmus.sim.synchronisation import SyncServers
 
 LinkEnds = tuple[str, str]
 """One direction between two clusters: (from, to)."""
@@ -50,6 +51,8 @@ class StageLoad:
     """Parameters averaged over the replica groups (local steps)."""
     local_bytes_per_s: float = math.inf
     """Rate of a collective inside the cluster."""
+    servers: SyncServers | None = None
+    """The servers of the cluster that sum the stage's gradients; a named strategy needs them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,3 +87,5 @@ class SimulatedTraining:
     local_steps: int = 1
     """Above 1, only replicas that share a cluster reduce gradients every iteration, and all replicas average
     parameters every `local_steps` iterations; a simulated iteration is the mean of these."""
+    synchronisation: str | None = None
+    """Name of the strategy that sums gradients; None: inside each cluster first, then a ring of the clusters."""

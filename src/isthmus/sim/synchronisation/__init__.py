@@ -9,14 +9,18 @@ from isthmus.sim.synchronisation.paper_equations import (
     psring_s,
     reduce_scatter_s,
 )
+from isthmus.sim.synchronisation.step_loads import StageOfPhases, step_loads
 from isthmus.sim.synchronisation.sync_cluster import SyncCluster
 from isthmus.sim.synchronisation.sync_seconds import BindingEnd, PhaseTime, SyncTime, seconds
+from isthmus.sim.synchronisation.sync_servers import SyncServers
 
 __all__ = [
     "BindingEnd",
     "NetworkTime",
     "PhaseTime",
+    "StageOfPhases",
     "SyncCluster",
+    "SyncServers",
     "SyncTime",
     "parameter_server_network",
     "parameter_server_s",
@@ -25,4 +29,5 @@ __all__ = [
     "psring_s",
     "reduce_scatter_s",
     "seconds",
+    "step_loads",
 ]

@@ -30,6 +30,8 @@ class StageOfPhases:
     """Rounds with a message between hosts, or to or from an aggregator."""
     inside_rounds: int
     """Rounds with messages inside hosts only."""
+    between_hosts: tuple[tuple[int, int, float], ...]
+    """Loads of each direction between two hosts: sender, receiver, load. Aggregators are numbered after hosts."""
 
 
 @lru_cache(maxsize=512)
@@ -45,7 +47,9 @@ def step_loads(
     slots = None if slot_share is None else max(int(slot_share * num), 1)
     of = steps(name, hosts, chips, num, num_aggregators=num_aggregators, num_slots=slots, slot_elements=1)
     groups: list[list[Phase]] = []
-    for phase in of.phases:
+    for phase in of.messages:
+        if not any(step.stop > step.start for step in phase.steps):
+            continue
         if groups and phase.streams:
             groups[-1].append(phase)
         else:
@@ -56,15 +60,19 @@ def step_loads(
 def _stage(of: StrategySteps, phases: Sequence[Phase]) -> StageOfPhases:
     loads: dict[tuple[Resource, object], int] = defaultdict(int)
     held: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    rounds: dict[int, bool] = {}
-    for step in (step for phase in phases for step in phase.steps):
+    rounds: dict[tuple[str, int], bool] = {}
+    between: dict[tuple[int, int], int] = defaultdict(int)
+    for name, step in ((phase.name, step) for phase in phases for step in phase.steps):
         source, target = of.host_of(step.sender), of.host_of(step.receiver)
-        rounds[step.round] = rounds.get(step.round, False) or source != target
         size = step.stop - step.start
+        if size == 0:
+            continue
+        rounds[name, step.round] = rounds.get((name, step.round), False) or source != target
         if source == target:
             for link in _ring_links(step.sender, step.receiver, source * of.grid.chips, of.grid.chips):
                 loads["ring", link] += size
             continue
+        between[source, target] += size
         loads[_kind(of, step.sender), ("sends", source)] += size
         loads[_kind(of, step.receiver), ("receives", target)] += size
         if _kind(of, step.receiver) == "switch":
@@ -76,6 +84,7 @@ def _stage(of: StrategySteps, phases: Sequence[Phase]) -> StageOfPhases:
         loads=_busiest(loads.items(), of.grid.num_elements),
         network_rounds=sum(rounds.values()),
         inside_rounds=len(rounds) - sum(rounds.values()),
+        between_hosts=tuple((*ends, size / of.grid.num_elements) for ends, size in between.items()),
     )
 
 

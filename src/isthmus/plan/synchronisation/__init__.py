@@ -1,0 +1,1 @@
+"""The choice of a synchronisation strategy for each group of a plan."""
