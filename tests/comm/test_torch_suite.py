@@ -65,8 +65,9 @@ def test_torchs_own_tests_pass(whole: bool, tmp_path: Path) -> None:
         pytest.skip("torch's tests import expecttest, which is not installed: pip install expecttest")
     names = [name for name, why in EXPECTED.items() if not why.startswith("ours: ")] if whole else list(SAMPLE)
     for rank, of in enumerate(run_suite(names, tmp_path)):
-        found = {name: outcome if outcome == "passed" else why for name, outcome, why in of}
-        assert found == {name: EXPECTED[name] for name in names}, f"rank {rank}"
+        found = {name: outcome for name, outcome, _ in of}
+        expected = {name: "passed" if EXPECTED[name] == "passed" else "skipped" for name in names}
+        assert found == expected, f"rank {rank}: {[one for one in of if one[1] == 'failed']}"
 
 
 def test_every_test_of_torch_is_listed() -> None:
