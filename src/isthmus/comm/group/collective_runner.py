@@ -47,7 +47,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Turn:
+class CollectiveTurn:
     """The place of a collective among those of its group: its first number, its time-out, those to wait for."""
 
     sequence: int
@@ -94,7 +94,7 @@ class CollectiveRunner:
         All ranks call this in the same order, but for a `sequence` that they have reserved.
         """
 
-        def run(turn: Turn) -> list[ArrivedMessage]:
+        def run(turn: CollectiveTurn) -> list[ArrivedMessage]:
             messages = self.messages(turn.sequence, collective.label, sends_of(collective.program), turn.limit_s)
             with self.failing([messages]):
                 turn.wait_for_earlier()
@@ -114,7 +114,7 @@ class CollectiveRunner:
 
     def submit_run(
         self,
-        run: Callable[[Turn], _Result],
+        run: Callable[[CollectiveTurn], _Result],
         pool: Executor,
         tensors: Sequence[torch.Tensor],
         timeout_s: float | None = None,
@@ -129,7 +129,7 @@ class CollectiveRunner:
         first = self.reserve(num_sequences) if sequence is None else sequence
         with self._lock:
             earlier = [future for future, used in self._under_way.items() if used & memory]
-            turn = Turn(first, self.timeout_s if timeout_s is None else timeout_s, tuple(earlier))
+            turn = CollectiveTurn(first, self.timeout_s if timeout_s is None else timeout_s, tuple(earlier))
             future = pool.submit(run, turn)
             self._under_way[future] = memory
         future.add_done_callback(self._forget)

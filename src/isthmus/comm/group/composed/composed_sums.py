@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from isthmus.comm.group.collective_runner import CollectiveRunner, Turn
+from isthmus.comm.group.collective_runner import CollectiveRunner, CollectiveTurn
 from isthmus.comm.group.composed.composition import Composition, SumPath
 from isthmus.comm.group.composed.shares import cut_chunks, share, share_regions
 from isthmus.comm.group.reduce_operation import ReduceOperation
@@ -89,7 +89,7 @@ class ComposedSums:
         chunks = cut_chunks(flat.numel(), max(CHUNK_BYTES // flat.element_size(), 1), self._clusters)
         run, num = (self._short, 1) if path is SumPath.SHORT else (self._in_chunks, len(chunks))
 
-        def run_turn(turn: Turn) -> None:
+        def run_turn(turn: CollectiveTurn) -> None:
             run(call, turn, chunks)
 
         return self._runner.submit_run(run_turn, self._thread, [tensor], timeout_s, 1 + num)
@@ -99,7 +99,7 @@ class ComposedSums:
         self._thread.shutdown(wait=wait, cancel_futures=not wait)
         self._network.shutdown(wait=wait, cancel_futures=not wait)
 
-    def _in_chunks(self, call: _Sum, turn: Turn, chunks: Sequence[tuple[int, int]]) -> None:
+    def _in_chunks(self, call: _Sum, turn: CollectiveTurn, chunks: Sequence[tuple[int, int]]) -> None:
         piece = max(PIECE_BYTES // call.flat.element_size(), 1)
         programs = [_cross_program(stop - start, self._clusters, self._rank, piece) for start, stop in chunks]
         agreement = self._agreement(call, turn)
@@ -121,7 +121,7 @@ class ComposedSums:
                     _gather(ahead, turn.limit_s)
             call.finish()
 
-    def _short(self, call: _Sum, turn: Turn, chunks: Sequence[tuple[int, int]]) -> None:
+    def _short(self, call: _Sum, turn: CollectiveTurn, chunks: Sequence[tuple[int, int]]) -> None:
         """Figure 11; the group spans two clusters and `operation` adds."""
         del chunks
         away = [one for one in range(len(self._clusters)) if one not in self._near]
@@ -152,7 +152,7 @@ class ComposedSums:
                 call.flat.copy_(term)
             call.finish()
 
-    def _agreement(self, call: _Sum, turn: Turn) -> TransportMessages:
+    def _agreement(self, call: _Sum, turn: CollectiveTurn) -> TransportMessages:
         """Return the messages by which the ranks of this cluster agree on the call, before the library is called."""
         owed = sends_of(_agreement_program(self._clusters, self._rank))
         return self._runner.messages(turn.sequence, call.label, owed, turn.limit_s)
@@ -162,7 +162,7 @@ class ComposedSums:
         run_program(_agreement_program(self._clusters, self._rank), flag, flag, torch.maximum, messages)
 
     @contextmanager
-    def _owing(self, call: _Sum, turn: Turn, several: Sequence[TransportMessages]) -> Iterator[None]:
+    def _owing(self, call: _Sum, turn: CollectiveTurn, several: Sequence[TransportMessages]) -> Iterator[None]:
         """Run a block that owes messages; if it fails, so do they, and operations of the library that wait."""
         with self._runner.failing(several):
             try:

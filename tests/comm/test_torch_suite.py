@@ -1,0 +1,81 @@
+"""torch's own tests of backends pass over the group; each that is left out has its reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CLUSTERS = "aabb"
+LIMIT_S = 1800
+EXPECTED: dict[str, str] = json.loads((Path(__file__).parent / "torch_suite.json").read_text(encoding="utf-8"))
+"""Each test of torch's module, and "passed" or the reason why it is left out: torch's own, or ours ("ours: ...")."""
+
+SAMPLE = (
+    "test_Backend_enum_class",
+    "test_send_recv",
+    "test_isend",
+    "test_broadcast",
+    "test_reduce_sum",
+    "test_all_reduce_sum_async",
+    "test_all_reduce_max",
+    "test_scatter",
+    "test_gather",
+    "test_all_gather",
+    "test_all_gather_coalesced_simple",
+    "test_barrier",
+)
+
+
+def run_suite(names: Sequence[str], folder: Path) -> list[list[tuple[str, str, str]]]:
+    """Return (name, outcome, reason) of each test at each rank."""
+    (folder / "names").write_text("\n".join(names), encoding="utf-8")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.comm.torch_suite", str(rank), str(folder), CLUSTERS],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(len(CLUSTERS))
+    ]
+    try:
+        for one in ranks:
+            one.wait(LIMIT_S)
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+    files = [folder / f"{rank}.results" for rank in range(len(CLUSTERS))]
+    lines = [one.read_text(encoding="utf-8").splitlines() if one.exists() else [] for one in files]
+    return [[tuple(json.loads(line)) for line in of] for of in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+def test_torchs_own_tests_pass(whole: bool, tmp_path: Path) -> None:
+    """A sample of them; with `--whole` all that are not left out, and torch leaves out what the list says."""
+    if find_spec("expecttest") is None:
+        pytest.skip("torch's tests import expecttest, which is not installed: pip install expecttest")
+    names = [name for name, why in EXPECTED.items() if not why.startswith("ours: ")] if whole else list(SAMPLE)
+    for rank, of in enumerate(run_suite(names, tmp_path)):
+        found = {name: outcome for name, outcome, _ in of}
+        expected = {name: "passed" if EXPECTED[name] == "passed" else "skipped" for name in names}
+        assert found == expected, f"rank {rank}: {[one for one in of if one[1] == 'failed']}"
+
+
+def test_every_test_of_torch_is_listed() -> None:
+    """One that a later version of torch adds is run or left out on purpose."""
+    module = find_spec("torch.testing._internal.distributed")
+    assert module is not None
+    assert module.submodule_search_locations is not None
+    text = (Path(module.submodule_search_locations[0]) / "distributed_test.py").read_text(encoding="utf-8")
+    names = {line.split()[1].partition("(")[0] for line in text.splitlines() if line.startswith("        def test_")}
+    assert names - EXPECTED.keys() == set(), "run them, and add what they do"
+    assert set(SAMPLE) <= {name for name, outcome in EXPECTED.items() if outcome == "passed"}
