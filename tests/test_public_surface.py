@@ -69,7 +69,7 @@ SURFACES = {
     """,
     "switch": """
         Abort Actions Begin StreamSettings ClientState Datagram FixedPoint FromSwitch FromWorker Instructions Lost
-        PassingWorker Phase MAX_INTEGERS MAX_WORKERS NonFiniteError
+        PassingWorker PassingPhase MAX_INTEGERS MAX_WORKERS NonFiniteError
         Received SlotPool Start SwitchClient Timer UdpSocket job_number magnitude_bits read_job_keys run_client
         serve_switch
     """,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from isthmus.strategies import STRATEGIES
@@ -52,3 +54,14 @@ def test_bad_options_are_named(words: tuple[object, ...], message: str) -> None:
     status, text = run("strategies", *words)
     assert status == 2, text
     assert message in text
+
+
+def test_the_guide_shows_what_the_command_prints() -> None:
+    """Each table of docs/guide/strategies.md is the output of the command above it."""
+    page = (Path(__file__).parents[2] / "docs/guide/strategies.md").read_text(encoding="utf-8")
+    blocks = [block.split("```")[0].splitlines() for block in page.split("```console\n")[1:]]
+    assert len(blocks) == 2
+    for words, *shown in blocks:
+        status, text = run(*words.removeprefix("$ isthmus ").split())
+        assert status == 0
+        assert [line.split() for line in text.splitlines()] == [line.split() for line in shown]

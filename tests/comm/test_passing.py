@@ -83,7 +83,7 @@ def test_sums_by_switches(clusters: str, num_switches: int) -> None:
             check(sums(groups, values), values, len(set(clusters)))
         values = random_values(clusters, 500)
         check(sums(groups, values, dist.ReduceOp.AVG), values, len(set(clusters)), 1 / len(clusters))
-        workers = [group._method.worker for group in groups]
+        workers = [group.method.worker for group in groups]
         used = {worker.counters["parts_without_switch"] for worker in workers if worker is not None}
         assert (used == {0}) == bool(num_switches)
         close(groups)
@@ -136,9 +136,9 @@ def test_a_switch_that_is_killed_within_a_sum(after: int) -> None:
             check(sums(groups, values), values, 2)
         assert process.wait(10) == -signal.SIGKILL
         for group in groups:
-            assert group._method.worker.counters["switch_failures"] == 1
-            assert group._method.worker.counters["parts_without_switch"] > 0
-            why = group._method.worker.failure
+            assert group.method.worker.counters["switch_failures"] == 1
+            assert group.method.worker.counters["parts_without_switch"] > 0
+            why = group.method.worker.failure
             assert "has sent nothing" in why or "goes on without the switch" in why
         close(groups)
 

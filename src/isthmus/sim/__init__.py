@@ -12,8 +12,9 @@ from isthmus.sim.output.timeline_page import timeline_page
 from isthmus.sim.pipeline.run_pipeline import PipelineResult, run_pipeline
 from isthmus.sim.pipeline.warm_up import best_warm_up
 from isthmus.sim.simulation_result import LinkResult, MessageTrace, SimulationResult, StageResult, TimelineSpan
-from isthmus.sim.synchronisation import SyncCluster, SyncServers, SyncTime
-from isthmus.sim.synchronisation import seconds as sync_seconds
+from isthmus.sim.synchronisation.sync_cluster import SyncCluster
+from isthmus.sim.synchronisation.sync_seconds import SyncTime, sync_seconds
+from isthmus.sim.synchronisation.sync_servers import SyncServers
 
 __all__ = [
     "CheckpointInterval",

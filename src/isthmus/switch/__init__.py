@@ -9,8 +9,8 @@ from isthmus.switch.passing_worker import (
     FromSwitch,
     FromWorker,
     Lost,
+    PassingPhase,
     PassingWorker,
-    Phase,
 )
 from isthmus.switch.run_client import run_client
 from isthmus.switch.serve_switch import serve_switch
@@ -41,8 +41,8 @@ __all__ = [
     "Instructions",
     "Lost",
     "NonFiniteError",
+    "PassingPhase",
     "PassingWorker",
-    "Phase",
     "Received",
     "SlotPool",
     "Start",

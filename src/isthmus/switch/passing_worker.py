@@ -28,7 +28,7 @@ MAX_PAUSE = 64
 _VOTE = struct.Struct("<BxxxIQ")
 
 
-class Phase(IntEnum):
+class PassingPhase(IntEnum):
     """Messages between workers: each sum has a VOTE; the others follow if a switch failed."""
 
     VOTE = 0
@@ -59,7 +59,7 @@ class FromWorker:
 
     peer: int
     number: int
-    phase: Phase
+    phase: PassingPhase
     payload: bytes
 
 
@@ -79,8 +79,8 @@ class Actions:
     """Datagrams `(switch, data, packet_bytes)` and messages to send, receives to post, the time of the next `Timer`."""
 
     packets: list[tuple[int, bytes, int]] = field(default_factory=list)
-    messages: list[tuple[int, Phase, bytes]] = field(default_factory=list)
-    expected: list[tuple[int, Phase, int]] = field(default_factory=list)
+    messages: list[tuple[int, PassingPhase, bytes]] = field(default_factory=list)
+    expected: list[tuple[int, PassingPhase, int]] = field(default_factory=list)
     """Peer, phase and number of bytes of messages that will come."""
     wake_s: float | None = None
 
@@ -113,7 +113,7 @@ class PassingWorker:
         self._renewals = 0
         self.failure = ""
         """Why a switch failed last."""
-        self._inbox: dict[tuple[int, Phase, int], bytes] = {}
+        self._inbox: dict[tuple[int, PassingPhase, int], bytes] = {}
         self._deadline_s = 0.0
         self._reset(np.zeros(0, np.float32))
 
@@ -169,7 +169,7 @@ class PassingWorker:
         self._sums = np.zeros((num, width), np.int32)
         self._sum_bits = np.zeros(num, np.uint32)
         self._wakes: list[float | None] = [None] * self._groups
-        self._phase = Phase.VOTE
+        self._phase = PassingPhase.VOTE
         self._has_voted = False
         self._redone = np.zeros(0, np.int64)  # rows that are summed by parameter servers
         self._failed = 0  # mask of the switches that failed at any worker
@@ -182,7 +182,7 @@ class PassingWorker:
         self.result = None
         self._reset(event.values)
         self._deadline_s = now_s + self.timeout_s
-        out.expected += [(peer, Phase.VOTE, _VOTE.size) for peer in self._peers]
+        out.expected += [(peer, PassingPhase.VOTE, _VOTE.size) for peer in self._peers]
         if (self._bits >= NON_FINITE_BITS).any():
             self._vote(out)
             self._fail(_non_finite([self.settings.worker]))
@@ -203,26 +203,30 @@ class PassingWorker:
 
     def _advance(self, now_s: float, out: Actions) -> None:
         """Take the steps for which all messages are there."""
-        if self._phase is Phase.VOTE:
+        if self._phase is PassingPhase.VOTE:
             self._read_votes(now_s, out)
             if self.running and not self._has_voted and self._is_settled():
                 self._vote(out)
-            if self.running and self._has_voted and self._is_complete(Phase.VOTE, self._peers):
+            if self.running and self._has_voted and self._is_complete(PassingPhase.VOTE, self._peers):
                 self._decide(out)
-        if self.running and self._phase is Phase.STATE and self._is_complete(Phase.STATE, self._peers):
+        if self.running and self._phase is PassingPhase.STATE and self._is_complete(PassingPhase.STATE, self._peers):
             self._share(out)
-        if self.running and self._phase is Phase.SHARE and self._is_complete(Phase.SHARE, self._givers()):
+        if self.running and self._phase is PassingPhase.SHARE and self._is_complete(PassingPhase.SHARE, self._givers()):
             self._total(out)
-        if self.running and self._phase is Phase.TOTAL and self._is_complete(Phase.TOTAL, self._servers()):
+        if (
+            self.running
+            and self._phase is PassingPhase.TOTAL
+            and self._is_complete(PassingPhase.TOTAL, self._servers())
+        ):
             for peer in self._servers():
                 rows = self._redone_at(peer)
-                self._sums[rows] = self._integers_of(self._message(Phase.TOTAL, peer), len(rows))
+                self._sums[rows] = self._integers_of(self._message(PassingPhase.TOTAL, peer), len(rows))
             self._finish(out)
 
-    def _message(self, phase: Phase, peer: int) -> bytes:
+    def _message(self, phase: PassingPhase, peer: int) -> bytes:
         return self._inbox[self.number, phase, peer]
 
-    def _is_complete(self, phase: Phase, peers: Sequence[int]) -> bool:
+    def _is_complete(self, phase: PassingPhase, peers: Sequence[int]) -> bool:
         return all((self.number, phase, peer) in self._inbox for peer in peers)
 
     # --- votes
@@ -246,12 +250,12 @@ class PassingWorker:
         self._has_voted = True
         bad = bool((self._bits >= NON_FINITE_BITS).any())
         payload = _VOTE.pack(bad, self._mask(), self._num_values)
-        out.messages += [(peer, Phase.VOTE, payload) for peer in self._peers]
+        out.messages += [(peer, PassingPhase.VOTE, payload) for peer in self._peers]
 
     def _read_votes(self, now_s: float, out: Actions) -> None:
         """Stop waiting for a switch that another worker has given up; fail if values differ in size or are NaN."""
         for peer in self._peers:
-            if (self.number, Phase.VOTE, peer) not in self._inbox:
+            if (self.number, PassingPhase.VOTE, peer) not in self._inbox:
                 continue
             bad, mask, num_values = self._read_vote(peer)
             problem: InputError | None = _non_finite([peer]) if bad else None
@@ -270,7 +274,7 @@ class PassingWorker:
                     self._feed(place, Abort(f"worker {peer} goes on without the switch"), now_s, out)
 
     def _read_vote(self, peer: int) -> tuple[int, int, int]:
-        payload = self._message(Phase.VOTE, peer)
+        payload = self._message(PassingPhase.VOTE, peer)
         if len(payload) != _VOTE.size:
             return 0, 0, -1
         bad, mask, num_values = _VOTE.unpack(payload)
@@ -289,11 +293,11 @@ class PassingWorker:
         if not self._failed:
             self._finish(out)
             return
-        self._phase = Phase.STATE
+        self._phase = PassingPhase.STATE
         rows = self._failed_rows()
         payload = self._lacking(rows).astype(np.uint8).tobytes() + self._bits[rows].astype("<u4").tobytes()
-        out.messages += [(peer, Phase.STATE, payload) for peer in self._peers]
-        out.expected += [(peer, Phase.STATE, 5 * len(rows)) for peer in self._peers]
+        out.messages += [(peer, PassingPhase.STATE, payload) for peer in self._peers]
+        out.expected += [(peer, PassingPhase.STATE, 5 * len(rows)) for peer in self._peers]
 
     # --- parameter servers
 
@@ -314,7 +318,7 @@ class PassingWorker:
         rows = self._failed_rows()
         lacking, bits = self._lacking(rows), self._bits[rows]
         for peer in self._peers:
-            payload = self._message(Phase.STATE, peer)
+            payload = self._message(PassingPhase.STATE, peer)
             if len(payload) != 5 * len(rows):
                 self._fail(PeerError(f"worker {peer} sent {len(payload)} bytes of state, not {5 * len(rows)}"))
                 return
@@ -329,23 +333,23 @@ class PassingWorker:
                 scales = self._point.scales(self._sum_bits[mine])
                 self._sums[mine] = self._point.to_integers(self._parts[mine], scales)
                 if peer != self.settings.worker and len(mine):
-                    out.messages.append((peer, Phase.SHARE, self._sums[mine].astype("<i4").tobytes()))
+                    out.messages.append((peer, PassingPhase.SHARE, self._sums[mine].astype("<i4").tobytes()))
         except NonFiniteError as error:
             self._fail(error)
             return
-        self._phase = Phase.SHARE
+        self._phase = PassingPhase.SHARE
         size = 4 * self.settings.part_integers
-        out.expected += [(peer, Phase.SHARE, size * len(self._own())) for peer in self._givers()]
-        out.expected += [(peer, Phase.TOTAL, size * len(self._redone_at(peer))) for peer in self._servers()]
+        out.expected += [(peer, PassingPhase.SHARE, size * len(self._own())) for peer in self._givers()]
+        out.expected += [(peer, PassingPhase.TOTAL, size * len(self._redone_at(peer))) for peer in self._servers()]
 
     def _total(self, out: Actions) -> None:
         rows = self._own()
         for peer in self._givers():
-            self._sums[rows] += self._integers_of(self._message(Phase.SHARE, peer), len(rows))
+            self._sums[rows] += self._integers_of(self._message(PassingPhase.SHARE, peer), len(rows))
         if len(rows):
             payload = self._sums[rows].astype("<i4").tobytes()
-            out.messages += [(peer, Phase.TOTAL, payload) for peer in self._peers]
-        self._phase = Phase.TOTAL
+            out.messages += [(peer, PassingPhase.TOTAL, payload) for peer in self._peers]
+        self._phase = PassingPhase.TOTAL
 
     def _redone_at(self, worker: int) -> NDArray[np.int64]:
         """Return the rows that `worker` sums."""
@@ -400,7 +404,9 @@ class PassingWorker:
 
     def _overdue(self) -> PeerError:
         """Return the error of a sum that is not done within the time-out, with the workers that are waited for."""
-        wanted = {Phase.SHARE: self._givers, Phase.TOTAL: self._servers}.get(self._phase, lambda: self._peers)()
+        wanted = {PassingPhase.SHARE: self._givers, PassingPhase.TOTAL: self._servers}.get(
+            self._phase, lambda: self._peers
+        )()
         silent = [one for one in wanted if (self.number, self._phase, one) not in self._inbox]
         pending = {one for client in self._clients if client is not None for one in client.pending_workers()}
         return PeerError(

@@ -106,6 +106,11 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._method = method
 
     @property
+    def method(self) -> AllReduceMethod | None:
+        """The other way to all-reduce that this group uses, if any."""
+        return self._method
+
+    @property
     def runner(self) -> CollectiveRunner:
         """What runs the collectives of this group."""
         return self._runner

@@ -11,7 +11,8 @@ from isthmus.sim.synchronisation.paper_equations import (
 )
 from isthmus.sim.synchronisation.step_loads import StageOfPhases, step_loads
 from isthmus.sim.synchronisation.sync_cluster import SyncCluster
-from isthmus.sim.synchronisation.sync_seconds import BindingEnd, PhaseTime, SyncTime, seconds
+from isthmus.sim.synchronisation.sync_seconds import BindingEnd, PhaseTime, SyncTime
+from isthmus.sim.synchronisation.sync_seconds import sync_seconds as seconds
 from isthmus.sim.synchronisation.sync_servers import SyncServers
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`seconds`: the time of one synchronisation by a named strategy, priced from the strategy's own steps."""
+"""`sync_seconds`, in its package `seconds`: the time of a named strategy, priced from the strategy's own steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SyncTime:
         return max(by_end, key=by_end.__getitem__, default="worker")
 
 
-def seconds(strategy: str, num_bytes: float, cluster: SyncCluster) -> SyncTime:
+def sync_seconds(strategy: str, num_bytes: float, cluster: SyncCluster) -> SyncTime:
     """Return the time in which all chips of `cluster` sum `num_bytes` each by `strategy`.
 
     Phases follow each other unless one streams behind the one before it. A phase takes as long as its busiest

@@ -26,15 +26,15 @@ from isthmus.switch import (
     FromSwitch,
     FromWorker,
     Lost,
+    PassingPhase,
     PassingWorker,
-    Phase,
     Timer,
     UdpSocket,
 )
 
-MessagesOf = Callable[[Phase], TransportMessages]
+MessagesOf = Callable[[PassingPhase], TransportMessages]
 
-_Arrived = tuple[int, Phase, torch.Tensor, Future[Any]]
+_Arrived = tuple[int, PassingPhase, torch.Tensor, Future[Any]]
 
 
 class PassingLoop:
@@ -117,7 +117,7 @@ class PassingLoop:
         return actions.wake_s
 
     def _take(
-        self, queue: SimpleQueue[_Arrived], peer: int, phase: Phase, buffer: torch.Tensor, future: Future[Any]
+        self, queue: SimpleQueue[_Arrived], peer: int, phase: PassingPhase, buffer: torch.Tensor, future: Future[Any]
     ) -> None:
         queue.put((peer, phase, buffer, future))
         with suppress(OSError, ValueError):  # closed meanwhile

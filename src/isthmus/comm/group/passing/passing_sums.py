@@ -27,14 +27,14 @@ from isthmus.comm.group.run_program import run_program
 from isthmus.comm.group.transport_messages import TransportMessages, sends_of
 from isthmus.core.errors import PlanError
 from isthmus.strategies import Message, RankProgram, Region, plan_steps, rank_program
-from isthmus.switch import MAX_WORKERS, PassingWorker, Phase, StreamSettings, UdpSocket, job_number
+from isthmus.switch import MAX_WORKERS, PassingPhase, PassingWorker, StreamSettings, UdpSocket, job_number
 
 PIECE_ELEMENTS = 2**18
 
 _REDUCE, _GATHER, _RUN, _PHASES = 0, 1, 2, 3
-"""Offsets of the numbers of a sum's collectives; one for each `Phase` follows."""
+"""Offsets of the numbers of a sum's collectives; one for each `PassingPhase` follows."""
 
-_NUM_SEQUENCES = _PHASES + len(Phase)
+_NUM_SEQUENCES = _PHASES + len(PassingPhase)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ class PassingSums:
 
         reducing, gathering = messages(_REDUCE, sends_of(scatter)), messages(_GATHER, sends_of(gather))
         peers = [Message(rank, 0) for rank in self._leaders if rank != self._rank]
-        votes = messages(_PHASES + Phase.VOTE, peers)
+        votes = messages(_PHASES + PassingPhase.VOTE, peers)
         span = None if self._share is None else spans[self._share]
         if span is None:
             run_program(scatter, [(0, flat)], [], torch.add, reducing)
@@ -140,9 +140,9 @@ class PassingSums:
         run_program(scatter, [(0, flat)], [(start, part)], torch.add, reducing)
         if self._loop is None:
             self._loop = self._join(messages(_RUN, peers if self._worker == 0 else []))
-        phases = {Phase.VOTE: votes}
+        phases = {PassingPhase.VOTE: votes}
 
-        def messages_of(phase: Phase) -> TransportMessages:
+        def messages_of(phase: PassingPhase) -> TransportMessages:
             if phase not in phases:
                 phases[phase] = messages(_PHASES + phase, [])
             return phases[phase]
