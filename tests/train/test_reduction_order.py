@@ -57,7 +57,7 @@ def _tell_when_reduced(
     replicas: Replicas, rank: int, semaphore: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Release `semaphore` whenever a rank has the sums of what it holds."""
-    reducer = replicas.ranks[rank].optimizer._reducer
+    reducer = replicas.ranks[rank].optimizer.reducer
     assert reducer is not None
     reduce = reducer.reduce
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.group.collective_runner import Turn
+from isthmus.comm.group.collective_runner import CollectiveTurn
 from isthmus.comm.group.collective_work import CollectiveWork
 from isthmus.comm.group.group_work import tensor_label
 from isthmus.comm.group.host_tensors import HostTensors
@@ -64,7 +64,7 @@ class FormattedSums:
         program = _program(flat.numel(), self._clusters, self._rank, piece)
         label = f"allreduce {operation.name} {tensor_label(tensor)} in {self._format.name}"
 
-        def run(turn: Turn) -> None:
+        def run(turn: CollectiveTurn) -> None:
             messages = self._runner.messages(turn.sequence, label, sends_of(program), turn.limit_s)
             with self._runner.failing([messages]):
                 turn.wait_for_earlier()

@@ -63,7 +63,7 @@ class Optimizer:
         reducer: GradientReducer | None = None,
         on_host: bool = False,
     ) -> None:
-        self._training, self._sum_over_all, self._reducer = training, sum_over_all, reducer
+        self._training, self._sum_over_all, self.reducer = training, sum_over_all, reducer
         self._working_weights, self._on_host = dict(parameters), on_host
         shapes = {name: parameter.shape for name, parameter in self._working_weights.items()}
         self._ownership = ownership or Ownership.single_rank(shapes)
@@ -87,9 +87,9 @@ class Optimizer:
         `loss` is this rank's part of the loss.
         """
         # Step 1: reduce the gradients over all owners.
-        if self._reducer is not None:
+        if self.reducer is not None:
             self._gradients.zero_missing_shared()
-            self._reducer.reduce(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
+            self.reducer.reduce(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
         # Step 2: sum gradient norm and loss over all ranks.
         mine = torch.tensor([self._gradients.sum_of_squares(), loss], dtype=torch.float64)
         squares, total_loss = self._sum_over_all(mine).tolist()
@@ -139,8 +139,8 @@ class Optimizer:
             if working.is_cuda and not new.is_cuda:  # convert before the transfer
                 new = empty_host_tensor(working).copy_(new)
             working.copy_(new)
-        if self._reducer is not None and self._ownership.shard_updates:
-            self._reducer.broadcast_in_cluster(self._working_view)
+        if self.reducer is not None and self._ownership.shard_updates:
+            self.reducer.broadcast_in_cluster(self._working_view)
 
     def _working_view(self, segment: ParameterSegment) -> torch.Tensor:
         return view_rows(self._working_weights[segment.name].detach(), self._ownership.locate(segment))

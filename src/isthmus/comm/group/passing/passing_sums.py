@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.group.collective_runner import Turn
+from isthmus.comm.group.collective_runner import CollectiveTurn
 from isthmus.comm.group.collective_work import CollectiveWork
 from isthmus.comm.group.group_work import tensor_label
 from isthmus.comm.group.host_tensors import HostTensors
@@ -95,7 +95,7 @@ class PassingSums:
         (flat,) = host.flat
         label = f"allreduce {operation.name} {tensor_label(tensor)} by passing"
 
-        def run(turn: Turn) -> None:
+        def run(turn: CollectiveTurn) -> None:
             several: list[TransportMessages] = []
             with self._runner.failing(several):
                 turn.wait_for_earlier()
@@ -119,7 +119,7 @@ class PassingSums:
             self._loop.close()
             self._loop = None
 
-    def _sum(self, flat: torch.Tensor, label: str, turn: Turn, several: list[TransportMessages]) -> None:
+    def _sum(self, flat: torch.Tensor, label: str, turn: CollectiveTurn, several: list[TransportMessages]) -> None:
         scatter, gather, spans = _programs(flat.numel(), self._clusters, self._near, self._rank, self._num_shares)
 
         def messages(offset: int, owed: Sequence[Message]) -> TransportMessages:
