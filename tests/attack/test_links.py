@@ -21,7 +21,6 @@ import pytest
 
 from isthmus.comm.channel.channel import PlainChannel
 from isthmus.comm.connect_transport import connect_transport
-from isthmus.comm.meeting.run_agreement import Notice
 from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.greeting import Greeting, send_json_line
 from isthmus.comm.tcp.sealed_greeting import FIRST_BYTES, SealedHandshake
@@ -306,16 +305,6 @@ def test_a_stranger_cannot_take_the_place_of_a_peer_that_is_not_dialled_yet() ->
         assert [one.loss() for one in run.ranks] == [None] * 4
         run.check_alive()
         assert 3 in run.ranks[1].traffic()
-
-
-def test_a_malformed_or_unknown_notice_of_a_member_ends_its_connection_only_with_a_name() -> None:
-    """A notice that no release sends is a malformed frame: the rank that sent it is lost, by name."""
-    for tag, text in ((99, b""), (-1, b""), (int(Notice.LOST), b"[" * 4000), (int(Notice.LOST), b"{}")):
-        with run_of(sites=("a", "b")) as run:
-            low, high = run.ranks
-            high._peers[0].notify(tag, text)
-            error = low.loss(LIMIT_S)
-            assert "malformed frame from peer 1" in str(error)
 
 
 def test_a_message_to_one_rank_opens_nothing_at_another() -> None:
