@@ -33,8 +33,8 @@ test: $(READY) lint  ## lint, types, layer contracts, and all tests
 whole: $(READY) lint  ## the same, with every case of the rules of which `test` tries a sample
 	$(PYTEST) --whole
 
-unit: $(READY)  ## the fast tests only
-	$(PYTEST) -m 'not slow and not root and not gpu'
+unit: $(READY)  ## the fast tests of single parts only
+	$(PYTEST) -m 'not slow and not root and not gpu and not integration and not attack'
 
 lint: $(READY)  ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

@@ -27,6 +27,8 @@ from scripts.house import (
     tensor_functions,
 )
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Figure]:

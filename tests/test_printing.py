@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 SOURCE = Path(__file__).parent.parent / "src" / "isthmus"
 
 SEAM = frozenset({"cli/environment/cli_environment.py", "cli/environment/safe_console.py"})

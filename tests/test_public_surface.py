@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 SURFACES = {
     "agent": """
         AgentConfig LocalAdapter LocalJobFile SchedulerAdapter WorkerStatus build_image read_images

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "isthmus"
 PAGE = ROOT / "docs" / "design" / "waits.md"

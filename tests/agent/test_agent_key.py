@@ -15,6 +15,8 @@ from isthmus.agent.service.sync_client import SyncClient
 from isthmus.core.errors import AuthError, ConflictError, FileError, UnavailableError
 from isthmus.core.process.state_folder_lock import lock_state_folder
 
+pytestmark = pytest.mark.integration
+
 LOST_BEFORE, LOST_AFTER = "the request is lost", "the reply is lost"
 
 

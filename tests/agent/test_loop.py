@@ -34,6 +34,8 @@ from isthmus.core.process.state_folder_lock import lock_state_folder
 from tests.agent.test_shell import Site
 from tests.site.samples import EAST, order, orders
 
+pytestmark = pytest.mark.integration
+
 
 class Answering:
     """A server that gives the answers set by the test, then repeats the last one, and keeps the reports."""

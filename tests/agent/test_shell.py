@@ -32,6 +32,8 @@ from isthmus.site.site_invariants import check_site
 from tests.full_disk import full_disk
 from tests.site.samples import EAST, INVENTORY, JOB, address, order, orders, plan, states
 
+pytestmark = pytest.mark.integration
+
 
 class FakeAdapter(SchedulerAdapter):
     """Workers that are entries of a dictionary; it keeps the contract of `SchedulerAdapter` but has no processes."""

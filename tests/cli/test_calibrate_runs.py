@@ -10,6 +10,8 @@ from isthmus.plan import load_calibration
 from tests.cli.test_plan_commands import answer, run
 from tests.plan.test_export_logs import megatron
 
+pytestmark = pytest.mark.integration
+
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8,
     "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 32000,

@@ -18,6 +18,8 @@ from isthmus.core.plan import PlanSet
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import START_S, make_metrics, make_plan, make_view
 
+pytestmark = pytest.mark.integration
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "num_hidden_layers": 4,

@@ -14,6 +14,8 @@ import typer
 from isthmus.cli.app.find_command import MODULES, find_app
 from isthmus.cli.app.typer_app import app
 
+pytestmark = pytest.mark.integration
+
 NAMES = sorted(name for names in MODULES.values() for name in names)
 
 

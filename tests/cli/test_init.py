@@ -11,6 +11,8 @@ import yaml
 from isthmus.core.files.user_files import load_job, load_pool
 from tests.cli.fake_server import FakeServer, run
 
+pytestmark = pytest.mark.integration
+
 FILES = ["job.yaml", "model/config.json", "policy.yaml", "pool.yaml", "site.yaml"]
 PAIR = ("--cluster", "hangzhou@zhejiang=H20:2x8", "--cluster", "nanjing=BI-V150:4x8")
 

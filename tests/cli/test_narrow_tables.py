@@ -17,6 +17,8 @@ from isthmus.core.plan import Plan
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import make_plan, make_view
 
+pytestmark = pytest.mark.integration
+
 WIDTHS = (80, 100, 120)
 LONG = "no plan fits the free resources: needs 3 h20 at qingyang, 2 are free"
 

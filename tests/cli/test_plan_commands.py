@@ -11,6 +11,8 @@ from isthmus.cli import main
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.chip import chip_catalogue
 
+pytestmark = pytest.mark.integration
+
 POOL = {
     "clusters": [
         {

@@ -14,6 +14,8 @@ import pytest
 
 from tests.control.processes import until
 
+pytestmark = pytest.mark.integration
+
 FORBIDDEN = {"torch", "transformers", "fastapi", "uvicorn", "psutil", "numpy", "cryptography"}
 
 

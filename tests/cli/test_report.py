@@ -18,6 +18,8 @@ from isthmus.core.messages.agent_messages import Span, StepMetrics
 from isthmus.core.messages.api_views import HistoryEvent
 from tests.cli.samples import CLUSTERS, START_S, make_job, make_metrics, make_plan, make_pool, make_view, message
 
+pytestmark = pytest.mark.integration
+
 VOID = {"meta", "br", "link", "img", "input"}
 
 

@@ -10,6 +10,8 @@ import pytest
 from isthmus.core.files.user_files import load_plan
 from tests.cli.fake_server import FakeServer, run
 
+pytestmark = pytest.mark.integration
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 1024,

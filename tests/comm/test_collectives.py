@@ -16,6 +16,8 @@ from isthmus.comm.transport.memory_transport import MemoryTransport, memory_tran
 from isthmus.core.errors import PeerError, PlanError
 from isthmus.strategies import RANK_STRATEGIES, group_steps
 
+pytestmark = pytest.mark.integration
+
 
 def memory_groups(clusters: str, timeout_s: float = 30) -> list[IsthmusGroup]:
     """Return groups over the fake, without gloo."""

@@ -19,6 +19,8 @@ from isthmus.comm.tcp.tcp_transport import TcpTransport
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
 from isthmus.wan import listen
 
+pytestmark = pytest.mark.integration
+
 LIMIT_S = 20.0
 """Less than the 30 s after which a silent peer counts as lost."""
 

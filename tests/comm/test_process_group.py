@@ -19,6 +19,8 @@ from isthmus.core.errors import PeerError, PlanError
 from tests.comm.ranks import LIMIT, group_over, transports
 from tests.train.alive import no_collector
 
+pytestmark = pytest.mark.integration
+
 
 def test_a_receive_tells_when_its_message_was_under_way() -> None:
     """Over the transport, a receive knows when it was sent and when it had arrived, on its own clock."""

@@ -38,6 +38,8 @@ from isthmus.wan import listen
 from tests.comm.ranks import tcp_transports, transports
 from tests.comm.relay import Relay
 
+pytestmark = pytest.mark.integration
+
 
 def peer_behind(
     near: socket.socket, on_loss: Callable[[PeerError], None] = lambda _: None, *, peer_type: type[Peer] = Peer

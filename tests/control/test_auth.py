@@ -16,6 +16,8 @@ from isthmus.core.messages.api_views import TokenRequest
 from tests.control.serving import EAST, WEST, cluster, report, submission
 from tests.control.test_server_api import Server
 
+pytestmark = pytest.mark.integration
+
 ENDPOINTS = {
     "list jobs": ("GET", "/v1/jobs", None),
     "submit": ("POST", "/v1/jobs", submission()),

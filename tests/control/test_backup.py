@@ -25,6 +25,8 @@ from isthmus.core.errors import ConflictError, NotFoundError
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from tests.cli.fake_server import FakeServer, run
 
+pytestmark = pytest.mark.integration
+
 OLD_KEY = StoredToken(role="owner", name="hz", digest="d2", created_s=2.0, site="east")
 """The key of a site, which `fill` replaces by another one."""
 NOT_COPIED = {"migrations", "identity", "sqlite_sequence"}

@@ -45,6 +45,8 @@ from tests.cli.fake_server import FakeServer, run
 from tests.control.samples import plan
 from tests.control.serving import EAST, WEST, report, submission
 
+pytestmark = pytest.mark.integration
+
 BASE_FILE = Path(__file__).parent / "data" / "base-v1.bin"
 POLICY = CompactionPolicy(keep_s=100.0, keep_bytes=1 << 30)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -32,6 +33,8 @@ from isthmus.core.plan import Plan, Prediction
 from isthmus.core.pool import Link
 from tests.control.driver import RULES, Driver
 from tests.control.samples import plan
+
+pytestmark = pytest.mark.integration
 
 SITES = ("a", "b", "c")
 STATES = ("queued", "ready", "prepared", "refused", "running", "succeeded", "failed", "released")

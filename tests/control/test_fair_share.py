@@ -17,6 +17,8 @@ from isthmus.control.store.snapshot_codec import restore_state, serialize_state
 from tests.control.driver import Driver
 from tests.control.samples import plan
 
+pytestmark = pytest.mark.integration
+
 DAY_S = 86400.0
 RANKS = range(3)
 

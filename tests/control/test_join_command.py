@@ -13,6 +13,8 @@ from tests.control.serving import cluster
 from tests.control.test_leave_api import Shell
 from tests.control.test_server_api import Server
 
+pytestmark = pytest.mark.integration
+
 HERE = cluster("qingyang", owner="owner-east", chips=4)
 POOL = """
 version: 1

@@ -22,6 +22,8 @@ from tests.control.samples import submission
 from tests.control.simulated import RULES, STEP_S, Server, Site, User
 from tests.control.world import KILL_POINTS, Chaos, World
 
+pytestmark = pytest.mark.integration
+
 CHAOS_S, END_S = 60.0, 600.0
 
 

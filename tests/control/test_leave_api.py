@@ -16,6 +16,8 @@ from isthmus.core.messages.agent_messages import ObservedPart
 from tests.control.serving import EAST, WEST, report
 from tests.control.test_server_api import Server
 
+pytestmark = pytest.mark.integration
+
 
 class Shell:
     """The command line of `who` on the application in this process; while it sleeps, `agents` act."""

@@ -23,6 +23,8 @@ from tests.control.model.scenario import SMALL_PREEMPTION, Scenario
 from tests.control.model.site import Site
 from tests.control.model.sweep import key_of, sweep
 
+pytestmark = pytest.mark.integration
+
 LONE = Scenario(sites=("a",), jobs=(("j", "a"),), faults=1)
 TINY = Scenario(sites=("a", "b"), jobs=(("j", "ab"),), faults=1)
 ONE_JOB = Scenario(jobs=(("j", "abc"),), faults=0, cancels=1)

@@ -11,6 +11,8 @@ from isthmus.control.simulation.chaos.run_chaos import run_chaos
 from isthmus.control.simulation.faults.fault_injector import FAULT_RATES
 from isthmus.control.simulation.faults.torn_write_log import SqliteEventLog
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize("seed", range(1))
 def test_whatever_fails_every_job_ends_once_and_every_card_comes_back(seed: int) -> None:

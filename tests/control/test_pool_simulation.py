@@ -21,6 +21,8 @@ from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 from isthmus.site import OrdersReceived
 from tests.control.samples import submission
 
+pytestmark = pytest.mark.integration
+
 TRACE = generate_trace({"a": 64, "b": 128}, seed=4, num_jobs=25, load=0.9)
 POOL = make_trace_pool(TRACE, load=0.9, owners=2)
 

@@ -30,6 +30,8 @@ from isthmus.core.pool import Cluster, Pool
 from tests.control.driver import Driver
 from tests.control.serving import EAST, POOL, WEST, cluster, job, plan_across, report, submission
 
+pytestmark = pytest.mark.integration
+
 
 class Server:
     """The application in this process, with a token for each role; `now_s` is its clock."""

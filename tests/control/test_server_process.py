@@ -27,6 +27,8 @@ from isthmus.control.server.tls import Certificate, given_certificate, self_sign
 from isthmus.core.errors import InputError, UnavailableError
 from tests.full_disk import full_disk
 
+pytestmark = pytest.mark.integration
+
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 

@@ -21,6 +21,8 @@ from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics
 from tests.control.processes import until
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
 
+pytestmark = pytest.mark.integration
+
 Told = tuple[str, int | None, dict[str, object]]
 
 

@@ -18,6 +18,8 @@ from isthmus.core.messages.agent_messages import LogChunk, ObservedPart, StepMet
 from tests.control.serving import EAST, plan_across, report, submission
 from tests.control.test_server_api import Server
 
+pytestmark = pytest.mark.integration
+
 ANNS = "anns-secret"
 """In the name, and so in the id, of all that is ann's; only ann and admins may ever read it."""
 ANNS_TOKEN = f"t-{token_digest('ann')[:12]}"

@@ -5,6 +5,10 @@ import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.integration
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 

@@ -15,6 +15,8 @@ from isthmus.agent.courier.folder_server import FolderServer, Leases
 from isthmus.agent.courier.run_folder_files import RunFolderFiles
 from isthmus.agent.courier.work_folder import read_piece, replace_file, replace_paths
 
+pytestmark = pytest.mark.integration
+
 INSTANCE = "ab" * 32
 HELLO = Frame("hello", {"version": VERSION, "instance": INSTANCE, "host": "node-1"})
 

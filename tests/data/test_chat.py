@@ -13,6 +13,8 @@ from isthmus.data.chat import Turn, tokenize_conversation
 from isthmus.data.chat_template import ChatRenderer, ChatTemplate, RenderLimits, find_chat_template
 from tests.data.corpora import conversation, opened, write_lines, write_tokenizer
 
+pytestmark = pytest.mark.integration
+
 END, PADDING = 257, 258
 on_disk = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 words = st.text("abcdefgh \n", min_size=1, max_size=30)

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from isthmus.core.errors import DataError
 from tests.data.corpora import opened, write_lines, write_texts, write_tokenizer
 
+pytestmark = pytest.mark.integration
+
 END, PADDING = 257, 258
 texts = st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=6)
 on_disk = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

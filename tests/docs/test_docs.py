@@ -11,6 +11,8 @@ import isthmus.sim
 from scripts.docs import pages
 from scripts.python_api import render_package
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("src", "tests", "docs", "benchmarks", "scripts")

@@ -26,6 +26,8 @@ from isthmus.core.errors import InputError
 from isthmus.core.pool import Cluster, NodeGroup
 from tests.kubernetes.samples import site_of
 
+pytestmark = pytest.mark.integration
+
 RELEASES = [f"1.{minor}" for minor in range(25, 38)]
 ID = "0123456789abcdef" * 2
 TWO_GROUPS = Cluster(

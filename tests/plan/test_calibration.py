@@ -22,6 +22,8 @@ from isthmus.plan.time.calibration import FittedParameter
 from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS, shape_scope
 from tests.plan.hand import model_of, plan_of, pool_of
 
+pytestmark = pytest.mark.integration
+
 TRUE = {"A100/matmul_share": 0.62, "A100/memory_share": 0.7, "A100/launch_s": 1.1e-3, "A100/link_share": 0.6}
 
 

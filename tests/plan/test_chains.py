@@ -16,6 +16,8 @@ from isthmus.plan.search.pipelines.equal_layer_bounds import least_end_s, least_
 from isthmus.plan.search.pipelines.search_space import SearchSpace
 from isthmus.plan.time.calibration import DATA_SHEET
 
+pytestmark = pytest.mark.integration
+
 MICRO_BATCHES = 16
 POOL = pool({name: [(chip, 8)] for name, chip in zip("abc", ("H100", "A100", "H100"), strict=True)}, 400, 0.1)
 

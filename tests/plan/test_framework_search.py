@@ -24,6 +24,8 @@ from tests.plan.hand import model_of, pool_of
 from tests.plan.plans import staged, with_stages
 from tests.plan.test_export import REFUSED, recomputing
 
+pytestmark = pytest.mark.integration
+
 CONFIGS = Path(__file__).parent / "configs"
 GUIDES = Path(__file__).parents[2] / "docs/guide"
 MIXED = pool_of("H100", "910B", nodes=2)

@@ -13,6 +13,8 @@ from benchmarks._random_cases import apart, random_cases
 from benchmarks._sailor import Case, SailorPlan, StageUse, Tables, used_chips
 from benchmarks._sailor_space import search
 
+pytestmark = pytest.mark.integration
+
 ZONE, FAR = "land-a", "land-b"
 LAYERS = 4
 TRAINING = {"hidden_size": 64, "heads": 4, "num_layers": LAYERS, "sequence_length": 128}

@@ -10,6 +10,8 @@ from isthmus.core.job import Job
 from isthmus.plan import SearchLimits, SearchRequest, SearchResult, search_plans
 from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 
+pytestmark = pytest.mark.integration
+
 TWO_SITES = pool({"a": [("H20", 16)], "b": [("H20", 16)]}, 100, 1)
 
 

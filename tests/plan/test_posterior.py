@@ -16,6 +16,8 @@ from isthmus.plan.calibrate.find_posterior import (
 from isthmus.plan.calibrate.posterior import MeasuredValue, Prior
 from isthmus.plan.time.calibration import FittedParameter
 
+pytestmark = pytest.mark.integration
+
 CHIP = "A100"
 
 

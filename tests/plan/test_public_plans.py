@@ -12,6 +12,8 @@ from isthmus.core.model import load_model
 from isthmus.core.pool import Pool
 from isthmus.plan import predict
 
+pytestmark = pytest.mark.integration
+
 FOLDER = Path(__file__).parent / "public_plans"
 PAGE = Path(__file__).parents[2] / "docs" / "published.md"
 SYSTEMS = {

@@ -12,6 +12,8 @@ from isthmus.core.pool import Pool
 from isthmus.plan import make_plans
 from isthmus.schedule import check_schedule, make_schedule
 
+pytestmark = pytest.mark.integration
+
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",

@@ -29,6 +29,8 @@ from isthmus.schedule import make_schedule, overlapped
 from isthmus.sim import SimulatedLink
 from isthmus.sim.pipeline.run_pipeline import run_pipeline
 
+pytestmark = pytest.mark.integration
+
 BYTES = 1e6
 
 block = st.fixed_dictionaries(

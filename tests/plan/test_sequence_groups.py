@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from isthmus.core.errors import InputError
 from isthmus.plan.sequence.sequence_groups import group_sequences
 
+pytestmark = pytest.mark.integration
+
 lengths = st.lists(st.integers(1, 40_000), min_size=1, max_size=24)
 
 

@@ -11,6 +11,8 @@ from isthmus.core.plan import Plan
 from isthmus.plan import SearchLimits, SearchRequest, search_plans
 from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 
+pytestmark = pytest.mark.integration
+
 SITES = pool({"a": [("H20", 16)], "b": [("H20", 16)]}, 100, 1)
 
 

@@ -3,11 +3,14 @@
 import itertools
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.plan.search.splits.split_equal_layers import LayerTimes, split_equal_layers
 from isthmus.plan.search.splits.split_layers import split_layers
+
+pytestmark = pytest.mark.integration
 
 layer_times = st.lists(st.floats(0.1, 3), min_size=1, max_size=7)
 stages = st.lists(st.tuples(st.floats(0.2, 4), st.integers(1, 7)), min_size=1, max_size=4)

@@ -31,6 +31,8 @@ from isthmus.plan.search.costs.slots import ChipSlot
 from isthmus.plan.search.costs.stage_cost_table import StageCostTable
 from tests.plan.hand import model_of, plan_of, pool_of
 
+pytestmark = pytest.mark.integration
+
 CONFIGS = Path(__file__).parent / "configs"
 LLAMA = load_model(CONFIGS / "llama-3.1-8b.json")
 HIDDEN, FFN, HEADS, KV, VOCABULARY, LAYERS = 4096, 14336, 32, 1024, 128256, 32

@@ -29,6 +29,8 @@ from isthmus.core.pool import Cluster, NodeGroup
 from isthmus.core.text.printable import is_printable
 from tests.ray.stand_in import NODE, StandInRay
 
+pytestmark = pytest.mark.integration
+
 GROUP = NodeGroup(name="h20", chip="H20", nodes=1, chips_per_node=2)
 CLUSTER = Cluster(name="east", owner="o", node_groups=(GROUP,))
 ADDRESS = {"address": "http://ray"}

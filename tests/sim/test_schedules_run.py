@@ -23,6 +23,8 @@ from isthmus.sim.pipeline.run_pipeline import operation_durations
 from isthmus.sim.pipeline.schedule_bounds import critical_path_s, serial_sum_s
 from isthmus.sim.pipeline.warm_up import best_warm_up
 
+pytestmark = pytest.mark.integration
+
 seconds = st.floats(0.001, 0.1)
 names = st.sampled_from(sorted(SCHEDULES))
 transports = st.sampled_from(["buffered", "rendezvous"])

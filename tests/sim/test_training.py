@@ -13,6 +13,8 @@ from isthmus.schedule import Operation, Schedule, check_schedule, make_schedule,
 from isthmus.sim import Interference, Replica, SimulatedLink, SimulatedTraining, StageLoad, simulate_training
 from isthmus.sim.iteration.merge_equal_replicas import merge_equal_replicas
 
+pytestmark = pytest.mark.integration
+
 seconds = st.floats(0.001, 0.1)
 PATHS = [("a", "a", "b", "b"), ("a", "b", "b", "c"), ("b", "b", "b", "b"), ("c", "a", "c", "a")]
 PAIRS = list(itertools.permutations("abc", 2))

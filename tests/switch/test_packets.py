@@ -62,6 +62,7 @@ def test_a_datagram_is_read_up_to_each_fault():
     assert [(run.first_part, run.num_packets) for run in runs] == [(12, 2), (15, 2)]
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -42,7 +42,7 @@ from isthmus.train.pipeline.stage_executor import StageExecutor
 from tests.train.small_models import write_config
 from tests.train.threads import GroupExchange
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 
 LAYERS, SAMPLES, LENGTH = 6, 2, 4
 Range = tuple[int, int]

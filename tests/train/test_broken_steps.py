@@ -22,6 +22,8 @@ from isthmus.train.pipeline.step_execution import StepExecution
 from tests.train.alive import alive, no_collector
 from tests.train.small_models import write_config
 
+pytestmark = pytest.mark.integration
+
 STAGES, TOTAL = 3, 5
 
 

@@ -23,7 +23,7 @@ from tests.train.devices import needs_gpu, on_devices
 from tests.train.small_models import save_model, write_config
 from tests.train.threads import Pipeline, random_batch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 
 STEPS = 20
 

@@ -33,6 +33,8 @@ from isthmus.train.checkpoint.objects.object_store import ObjectStore
 from tests.train.site_ranks import Rank, Sites, part_of, restore, save
 from tests.train.worker_jobs import at_site, keys_of, make_job, make_plan, run_job, started, whole
 
+pytestmark = pytest.mark.integration
+
 KEY = bytes(range(32))
 SITES = ("north", "south", "west")
 Meet = Callable[..., Sites]

@@ -21,6 +21,8 @@ from isthmus.train.tensor_parallel.tensor_parallel_group import TensorParallelGr
 from tests.train.late_copies import LateCopies
 from tests.train.threads import GroupExchange
 
+pytestmark = pytest.mark.integration
+
 LIMIT_S = 30.0
 
 

@@ -19,6 +19,8 @@ from isthmus.train.update.gradient_reducer import GradientReducer
 from tests.train.devices import on_devices, staging_for
 from tests.train.threads import GroupExchange
 
+pytestmark = pytest.mark.integration
+
 Tensors = dict[str, torch.Tensor]
 
 

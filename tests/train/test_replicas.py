@@ -17,7 +17,7 @@ from tests.train.replica_threads import Cut, Replicas, curve, make_plan
 from tests.train.small_models import NUM_LAYERS, write_config
 from tests.train.threads import LONG
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 
 LENGTH = 8
 ONE = Cut(ends=[4], clusters="a", micro_batches=4, size=2)

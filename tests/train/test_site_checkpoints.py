@@ -25,6 +25,8 @@ from isthmus.train.process.collect_export import choose_target, collect_export
 from tests.train.site_ranks import ROW_BYTES, ROWS, Rank, Sites, part_of, restore, save
 from tests.train.worker_jobs import at_site, make_job, make_plan, run_job, started
 
+pytestmark = pytest.mark.integration
+
 SITES = ("north", "south", "west")
 Meet = Callable[..., Sites]
 

@@ -22,6 +22,8 @@ from tests.train.tensor_groups import tensor_groups
 from tests.train.test_executor import make_training
 from tests.train.threads import meet
 
+pytestmark = pytest.mark.integration
+
 CUTS = (
     Cut(ends=[2, 4], clusters="ab", micro_batches=3, size=2),
     Cut(ends=[4], clusters="b", micro_batches=2, size=1),

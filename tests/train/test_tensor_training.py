@@ -16,7 +16,7 @@ from tests.train.tensor_threads import SharedPipeline
 from tests.train.test_executor import make_training
 from tests.train.threads import LONG, Pipeline
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 
 
 def shared(

@@ -18,6 +18,8 @@ from isthmus.plan import Calibration, predict
 from isthmus.plan.time.plan_links import simulated_links
 from isthmus.plan.time.stage_costs import stage_costs
 
+pytestmark = pytest.mark.integration
+
 
 @cache
 def calibration() -> Calibration:

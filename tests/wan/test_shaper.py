@@ -15,6 +15,8 @@ from isthmus.core.pool import Link
 from isthmus.wan.shaper import CHUNK_S, MAX_CHUNK_BYTES, Flow, Shaper, WirePath
 from tests.wan.lab import link_of
 
+pytestmark = pytest.mark.integration
+
 LINKS = st.builds(
     link_of,
     bandwidth_gbps=st.floats(0.001, 400),
