@@ -22,6 +22,8 @@ from isthmus.core.errors import PeerError
 from isthmus.strategies import check_steps, plan_steps
 from tests.comm.ranks import library_groups
 
+pytestmark = pytest.mark.integration
+
 SUM, MAX = ReduceOperation.of(dist.ReduceOp.SUM), ReduceOperation.of(dist.ReduceOp.MAX)
 
 

@@ -22,6 +22,8 @@ from isthmus.comm.transport.memory_transport import memory_transports
 from tests.comm.ranks import LIMIT, isthmus_groups, library_groups, part_of
 from tests.comm.relay import Relay
 
+pytestmark = pytest.mark.integration
+
 SOON_S = 2.0
 FEW = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 EAGER = replace(GLOO, short_bytes=2**10, chunk_bytes=2**10)

@@ -21,6 +21,8 @@ from isthmus.core.errors import PeerError, RestartError
 from isthmus.wan import listen
 from tests.comm.ranks import link_keys, tcp_transports
 
+pytestmark = pytest.mark.integration
+
 LIMIT_S = 30.0
 
 

@@ -26,6 +26,8 @@ from isthmus.switch import Datagram, SlotPool, UdpSocket, job_number
 from tests.comm.test_collectives import close
 from tests.switch.served import served
 
+pytestmark = pytest.mark.integration
+
 KEY = b"k" * 32
 
 
