@@ -6,9 +6,9 @@ is one delay and the bytes of the tensor, which each cluster must send once. All
 its last rank. Each size is summed several times, the two in turns; the median counts. Four processes and the relay
 share the cores of this machine, so CPU seconds of the ranks are printed beside.
 
-`--only links`, `machine` and `training` print the other parts: the bytes that each of three clusters sends, counted by
-the transport; a sum among four ranks of one machine; and steps of DDP, FSDP2 and HSDP, over a group of two clusters
-(losses) and of one (times), beside gloo.
+`--only links`, `machine`, `gradients` and `training` print the other parts: the bytes that each of three clusters
+sends, counted by the transport; a sum among four ranks of one machine; 64 MiB of gradients on that line, as training
+adds them up; and steps of DDP, FSDP2 and HSDP, over a group of two clusters (losses) and of one (times), beside gloo.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from benchmarks._collective_ranks import SumTime, run_gloo, run_isthmus
+from benchmarks._gradient_ranks import run_gradients
 from benchmarks._parallel_ranks import KINDS, Trained, run_over_gloo, run_over_isthmus
 from benchmarks._wan_run import Bed, launch, packets, pool_of
 from benchmarks._wan_stage import StageJob
@@ -116,6 +117,16 @@ def machine(quick: bool) -> Iterator[Row]:
     )  # fmt: skip
 
 
+def gradients(quick: bool) -> Iterator[Row]:
+    """Yield the rows of a sum of gradients as training adds them up, on the line with encryption."""
+    num_bytes, gbps = 64 * MIB, 1.0
+    with packets(pool_of(CLUSTERS, ROUND_TRIP_MS, gbps)) as bed:
+        walls, cpus = sums(bed, num_bytes, 3 if quick else 7, run_gradients)
+    what = f"gradients 2+2, {ROUND_TRIP_MS:g} ms, {gbps:g} Gbit/s, {num_bytes // MIB} MiB"
+    yield compared(what, statistics.median(walls), "ms", "the line", line_ms(num_bytes, gbps))
+    yield Row(what=f"{what}, CPU of four ranks", ours=statistics.median(cpus), unit="CPU ms")
+
+
 def training(quick: bool) -> Iterator[Row]:
     """Yield the rows of torch's own parallelism: losses over two clusters, and the time of a step in one."""
     steps = 4 if quick else 12
@@ -143,6 +154,7 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "network": measure,
     "links": links,
     "machine": machine,
+    "gradients": gradients,
     "training": training,
 }
 
@@ -180,9 +192,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     parts = [options.only] if options.only else list(PARTS)
     reason = unavailable_reason(effective_capabilities())
-    if reason is not None and "network" in parts:
+    on_packets = [part for part in ("network", "gradients") if part in parts]
+    if reason is not None and on_packets:
         print(f"no emulated packets: {reason}", file=sys.stderr)
-        parts.remove("network")
+        parts = [part for part in parts if part not in on_packets]
     rows = []
     for part in parts:
         for row in PARTS[part](options.quick):

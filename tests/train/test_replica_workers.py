@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,23 @@ def test_replicas_in_two_clusters_train_what_one_process_trains(tmp_path: Path) 
     assert told(second, 1) == pytest.approx(alone.losses()[resumed:], rel=1e-4)
     assert told(second, 1, "validation_loss")[-1] == pytest.approx(alone.losses("validation_loss")[-1], rel=1e-4)
     assert verify(cut)["loss"] == pytest.approx(alone.losses("validation_loss")[-1], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_replica_is_replaced_in_place(tmp_path: Path) -> None:
+    """Of three, two of them in one cluster, one is killed and started anew: the losses are undisturbed."""
+    job = make_job(tmp_path, "llama", steps=20)
+    cuts = [Cut(ends=[4], clusters=one, micro_batches=num, size=2) for one, num in zip("aab", (1, 1, 2), strict=True)]
+    plan = make_plan(cuts, job.training.sequence_length)
+    straight = run_job(tmp_path / "straight", moved(job, tmp_path / "straight"), plan)
+    hit = tmp_path / "hit"
+    with started(hit, moved(job, hit), plan, program="supervisor") as workers:
+        workers.wait_for_step(3)
+        supervisor = str(workers.processes[1].pid)
+        listed = subprocess.run(["ps", "--ppid", supervisor, "-o", "pid="], capture_output=True, check=True)
+        os.kill(int(listed.stdout), signal.SIGKILL)
+        assert workers.wait() == [0, 0, 0]
+    assert "rank 1 restarted: restart 1" in workers.log(1)
+    (teller,) = [rank for rank in range(3) if told(workers, rank)]
+    steps = {one.step: one.values["loss"] for one in workers.metrics(teller) if "loss" in one.values}
+    assert [steps[step] for step in range(20)] == told(straight, teller)

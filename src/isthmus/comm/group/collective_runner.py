@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from isthmus.comm.group.composed.near_messages import NearMessages, NearRanks
 from isthmus.comm.group.run_program import Block, Combine, run_program
 from isthmus.comm.group.transport_messages import ArrivedMessage, TransportMessages, sends_of
 from isthmus.comm.transport.transport import Transport
@@ -42,6 +43,8 @@ class Collective:
     combine: Combine | None = None
     keeps_memory: bool = False
     """Whether inputs and outputs stay as they are until all messages are acknowledged; else sent ones are copied."""
+    near: NearRanks | None = None
+    """The ranks between which gloo carries large messages; None if the transport carries all."""
     prepare: Callable[[], None] = lambda: None
     finish: Callable[[], None] = lambda: None
 
@@ -95,7 +98,7 @@ class CollectiveRunner:
         """
 
         def run(turn: CollectiveTurn) -> list[ArrivedMessage]:
-            messages = self.messages(turn.sequence, collective.label, sends_of(collective.program), turn.limit_s)
+            messages = self._messages_of(collective, turn)
             with self.failing([messages]):
                 turn.wait_for_earlier()
                 collective.prepare()
@@ -107,6 +110,8 @@ class CollectiveRunner:
                     messages,
                     keeps_memory=collective.keeps_memory,
                 )
+                if isinstance(messages, NearMessages):
+                    messages.finish()
                 collective.finish()
             return messages.arrived()
 
@@ -139,8 +144,14 @@ class CollectiveRunner:
         """Return the messages of collective `sequence`."""
         return TransportMessages(self._transport, self._ranks, self._tag_base, sequence, label, owed, limit_s)
 
+    def _messages_of(self, collective: Collective, turn: CollectiveTurn) -> TransportMessages | NearMessages:
+        program, near = collective.program, collective.near
+        receipts = near.receipts(program) if near is not None else []
+        messages = self.messages(turn.sequence, collective.label, [*sends_of(program), *receipts], turn.limit_s)
+        return messages if near is None else NearMessages(messages, near, program)
+
     @contextmanager
-    def failing(self, several: Sequence[TransportMessages]) -> Iterator[None]:
+    def failing(self, several: Sequence[TransportMessages | NearMessages]) -> Iterator[None]:
         """Run a block that owes the messages `several`; if it fails, so do they and the group.
 
         Raises `PeerError`, at once if an earlier collective has failed.

@@ -21,6 +21,7 @@ from isthmus.comm.group.all_reduce_method import AllReduceMethod
 from isthmus.comm.group.collective_runner import MAX_TAG, Collective, CollectiveRunner
 from isthmus.comm.group.collective_work import CollectiveWork, JoinedWork
 from isthmus.comm.group.composed.composition import Composition
+from isthmus.comm.group.composed.near_messages import NearRanks
 from isthmus.comm.group.group_collectives import GroupCollectives, timeout_s
 from isthmus.comm.group.group_work import (
     GlooWork,
@@ -33,6 +34,7 @@ from isthmus.comm.group.group_work import (
 from isthmus.comm.group.host_tensors import HostTensors
 from isthmus.comm.group.reduce_operation import ReduceOperation
 from isthmus.comm.group.run_program import Block, Combine
+from isthmus.comm.group.vendors.gloo_vendor import GLOO
 from isthmus.comm.group.vendors.join_vendors import VendorGroups
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError, PlanError
@@ -95,6 +97,8 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         near = [place for place, cluster in enumerate(own) if cluster == own[self.rank()]]
         self._local = libraries["cpu"].backend if "cpu" in libraries else None
         self._local_ranks = {one: place for place, one in enumerate(near)} if self._local is not None else {}
+        by_gloo = self._local is not None and libraries["cpu"].vendor is GLOO
+        self._near = NearRanks(self._local, self._local_ranks, self._loss_message) if by_gloo else None
         self._collectives = GroupCollectives(
             self._runner, self.rank(), own, libraries, composition, self._loss_message, self._synchronisation
         )
@@ -283,7 +287,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Execute `program`, the part of this rank in steps of `isthmus.strategies`, as collective `number`.
 
         Ranks without a part do not call this. The flat tensors [N] of `inputs` and `outputs`, on any device, share no
-        memory and are never changed by the caller afterwards.
+        memory and are never changed by the caller afterwards. Gloo carries large messages inside a cluster.
         """
         sent, got = (
             HostTensors([tensor for _, tensor in blocks], read=blocks is inputs) for blocks in (inputs, outputs)
@@ -293,7 +297,16 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
             for blocks, host in ((inputs, sent), (outputs, got))
         )
         collective = Collective(
-            label, program, ins, outs, (), combine, keeps_memory=True, prepare=sent.synchronize, finish=got.store
+            label,
+            program,
+            ins,
+            outs,
+            (),
+            combine,
+            keeps_memory=True,
+            near=self._near,
+            prepare=sent.synchronize,
+            finish=got.store,
         )
         future = self._runner.submit(collective, sequence=number)
         return CollectiveWork(future, label, [tensor for _, tensor in outputs])

@@ -25,6 +25,9 @@ GROUP_TAGS = 2**28
 
 _COLLECTIVE = 2**27
 _MESSAGES = 2**15
+LAST_NUMBER = _MESSAGES - 1
+"""The last number that a message between two ranks can have in a collective; no program counts so far."""
+
 _SEQUENCES = _COLLECTIVE // _MESSAGES
 
 _MAX_LABEL_BYTES = 255
@@ -62,7 +65,7 @@ class TransportMessages:
     ) -> None:
         self.rank = ranks.index(transport.rank)
         self._transport, self._ranks, self._limit_s = transport, ranks, limit_s
-        self._first_tag = tag_base + _COLLECTIVE + sequence % _SEQUENCES * _MESSAGES
+        self._tag_base, self._first_tag = tag_base, _COLLECTIVE + sequence % _SEQUENCES * _MESSAGES
         self._label = f"{label} #{sequence}".encode()[:_MAX_LABEL_BYTES].decode(errors="ignore")
         self._end_s = time.monotonic() + limit_s
         self._owed = dict.fromkeys(owed)
@@ -111,5 +114,9 @@ class TransportMessages:
             with suppress(PeerError):
                 self._transport.send(self._ranks[message.peer], self._tag(message), label, memoryview(b""))
 
-    def _tag(self, message: Message) -> int:
+    def tag_in_group(self, message: Message) -> int:
+        """Return the tag of `message` among those of the group: 2**27 to 2**28, above those of single messages."""
         return self._first_tag + message.number % _MESSAGES
+
+    def _tag(self, message: Message) -> int:
+        return self._tag_base + self.tag_in_group(message)
