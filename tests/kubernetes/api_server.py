@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -23,6 +22,8 @@ import httpx
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+
+from tests.free_ports import free_ports
 
 PROGRAM = Path(sys.prefix) / "kubernetes" / "kube-apiserver"
 AGENT = "system:serviceaccount:isthmus:isthmus-agent"
@@ -42,7 +43,7 @@ class ApiServer:
 
     def __init__(self, root: Path) -> None:
         self.root, self._etcd, self._server = root, None, None
-        (self._etcd_port, self._peer_port), self._port = _free_ports(2), _free_ports(1)[0]
+        (self._etcd_port, self._peer_port), self._port = free_ports(2), free_ports(1)[0]
         self.address = f"https://127.0.0.1:{self._port}"
         self._api: httpx.Client | None = None
 
@@ -167,11 +168,3 @@ class ApiServer:
 
 
 _PLURALS = {"PriorityClass": "priorityclasses", "WorkloadPriorityClass": "workloadpriorityclasses"}
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]

@@ -18,6 +18,7 @@ import httpx
 import psutil
 
 from tests.courier.relay import CuttingRelay
+from tests.free_ports import free_ports
 
 INSTALL = 'pip install -c constraints.txt "ray[default]"'
 _NUM_PORTS = 90
@@ -40,7 +41,7 @@ class RayCluster:
     def __init__(self, root: Path, cards: int = 2) -> None:
         self._root, self.num_cards, self.num_sessions = root, cards, 0
         self._starters: dict[tuple[Any, ...], psutil.Popen] = {}
-        self._ports = _free_ports(_NUM_PORTS)
+        self._ports = free_ports(_NUM_PORTS)
         self._relay = CuttingRelay(self._ports[1], 0, _NEVER_BYTES)
         self.address = f"http://127.0.0.1:{self._relay.port}"
 
@@ -170,14 +171,3 @@ def _command(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return consecutive free ports of the loopback interface."""
-    for first in range(30000 + os.getpid() % 5000, 60000, count):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for port in range(first, first + count):
-                one = stack.enter_context(socket.socket())
-                one.bind(("127.0.0.1", port))
-            return list(range(first, first + count))
-    raise OSError("no free ports")

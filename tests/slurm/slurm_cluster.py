@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.free_ports import free_ports
+
 PROGRAMS = ("slurmctld", "slurmd", "squeue", "salloc", "munged")
 
 _PID_FILE_S = 10.0
@@ -90,7 +92,7 @@ class SlurmCluster:
         for node in self.nodes:
             (self.root / "spool" / node).mkdir(mode=0o755)
         host = socket.gethostname().split(".")[0]
-        ports = _free_ports(1 + self.num_nodes)
+        ports = free_ports(1 + self.num_nodes)
         self.conf.write_text(
             _CONF.format(
                 name=self.name, host=host, root=self.root, ctld_port=ports[0], first_port=ports[1], last_port=ports[-1],
@@ -255,14 +257,3 @@ def missing_programs() -> Sequence[str]:
 def _kill(pid_file: Path, number: int) -> None:
     with contextlib.suppress(OSError, ValueError):
         os.kill(int(pid_file.read_text()), number)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return `count` consecutive free ports of the loopback interface."""
-    for first in range(20000 + os.getpid() % 8000, 60000, count):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for port in range(first, first + count):
-                one = stack.enter_context(socket.socket())
-                one.bind(("127.0.0.1", port))
-            return list(range(first, first + count))
-    raise OSError("no free ports")
