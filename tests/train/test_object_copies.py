@@ -246,7 +246,8 @@ def test_a_manifest_of_another_job_or_step_is_refused(meet: Meet, tmp_path: Path
     mine = objects_of(tmp_path, 5)["manifest.json"]
     match kind:
         case "flipped":
-            mine.write_bytes(mine.read_bytes()[:-1] + b"!")
+            *whole, last = mine.read_bytes()
+            mine.write_bytes(bytes([*whole, last ^ 1]))
         case "of another job":
             shutil.copy(objects_of(tmp_path, 5, "job-2")["manifest.json"], mine)
         case "of another step":

@@ -36,7 +36,6 @@ from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster, Pool, UnknownNameError
 from isthmus.core.process.confined_start import forbid_inspection
 from isthmus.core.process.stop_signals import handled_stop_signals
-from isthmus.switch import MAX_INTEGERS, SlotPool, UdpSocket, read_job_keys, serve_switch
 
 commands = typer.Typer()
 PANEL = "Processes"
@@ -381,7 +380,7 @@ def switch(
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="UDP port; 0 picks a free one.")] = 0,
     slots: Annotated[int, typer.Option(metavar="N", min=1, max=2**20, help="Slots, shared by all jobs.")] = 1024,
     slot_integers: Annotated[
-        int, typer.Option(metavar="N", min=1, max=MAX_INTEGERS, help="32-bit integers of a slot, and of a packet.")
+        int, typer.Option(metavar="N", min=1, help="32-bit integers of a slot, and of a packet; at most 340.")
     ] = 256,
     job_key_file: Annotated[
         Path | None,
@@ -397,6 +396,10 @@ def switch(
     It prints its address, and its counters when Ctrl-C ends it. Workers that cannot reach it sum without it. Without
     --job-key-file it accepts every job of this machine; a key of a job is a secret that its workers share.
     """
+    from isthmus.switch import MAX_INTEGERS, SlotPool, UdpSocket, read_job_keys, serve_switch  # numpy loads slowly
+
+    if slot_integers > MAX_INTEGERS:
+        raise InputError(f"a packet has no room for {slot_integers} integers", hint=f"at most {MAX_INTEGERS}")
     if not is_loopback(host) and job_key_file is None:
         raise InputError(
             f"a switch at {host} needs the keys of its jobs",
