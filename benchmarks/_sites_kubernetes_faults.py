@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks._sites_amount import Amount
+from benchmarks._sites_faults import fault_rows
 from benchmarks.table import Row
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.clusters import RealCluster
@@ -21,10 +20,21 @@ NUM_FAULTS, NUM_QUICK_FAULTS, STEPS, SHARE_LOST = 200, 10, 24, 0.3
 NUM_ROUNDS, NUM_QUICK_ROUNDS = 1000, 5
 
 
-def fault_rows(amount: Amount) -> list[Row]:
-    """Make runs by seeds until there were enough faults, or the time is over."""
+def rows(amount: Amount) -> list[Row]:
+    """Return the rows of faults."""
     with tempfile.TemporaryDirectory() as folder, _server(Path(folder)) as server:
-        return _faults(server, Path(folder), amount)
+
+        def run(seed: int) -> FaultyRun:
+            place = Path(folder) / f"run-{seed}"
+            cluster = RealCluster(place, server, seed=seed, share_lost=SHARE_LOST)
+            try:
+                made = FaultyRun(cluster, place, seed)
+                made.run(STEPS)
+                return made
+            finally:
+                cluster.end()
+
+        return fault_rows("API server", NUM_QUICK_FAULTS if amount.quick else NUM_FAULTS, amount, run)
 
 
 def event_rows(amount: Amount) -> list[Row]:
@@ -49,27 +59,3 @@ def _server(folder: Path) -> Iterator[ApiServer]:
         yield server
     finally:
         server.end()
-
-
-def _faults(server: ApiServer, folder: Path, amount: Amount) -> list[Row]:
-    wanted = NUM_QUICK_FAULTS if amount.quick else NUM_FAULTS
-    seed, num_faults, longest_s, problems = 0, 0, 0.0, Counter[str]()
-    while num_faults < wanted and not amount.is_over:
-        place = folder / f"run-{seed}"
-        cluster = RealCluster(place, server, seed=seed, share_lost=SHARE_LOST)
-        try:
-            run = FaultyRun(cluster, place, seed)
-            run.run(STEPS)
-        finally:
-            cluster.end()
-        problems += run.problems
-        num_faults, longest_s, seed = num_faults + run.num_faults, max(longest_s, run.longest_hold_s), seed + 1
-        text = f"seed {seed - 1}: {num_faults} faults, {dict(+run.problems)}, {run.longest_hold_s:.1f} s"
-        print(text, file=sys.stderr, flush=True)
-    what = f"{num_faults:,} seeded faults on a real API server, {seed} runs"
-    return [
-        Row(what=f"{what}: holds and workers lost, doubled, half started or left", ours=problems.total(),
-            unit="cases", target="0", met=not problems.total()),
-        Row(what=f"{what}: longest hold after it was given up", ours=longest_s, unit="s", target="at most 60",
-            met=longest_s <= 60),
-    ]  # fmt: skip

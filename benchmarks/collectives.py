@@ -17,6 +17,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -199,9 +200,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     for part in parts:
         for row in PARTS[part](options.quick):
-            rows.append(row)
+            rows.append(replace(row, part=part))
             if options.json:
-                print_rows([row], as_json=True)
+                print_rows(rows[-1:], as_json=True)
     if not options.json:
         print_rows(rows, as_json=False)
     return int(any(row.met is False for row in rows))

@@ -1,9 +1,10 @@
-"""What it costs a rank to belong to a run: `python -m benchmarks.neighbours [--json] [--quick] [--ranks N]`.
+"""What it costs a rank to belong to a run: `python -m benchmarks.neighbours [--json] [--quick] [--ranks N ...]`.
 
-N ranks (512) in 16 processes of this machine, each with a transport of its own over loopback and heartbeats as in a
-job, meet and send a message to the next rank, so that each communicates with two. Printed are the time of the meeting
-from the moment when every process knows the addresses, and then, while nothing is sent, threads and CPU per rank. The
-same for 32 ranks in one process, beside a transport in which every rank dials every other.
+N ranks (64, 128 and 512 by turns) in 16 processes of this machine, each with a transport of its own over loopback and
+heartbeats as in a job, meet and send a message to the next rank, so that each communicates with two. Printed are the
+time of the meeting from the moment when every process knows the addresses, and then, while nothing is sent, threads
+and CPU per rank. The same for 32 ranks in one process, beside a transport in which every rank dials every other. Each
+number of ranks has a table of its own, so that `--ranks 512` leaves the others as they are.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from benchmarks._meeting_ranks import LIMIT_S, IdleRanks, run_ranks
 from benchmarks.table import Row, compared, print_rows
@@ -93,10 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--quick", action="store_true", help="64 ranks beside 16, for 2 s")
-    parser.add_argument("--ranks", type=int, default=512, help="number of ranks")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[64, 128, 512], help="numbers of ranks, by turns")
     options = parser.parse_args(arguments)
-    size, few, num_processes, idle_s = (64, 16, 4, 2.0) if options.quick else (options.ranks, 32, NUM_PROCESSES, 10.0)
-    rows = [*rows_of(size, num_processes, idle_s), *beside_all_to_all(few, idle_s)]
+    sizes, few, num_processes, idle_s = options.ranks, 32, NUM_PROCESSES, 10.0
+    if options.quick:
+        sizes, few, num_processes, idle_s = [64], 16, 4, 2.0
+    parts = {f"{size} ranks": rows_of(size, num_processes, idle_s) for size in sizes}
+    parts["in one process"] = beside_all_to_all(few, idle_s)
+    rows = [replace(row, part=part) for part, found in parts.items() for row in found]
     print_rows(rows, as_json=options.json)
     return int(any(row.met is False for row in rows))
 

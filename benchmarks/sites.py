@@ -49,7 +49,7 @@ SLURM_PARTS: dict[str, Callable[[Amount], list[Row]]] = {
 }
 KUBERNETES_PARTS: dict[str, Callable[[Amount], list[Row]]] = {
     "kubernetes": _sites_kubernetes.rows,
-    "kubernetes-faults": _sites_kubernetes_faults.fault_rows,
+    "kubernetes-faults": _sites_kubernetes_faults.rows,
     "kubernetes-events": _sites_kubernetes_faults.event_rows,
 }
 PARTS: dict[str, Callable[[Amount], list[Row]]] = {

@@ -1,30 +1,24 @@
-"""`FaultyRun`: a run of random steps on a real Ray with seeded faults, and the rules that hold all the time.
+"""`FaultyRun`: random steps on a real Ray with seeded faults.
 
-Faults: requests and replies that are lost, a dashboard out of reach, agents that forget everything. A hold is asked for
-again until it is granted or used up, as the agent does it. Whatever happens, no card is in two holds, no program runs
-twice, and in the end nothing is left: no worker, no hold, no card in use.
+Faults: requests and replies that are lost, a dashboard out of reach, agents that forget everything. In the end there is
+no worker, no hold, no card in use.
 """
 
 from __future__ import annotations
 
 import random
-import time
-import uuid
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 
-from isthmus.agent.adapters.ray.ray_adapter import RayAdapter
 from isthmus.agent.adapters.ray.ray_rest import RayRest
-from isthmus.agent.adapters.scheduler_adapter import HoldRequest, RankNeed, RankStart
+from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter
 from isthmus.agent.courier.courier import Courier
 from isthmus.core.errors import UnavailableError
+from tests.agent.faulty_holds import PROGRAM, FaultyHolds
 from tests.ray.ray_cluster import RayCluster
 from tests.ray.samples import adapter_of
-
-PROGRAM = ("sh", "-c", 'echo started >> "$1/starts"; while :; do sleep 0.05; done', "worker")
-HOLD_LIMIT_S = 60.0
 
 
 class LossyTransport(httpx.BaseTransport):
@@ -51,68 +45,38 @@ class LossyTransport(httpx.BaseTransport):
         self._inner.close()
 
 
-class FaultyRun:
-    """Holds and workers of one run of random steps; `steps` is its story, `problems` what broke a rule."""
+class FaultyRun(FaultyHolds):
+    """One run on a Ray cluster; what Ray does not answer counts as a fault."""
+
+    NEEDS = ((1, 1), (2, 1))
+    SETTLE_S = 60.0
+    ERRORS = (UnavailableError, httpx.HTTPError)
 
     def __init__(self, ray: RayCluster, folder: Path, courier: Courier, state: Path, seed: int) -> None:
-        self.ray, self.folder, self.rng, self._courier, self._state = ray, folder, random.Random(seed), courier, state
-        self.transport = LossyTransport(self.rng, 0.1)
-        self.wanted: dict[str, HoldRequest] = {}
-        self.workers: dict[Path, str] = {}
-        self.steps: list[str] = []
-        self.problems: Counter[str] = Counter()
-        self.num_faults, self.longest_hold_s = 0, 0.0
-        self.forget()
-
-    def forget(self) -> None:
-        """Let another agent go on with what is on the disk."""
-        rest = RayRest(self.ray.address, transport=self.transport)
-        self.adapter: RayAdapter = adapter_of(self.ray, self._state, self._courier, PROGRAM, rest)
+        self.ray, self._courier, self._state, self.num_faults = ray, courier, state, 0
+        self.transport = LossyTransport(random.Random(f"losses {seed}"), 0.1)
+        super().__init__(folder, seed)
 
     def run(self, num_steps: int) -> None:
         """Do `num_steps` things at random, then give everything up."""
         try:
             for _ in range(num_steps):
-                self.step()
+                self.step(self.kill if self.rng.random() < 0.2 else None)
             self.end()
         finally:
             self.transport.close()
 
-    def step(self) -> None:
-        """Do one thing at random; what Ray does not answer is done again later."""
-        acts = (self.ask, self.ask, self.ask, self.release, self.start, self.start, self.stop, self.forget)
-        act = self.kill if self.rng.random() < 0.2 else self.rng.choice(acts)
-        self.steps.append(act.__name__)
-        try:
-            act()
-            self.look()
-        except UnavailableError as error:
-            self.num_faults += 1
-            self.steps.append(str(error))
+    def step(self, act: Callable[[], None] | None = None) -> bool:
+        answered = super().step(act)
+        self.num_faults += not answered
+        return answered
 
-    def ask(self) -> None:
-        if len(self.wanted) < 3:
-            need = RankNeed(node_group="h20", num_cards=self.rng.choice((1, 2)))
-            hold_id = uuid.UUID(int=self.rng.getrandbits(128)).hex
-            self.wanted[hold_id] = HoldRequest(id=hold_id, job="f", attempt=1, ranks=(need,), lease_s=HOLD_LIMIT_S)
-        for request in list(self.wanted.values()):
-            if self.rng.choice((self.adapter.hold, self.adapter.commit))(request).state == "ended":
-                del self.wanted[request.id]
+    def acts(self) -> tuple[Callable[[], None], ...]:
+        return self.ask, self.ask, self.ask, self.release, self.start, self.start, self.stop, self.forget
 
-    def release(self) -> None:
-        if self.wanted:
-            hold_id = self.rng.choice(sorted(self.wanted))
-            self.adapter.release(hold_id)
-            del self.wanted[hold_id]
-
-    def start(self) -> None:
-        for request in list(self.wanted.values()):
-            hold = self.adapter.hold(request)
-            if hold.state == "granted":
-                folder = self.folder / f"worker-{request.id}"
-                folder.mkdir(exist_ok=True)
-                self.workers[folder] = request.id
-                self.adapter.start(RankStart(folder=folder, cards=hold.cards[0], hold=request.id))
+    def new_adapter(self) -> SchedulerAdapter:
+        rest = RayRest(self.ray.address, transport=self.transport)
+        return adapter_of(self.ray, self._state, self._courier, PROGRAM, rest)
 
     def stop(self) -> None:
         if self.workers:
@@ -125,33 +89,9 @@ class FaultyRun:
             self.adapter.poll(folder)
         self.ray.mend_dashboard()
 
-    def look(self) -> None:
-        """Check what must hold at any time."""
-        cards = Counter(card for hold in self.adapter.observe().holds for rank in hold.cards for card in rank)
-        self.problems["a card in two holds"] += any(num > 1 for num in cards.values())
-        for folder in self.workers:
-            starts = folder / "starts"
-            self.problems["started twice"] += starts.exists() and len(starts.read_text().splitlines()) > 1
+    def left(self) -> object:
+        return self.ray.used_cards()
 
-    def end(self) -> None:
-        """Give everything up; nothing may be left, and no card may be in use for longer than a hold may last."""
-        begun_s = time.monotonic()
-        while not self._is_empty():
-            if time.monotonic() - begun_s > HOLD_LIMIT_S:
-                self.problems["left behind"] += 1
-                break
-            time.sleep(0.2)
-        self.longest_hold_s = time.monotonic() - begun_s
-
-    def _is_empty(self) -> bool:
-        """Give up what is left; return whether nothing is."""
-        try:
-            for folder in self.workers:
-                self.adapter.stop(folder, force=True)
-            for hold_id in [*self.wanted, *(hold.id for hold in self.adapter.observe().holds)]:
-                self.adapter.release(hold_id)
-            left = [one.name for one in self.workers if self.adapter.poll(one).state != "exited"]
-            return not left and not self.adapter.observe().holds and not self.ray.used_cards()
-        except (UnavailableError, httpx.HTTPError) as error:
-            self.steps.append(str(error))
-            return False
+    def is_empty(self) -> bool:
+        """A worker counts as ended only when Ray says so."""
+        return super().is_empty() and all(self.adapter.poll(one).state == "exited" for one in self.workers)
