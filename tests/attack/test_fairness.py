@@ -103,7 +103,7 @@ def slots_of(pool: Pool) -> list[ChipSlot]:
 
 @pytest.mark.parametrize("chip", ["L40S", "H200"])
 def test_an_owner_with_many_clusters_takes_no_other_owners_turn(chip: str) -> None:
-    """Of 306 slots 24 are combined: all six of the other owners, although the 300 claim to be faster."""
+    """Of 306 slots 20 are combined: all six of the other owners, although the 300 claim to be faster."""
     pool = make_pool(300, chip)
 
     def no_wait_s(slot: ChipSlot) -> float:
@@ -115,7 +115,7 @@ def test_an_owner_with_many_clusters_takes_no_other_owners_turn(chip: str) -> No
 
 
 def test_replicas_over_all_linked_slots_are_tried_however_many_there_are() -> None:
-    """Beside the combinations, rings of replicas over more than 24 slots are tried, each linked to the next."""
+    """Beside the combinations, rings of replicas over more than 20 slots are tried, each linked to the next."""
     names = [f"site{i:02}" for i in range(40)]
     pool = Pool.model_validate(
         {

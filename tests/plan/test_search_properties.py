@@ -1,6 +1,7 @@
 """Properties of the search: what it may never do, on random small pools."""
 
 import dataclasses
+import gc
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from isthmus.core.errors import PlanError
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
 from isthmus.core.model import Model
 from isthmus.core.pool import Pool
+from isthmus.core.process.gc_pause import collection_paused
 from isthmus.plan.memory.plan_stage_memory import num_reducing_replicas
 from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.profile.model_profile import profile_model
@@ -218,6 +220,16 @@ def test_a_search_that_is_stopped_returns_the_best_so_far():
     assert stopped.evaluated < whole.evaluated
     assert not stopped.optimal
     assert best_s(stopped) >= best_s(whole) * (1 - 1e-9)
+
+
+def test_a_search_leaves_nothing_to_the_cyclic_collector():
+    """Its pipelines, cost tables and simulations form no cycles: collecting them took a tenth of its time."""
+    pool = make_pool([{"count": 4, "flops": 1e14, "memory_gb": 6.0, "price": 1.0}] * 3, gbps=40, round_trip_ms=5)
+    ask(pool)  # caches that stay are filled
+    gc.collect()
+    with collection_paused():
+        ask(pool)
+        assert gc.collect() < 100
 
 
 def test_fixed_degrees_bind_every_plan():

@@ -256,7 +256,7 @@ def _run_searches(
         space,
         training.global_batch_size,
         training.micro_batch_size,
-        BestLayouts(width),
+        BestLayouts(width, max_cells=effort.max_cells),
         should_continue=request.should_continue,
         allow_link_bound=not (limits.executable and placement.network),
         warm_start=_warm_start_branches(request, 1),
@@ -266,7 +266,7 @@ def _run_searches(
         apart = replace(space, workload=replace(workload, local_steps=training.local_steps), _cost_tables={})
         near, found = (
             _warm_start_branches(request, training.local_steps),
-            BestLayouts(width, explorer.best_layouts.best),
+            BestLayouts(width, explorer.best_layouts.best, max_cells=effort.max_cells),
         )
         explorers.append(_run_search(explorer.for_space(apart, found, near), groups))
     return explorers

@@ -31,7 +31,9 @@ def simulate_training(
     classes, class_of = merge_equal_replicas(training) if merge_replicas else expand_replicas(training)
     run = _Simulation(training, classes)
     run.run()
-    return run.result(class_of, details)
+    result = run.result(class_of, details)
+    run.clear()
+    return result
 
 
 class _Simulation:
@@ -93,6 +95,12 @@ class _Simulation:
                     f"replica {number}, schedule {pipeline.schedule.name} deadlocks: {'; '.join(stuck)}",
                     hint="`check_schedule` reports the cause",
                 )
+
+    def clear(self) -> None:
+        """Drop the pipelines and their logs, which refer to each other: cycles that only the collector would free."""
+        for pipeline in self.pipelines:
+            pipeline.logs.clear()
+        self.pipelines.clear()
 
     def _gradient_all_reduce(self, iteration: int) -> GradientAllReduce:
         steps = self.training.local_steps

@@ -65,6 +65,11 @@ class PlanLayout:
         """Whether pipelines have different micro-batch sizes."""
         return any(pipeline.shape.micro_batch_size != self.micro_batch_size for pipeline in self.pipelines)
 
+    @cached_property
+    def simulation_cells(self) -> int:
+        """(Stage, micro-batch) pairs that a simulation computes: its cost. Equal replicas are simulated once."""
+        return sum(one.shape.num_stages * sum(set(one.micro_batch_counts)) for one in self.pipelines)
+
     @property
     def local_steps(self) -> int:
         """Steps between two parameter averages of groups of replicas; 1: every step reduces gradients."""

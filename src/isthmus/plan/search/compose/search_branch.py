@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from functools import cached_property
 
 from isthmus.plan.search.compose.plan_layout import PlanLayout
+from isthmus.plan.search.costs.slots import flatten_pools
 from isthmus.plan.search.pipelines.replica_groups import ReplicaGroup
 
 
@@ -17,6 +20,11 @@ class SearchBranch:
     schedule: str
     ring_s: float
     lower_bound_s: float
+
+    @cached_property
+    def clusters(self) -> tuple[str, ...]:
+        """The clusters of all its slots, sorted by name."""
+        return tuple(sorted({one.cluster for one in flatten_pools(itertools.chain(*self.replica_groups))}))
 
 
 BranchKey = tuple[frozenset[frozenset[tuple[str, str]]], int, str]

@@ -142,12 +142,16 @@ class BranchAndBound:
             if bound_s >= self.best_layouts.cutoff_s:
                 self.stats.pruned += 1 + len(heap)
                 return
+            cutoff_s = self._cutoff_s(branch)
+            if bound_s >= cutoff_s:
+                self.stats.pruned += 1
+                continue
             if progress == RANKED:
                 self._visit(branch)
                 continue
             up_to_s = max(bound_s, heap[0][0] if heap else math.inf) * RANKING_STEP
             tight_s, whole = self._tight_bound_s(branch, up_to_s)
-            if tight_s < self.best_layouts.cutoff_s:
+            if tight_s < cutoff_s:
                 bound_s = max(bound_s, tight_s)
                 branch = replace(branch, lower_bound_s=bound_s)
                 heappush(heap, (bound_s, RANKED if whole else PARTLY_RANKED, number, branch))
@@ -155,6 +159,10 @@ class BranchAndBound:
                 self.stats.pruned += 1
             if progress == UNRANKED and not self.should_continue(self.stats, self.best_layouts.best):
                 self.stats.stopped = True
+
+    def _cutoff_s(self, branch: SearchBranch) -> float:
+        """Return the estimate that a layout of this branch must beat to be of use."""
+        return self.best_layouts.cutoff_for(branch.clusters)
 
     def for_space(
         self, space: SearchSpace, best_layouts: BestLayouts, warm_start: frozenset[BranchKey] | None
@@ -210,7 +218,7 @@ class BranchAndBound:
                 self._rankings[id(chains)] = chains.ranked_by_end(self.best_layouts.cutoff_s)
             bound_s, first = self._rankings[id(chains)].open_until(up_to_s)
             return bound_s, first is not None
-        return self._lower_bound_s(branch.replica_groups, branch.micro_batch_size, branch.schedule, branch.ring_s), True
+        return self._lower_bound_s(branch), True
 
     def _no_wait_s(self, replica_groups: Sequence[ReplicaGroup], size: int) -> float:
         """Return the seconds of a batch without any waiting, on all chips of some replica groups."""
@@ -268,13 +276,14 @@ class BranchAndBound:
         )
         return self.warm_start is not None and (names, size, schedule) not in self.warm_start
 
-    def _lower_bound_s(self, replica_groups: Sequence[ReplicaGroup], size: int, schedule: str, ring_s: float) -> float:
+    def _lower_bound_s(self, branch: SearchBranch) -> float:
         """Return a lower bound on a branch of several replica groups; infinite if it is empty."""
-        options, total = self._options_of(replica_groups, size, schedule), self.samples // size
+        options = self._options_of(branch.replica_groups, branch.micro_batch_size, branch.schedule)
+        total, ring_s = self.samples // branch.micro_batch_size, branch.ring_s
         if not all(options):
             return math.inf
         if not self.space.limits.even_replicas:
-            return ring_s + earliest_options_s(options, total, 0.0, self.best_layouts.cutoff_s - ring_s)
+            return ring_s + earliest_options_s(options, total, 0.0, self._cutoff_s(branch) - ring_s)
         found = compose_equal(options, total, lambda *_: False, 0.0)
         return ring_s + (found if isinstance(found, float) else found[0])
 
@@ -307,9 +316,6 @@ class BranchAndBound:
         return found
 
     def _visit(self, branch: SearchBranch) -> None:
-        if branch.lower_bound_s >= self.best_layouts.cutoff_s:
-            self.stats.pruned += 1
-            return
         if len(branch.replica_groups) == 1:
             self._visit_single(branch)
             return
@@ -318,7 +324,7 @@ class BranchAndBound:
         even = self.space.limits.even_replicas
 
         def compose(some: Sequence[PipelineOptions]) -> tuple[float, tuple[PipelineOption, ...]] | float:
-            return self._compose(some, total, self._evaluate, self.best_layouts.cutoff_s - branch.ring_s)
+            return self._compose(some, total, self._evaluate, self._cutoff_s(branch) - branch.ring_s)
 
         def layout_of(chosen: Sequence[tuple[PipelineShape, PipelineSplit]]) -> PlanLayout | None:
             return make_layout(chosen, total, branch.micro_batch_size, branch.ring_s, even)
@@ -338,7 +344,7 @@ class BranchAndBound:
         """
         best_s, place = math.inf, -1
         for place, (time_s, answer) in enumerate(itertools.islice(compositions, MAX_COMPOSITIONS)):  # noqa: B007
-            if self.stats.stopped or time_s + branch.ring_s >= min(best_s, self.best_layouts.cutoff_s):
+            if self.stats.stopped or time_s + branch.ring_s >= min(best_s, self._cutoff_s(branch)):
                 break
             chosen = [
                 (self._shape_for_group(option, replica_group), option.split)
@@ -358,9 +364,10 @@ class BranchAndBound:
     def _visit_single(self, branch: SearchBranch) -> None:
         """Split the pipelines of one replica group in the order of their bounds, until none can improve."""
         chains = self._pipelines_of(branch.replica_groups[0], branch.micro_batch_size)
-        total, ranking = chains.micro_batches, chains.ranked_by_end(self.best_layouts.cutoff_s)
+        total, ranking = chains.micro_batches, chains.ranked_by_end(self._cutoff_s(branch))
         for least_s, one in ranking:
-            if least_s >= self.best_layouts.cutoff_s:
+            cutoff_s = self._cutoff_s(branch)
+            if least_s >= cutoff_s:
                 self.stats.pruned += ranking.num_left + 1
                 return
             option = self._single_options.get((one, branch.schedule))
@@ -369,7 +376,7 @@ class BranchAndBound:
                     one.make(branch.schedule), PipelineCost(one.first_s, one.interval_s), chains.replica_group
                 )
                 self._single_options[one, branch.schedule] = option
-            if self._evaluate_below_cutoff(option, -(-total // one.dp)) and option.split is not None:
+            if self._evaluate_below_cutoff(option, -(-total // one.dp), cutoff_s) and option.split is not None:
                 shape = self._shape_for_group(option, branch.replica_groups[0])
                 even = self.space.limits.even_replicas
                 self._keep_layout(make_layout([(shape, option.split)], total, branch.micro_batch_size, 0.0, even))
@@ -386,14 +393,14 @@ class BranchAndBound:
         segments = [one._replace(slot=moved[id(one.slot)]) for one in option.shape.segments]
         return self.space.make_shape(segments, option.shape.dp, option.shape.schedule)
 
-    def _evaluate_below_cutoff(self, option: PipelineOption, micro_batches: int) -> bool:
+    def _evaluate_below_cutoff(self, option: PipelineOption, micro_batches: int, cutoff_s: float) -> bool:
         """Evaluate an option of a group that trains alone, unless a tighter bound prunes it."""
         while not option.exact:
             if not self._evaluate(option, micro_batches):
                 option.exact = True  # no better evaluation exists
                 return False
             least_s = option.cost.first_s + (micro_batches - 1) * option.cost.interval_s
-            if not option.exact and least_s >= self.best_layouts.cutoff_s:
+            if not option.exact and least_s >= cutoff_s:
                 self.stats.pruned += 1
                 return False
         return True

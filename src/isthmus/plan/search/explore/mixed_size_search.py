@@ -66,7 +66,7 @@ class MixedSizeSearch(BranchAndBound):
         options, ring_s = self._sized_options(branch.replica_groups, branch.schedule), branch.ring_s
         if not all(options):
             return math.inf, True
-        return ring_s + earliest_samples_s(options, self.samples, 0.0, self.best_layouts.cutoff_s - ring_s), True
+        return ring_s + earliest_samples_s(options, self.samples, 0.0, self._cutoff_s(branch) - ring_s), True
 
     def _sizes(self) -> tuple[int, ...]:
         """Return the sizes that may be mixed: powers of two; none with `equal_micro_batches`."""
@@ -85,15 +85,11 @@ class MixedSizeSearch(BranchAndBound):
         ]
 
     def _visit(self, branch: SearchBranch) -> None:
-        if branch.lower_bound_s >= self.best_layouts.cutoff_s:
-            self.stats.pruned += 1
-            return
-
         def cut(one: MixedSizeOption, samples: int) -> bool:
             return self._evaluate(one.option, max(1, samples // (one.micro_batch_size * one.option.shape.dp)))
 
         def compose(some: Sequence[list[MixedSizeOption]]) -> tuple[float, tuple[MixedSizeOption, ...]] | float:
-            return compose_samples(some, self.samples, cut, self.best_layouts.cutoff_s - branch.ring_s)
+            return compose_samples(some, self.samples, cut, self._cutoff_s(branch) - branch.ring_s)
 
         def layout_of(chosen: Sequence[tuple[PipelineShape, PipelineSplit]]) -> PlanLayout | None:
             return make_mixed_size_layout(chosen, self.samples, branch.ring_s)

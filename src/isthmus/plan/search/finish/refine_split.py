@@ -21,11 +21,6 @@ MAX_EXHAUSTIVE_SPLITS = 24
 ScoreLayout = Callable[[PlanLayout], ScoredPlan | None]
 
 
-def simulation_cells(layout: PlanLayout) -> int:
-    """Return the (stage, micro-batch) pairs that a simulation of a layout computes: its cost."""
-    return sum(pipeline.shape.num_stages * sum(set(pipeline.micro_batch_counts)) for pipeline in layout.pipelines)
-
-
 def refine_split(
     best: ScoredPlan, score: ScoreLayout, moves: int, value_of: Callable[[ScoredPlan], float] = attrgetter("time_s")
 ) -> ScoredPlan:

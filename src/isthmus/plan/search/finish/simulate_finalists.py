@@ -9,11 +9,12 @@ from operator import attrgetter
 
 from isthmus.core.job import Job
 from isthmus.core.pool import Pool
+from isthmus.plan.search.compose.best_layouts import LEAST_SIMULATED
 from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.costs.search_limits import SearchLimits
 from isthmus.plan.search.costs.workload import TrainingWorkload
 from isthmus.plan.search.finish.fit_framework import fit_framework
-from isthmus.plan.search.finish.refine_split import refine_split, simulation_cells
+from isthmus.plan.search.finish.refine_split import refine_split
 from isthmus.plan.search.finish.score_plan import score_plan
 from isthmus.plan.search.finish.write_plan import ScoredPlan, write_plan
 
@@ -74,19 +75,19 @@ def simulate_finalists(
         best = min(map(scored_rank, found), default=math.inf)
         new = layout.clusters not in known and len(known) < num_plans
         poor = spent > effort.max_cells or value_of(layout) > effort.estimate_ratio * best
-        if len(found) >= 3 and poor and not new:
+        if len(found) >= LEAST_SIMULATED and poor and not new:
             continue
         one = scored(layout)
         if one is None:
             continue
         found.append(one)
-        spent += simulation_cells(layout)
+        spent += layout.simulation_cells
         known.add(layout.clusters)
     # Step 2: refine the fastest ones.
     found.sort(key=lambda one: (scored_rank(one), *time_order(one)))
     left = max(0, effort.max_cells - spent) + effort.refine_cells
     for place, first in enumerate(found[: effort.num_refined]):
-        moves = left // effort.num_refined // simulation_cells(first.layout)
+        moves = left // effort.num_refined // first.layout.simulation_cells
         found[place] = refine_split(first, scored, moves, scored_rank)
     unique = {one.plan.id: one for one in found}
     return list(unique.values())

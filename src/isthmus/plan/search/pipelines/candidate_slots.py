@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from isthmus.plan.search.costs.routes import Routes
 from isthmus.plan.search.costs.slots import ChipSlot
 
-MAX_CANDIDATES = 24
+MAX_CANDIDATES = 20
 """Up to this many slots, all are combined."""
 
 WIDE_STEP = 1.5

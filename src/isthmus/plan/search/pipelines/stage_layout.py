@@ -80,11 +80,13 @@ class StageLayout:
         """Whether a slot is pooled, so that replicas differ in their stage locations."""
         return any(one.slot.members for one in self.segments)
 
-    @cached_property
+    @property
     def uniform_shapes(self) -> tuple[Self, ...]:
         """One shape per distinct set of stage locations among the replicas."""
-        if not self.pooled:
-            return (self,)
+        return self._pooled_shapes if self.pooled else (self,)
+
+    @cached_property
+    def _pooled_shapes(self) -> tuple[Self, ...]:
         kinds = Counter(zip(*map(self._slots_by_replica, self.segments), strict=True))
         found = []
         for row, count in kinds.items():

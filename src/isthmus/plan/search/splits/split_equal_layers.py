@@ -24,16 +24,21 @@ class LayerTimes:
     # `seconds[n - 1]` with `n` layers, non-decreasing, as far as they fit in memory.
     seconds: tuple[float, ...]
 
-    @cached_property
+    @property
     def hull(self) -> LayerTimes:
         """The convex lower envelope of these times (`self` if they are convex)."""
+        return self._envelope or self
+
+    @cached_property
+    def _envelope(self) -> LayerTimes | None:
+        """The envelope, None if it is these times: a reference to `self` would be a cycle."""
         points: list[tuple[int, float]] = []
         for n, y in enumerate(self.seconds):
             while len(points) > 1 and _is_above(points[-2], points[-1], (n, y)):
                 points.pop()
             points.append((n, y))
         if len(points) == len(self.seconds):
-            return self
+            return None
         values = [y for _, y in points[:1]]
         for (n0, y0), (n1, y1) in itertools.pairwise(points):
             values += [y0 + (y1 - y0) * (n - n0) / (n1 - n0) for n in range(n0 + 1, n1 + 1)]
