@@ -80,7 +80,9 @@ def test_bytes_between_clusters_fall_with_the_format() -> None:
         close(groups)
     ratios = {name: num / sent["fp32"] for name, num in sent.items()}
     assert sent["fp32"] == 2 * 4 * 2**18
-    assert ratios == pytest.approx({"fp32": 1, "bf16": 0.5, "int32": 1, "int16": 0.5, "int8": 0.2539}, abs=1e-3)
+    assert ratios == pytest.approx(
+        {"fp32": 1, "bf16": 0.5, "scaled-int32": 1, "scaled-int16": 0.5, "block-int8": 0.2539}, abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -90,7 +92,7 @@ def test_non_finite_values_fail_every_rank_by_name(bad: float, clusters: str) ->
     groups = groups_over(clusters)
 
     def call(group: IsthmusGroup, rank: int) -> str:
-        group.use_method(FormattedSums(group, "int16"))
+        group.use_method(FormattedSums(group, "scaled-int16"))
         tensor = torch.ones(100)
         if rank == 1:
             tensor[7] = bad
@@ -108,12 +110,12 @@ def test_ranks_that_disagree_on_the_format_all_get_an_error() -> None:
     groups = groups_over("ab")
 
     def call(group: IsthmusGroup, rank: int) -> str:
-        group.use_method(FormattedSums(group, ["bf16", "int16"][rank]))
+        group.use_method(FormattedSums(group, ["bf16", "scaled-int16"][rank]))
         with pytest.raises(PeerError) as raised:
             group.allreduce([torch.ones(100)]).wait()
         return str(raised.value)
 
-    assert all("in bf16" in one or "in int16" in one for one in at_all(groups, call))
+    assert all("in bf16" in one or "in scaled-int16" in one for one in at_all(groups, call))
     close(groups)
 
 
@@ -124,7 +126,7 @@ def test_error_feedback_keeps_what_rounding_takes() -> None:
     gradient[0] = 1.0
 
     def call(group: IsthmusGroup, rank: int) -> tuple[float, float]:
-        method, total, plain = FormattedSums(group, "int8"), torch.zeros(256), torch.zeros(256)
+        method, total, plain = FormattedSums(group, "block-int8"), torch.zeros(256), torch.zeros(256)
         group.use_method(method)
         feedback, operation = ErrorFeedback(), _sum()
         for _ in range(30):
@@ -147,7 +149,7 @@ def test_what_is_not_float32_goes_the_usual_way() -> None:
     groups = groups_over("ab")
 
     def call(group: IsthmusGroup, rank: int) -> tuple[list[int], float]:
-        group.use_method(FormattedSums(group, "int8"))
+        group.use_method(FormattedSums(group, "block-int8"))
         integers = torch.tensor([2**40 + rank])
         largest = torch.tensor([0.1 + rank])
         options = dist.AllreduceOptions()

@@ -35,11 +35,11 @@ def test_values_come_back_within_the_bound(wire_format, values):
 def test_sizes_are_what_the_names_say():
     """Bytes of 1,024 values: 4, 2 and 1 a value, and the scales."""
     assert {name: one.num_bytes(1024) for name, one in WIRE_FORMATS.items()} == {
-        "fp32": 4096, "bf16": 2048, "int32": 4100, "int16": 2052, "int8": 1024 + 16,
+        "fp32": 4096, "bf16": 2048, "scaled-int32": 4100, "scaled-int16": 2052, "block-int8": 1024 + 16,
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["int32", "int16", "int8"])
+@pytest.mark.parametrize("name", ["scaled-int32", "scaled-int16", "block-int8"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_scaled_formats_refuse_what_is_not_finite(name, bad):
     """NaN and infinity are errors that name the format; nothing is sent."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from isthmus.control.service.access.link_keyring import LinkKeyring
 from isthmus.control.state.events import encode_event
 from isthmus.control.store.store_interface import MemoryStore
+from isthmus.core.errors import FileError
 from isthmus.core.job import CheckpointConfig, Job
 from isthmus.core.messages.agent_messages import AgentOrders, ObservedPart, PartOrder, RunKeys
+from isthmus.core.messages.switch_keys import job_number, job_switch_key, read_switch_secret
 from isthmus.core.plan import Plan, Stage
-from isthmus.core.pool import Cluster
+from isthmus.core.pool import Aggregators, Cluster
 from tests.control.serving import EAST, WEST, report
 from tests.control.test_server_api import Server
 
@@ -108,3 +111,38 @@ def test_a_key_has_64_hexadecimal_digits(key: str) -> None:
     """Anything else is refused, and the message does not repeat it where agents log it."""
     with pytest.raises(ValueError, match="string_pattern_mismatch"):
         RunKeys.model_validate_json(json.dumps({"job": "j", "attempt": 1, "keys": {"a": key}}))
+
+
+def test_a_job_that_sums_by_switches_has_a_key_of_its_own() -> None:
+    """It follows from the secret that server and switch share; no secret, no key; it is in no representation."""
+    secret, switch = b"s" * 32, Aggregators(kind="switch", addresses=("10.0.0.9:8475",))
+
+    def switch_key(job: str, secret: bytes | None, switches: tuple[Aggregators, ...]) -> str | None:
+        order = PartOrder.model_construct(job=job, attempt=1, desired="running", plan=PLAN, switches=switches)
+        found = LinkKeyring(STORE, secret).run_keys(order, "a")
+        assert found is not None
+        assert found.switch is None or found.switch not in repr(found)
+        return found.switch
+
+    key = switch_key("j", secret, (switch,))
+    assert key == job_switch_key(secret, job_number("j")).hex()
+    assert key not in (switch_key("k", secret, (switch,)), switch_key("j", b"t" * 32, (switch,)))
+    assert switch_key("j", None, (switch,)) is None
+    assert switch_key("j", secret, ()) is None
+
+
+@pytest.mark.parametrize(("text", "mode", "why"), [
+    ("", 0o600, "is not one line"), ("zz" * 32, 0o600, "is not one line"), ("00" * 15, 0o600, "is not one line"),
+    ("00" * 32, 0o640, "other accounts may read"), ("00" * 600, 0o600, "larger than"),
+])  # fmt: skip
+def test_a_bad_file_of_the_secret_is_refused(tmp_path: Path, text: str, mode: int, why: str) -> None:
+    """No error shows what it has."""
+    file = tmp_path / "secret"
+    file.write_text(text)
+    file.chmod(mode)
+    with pytest.raises(FileError, match=why) as raised:
+        read_switch_secret(file)
+    assert not text or text not in str(raised.value)
+    file.write_text("ab" * 32 + "\n")
+    file.chmod(0o600)
+    assert read_switch_secret(file) == b"\xab" * 32

@@ -7,12 +7,14 @@ from pydantic import ValidationError
 
 from isthmus.control.queries.sites.measured_links import measured_links
 from isthmus.control.queries.sites.part_links import part_links
+from isthmus.control.queries.sites.plan_switches import plan_switches
 from isthmus.control.service.planner_queue import assemble_pool
 from isthmus.control.state.events import PoolSet
 from isthmus.core.messages.agent_messages import PeerCheck
-from isthmus.core.pool import Link, Pool
+from isthmus.core.pool import Aggregators, Link, Pool
 from isthmus.core.pool_resource import PoolResource
 from tests.control.samples import cluster
+from tests.control.serving import job
 from tests.control.test_reachability import Sites
 from tests.site.samples import plan as make_plan
 
@@ -60,6 +62,19 @@ def test_a_site_gets_the_links_of_its_part_as_the_server_knows_them() -> None:
     assert found["a", "b"] == 40
     assert {name for pair in found for name in pair} == {"a", "b"}
     assert part_links(pool.coordinator.state, make_plan(("a/h20",)), "a") == ()
+
+
+def test_a_site_gets_the_switches_of_the_plan_for_a_job_that_sums_by_them() -> None:
+    """Those of the plan's clusters that have addresses, whichever of its sites declares them."""
+    pool = MeasuringSites("a", "b", "c")
+    switches = {name: Aggregators(kind="switch", addresses=(f"10.0.0.{number}:1",)) for number, name in enumerate("bc")}
+    for name, one in switches.items():
+        record = pool.coordinator.state.clusters[name]
+        record.cluster = record.cluster.model_copy(update={"aggregators": (one, Aggregators(kind="server"))})
+    plan, state = make_plan(("a/h20", "b/h20")), pool.coordinator.state
+    asking = job(runtime={"synchronisation": "passing"})
+    assert plan_switches(state, plan, asking) == (switches["b"],)
+    assert plan_switches(state, plan, job()) == plan_switches(state, None, asking) == ()
 
 
 @pytest.mark.attack

@@ -40,5 +40,5 @@ def test_a_strategy_that_ranks_cannot_execute_is_refused() -> None:
 
 
 def test_a_job_may_name_each_of_them() -> None:
-    """The names of the job file are those of the strategies that ranks execute."""
-    assert get_args(SynchronisationName) == RANK_STRATEGIES
+    """The names of the job file are those of the strategies that ranks execute, and the one of switches."""
+    assert get_args(SynchronisationName) == (*RANK_STRATEGIES, "passing")

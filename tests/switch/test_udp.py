@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from isthmus.core.errors import FileError, UnavailableError
+from isthmus.core.messages.switch_keys import job_switch_key
 from isthmus.switch import (
     ClientState,
     Datagram,
+    DerivedJobKeys,
     FixedPoint,
     SlotPool,
     Start,
@@ -117,25 +119,37 @@ def test_key_files_of_others_are_refused(tmp_path):
     assert read_job_keys(file) == {JOB: KEY}
 
 
+def test_keys_of_a_pool_are_derived_and_named_ones_count_first():
+    """Any job has one, the one that the server derives; a switch of a pool remembers a bounded number of them."""
+    keys = DerivedJobKeys(b"s" * 32, {JOB: KEY})
+    assert keys.get(JOB) == KEY
+    assert keys.get(job_number("other")) == job_switch_key(b"s" * 32, job_number("other"))
+    assert len({keys[number] for number in range(10_000)}) == 10_000
+    assert list(keys) == [JOB]
+
+
 @pytest.mark.slow
-def test_the_command_prints_address_and_counters(tmp_path):
+@pytest.mark.parametrize("of_pool", [False, True])
+def test_the_command_prints_address_and_counters(tmp_path, of_pool):
     """`isthmus switch --json` names its address, sums for a job with its key, and ends by Ctrl-C with counters."""
     file = tmp_path / "switch.keys"
-    file.write_text(f"job {KEY.hex()}\n")
+    file.write_text("5e" * 32 if of_pool else f"job {KEY.hex()}\n")
     file.chmod(0o600)
-    argv = [sys.executable, "-m", "isthmus", "switch", "--job-key-file", str(file), "--json"]
+    key = job_switch_key(b"\x5e" * 32, JOB) if of_pool else KEY
+    option = "--pool-key-file" if of_pool else "--job-key-file"
+    argv = [sys.executable, "-m", "isthmus", "switch", option, str(file), "--json"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
         found = json.loads(process.stdout.readline())
         host, _, port = found["address"].rpartition(":")
-        assert (host, found["slots"], found["slot_integers"], found["jobs"]) == ("127.0.0.1", 1024, 256, 1)
-        clients = sum_over((host, int(port)), 2, 10_000, KEY, batches=True)
+        assert (host, found["slots"], found["slot_integers"], found["jobs"]) == ("127.0.0.1", 1024, 256, 1 - of_pool)
+        clients = sum_over((host, int(port)), 2, 10_000, key, batches=True)
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert [client.state for client in clients] == [ClientState.DONE] * 2
     counters = json.loads(out)
     assert counters["results"] == 80  # 40 parts, and 40 packets that agree on their scales
-    assert KEY.hex() not in out + errors
+    assert key.hex() not in out + errors
 
 
 def test_a_switch_for_other_machines_needs_keys(capsys):

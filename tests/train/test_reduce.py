@@ -15,6 +15,7 @@ from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.errors import PlanError
 from isthmus.strategies import RANK_STRATEGIES
 from isthmus.train.update.buckets import GradientBucket, HeldRows, ParameterSegment, make_buckets
+from isthmus.train.update.gradient_options import GradientOptions
 from isthmus.train.update.gradient_reducer import GradientReducer
 from tests.train.devices import on_devices, staging_for
 from tests.train.threads import GroupExchange
@@ -57,7 +58,9 @@ def run(
     ranks = [Rank(number, of_rank, device) for number, of_rank in enumerate(held)]
 
     def one(number: int) -> None:
-        reducer = GradientReducer(buckets, number, exchanges[number], batch_elements=64, strategy=strategy)
+        reducer = GradientReducer(
+            buckets, number, exchanges[number], batch_elements=64, options=GradientOptions(strategy=strategy)
+        )
         reducer.reduce(ranks[number].view, to_all_owners=everywhere)
         if not everywhere:
             reducer.broadcast_in_cluster(ranks[number].view)

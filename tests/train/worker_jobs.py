@@ -22,6 +22,7 @@ from tests.train.small_models import NUM_LAYERS, write_config
 preload("isthmus.train.process.supervisor")
 
 LIMIT_S = 90.0
+SWITCH_KEY = hashlib.sha256(b"switch").hexdigest()
 TEXT = "".join(f"The {n}th line says that {n} times {n} is {n * n}. " for n in range(900))
 
 
@@ -165,7 +166,7 @@ def keys_of(site: str, plan: Plan) -> WorkerKeys:
     """Return the keys of the links of `site`, as a server of the tests makes them."""
     pairs = {other: "/".join(sorted((site, other))) for other in plan.clusters}
     keys = {other: hashlib.sha256(pair.encode()).hexdigest() for other, pair in pairs.items()}
-    return WorkerKeys(keys=keys, copies=hashlib.sha256(b"copies").hexdigest())
+    return WorkerKeys(keys=keys, copies=hashlib.sha256(b"copies").hexdigest(), switch=SWITCH_KEY)
 
 
 def run_job(folder: Path, job: Job | Sequence[Job], plan: Plan, attempt: int = 1, **spec: Any) -> Workers:

@@ -113,12 +113,24 @@ class NodeGroup(FrozenModel):
         return self.chips_per_domain or self.chips_per_node
 
 
+def _check_udp_address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ValueError(f"'{text}' is not an address and a port; an example: 10.0.0.9:8475")
+    return text
+
+
+UdpAddress = Annotated[str, Field(max_length=255), AfterValidator(_check_udp_address)]
+"""`HOST:PORT`; an IPv6 address is in brackets."""
+
+
 class Aggregators(FrozenModel):
     """`count` machines of a cluster that add gradients for its nodes: parameter servers, or switches that add packets.
 
     `network_gbps` is the rate of a server's network card, or of all ports of a switch together; without it a server
     has the rate of a node, and a switch adds at the rate of each port. A switch with `slots` holds as many packets of
-    `slot_bytes` at a time.
+    `slot_bytes` at a time. Runs use the switches of which `addresses` are stated, one for each: where
+    `isthmus switch` listens, reachable from all nodes of the run.
     """
 
     kind: Literal["server", "switch"]
@@ -126,11 +138,16 @@ class Aggregators(FrozenModel):
     network_gbps: PositiveFloat | None = None
     slots: PositiveInt | None = None
     slot_bytes: PositiveInt = 256
+    addresses: Annotated[tuple[UdpAddress, ...], Field(max_length=32)] = ()
 
     @model_validator(mode="after")
     def _check_slots(self) -> Aggregators:
         if self.slots is not None and self.kind == "server":
             raise ValueError("a server has no slots; leave `slots` out")
+        if self.addresses and self.kind == "server":
+            raise ValueError("ranks play the servers; leave `addresses` out")
+        if len(self.addresses) not in (0, self.count):
+            raise ValueError(f"{len(self.addresses)} addresses of {self.count} switches; state one for each, or none")
         return self
 
 

@@ -171,6 +171,7 @@ def _adopt_plan(site: SiteState, part: SitePart, order: PartOrder) -> str:
     if part.plan != order.plan or not part.workers:
         _make_workers(site, part, order)
     part.user, part.spec, part.plan, part.links = order.user, order.spec, order.plan, order.links
+    part.switches = order.switches
     part.has_trained = bool(order.files_at)
     return "" if part.workers else f"the plan has no stage at {site.cluster}"
 

@@ -22,7 +22,7 @@ from isthmus.core.messages.agent_messages import (
 )
 from isthmus.core.messages.worker_folder import WorkerWait
 from isthmus.core.plan import Plan
-from isthmus.core.pool import Link
+from isthmus.core.pool import Aggregators, Link
 
 SitePartState = Literal[
     "new",  # just named by an order or a submission
@@ -96,6 +96,8 @@ class SitePart:
     plan: Plan | None = None
     # The links to the other sites of its plan.
     links: tuple[Link, ...] = ()
+    # The switches that sum its gradients.
+    switches: tuple[Aggregators, ...] = ()
     # An earlier attempt of the job has trained.
     has_trained: bool = False
     # What a local job runs.

@@ -1,8 +1,9 @@
 """Sums in the network: a switch that adds integers in slots, its packets, and a worker's side of both."""
 
+from isthmus.core.messages.switch_keys import job_number
 from isthmus.switch.fixed_point import FixedPoint, NonFiniteError, magnitude_bits
-from isthmus.switch.job_keys import read_job_keys
-from isthmus.switch.packet import MAX_INTEGERS, MAX_WORKERS, job_number
+from isthmus.switch.job_keys import DerivedJobKeys, read_job_keys
+from isthmus.switch.packet import MAX_INTEGERS, MAX_WORKERS
 from isthmus.switch.passing_worker import (
     Actions,
     Begin,
@@ -35,6 +36,7 @@ __all__ = [
     "Begin",
     "ClientState",
     "Datagram",
+    "DerivedJobKeys",
     "FixedPoint",
     "FromSwitch",
     "FromWorker",

@@ -1,15 +1,39 @@
-"""`read_job_keys`: the keys of the jobs that may use a switch, from a file of its operator."""
+"""`read_job_keys`, `DerivedJobKeys`: the keys of the jobs that may use a switch, from files of its operator."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from isthmus.core.errors import FileError
-from isthmus.switch.packet import job_number
+from isthmus.core.messages.switch_keys import MAX_KEY_BYTES, MIN_KEY_BYTES, job_number, job_switch_key
 
-MIN_KEY_BYTES = 16
-MAX_KEY_BYTES = 64
 _MAX_FILE_BYTES = 2**20
+_REMEMBERED = 4096
+
+
+class DerivedJobKeys(Mapping[int, bytes]):
+    """The keys of all jobs of a pool, each derived from the pool's `secret`, after the `named` ones.
+
+    It remembers the keys of the last jobs only: packets without a tag can name any number of jobs.
+    """
+
+    def __init__(self, secret: bytes, named: Mapping[int, bytes]) -> None:
+        self._named = dict(named)
+        self._derive = lru_cache(maxsize=_REMEMBERED)(lambda job: job_switch_key(secret, job))
+
+    def __getitem__(self, job: int) -> bytes:
+        """Return the key of the job with number `job`."""
+        return self._named.get(job) or self._derive(job)
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the jobs that are named."""
+        return iter(self._named)
+
+    def __len__(self) -> int:
+        """Return how many jobs are named."""
+        return len(self._named)
 
 
 def read_job_keys(file: Path) -> dict[int, bytes]:

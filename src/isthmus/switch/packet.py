@@ -102,11 +102,6 @@ class PacketRun:
         )
 
 
-def job_number(name: str) -> int:
-    """Return the number by which packets name the job `name`."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-
-
 def encode_run(run: PacketRun, key: bytes) -> bytes:
     """Return the packets of `run`, one after the other, each of `packet_bytes(run)`; an empty `key` signs nothing."""
     num, count = run.integers.shape

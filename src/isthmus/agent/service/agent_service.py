@@ -283,7 +283,8 @@ class AgentService:
             self._prober.apply_orders(orders)
         if orders.fence >= self.machine.fence:
             self._run_keys |= {
-                (one.job, one.attempt): WorkerKeys(keys=one.keys, copies=one.copies) for one in orders.run_keys
+                (one.job, one.attempt): WorkerKeys(keys=one.keys, copies=one.copies, switch=one.switch)
+                for one in orders.run_keys
             }
         objections = self._rendering.objections(one for one in orders.parts if self._may_be_refused(one))
         self._handle(OrdersReceived(now_s=self._clock(), orders=orders, sent_s=self._sent_s, objections=objections))

@@ -84,6 +84,7 @@ def worker_spec(
         stage_time=stage_time,
         trace_steps=tuple(sorted({min(2, steps - 1), steps // 2, steps - 1})),
         has_trained=part.has_trained,
+        switches=part.switches,
         run_lease=str(run_lease) if part.has_run_lease else None,
         local_rank=neighbours.index(rank),
         local_world_size=len(neighbours),

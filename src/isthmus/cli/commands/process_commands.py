@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -150,6 +150,12 @@ def serve(
     archive_log: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for a copy of the events that leave the log.")
     ] = None,
+    switch_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Secret that the pool's switches share; keys of jobs follow from it. Mode 0600."
+        ),
+    ] = None,
     log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane, to which agents and users connect.
@@ -176,6 +182,7 @@ def serve(
         search_cpu_s=search_cpu_s,
         compaction=CompactionPolicy(keep_s=keep_log_days * 86400.0, keep_bytes=keep_log_mib << 20),
         archive=archive_log,
+        switch_key=switch_key_file,
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
@@ -369,13 +376,13 @@ def links(
     examples=[
         "isthmus switch",
         "isthmus switch --port 8475 --slots 4096 --json",
-        "isthmus switch --host 10.0.0.9 --port 8475 --job-key-file switch.keys",
+        "isthmus switch --host 10.0.0.9 --port 8475 --pool-key-file switch.secret",
     ],
 )
 def switch(
     env: CliEnvironment,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Listen address; addresses other than loopback need --job-key-file.")
+        str, typer.Option(metavar="ADDRESS", help="Listen address; addresses other than loopback need a key file.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="UDP port; 0 picks a free one.")] = 0,
     slots: Annotated[int, typer.Option(metavar="N", min=1, max=2**20, help="Slots, shared by all jobs.")] = 1024,
@@ -386,6 +393,12 @@ def switch(
         Path | None,
         typer.Option(metavar="FILE", help="Keys of the jobs: JOB HEXADECIMAL-KEY a line; readable by its owner only."),
     ] = None,
+    pool_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Secret of the server's --switch-key-file: accepts all jobs of the pool. Mode 0600."
+        ),
+    ] = None,
     lease_s: Annotated[
         float,
         typer.Option("--lease", metavar="SECONDS", min=1, help="Slots are freed when a job has sent nothing for this."),
@@ -394,18 +407,29 @@ def switch(
     """Run a switch that sums gradients of jobs: the software form of in-network aggregation (strategy passing).
 
     It prints its address, and its counters when Ctrl-C ends it. Workers that cannot reach it sum without it. Without
-    --job-key-file it accepts every job of this machine; a key of a job is a secret that its workers share.
+    a key file it accepts every job of this machine; a key of a job is a secret that its workers share.
     """
-    from isthmus.switch import MAX_INTEGERS, SlotPool, UdpSocket, read_job_keys, serve_switch  # numpy loads slowly
+    from isthmus.core.messages.switch_keys import read_switch_secret
+    from isthmus.switch import (  # numpy loads slowly
+        MAX_INTEGERS,
+        DerivedJobKeys,
+        SlotPool,
+        UdpSocket,
+        read_job_keys,
+        serve_switch,
+    )
 
     if slot_integers > MAX_INTEGERS:
         raise InputError(f"a packet has no room for {slot_integers} integers", hint=f"at most {MAX_INTEGERS}")
-    if not is_loopback(host) and job_key_file is None:
+    if not is_loopback(host) and job_key_file is None and pool_key_file is None:
         raise InputError(
             f"a switch at {host} needs the keys of its jobs",
-            hint="--job-key-file FILE with a line JOB KEY for each; create a key: openssl rand -hex 32",
+            hint="--pool-key-file FILE with the secret of `isthmus serve --switch-key-file`, or --job-key-file FILE "
+            "with a line JOB KEY for each; create a secret or a key: openssl rand -hex 32",
         )
-    keys = None if job_key_file is None else read_job_keys(job_key_file)
+    keys: Mapping[int, bytes] | None = None if job_key_file is None else read_job_keys(job_key_file)
+    if pool_key_file is not None:
+        keys = DerivedJobKeys(read_switch_secret(pool_key_file), keys or {})
     pool = SlotPool(
         slots, slot_integers, keys=keys, lease_s=lease_s,
         incarnation=int.from_bytes(os.urandom(4)), secret=os.urandom(32),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from isthmus.comm.group.composed.near_messages import NearMessages, NearRanks
-from isthmus.comm.group.run_program import Block, Combine, run_program
+from isthmus.comm.group.run_program import Block, Codec, Combine, run_program
 from isthmus.comm.group.transport_messages import ArrivedMessage, TransportMessages, sends_of
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError
@@ -45,6 +45,8 @@ class Collective:
     """Whether inputs and outputs stay as they are until all messages are acknowledged; else sent ones are copied."""
     near: NearRanks | None = None
     """The ranks between which gloo carries large messages; None if the transport carries all."""
+    codec: Codec | None = None
+    """How messages between clusters are encoded; None: as they are."""
     prepare: Callable[[], None] = lambda: None
     finish: Callable[[], None] = lambda: None
 
@@ -108,6 +110,7 @@ class CollectiveRunner:
                     collective.outputs,
                     collective.combine,
                     messages,
+                    collective.codec,
                     keeps_memory=collective.keeps_memory,
                 )
                 if isinstance(messages, NearMessages):

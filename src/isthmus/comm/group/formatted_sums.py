@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
+from isthmus.comm.group.cluster_codec import ClusterCodec
 from isthmus.comm.group.collective_runner import CollectiveTurn
 from isthmus.comm.group.collective_work import CollectiveWork
 from isthmus.comm.group.group_work import tensor_label
@@ -20,7 +19,6 @@ from isthmus.comm.group.run_program import run_program
 from isthmus.comm.group.transport_messages import sends_of
 from isthmus.comm.wire_formats.error_feedback import ErrorFeedback
 from isthmus.comm.wire_formats.known_formats import WIRE_FORMATS
-from isthmus.comm.wire_formats.wire_format import WireFormat
 from isthmus.core.errors import PlanError
 from isthmus.strategies import RankProgram, plan_steps, rank_program, regions
 
@@ -69,7 +67,7 @@ class FormattedSums:
             with self._runner.failing([messages]):
                 turn.wait_for_earlier()
                 host.synchronize()
-                codec = _ClusterCodec(self._format, self._clusters, self._rank, feedback)
+                codec = ClusterCodec(self._format, self._clusters, self._rank, feedback)
                 run_program(program, [(0, flat)], [(0, flat)], operation.combine, messages, codec=codec)
                 operation.finish(flat, len(self._clusters))
                 host.store()
@@ -79,33 +77,6 @@ class FormattedSums:
     def close(self, *, wait: bool) -> None:
         """Stop the threads."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
-
-
-class _ClusterCodec:
-    """Encodes the messages of `rank` to other clusters."""
-
-    def __init__(
-        self, wire_format: WireFormat, clusters: Sequence[str], rank: int, feedback: ErrorFeedback | None
-    ) -> None:
-        self._format, self._clusters, self._rank = wire_format, clusters, rank
-        self._feedback = feedback or ErrorFeedback()
-
-    def crosses(self, peer: int) -> bool:
-        """Return whether messages with rank `peer` of the group are encoded."""
-        return self._clusters[peer] != self._clusters[self._rank]
-
-    def num_bytes(self, num_values: int) -> int:
-        """Return the size of a message of `num_values`."""
-        return self._format.num_bytes(num_values)
-
-    def encode(self, elements: tuple[int, int, int], value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the message for `value` [N], and what its receivers decode, [N]."""
-        data, decoded = self._feedback.encode(elements, value.numpy(), self._format)
-        return torch.from_numpy(np.array(data)), torch.from_numpy(decoded)
-
-    def decode(self, data: torch.Tensor, into: torch.Tensor) -> None:
-        """Store the values of the message `data` in `into` [N]."""
-        into.copy_(torch.from_numpy(self._format.decode(data.numpy(), into.numel())))
 
 
 @lru_cache(maxsize=128)

@@ -33,7 +33,7 @@ from isthmus.comm.group.group_work import (
 )
 from isthmus.comm.group.host_tensors import HostTensors
 from isthmus.comm.group.reduce_operation import ReduceOperation
-from isthmus.comm.group.run_program import Block, Combine
+from isthmus.comm.group.run_program import Block, Codec, Combine
 from isthmus.comm.group.vendors.gloo_vendor import GLOO
 from isthmus.comm.group.vendors.join_vendors import VendorGroups
 from isthmus.comm.transport.transport import Transport
@@ -283,11 +283,13 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         inputs: Sequence[Block],
         outputs: Sequence[Block],
         combine: Combine | None,
+        codec: Codec | None = None,
     ) -> CollectiveWork:
         """Execute `program`, the part of this rank in steps of `isthmus.strategies`, as collective `number`.
 
         Ranks without a part do not call this. The flat tensors [N] of `inputs` and `outputs`, on any device, share no
-        memory and are never changed by the caller afterwards. Gloo carries large messages inside a cluster.
+        memory and are never changed by the caller afterwards. Gloo carries large messages inside a cluster; `codec`, an
+        equal one at all ranks, encodes those between clusters.
         """
         sent, got = (
             HostTensors([tensor for _, tensor in blocks], read=blocks is inputs) for blocks in (inputs, outputs)
@@ -305,6 +307,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
             combine,
             keeps_memory=True,
             near=self._near,
+            codec=codec,
             prepare=sent.synchronize,
             finish=got.store,
         )

@@ -43,7 +43,12 @@ class Messages(Protocol):
 
 
 class Codec(Protocol):
-    """How messages with some peers are encoded; `elements` are a range, and how often it was sent before."""
+    """How messages with some peers are encoded; `elements` are a range, and how often it was sent before.
+
+    Ranks agree on `name`.
+    """
+
+    name: str
 
     def crosses(self, peer: int) -> bool:
         """Return whether messages with `peer` are encoded."""

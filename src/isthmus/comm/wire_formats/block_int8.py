@@ -16,4 +16,4 @@ class BlockInt8(ScaledIntegers):
     """1 byte a value, and 4 for each block of 256."""
 
     def __init__(self) -> None:
-        super().__init__("int8", np.int8, BLOCK)
+        super().__init__("block-int8", np.int8, BLOCK)

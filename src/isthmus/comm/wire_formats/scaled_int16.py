@@ -11,4 +11,4 @@ class ScaledInt16(ScaledIntegers):
     """2 bytes a value."""
 
     def __init__(self) -> None:
-        super().__init__("int16", np.int16)
+        super().__init__("scaled-int16", np.int16)

@@ -11,4 +11,4 @@ class ScaledInt32(ScaledIntegers):
     """4 bytes a value; finer than float32 for values near the largest, coarser for small ones."""
 
     def __init__(self) -> None:
-        super().__init__("int32", np.int32)
+        super().__init__("scaled-int32", np.int32)

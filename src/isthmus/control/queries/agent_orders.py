@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from isthmus.control.queries.catalogue.catalogue_versions import needed_versions
 from isthmus.control.queries.sites.part_links import part_links
+from isthmus.control.queries.sites.plan_switches import plan_switches
 from isthmus.control.queries.sites.probation_rules import PROBATION_S
 from isthmus.control.state.events import (
     AgentLost,
@@ -106,6 +107,7 @@ def _new_order(state: PoolState, job: JobRecord, part: PartRecord) -> PartOrder:
         files_at=job.file_clusters,
         versions=needed_versions(state, job, part.cluster),
         links=part_links(state, job.plan, part.cluster),
+        switches=plan_switches(state, job.plan, job.spec),
         priority=job.priority,
         protect=part.checkpoint_requested,
         victims=part.victims,

@@ -42,6 +42,7 @@ from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.loopback import is_loopback
+from isthmus.core.messages.switch_keys import read_switch_secret
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
 
@@ -79,6 +80,7 @@ def run_server(
         listener = stack.enter_context(_bind_listener(config.host, config.port))
         stack.enter_context(lock_state_folder(config.state, "server"))
         certificate = load_certificate(config)
+        switch_secret = read_switch_secret(config.switch_key) if config.switch_key is not None else None
         store = (make_store or open_store)(config)
         stack.callback(store.close)
         log_end = LogEndFile(config.state)
@@ -95,6 +97,7 @@ def run_server(
                 planner=planner or own,
                 num_planners=len(own.processes) if planner is None else 1,
                 quotas=config.quotas,
+                switch_secret=switch_secret,
                 rules=config.rules,
                 leader_election=leadership,
                 snapshot_file=SnapshotFile(config.state),

@@ -44,6 +44,8 @@ class ServerConfig:
     rules: CoordinatorConfig | None = None
     # Limits of connections. None: as many as the process may open files for.
     connections: ConnectionCaps | None = None
+    # File with the secret from which the keys of jobs at the pool's switches are derived. None: they have none.
+    switch_key: Path | None = None
     # What one user or owner may ask for.
     quotas: Quotas = field(default_factory=Quotas)
     # How much of the event log is kept.

@@ -54,13 +54,14 @@ class AgentSessions:
         dry_runs: DryRunChecks,
         steady_clock: Callable[[], float] = time.monotonic,
         quotas: Quotas | None = None,
+        switch_secret: bytes | None = None,
     ) -> None:
         self._steady_clock, self._quotas = steady_clock, quotas
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
         self._dry_runs = dry_runs
         self._fence_at_s: dict[str, float] = {}
-        self._keyring = LinkKeyring(store)
+        self._keyring = LinkKeyring(store, switch_secret)
         self._takeover_lock = threading.Lock()
         self._takeover = AgentTakeover(actor.query(Coordinator.agent_incarnations))
 

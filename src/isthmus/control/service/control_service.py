@@ -107,7 +107,8 @@ class ControlService:
     `pool_file` is the operator's pool file: links, owners, chip definitions and the owners of named clusters.
     Clusters join and leave with their agents. Several servers may share one store: the one that holds
     `leader_election` plans jobs, fires timers and compacts the log by `compaction` (`LogCompactor`, which calls
-    `before_compaction`); users and agents may connect to any of them.
+    `before_compaction`); users and agents may connect to any of them. Keys of jobs at switches follow from
+    `switch_secret`, which all servers of a store share.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class ControlService:
         quotas: Quotas | None = None,
         compaction: CompactionPolicy | None = None,
         before_compaction: Callable[[LogBase], None] = lambda _: None,
+        switch_secret: bytes | None = None,
     ) -> None:
         self.store, self.pool_file, self.clock, self.quotas = store, pool_file, clock, quotas
         self._constructed = False
@@ -182,6 +184,7 @@ class ControlService:
             self._leader_election,
             self._dry_run_checks,
             quotas=quotas,
+            switch_secret=switch_secret,
         )
         self.site_keys = SiteKeys(self._actor, self.gate.registry, self.audit, clock)
         self.sites = SiteAdmin(self._actor, self.site_keys, self.audit, clock)

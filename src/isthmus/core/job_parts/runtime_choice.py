@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from isthmus.core.base_model import FrozenModel, Name, PathName
 
@@ -35,8 +35,13 @@ ParameterName = Annotated[Name, AfterValidator(_check_parameter)]
 ParameterText = Annotated[str, Field(max_length=1024)]
 
 
-SynchronisationName = Literal["ring", "hierarchical-ring", "2d-torus", "2d-mesh", "parameter-server", "psring"]
-"""Strategies of `isthmus.strategies` that ranks alone execute."""
+SynchronisationName = Literal[
+    "ring", "hierarchical-ring", "2d-torus", "2d-mesh", "parameter-server", "psring", "passing"
+]
+"""Strategies of `isthmus.strategies` that a run executes: those of ranks alone, and `passing` by `isthmus switch`."""
+
+WireFormatName = Literal["fp32", "bf16", "scaled-int32", "scaled-int16", "block-int8"]
+"""Formats in which sums cross between clusters (`isthmus.comm.wire_formats`)."""
 
 
 class RuntimeChoice(FrozenModel):
@@ -47,7 +52,11 @@ class RuntimeChoice(FrozenModel):
     `communication` sets its parameters, which Isthmus otherwise derives from the network.
 
     `synchronisation` names the strategy by which replicas sum gradients, at any site; its hosts are clusters, which
-    must have equally many ranks. Without it, sums are taken inside clusters and cross between them once.
+    must have equally many ranks, but for `passing`. Without it, sums are taken inside clusters and cross between them
+    once. `passing` sums in the switches of the pool file whose `addresses` are stated at a cluster of the plan.
+
+    `wire_format` rounds what crosses between clusters to fewer bytes, or to integers, within the bound of the format;
+    it goes with the default synchronisation only. `block-int8` adds the rounding error of a step to the next one.
     """
 
     image: ImageName | None = None
@@ -58,6 +67,15 @@ class RuntimeChoice(FrozenModel):
         default_factory=dict
     )
     synchronisation: SynchronisationName | None = None
+    wire_format: WireFormatName | None = None
+
+    @model_validator(mode="after")
+    def _check_wire_format(self) -> RuntimeChoice:
+        if self.wire_format is not None and self.synchronisation is not None:
+            raise ValueError(
+                f"wire_format {self.wire_format} does not go with synchronisation {self.synchronisation}; leave one out"
+            )
+        return self
 
     def __hash__(self) -> int:
         """Return a hash, which dictionaries have not: pydantic copies a default value without one at each use."""
@@ -69,5 +87,6 @@ class RuntimeChoice(FrozenModel):
                 self.library,
                 *self.communication.items(),
                 self.synchronisation,
+                self.wire_format,
             )
         )

@@ -24,7 +24,7 @@ from isthmus.core.catalogue import CopyKey, HeldCopy, NeededVersion
 from isthmus.core.job import Job
 from isthmus.core.messages.preflight import PreflightAnswer, PreflightOrder
 from isthmus.core.plan import Plan
-from isthmus.core.pool import Cluster, Link
+from isthmus.core.pool import Aggregators, Cluster, Link
 from isthmus.core.priority import Priority
 
 PROTOCOL_VERSION = 1
@@ -213,13 +213,15 @@ class RunKeys(FrozenModel):
     """The keys of an attempt that a site holds: one shared with each site of the plan, and one for its own ranks.
 
     No other site has a key of a pair without it. `copies` is the key of the job's copies in an object store, the same
-    in all attempts. Agents hand them to workers; they go into no log and no event.
+    in all attempts; `switch` is that of its packets to switches. Agents hand them to workers; they go into no log and
+    no event.
     """
 
     job: Name
     attempt: PositiveInt
     keys: Annotated[dict[Name, LinkKey], Field(repr=False)]
     copies: Annotated[LinkKey | None, Field(repr=False)] = None
+    switch: Annotated[LinkKey | None, Field(repr=False)] = None
 
 
 class PartOrder(FrozenModel):
@@ -229,7 +231,8 @@ class PartOrder(FrozenModel):
     `victims` are evicted for the part from `prepared` on, as far as the owner's policy allows. `files_at`
     lists the clusters that have the job's files, in case this one has not; `versions` are those of the catalogue that
     the part needs here, which the site brings as soon as the part is queued. `links` are those between this cluster and
-    the others of the plan, as the server knows them: the operator's and the measured ones.
+    the others of the plan, as the server knows them: the operator's and the measured ones. `switches` are those of the
+    plan's clusters that have addresses, for a job that sums by them.
     """
 
     job: Name
@@ -243,6 +246,7 @@ class PartOrder(FrozenModel):
     files_at: tuple[Name, ...] = ()
     versions: tuple[NeededVersion, ...] = ()
     links: tuple[Link, ...] = ()
+    switches: tuple[Aggregators, ...] = ()
     spec: Job | None = None
     plan: Plan | None = None
     rank_map: RankMap | None = None

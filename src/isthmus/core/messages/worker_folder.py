@@ -27,6 +27,7 @@ from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job, with_own_folders
 from isthmus.core.messages.agent_messages import LinkKey, PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
+from isthmus.core.pool import Aggregators
 from isthmus.core.rights.storage_rules import AllowedStorage
 
 WORKER_VERSION: Literal[1] = 1
@@ -53,8 +54,8 @@ class WorkerSpec(FrozenModel):
     `checkpoint_timeout_s` without progress. `has_trained`: an earlier attempt of the job has trained, so files in
     its folders without a claim are its own. `user` submitted the job (empty: the server did not say); `storage` is what
     the user's jobs may read and write at this site (None: any path). `run_lease` is the file of the site's
-    `RunLease`, on which the worker ends itself (None: it runs without limit). The rank is number `local_rank` of the
-    `local_world_size` ranks of its node.
+    `RunLease`, on which the worker ends itself (None: it runs without limit). `switches` sum the gradients of a
+    job with `synchronisation: passing`. The rank is number `local_rank` of the `local_world_size` ranks of its node.
     """
 
     version: Literal[1] = WORKER_VERSION
@@ -81,6 +82,7 @@ class WorkerSpec(FrozenModel):
     checkpoint_timeout_s: PositiveFloat = 600.0
     has_trained: bool = False
     run_lease: str | None = None
+    switches: tuple[Aggregators, ...] = ()
     local_rank: NonNegativeInt = 0
     local_world_size: PositiveInt = 1
 
@@ -106,10 +108,14 @@ class WorkerSpec(FrozenModel):
 
 
 class WorkerKeys(FrozenModel):
-    """The keys of a worker: by site of the plan, the one that its own site shares with it; that of its `copies`."""
+    """The keys of a worker: by site of the plan, the one that its own site shares with it, and those of its job.
+
+    `copies` is the key of the job's copies in an object store, `switch` that of its packets to switches.
+    """
 
     keys: Annotated[dict[Name, LinkKey], Field(repr=False)]
     copies: Annotated[LinkKey | None, Field(repr=False)] = None
+    switch: Annotated[LinkKey | None, Field(repr=False)] = None
 
 
 class WorkerAccount(FrozenModel):

@@ -14,6 +14,9 @@ import torch.distributed as dist
 from isthmus.comm.group.collective_work import CollectiveWork
 from isthmus.comm.group.group_work import SendWork
 from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.group.passing.passing_sums import PassingSums
+from isthmus.comm.group.reduce_operation import ReduceOperation
+from isthmus.comm.group.run_program import Codec
 from isthmus.core.errors import ProtocolError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.strategies import RankProgram
@@ -151,9 +154,10 @@ class Communicator:
         program: RankProgram,
         inputs: Sequence[tuple[int, torch.Tensor]],
         outputs: Sequence[tuple[int, torch.Tensor]],
-        wan_elements: int,
+        wan_bytes: int,
+        codec: Codec | None = None,
     ) -> CollectiveWork:
-        """Start `program`, a sum of flat tensors [N] that sends `wan_elements` to other clusters, as number `number`.
+        """Start `program`, a sum of flat tensors [N] that sends `wan_bytes` to other clusters, as number `number`.
 
         See `IsthmusGroup.execute`; complete it by `wait_program`.
         """
@@ -161,9 +165,20 @@ class Communicator:
         if group is None:
             raise RuntimeError("programs of steps need the isthmus process group")
         start_s = self.timer.clock()
-        tensor = next((one for _, one in (*inputs, *outputs)), None)
-        self.timer.wan_bytes += wan_elements * (tensor.element_size() if tensor is not None else 0)
-        work = group.execute(number, "sum of gradients", program, inputs, outputs, torch.add)
+        self.timer.wan_bytes += wan_bytes
+        label = "sum of gradients" if codec is None else f"sum of gradients in {codec.name}"
+        work = group.execute(number, label, program, inputs, outputs, torch.add, codec)
+        self.timer.calls_s += self.timer.clock() - start_s
+        return work
+
+    def sum_by_switches(self, sums: PassingSums, values: torch.Tensor, number: int) -> CollectiveWork:
+        """Start a sum of `values` [N], in place, over the ranks of `sums`; `number` is the first of those it uses.
+
+        Complete it by `wait_program`.
+        """
+        start_s = self.timer.clock()
+        self.timer.wan_bytes += sums.sent_bytes(values.numel())
+        work = sums.all_reduce(values, ReduceOperation.of(dist.ReduceOp.SUM), sequence=number)
         self.timer.calls_s += self.timer.clock() - start_s
         return work
 

@@ -27,16 +27,19 @@ from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.virtual_compute_stage import VirtualComputeStage
 from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
+from isthmus.train.update.gradient_options import gradient_options
 from isthmus.train.update.virtual_gradients import VirtualGradients, parameter_counter
 
 
-def run_virtual_training(spec: WorkerSpec, schedule: Schedule, folder: WorkerFolder) -> None:
+def run_virtual_training(
+    spec: WorkerSpec, schedule: Schedule, folder: WorkerFolder, switch_key: bytes | None = None
+) -> None:
     """Run all steps of the job from the first one and log their times, without loss, checkpoint or export.
 
-    Needs the default process group. Raises `PeerError` if a rank is lost.
+    Needs the default process group. Raises `PeerError` if a rank is lost. `switch_key` is that of packets to switches.
     """
     num_steps, requests = spec.job.training.steps, CheckpointRequests(folder)
-    trainer = VirtualTrainer(spec, schedule, load_model(spec.job.model))
+    trainer = VirtualTrainer(spec, schedule, load_model(spec.job.model), switch_key)
     print(trainer.describe(), flush=True)
     with MetricsLog(folder.metrics_path, spec, None, 0) as log:
         for step in range(num_steps):
@@ -49,6 +52,7 @@ def run_virtual_training(spec: WorkerSpec, schedule: Schedule, folder: WorkerFol
             if trainer.model_chunks.is_last:
                 duration = format_seconds(values["step_s"])
                 print(f"step {step + 1} of {num_steps}: {duration}, virtual", flush=True)
+    trainer.close()
 
 
 class BlockingCommunicator(Communicator):
@@ -66,7 +70,7 @@ class BlockingCommunicator(Communicator):
 class VirtualTrainer:
     """One rank of virtual training: one stage of its replica's pipeline."""
 
-    def __init__(self, spec: WorkerSpec, schedule: Schedule, model: Model) -> None:
+    def __init__(self, spec: WorkerSpec, schedule: Schedule, model: Model, switch_key: bytes | None = None) -> None:
         if spec.stage_time is None:
             raise PlanError(f"the plan predicts no stage time for rank {spec.rank}", hint="plan again")
         self._spec, self._schedule, self._model = spec, schedule, model
@@ -89,8 +93,12 @@ class VirtualTrainer:
         self._batches = self._zero_batches()
         count, tied = parameter_counter(model), model.tied_embeddings
         self._gradients = VirtualGradients(
-            plan, count, tied, spec.rank, self.communicator, spec.job.runtime.synchronisation
+            plan, count, tied, spec.rank, self.communicator, gradient_options(spec, switch_key)
         )
+
+    def close(self) -> None:
+        """Free what the sums of gradients hold."""
+        self._gradients.close()
 
     def describe(self) -> str:
         """Return the first line of the worker's log."""

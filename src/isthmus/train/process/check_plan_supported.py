@@ -17,10 +17,12 @@ from isthmus.train.process.check_plan_matches_job import check_plan_matches_job,
 from isthmus.train.process.check_virtual_training import check_virtual_training
 from isthmus.train.process.prepare_stage import worker_device
 from isthmus.train.tensor_parallel.check_tensor_parallel import check_tensor_parallel
+from isthmus.train.update.gradient_options import check_gradient_options
 
 
 def check_plan_supported(spec: WorkerSpec) -> Schedule:
     """Return the checked schedule of the rank's replica; raise `PlanError` or `ModelError` if unsupported."""
+    check_gradient_options(spec)
     if spec.job.compute == "virtual":
         return check_virtual_training(spec)
     plan, model = spec.plan, load_model(spec.job.model)

@@ -19,10 +19,12 @@ from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.pipeline.stage_executor import StageExecutor
 from isthmus.train.process.prepare_stage import PreparedStage
 from isthmus.train.process.replica_batches import ReplicaBatches
+from isthmus.train.process.take_rank_keys import RankKeys
 from isthmus.train.recovery.peer_snapshots import PeerSnapshots
 from isthmus.train.recovery.rank_recovery import RankRecovery
 from isthmus.train.tensor_parallel.tp_communicator import TpCommunicator
 from isthmus.train.tensor_parallel.tp_process_group import join_tp_group
+from isthmus.train.update.gradient_options import gradient_options
 from isthmus.train.update.gradient_reducer import GradientReducer
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
@@ -45,7 +47,7 @@ class Trainer:
         prepared: PreparedStage,
         folder: WorkerFolder,
         recovery: RankRecovery,
-        copy_key: bytes | None = None,
+        keys: RankKeys,
     ) -> None:
         self.spec, self.schedule, self.prepared = spec, schedule, prepared
         self.folder, self.checkpoint_requests, self.recovery = folder, CheckpointRequests(folder), recovery
@@ -58,7 +60,7 @@ class Trainer:
         self.batches = ReplicaBatches(prepared, spec.plan, self.position, self.training)
         self.communicator = make_communicator(spec, prepared.model_chunks.device)
         self.ownership = self._form_groups()
-        self.checkpoint_manager = CheckpointManager(spec, folder, self.ownership, self.communicator, copy_key)
+        self.checkpoint_manager = CheckpointManager(spec, folder, self.ownership, self.communicator, keys.copies)
         self.peer_snapshots = PeerSnapshots(spec, folder, recovery, self.communicator)
         self.optimizer = Optimizer(
             prepared.model_chunks.global_named_parameters(),
@@ -66,7 +68,7 @@ class Trainer:
             sum_over_all=self.peer_snapshots.sum_over_all,
             ownership=self.ownership,
             reducer=GradientReducer(
-                self.ownership.buckets, spec.rank, self.communicator, strategy=spec.job.runtime.synchronisation
+                self.ownership.buckets, spec.rank, self.communicator, options=gradient_options(spec, keys.switch)
             ),
             on_host=spec.plan.optimizer_on_host,
         )

@@ -10,6 +10,7 @@ from isthmus.train.communication.step_metrics import MetricsLog
 from isthmus.train.communication.torch_device import device_name
 from isthmus.train.process.export_model import export_model
 from isthmus.train.process.prepare_stage import PreparedStage, describe_rank
+from isthmus.train.process.take_rank_keys import RankKeys
 from isthmus.train.process.trainer import Trainer
 from isthmus.train.recovery.rank_recovery import RankRecovery
 
@@ -20,13 +21,13 @@ def train(
     prepared: PreparedStage,
     folder: WorkerFolder,
     recovery: RankRecovery,
-    copy_key: bytes | None = None,
+    keys: RankKeys = RankKeys(),  # noqa: B008 (frozen)
 ) -> None:
     """Train from the newest state that all ranks have to the last step, then export the model.
 
     Needs the default process group. After a loss, once a new process has replaced the lost rank, training
     continues from the newest common state. Raises `PeerError` if the rank is not replaced, `UnavailableError`
-    if a folder cannot be written. `copy_key` encrypts the copies of checkpoints in an object store.
+    if a folder cannot be written. `keys` are those of the rank.
     """
     print(describe_rank(spec, device_name(prepared.model_chunks.device)), flush=True)
     if prepared.dataset is not None:
@@ -37,7 +38,7 @@ def train(
         if trainers:
             trainers[0].reset()
         else:
-            trainers.append(Trainer(spec, schedule, prepared, folder, recovery, copy_key))
+            trainers.append(Trainer(spec, schedule, prepared, folder, recovery, keys))
         _train_once(trainers[0])
 
     def drain() -> None:
@@ -79,6 +80,7 @@ def _train_once(trainer: Trainer) -> None:
                 print(f"step {step + 1} of {num_steps}: loss {values['loss']:.4f}", flush=True)
             trainer.raise_if_diverged(step)
             trainer.take_snapshot(step + 1)
+    trainer.optimizer.close()
     # Step 3: write the model.
     prepared = trainer.prepared
     export_model(spec, trainer.position, prepared.model_chunks, prepared.dataset, trainer.communicator)

@@ -88,11 +88,11 @@ def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources)
     memory = MemoryCheckpoint(resources.memory_name, spec.rank)
     try:
         if spec.job.compute == "virtual":
-            run_virtual_training(spec, schedule, folder)
+            run_virtual_training(spec, schedule, folder, resources.keys.switch)
             membership.leave()
         else:
             recovery = RankRecovery(spec, membership, memory, resources.heartbeat, events)
-            train(spec, schedule, prepared or prepare_stage(spec), folder, recovery, resources.keys.copies)
+            train(spec, schedule, prepared or prepare_stage(spec), folder, recovery, resources.keys)
     except BaseException as error:
         if resources.is_supervised and not isinstance(error, IsthmusError):
             membership.abandon()

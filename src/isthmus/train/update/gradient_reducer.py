@@ -2,7 +2,8 @@
 
 Buckets (`isthmus.train.update.buckets`) with the same owners are summed together, in batches. Over an isthmus group a
 batch is one collective among its owners: sums are taken inside clusters first, each byte crosses the network between
-clusters once in each direction, and several batches are under way. Other groups sum by their own collectives.
+clusters once in each direction, and several batches are under way. `GradientOptions` choose another strategy, switches,
+or a wire format. Other groups sum by their own collectives.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from dataclasses import replace
 
 import torch
 
+from isthmus.comm.group.cluster_codec import ClusterCodec
 from isthmus.comm.group.collective_work import CollectiveWork
+from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.group.passing.passing_sums import NUM_SEQUENCES, PassingSums
+from isthmus.comm.wire_formats.error_feedback import ErrorFeedback
+from isthmus.comm.wire_formats.known_formats import WIRE_FORMATS
 from isthmus.core.errors import PlanError
-from isthmus.strategies import RankProgram, Step, crossing_elements, group_steps, plan_steps, rank_program
+from isthmus.strategies import RankProgram, Step, group_steps, plan_steps, rank_program
 from isthmus.train.communication.communicator import Communicator
 from isthmus.train.update.bucket_batches import BATCH_ELEMENTS, BucketBatch, Exchange, make_batches
 from isthmus.train.update.buckets import GradientBucket, ParameterSegment
+from isthmus.train.update.gradient_options import PASSING, GradientOptions
 from isthmus.train.update.torch_sums import TorchSums
 
 SegmentView = Callable[[ParameterSegment], torch.Tensor]
@@ -34,9 +41,9 @@ MAX_UNDER_WAY = 4
 class GradientReducer:
     """Reduces `buckets` (those of all ranks, in the same order on each rank) on rank `rank`.
 
-    All ranks make one at the same time, and call its methods in the same order. `strategy` names one of
-    `isthmus.strategies.RANK_STRATEGIES`, by which owners sum; raises `PlanError` if they cannot, or if the group is one
-    of torch itself.
+    All ranks make one at the same time, and call its methods in the same order. Raises `PlanError` if owners cannot sum
+    by the strategy of `options`, or if the group is one of torch itself. NaN and infinity pass: sums of integers are
+    left for sums in fp32 in a step in which a rank has such a gradient.
     """
 
     def __init__(
@@ -46,50 +53,104 @@ class GradientReducer:
         communicator: Communicator,
         *,
         batch_elements: int = BATCH_ELEMENTS,
-        strategy: str | None = None,
+        options: GradientOptions | None = None,
     ) -> None:
         self._rank, self._communicator = rank, communicator
         self._batches = make_batches(buckets, batch_elements)
-        self._programs: dict[tuple[int, Exchange], tuple[RankProgram, int]] = {}
-        self._strategy = strategy
+        self._programs: dict[tuple[int, Exchange], tuple[RankProgram, list[int]]] = {}
+        self._options = options or GradientOptions()
+        self._group: IsthmusGroup | None = None
+        self._codecs: dict[int, ClusterCodec] = {}
+        self._passing: dict[tuple[int, ...], PassingSums] = {}
         self._torch_sums = None if communicator.isthmus_group is not None else TorchSums(self._batches, rank)
-        if strategy is not None:
-            self._check_strategy(strategy)
+        if self._options.strategy is not None:
+            self._check_strategy(self._options.strategy)
 
     def reduce(self, view: SegmentView, *, to_all_owners: bool) -> None:
         """Replace each segment by its sum over contributors, on all owners (`to_all_owners`) or leaders at least."""
-        self._run(Exchange.SUM if to_all_owners or self._strategy else Exchange.SUM_AT_LEADERS, view)
+        self._run(Exchange.SUM if to_all_owners or self._options.strategy else Exchange.SUM_AT_LEADERS, view)
 
     def broadcast_in_cluster(self, view: SegmentView) -> None:
         """Broadcast each segment from the leader of each cluster to the other owners in that cluster."""
         self._run(Exchange.BROADCAST, view)
 
+    def close(self) -> None:
+        """Free the slots at switches; no sum follows."""
+        for one in self._passing.values():
+            one.close(wait=False)
+        self._passing = {}
+
     def _run(self, exchange: Exchange, view: SegmentView) -> None:
         """Exchange all batches of which this rank is an owner, `MAX_UNDER_WAY` at a time."""
         group = self._communicator.isthmus_group
-        first = group.reserve_programs(len(self._batches)) if group is not None else 0
+        self._forget_other_groups(group)
+        plain = exchange is Exchange.BROADCAST or (self._options.needs_finite and not self._all_are_finite(view))
+        first = group.reserve_programs(len(self._batches) * NUM_SEQUENCES) if group is not None else 0
         under_way: deque[_Batch] = deque()
         for number, batch in enumerate(self._batches):
             if self._rank not in batch.owners:
                 continue
             one = _Batch(batch, exchange, self._rank, view)
-            if self._torch_sums is not None:
+            if group is None and self._torch_sums is not None:
                 with self._communicator.waiting():
                     self._torch_sums.run(exchange, number, one.sent, one.got)
                 one.store()
                 continue
-            program, wan_elements = self._program(number, exchange)
-            one.work = self._communicator.execute(first + number, program, one.inputs, one.outputs, wan_elements)
+            one.work = self._start(number, one, exchange, first + number * NUM_SEQUENCES, plain=plain)
             under_way.append(one)
             if len(under_way) == MAX_UNDER_WAY:
                 self._finish(under_way.popleft())
         while under_way:
             self._finish(under_way.popleft())
 
+    def _start(self, number: int, one: _Batch, exchange: Exchange, sequence: int, *, plain: bool) -> CollectiveWork:
+        """Start batch `number`; `plain`: by messages of fp32."""
+        batch, communicator = self._batches[number], self._communicator
+        passing = None if plain else self._passing_of(batch)
+        if passing is not None and one.sent is not None:
+            one.got = one.sent
+            return communicator.sum_by_switches(passing, one.sent, sequence)
+        codec = None if plain else self._codec_of(number)
+        program, crossing = self._program(number, exchange)
+        size = codec.num_bytes if codec is not None else (lambda num: num * one.element_size)
+        num_bytes = sum(size(num) for num in crossing)
+        return communicator.execute(sequence, program, one.inputs, one.outputs, num_bytes, codec)
+
     def _finish(self, one: _Batch) -> None:
         if one.work is not None:
             self._communicator.wait_program(one.work)
         one.store()
+
+    def _forget_other_groups(self, group: IsthmusGroup | None) -> None:
+        """Begin with empty states in a new group: all ranks do, also one that has been replaced."""
+        if group is not self._group:
+            self.close()
+            self._group, self._codecs = group, {}
+
+    def _all_are_finite(self, view: SegmentView) -> bool:
+        """Return whether the gradients of all ranks are; all ranks call this."""
+        segments = (one for batch in self._batches for bucket in batch.buckets for one in bucket.segments
+                    if self._rank in bucket.contributors)  # fmt: skip
+        bad = not all(bool(torch.isfinite(view(one)).all()) for one in segments)
+        return float(self._communicator.sum_over_all(torch.tensor([float(bad)], dtype=torch.float64))) == 0.0
+
+    def _codec_of(self, number: int) -> ClusterCodec | None:
+        name = self._options.wire_format
+        if name is None:
+            return None
+        if number not in self._codecs:
+            feedback = ErrorFeedback() if self._options.error_feedback else None
+            self._codecs[number] = ClusterCodec(WIRE_FORMATS[name], self._communicator.clusters, self._rank, feedback)
+        return self._codecs[number]
+
+    def _passing_of(self, batch: BucketBatch) -> PassingSums | None:
+        """Return what sums `batch` by switches; None where its owners are of one cluster."""
+        owners, clusters = batch.owners, self._communicator.clusters
+        if self._options.passing is None or self._group is None or len({clusters[rank] for rank in owners}) == 1:
+            return None
+        if owners not in self._passing:
+            self._passing[owners] = PassingSums(self._group, self._options.passing, owners)
+        return self._passing[owners]
 
     def _check_strategy(self, strategy: str) -> None:
         if self._torch_sums is not None:
@@ -104,7 +165,8 @@ class GradientReducer:
                     f"'{strategy}' cannot sum",
                     hint="leave runtime.synchronisation out",
                 )
-            self._named_steps(strategy, batch)
+            if strategy != PASSING:
+                self._named_steps(strategy, batch)
 
     def _named_steps(self, strategy: str, batch: BucketBatch) -> tuple[Step, ...]:
         """Return the steps of `strategy` among the owners of `batch`."""
@@ -112,17 +174,22 @@ class GradientReducer:
         steps = group_steps(strategy, [clusters[rank] for rank in owners], batch.num_elements)
         return tuple(replace(one, sender=owners[one.sender], receiver=owners[one.receiver]) for one in steps)
 
-    def _program(self, number: int, exchange: Exchange) -> tuple[RankProgram, int]:
-        """Return this rank's part in a batch, and how many elements it sends to other clusters."""
+    def _program(self, number: int, exchange: Exchange) -> tuple[RankProgram, list[int]]:
+        """Return this rank's part in a batch, and the elements of each message that it sends to other clusters."""
         found = self._programs.get((number, exchange))
         if found is None:
             regions, clusters = self._batches[number].regions(exchange), self._communicator.clusters
             pieces = sum(one.num_pieces(PIECE_ELEMENTS) for one in self._batches[:number])
             steps = plan_steps(regions, clusters, PIECE_ELEMENTS, first_piece=pieces)
-            if self._strategy is not None and exchange is not Exchange.BROADCAST:
-                steps = self._named_steps(self._strategy, self._batches[number])
-            sent = crossing_elements([one for one in steps if one.sender == self._rank], clusters)
-            found = rank_program(steps, regions, self._rank), sum(sent.values())
+            strategy = self._options.strategy
+            if strategy not in (None, PASSING) and exchange is not Exchange.BROADCAST:
+                steps = self._named_steps(str(strategy), self._batches[number])
+            crossing = [
+                one.stop - one.start
+                for one in steps
+                if one.sender == self._rank and clusters[one.receiver] != clusters[self._rank]
+            ]
+            found = rank_program(steps, regions, self._rank), crossing
             self._programs[number, exchange] = found
         return found
 
@@ -134,6 +201,7 @@ class _Batch:
         self._batch, self._view = batch, view
         first = batch.first_element(exchange, rank)
         like = view(batch.buckets[0].segments[0])
+        self.element_size = like.element_size()
         leads = [rank in one.leaders for one in batch.buckets]
         reads = any(leads) if exchange is Exchange.BROADCAST else rank in batch.buckets[0].contributors
         self._stored = [exchange is not Exchange.SUM_AT_LEADERS or is_led for is_led in leads]

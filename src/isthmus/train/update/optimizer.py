@@ -81,6 +81,11 @@ class Optimizer:
         """Return the accumulated fp32 gradient of a parameter, of its local shape; None if it has none."""
         return self._gradients.get(name)
 
+    def close(self) -> None:
+        """Free what the sums of gradients hold; no update follows."""
+        if self.reducer is not None:
+            self.reducer.close()
+
     def apply(self, step: int, loss: float = 0.0) -> UpdateResult:
         """Update the weights with the gradients accumulated since the last call; `step` counts from 0.
 

@@ -18,6 +18,7 @@ from isthmus.core.plan import Plan
 from isthmus.plan import ModelProfile, profile_model
 from isthmus.train.communication.communicator import Communicator
 from isthmus.train.update.buckets import BUCKET_ELEMENTS, HeldRows, ParameterSegment, make_buckets
+from isthmus.train.update.gradient_options import GradientOptions
 from isthmus.train.update.gradient_reducer import GradientReducer
 
 EMBEDDING, HEAD = "embedding", "head"
@@ -26,7 +27,7 @@ EMBEDDING, HEAD = "embedding", "head"
 class VirtualGradients:
     """One rank's part in the reductions between clusters; `count_parameters` counts a name of `virtual_held_rows`.
 
-    `strategy` is that of `GradientReducer`.
+    `options` are those of `GradientReducer`.
     """
 
     def __init__(
@@ -36,15 +37,19 @@ class VirtualGradients:
         tied: bool,
         rank: int,
         communicator: Communicator,
-        strategy: str | None = None,
+        options: GradientOptions | None = None,
     ) -> None:
         held = virtual_held_rows(plan, count_parameters, tied)
-        self._reducer = GradientReducer(make_buckets(held, plan.rank_clusters), rank, communicator, strategy=strategy)
+        self._reducer = GradientReducer(make_buckets(held, plan.rank_clusters), rank, communicator, options=options)
         self._memory = torch.zeros(BUCKET_ELEMENTS if held[rank] else 0)
 
     def reduce(self) -> None:
         """Reduce the shared gradients; raises `PeerError` if a peer is lost."""
         self._reducer.reduce(self._view, to_all_owners=True)
+
+    def close(self) -> None:
+        """Free what the sums hold."""
+        self._reducer.close()
 
     def _view(self, segment: ParameterSegment) -> torch.Tensor:
         return self._memory[: segment.num_elements]

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-import torch.distributed as dist
 
 from isthmus.comm.group.collective_runner import CollectiveTurn
 from isthmus.comm.group.collective_work import CollectiveWork
@@ -34,7 +33,8 @@ PIECE_ELEMENTS = 2**18
 _REDUCE, _GATHER, _RUN, _PHASES = 0, 1, 2, 3
 """Offsets of the numbers of a sum's collectives; one for each `PassingPhase` follows."""
 
-_NUM_SEQUENCES = _PHASES + len(PassingPhase)
+NUM_SEQUENCES = _PHASES + len(PassingPhase)
+"""Numbers of collectives that a sum uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +62,22 @@ class PassingSums:
 
     Use it by `group.use_method(PassingSums(group, options))` at all ranks, or for all groups by
     `IsthmusOptions(method=partial(PassingSums, options=options))`. A sum ends with equal bits at all ranks or with a
-    `PeerError` at all that are left; its error is `FixedPoint.error_bound`. Raises `PlanError` for more clusters than a
-    switch sums for, or a switch whose name is unknown.
+    `PeerError` at all that are left; its error is `FixedPoint.error_bound`. `ranks` of the group sum (default: all);
+    others neither make one nor call it. Raises `PlanError` for more clusters than a switch sums for, or a switch whose
+    name is unknown.
     """
 
-    def __init__(self, group: IsthmusGroup, options: PassingOptions) -> None:
+    def __init__(self, group: IsthmusGroup, options: PassingOptions, ranks: Sequence[int] | None = None) -> None:
         self._runner, self._rank, self._options = group.runner, group.rank(), options
         names = [group.clusters[one] for one in group.ranks]
+        self._ranks = tuple(range(len(names)) if ranks is None else ranks)
         near: dict[str, list[int]] = {}
-        for rank, name in enumerate(names):
-            near.setdefault(name, []).append(rank)
+        for rank in self._ranks:
+            near.setdefault(names[rank], []).append(rank)
         if len(near) > MAX_WORKERS:
             raise PlanError(f"{len(near)} clusters", hint=f"a switch sums for at most {MAX_WORKERS}")
         self._clusters = tuple(names)
+        self._num_clusters = len(near)
         self._num_shares = min(len(ranks) for ranks in near.values())
         self._worker = list(near).index(names[self._rank])
         self._near = tuple(near[names[self._rank]])
@@ -87,10 +90,26 @@ class PassingSums:
 
     def takes(self, tensor: torch.Tensor, operation: ReduceOperation) -> bool:
         """Return whether `tensor` is float32 and `operation` adds, over more than one cluster."""
-        return tensor.dtype == torch.float32 and operation.adds and len(set(self._clusters)) > 1
+        return tensor.dtype == torch.float32 and operation.adds and self._num_clusters > 1
 
-    def all_reduce(self, tensor: torch.Tensor, operation: ReduceOperation, timeout_s: float | None = None) -> dist.Work:
-        """Reduce `tensor`, of any shape, in place; NaN and infinity fail every rank."""
+    def sent_bytes(self, num_elements: int) -> int:
+        """Return the bytes of values that this rank sends to switches in a sum of `num_elements`, without losses."""
+        if self._share is None:
+            return 0
+        length = -(-num_elements // self._num_shares)
+        return 4 * max(min(length, num_elements - self._share * length), 0)
+
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        operation: ReduceOperation,
+        timeout_s: float | None = None,
+        sequence: int | None = None,
+    ) -> CollectiveWork:
+        """Reduce `tensor`, of any shape, in place; NaN and infinity fail every rank.
+
+        `sequence` is the first of `NUM_SEQUENCES` numbers that all ranks of the group have reserved.
+        """
         host = HostTensors([tensor], read=True)
         (flat,) = host.flat
         label = f"allreduce {operation.name} {tensor_label(tensor)} by passing"
@@ -101,10 +120,10 @@ class PassingSums:
                 turn.wait_for_earlier()
                 host.synchronize()
                 self._sum(flat, label, turn, several)
-                operation.finish(flat, len(self._clusters))
+                operation.finish(flat, len(self._ranks))
                 host.store()
 
-        future = self._runner.submit_run(run, self._thread, [tensor], timeout_s, _NUM_SEQUENCES)
+        future = self._runner.submit_run(run, self._thread, [tensor], timeout_s, NUM_SEQUENCES, sequence)
         return CollectiveWork(future, "allreduce", [tensor])
 
     @property

@@ -15,16 +15,20 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from isthmus.control.store.store_interface import Store
 from isthmus.core.messages.agent_messages import PartOrder, RunKeys
+from isthmus.core.messages.switch_keys import job_number, job_switch_key
 
 SECRET_NAME = "links"  # noqa: S105 (its name, not the secret)
 KEY_BYTES = 32
 
 
 class LinkKeyring:
-    """Derives keys from the secret of `store`, which is read at first use."""
+    """Derives keys from the secret of `store`, which is read at first use, and those for switches from `switch_secret`.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    Without a `switch_secret`, switches of the pool have no keys: they listen on loopback only.
+    """
+
+    def __init__(self, store: Store, switch_secret: bytes | None = None) -> None:
+        self._store, self._switch_secret = store, switch_secret
 
     @functools.cached_property
     def _secret(self) -> bytes:
@@ -37,7 +41,11 @@ class LinkKeyring:
         links = self._keys(order.job, order.attempt, site, order.plan.clusters)
         has_copies = order.spec is not None and order.spec.checkpoints.copy_store is not None
         copies = self._derive("isthmus copies key", order.job) if has_copies else None
-        return RunKeys(job=order.job, attempt=order.attempt, keys=links, copies=copies)
+        switch = self._switch_key(order.job) if order.switches else None
+        return RunKeys(job=order.job, attempt=order.attempt, keys=links, copies=copies, switch=switch)
+
+    def _switch_key(self, job: str) -> str | None:
+        return None if self._switch_secret is None else job_switch_key(self._switch_secret, job_number(job)).hex()
 
     def _keys(self, job: str, attempt: int, site: str, sites: Iterable[str]) -> dict[str, str]:
         return {other: self._derive("isthmus link key", job, attempt, *sorted((site, other))) for other in sites}
