@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
 import pytest
 
-from isthmus.comm.channel.channel import PlainChannel, receive_exactly, send_all
+from isthmus.comm.channel.channel import PlainChannel, send_all
+from isthmus.comm.channel.receive_exactly import LOW_WATER_BYTES, receive_exactly
 from isthmus.comm.tcp.greeting import (
     Greeting,
     answer_greeting,
@@ -54,7 +56,21 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield near, far
 
 
-class SilentSocket:
+NOTHING_ARRIVED, _ = os.pipe()
+
+
+class Unmarked:
+    """A socket without a low-water mark, on which nothing waits."""
+
+    def setsockopt(self, *_: int) -> None:
+        """Take the mark, and ignore it."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is never readable."""
+        return NOTHING_ARRIVED
+
+
+class SilentSocket(Unmarked):
     """A socket that times out before each answer; `answers` are what `recv_into` and `send` take at most."""
 
     def __init__(self, answers: list[int]) -> None:
@@ -194,7 +210,62 @@ def test_a_header_waits_for_a_silent_peer_only_if_told_to() -> None:
         read_header(PlainChannel(Slow()))  # type: ignore[arg-type]
 
 
-class Dripping:
+class CountedReads(socket.socket):
+    """A socket that counts its reads."""
+
+    num_reads = 0
+
+    def recv_into(self, *arguments: Any) -> int:
+        self.num_reads += 1
+        return super().recv_into(*arguments)
+
+
+@pytest.fixture
+def tcp_pair() -> Iterator[tuple[socket.socket, CountedReads]]:
+    """A connection over loopback, whose second end counts its reads."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+    with near, CountedReads(fileno=accepted.detach()) as far:
+        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        far.settimeout(5)
+        yield near, far
+
+
+def test_a_long_part_wakes_its_reader_once_for_many_packets(tcp_pair: tuple[socket.socket, CountedReads]) -> None:
+    """A read waits for the low-water mark or the rest of the part; a header afterwards waits for one byte."""
+    near, far = tcp_pair
+    part, part_bytes = bytearray(LOW_WATER_BYTES), b"y" * LOW_WATER_BYTES
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(receive_exactly, far, memoryview(part))
+        for start in range(0, len(part), 1000):
+            near.sendall(part_bytes[start : start + 1000])
+        near.sendall(b"next")
+        reading.result(5)
+    assert part == part_bytes
+    assert far.num_reads == 1
+    assert far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+    assert far.recv(9) == b"next"
+
+
+@pytest.mark.attack
+def test_bytes_below_the_mark_count_as_activity_and_silence_ends_the_read(
+    tcp_pair: tuple[socket.socket, CountedReads],
+) -> None:
+    """A slow peer's bytes are read at the end of the timeout; only a timeout without any breaks the connection."""
+    near, far = tcp_pair
+    far.settimeout(0.05)
+    part = bytearray(2 * LOW_WATER_BYTES)
+    near.sendall(b"y" * 10)
+    with pytest.raises(TimeoutError):
+        receive_exactly(far, memoryview(part))
+    assert part[:11] == b"y" * 10 + b"\0"
+    near.close()
+    with pytest.raises(ConnectionResetError):
+        receive_exactly(far, memoryview(part))
+
+
+class Dripping(Unmarked):
     """A peer that sends `first` bytes at once, then one every second of the time that `now_s` counts."""
 
     def __init__(self, first: int) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from isthmus.comm.channel.receive_exactly import CHUNK_BYTES, receive_exactly
+
 MAX_PART_BYTES = 256 * 2**10
 """Longest part: messages cross a channel in fragments of this size."""
 
 _JOINED_BYTES = 64 * 2**10
-_CHUNK_BYTES = 2**20
 
 Part = bytes | bytearray | memoryview
 
@@ -77,39 +78,11 @@ class PlainChannel(SocketChannel):
         self.receive(into, tolerate_silence)
 
 
-def receive_exactly(
-    sock: socket.socket,
-    buffer: memoryview,
-    tolerate_silence: Callable[[], bool] = lambda: False,
-    timeout_s: float = math.inf,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
-    """Fill `buffer` within `timeout_s` from its first byte, so that a byte now and then keeps no connection alive.
-
-    The socket's timeout bounds each read; both are ignored while `tolerate_silence()`.
-    """
-    size, begun_s = len(buffer), math.inf
-    while len(buffer):
-        try:
-            count = sock.recv_into(buffer[:_CHUNK_BYTES])
-        except TimeoutError:
-            if not tolerate_silence():
-                raise
-            continue
-        if count == 0:
-            raise ConnectionResetError("closed its connection")
-        buffer = buffer[count:]
-        if len(buffer) and timeout_s < math.inf:
-            begun_s = min(begun_s, clock())
-            if clock() - begun_s > timeout_s and not tolerate_silence():
-                raise TimeoutError(f"sent {size - len(buffer)} of {size} bytes within {timeout_s:g} s")
-
-
 def send_all(sock: socket.socket, data: memoryview, is_stopped: Callable[[], bool]) -> None:
     """Send all of `data`; ignore timeouts of a peer that is busy, until `is_stopped()`."""
     while len(data):
         try:
-            data = data[sock.send(data[:_CHUNK_BYTES]) :]
+            data = data[sock.send(data[:CHUNK_BYTES]) :]
         except TimeoutError:
             if is_stopped():
                 raise
