@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks._bridge_recipes import FIRST_RELEASE, plan_fields, recipe_settings
 from benchmarks._models import even_plan
 from benchmarks._public_run import PublicRun, number, public_cluster, public_model, table_rows
 from isthmus.core.plan_parts.kernel_choice import KernelChoice
@@ -34,6 +35,17 @@ MODELS = {
 }
 """Models of which a published `config.json` is known here; the others (Mamba hybrids, Kimi) are left out."""
 
+RECIPE_NAMES = {
+    "llama3_8b": "llama3_8b",
+    "llama3_70b": "llama3_70b",
+    "llama3.1_405b": "llama31_405b",
+    "qwen3_30b_a3b": "qwen3_30b_a3b",
+    "qwen3_235b_a22b": "qwen3_235b_a22b",
+    "gptoss120b": "gpt_oss_120b",
+    "gptoss_120b": "gpt_oss_120b",
+    "deepseekv3": "deepseek_v3",
+}
+_RECIPE_PRECISIONS = {"bf16": "bf16", "fp8": "fp8cs", "mxfp8": "fp8mx", "nvfp4": "nvfp4"}
 _PRECISIONS = {"bf16": "bf16", "fp8": "fp8", "fp8-cs": "fp8", "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "nvfp4": "nvfp4"}
 _THROUGHPUT = "Tokens / sec / GPU"
 _KERNELS = KernelChoice(attention="cudnn")
@@ -55,12 +67,12 @@ def read_bridge(folder: Path) -> list[PublicRun]:
             for table in table_rows(part):
                 for index, row in enumerate(table):
                     whole = {"Model": named, "System": named, **row}
-                    if _THROUGHPUT in row and (run := _run(f"{label} {named} {index}", whole)):
+                    if _THROUGHPUT in row and (run := _run(folder, f"{label} {named} {index}", whole)):
                         found.append(run)
     return found
 
 
-def _run(name: str, row: dict[str, str]) -> PublicRun | None:
+def _run(folder: Path, name: str, row: dict[str, str]) -> PublicRun | None:
     model = re.sub(r"\(.*?\)", "", row["Model"]).strip().lower().replace(" ", "").replace("-", "")
     system, precision = row["System"], row.get("Precision", "").partition("(")[0].strip().lower()
     if model not in MODELS or system not in SYSTEMS or precision not in _PRECISIONS:
@@ -78,6 +90,12 @@ def _run(name: str, row: dict[str, str]) -> PublicRun | None:
     if 1 < chunks <= profile.num_layers // count["PP"]:
         fields = {"schedule": "interleaved", "chunks": count["VP"]}
     experts = profile.layers[-1].feed_forward.num_experts
+    if tuple(int(part) for part in name.split()[0].split(".")[:2]) >= FIRST_RELEASE:
+        kind = _RECIPE_PRECISIONS[_PRECISIONS[precision]]
+        recipe = f"{RECIPE_NAMES[model]}_pretrain_{count['#-GPUs']}gpu_{chip.lower()}_{kind}_config"
+        settings = recipe_settings(folder, recipe, count)
+        if settings is not None:
+            fields |= plan_fields(settings, profile.num_layers // count["PP"], experts=experts > 0)
     plan = even_plan(
         profile.num_layers, tp=count["TP"], pp=count["PP"], cp=count["CP"], dp=dp, sp=count["TP"] > 1,
         ep=count["EP"] if experts else 1, micro_batches=micro_batches, micro_batch_size=count["MBS"],

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks._bridge import FILES, read_bridge
+from benchmarks._bridge_recipes import RECIPES, plan_fields
 from benchmarks._flagperf import CASES, read_flagperf
 from benchmarks._public_rows import forecast_of, public_rows, split
 from benchmarks._public_run import number, table_rows
@@ -88,6 +89,53 @@ def test_bridge_leaves_out_what_cannot_be_written(folder: Path) -> None:
     (run,) = read_bridge(folder)
     assert run.measured_s == pytest.approx(128 * 8192 / 8 / 14000)
     assert (run.kind, run.plan.stack, run.plan.precision) == ("dense", "megatron", "fp8")
+
+
+RECIPE = """
+def _common(cfg):
+    cfg.ddp.grad_reduce_in_fp32 = False
+
+def llama3_8b_pretrain_8gpu_h100_fp8cs_config() -> ConfigContainer:
+    cfg = llama3_8b_pretrain_config()
+    cfg.model.tensor_model_parallel_size = 1
+    cfg.train.micro_batch_size = 1
+    cfg.model.virtual_pipeline_model_parallel_size = None
+    cfg.model.recompute_granularity = "full"
+    cfg.model.recompute_num_layers = 5
+    cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=True)
+    cfg.model.cpu_offloading = unknown()
+    _common(cfg)
+    return cfg
+"""
+
+
+def test_bridge_takes_from_a_recipe_of_equal_degrees_what_its_table_lacks(folder: Path) -> None:
+    """Recomputation and the format of gradients; not from a recipe with another batch, nor for an earlier release."""
+    file = folder / RECIPES / "llama" / "h100" / "llama3.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(RECIPE, encoding="utf-8")
+    (run,) = read_bridge(folder)
+    assert (run.plan.stages[0].recompute, run.plan.stages[0].recompute_layers) == ("full", 5)
+    assert run.plan.formats is not None
+    assert (run.plan.formats.gradients, run.plan.stages[0].offload, run.plan.experts) == ("bf16", None, None)
+    file.write_text(RECIPE.replace("micro_batch_size = 1", "micro_batch_size = 2"), encoding="utf-8")
+    assert read_bridge(folder)[0].plan.stages[0].recompute == "none"
+    file.write_text(RECIPE, encoding="utf-8")
+    (folder / FILES[0]).write_text(BRIDGE.replace("99.01", "25.11"), encoding="utf-8")
+    assert read_bridge(folder)[0].plan.stages[0].recompute == "none"
+
+
+def test_a_recipe_for_experts_names_their_exchange() -> None:
+    """`flex` is the dispatcher of DeepEP and HybridEP; only modules that plans know."""
+    settings = {
+        "model.moe_token_dispatcher_type": "flex",
+        "comm_overlap.overlap_moe_expert_parallel_comm": True,
+        "model.recompute_modules": ["mla_up_proj", "unknown"],
+    }
+    fields = plan_fields(settings, 4, experts=True)
+    assert (fields["experts"].dispatcher, fields["experts"].overlap) == ("deepep", True)
+    assert (fields["recompute"], fields["recompute_modules"]) == ("selective", ("mla_up_proj",))
+    assert plan_fields({}, 4, experts=False) == {}
 
 
 def test_seen_and_unseen_are_apart_and_the_same_for_a_seed(folder: Path) -> None:

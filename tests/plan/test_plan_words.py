@@ -7,7 +7,7 @@ from math import comb
 
 import pytest
 
-from isthmus.core.chip import Precision
+from isthmus.core.chip import Precision, chip_catalogue
 from isthmus.core.plan import Plan
 from isthmus.core.plan_parts.activation_offload import ActivationOffload
 from isthmus.core.plan_parts.expert_exchange import ExpertExchange
@@ -27,7 +27,7 @@ from isthmus.plan.time.collectives import Topology, mean_places, node_all_to_all
 from isthmus.plan.time.layer_exchanges import ChipMicroBatch, CollectiveCall, layer_exchanges
 from isthmus.plan.time.replica_reduction import ReplicaPlace, hybrid_gather_s, hybrid_reduce_s
 from isthmus.plan.time.stage_costs import stage_costs
-from isthmus.plan.time.stage_time import HOST_LINK_BYTES_PER_S, hidden_part_s
+from isthmus.plan.time.stage_time import HOST_LINK_BYTES_PER_S, hidden_part_s, host_link_bytes_per_s
 from isthmus.plan.time.stage_work import layer_work
 from tests.plan.hand import model_of, plan_of, pool_of
 from tests.plan.published import published
@@ -124,9 +124,16 @@ def test_offload_leaves_two_layers_on_the_chip():
     assert plain.activations_bytes - some.activations_bytes == 4 * 3 * each
 
 
+def test_a_chip_without_a_rate_to_its_host_has_that_of_pcie_4():
+    """What an A100 reached counts for V100; an H100 states its own."""
+    chips = chip_catalogue()
+    assert host_link_bytes_per_s(chips["V100"]) == HOST_LINK_BYTES_PER_S == pytest.approx(25.13e9, rel=0.01)
+    assert host_link_bytes_per_s(chips["H100"]) == 35.2e9
+
+
 def test_offload_takes_the_link_to_the_host_beside_or_after_the_pass():
     """The layers' bytes over the host link, forward and backward; overlapped, the slower of the two counts."""
-    moved_s = LAYERS * PROFILE.layers[0].activation_bytes(TOKENS, TOKENS, 2) / HOST_LINK_BYTES_PER_S
+    moved_s = LAYERS * PROFILE.layers[0].activation_bytes(TOKENS, TOKENS, 2) / 35.2e9
     plain = loads()
     beside, after = (loads(offload={"overlap": overlap}) for overlap in (True, False))
     assert beside.forward_s == pytest.approx(max(plain.forward_s, moved_s))

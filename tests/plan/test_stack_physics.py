@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks._models import even_plan
+from benchmarks._public_run import public_cluster
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.model import load_model
+from isthmus.core.plan_parts.shard_group import ShardGroup
 from isthmus.core.pool import NodeGroup
 from isthmus.core.stack import Stack, find_stack
 from isthmus.plan.memory.exchange_buffers import exchange_buffer_bytes
 from isthmus.plan.memory.memory_limit import reserved_bytes
+from isthmus.plan.memory.plan_stage_memory import plan_stage_memory
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.memory.stage_memory import MicroBatchLoad, StageMemory, stage_memory
 from isthmus.plan.profile.model_profile import LayerProfile, profile_model
 from isthmus.plan.profile.stack_tensors import stacked_profile
 from isthmus.plan.time.calibration import DATA_SHEET
 from isthmus.plan.time.layer_exchanges import ChipMicroBatch, layer_exchanges
+from isthmus.plan.time.stage_costs import stage_costs
 from isthmus.plan.time.stage_time import ChipModel, collective_call_s, pass_time
 from isthmus.plan.time.stage_work import ChipWork, layer_work
+from isthmus.sim import StageLoad
 
 LLAMA = profile_model(load_model(Path(__file__).parent / "configs" / "llama-3.1-8b.json"))
 HIDDEN, FFN, KV, HEADS, KV_HEADS, VOCABULARY = 4096, 14336, 1024, 32, 8, 128256
@@ -137,6 +144,51 @@ def test_overlapped_exchanges_of_torchtitan_hide_in_the_forward_pass_alone() -> 
     assert exposed_s("megatron", overlap_tp=True)[1] < back_s / 4
 
 
+MIXTRAL = profile_model(load_model(Path(__file__).parent / "configs" / "mixtral-8x7b.json"))
+
+
+def test_megatron_launches_products_expert_by_expert() -> None:
+    """Eight experts on two chips: four on each, two products of 33 us over the 0.7 ms of a layer."""
+    layer = stacked_profile(MIXTRAL, "megatron", "bf16").layers[0]
+    assert layer_work(layer, batch(ep=2)).num_launches == pytest.approx(1 + 4 * 2 * 33 / 700, rel=0.01)
+    assert layer_work(layer_of("megatron"), batch()).num_launches == 1.0
+    assert layer_work(MIXTRAL.layers[0], batch(ep=2)).num_launches == 1.0, "this project's runtime"
+
+
+def test_megatron_sorts_tokens_by_expert_and_back() -> None:
+    """Two sorts that read and write 2 bytes an element of each copy of a token; two copies."""
+    layer = stacked_profile(MIXTRAL, "megatron", "bf16").layers[0]
+    assert {rule.when for rule in layer.traffic} == {"added"}
+    with_sorts, without = (per_token(layer_work(one, batch())) for one in (layer, replace(layer, traffic=())))
+    assert with_sorts[0] - without[0] == pytest.approx(8 * 2 * HIDDEN)
+    assert with_sorts[1] - without[1] == pytest.approx(8 * 2 * HIDDEN)
+
+
+def fsdp_load(stack: Stack | str, **fields: object) -> StageLoad:
+    """The only stage's load of Llama 3.1 8B on one node of A100s, with ZeRO 3."""
+    plan = even_plan(32, tp=1, pp=1, dp=8, micro_batches=1, micro_batch_size=1, sequence_length=TOKENS, zero=3,
+                     stack=stack, **fields)  # fmt: skip
+    return stage_costs(plan, public_cluster("A100", 8, 400.0), LLAMA, DATA_SHEET)[0].load
+
+
+def test_fsdp_copies_weights_out_and_gradients_into_the_buffers_of_its_exchanges() -> None:
+    """4 bytes a parameter in the forward pass, 4 + 6 in the backward pass; none where weights stay gathered."""
+    stack = find_stack("torchtitan")
+    bare = stack.model_copy(
+        update={
+            "name": "bare",
+            "gathered": stack.gathered.model_copy(update={"forward_copy_bytes": 0.0, "backward_copy_bytes": 0.0}),
+        }
+    )
+    parameters = 32 * LLAMA.layers[0].parameters + 2 * VOCABULARY * HIDDEN + HIDDEN
+    each_s = parameters / (2.039e12 * DATA_SHEET.value("memory_share"))
+    copied, plain = fsdp_load(stack), fsdp_load(bare)
+    assert copied.forward_s - plain.forward_s == pytest.approx(4 * each_s)
+    assert copied.backward_s - plain.backward_s == pytest.approx(10 * each_s)
+    kept = {"sharding": ShardGroup(reshard=False)}
+    assert fsdp_load(stack, **kept).forward_s == fsdp_load(bare, **kept).forward_s
+
+
 def memory_of(stack: str, *, tp: int = 1, layers: tuple[int, int] = (0, 32), zero: int = 3) -> StageMemory:
     """The memory of a stage of the model on one chip of eight replicas, everything recomputed."""
     return stage_memory(
@@ -175,3 +227,16 @@ def test_a_pipeline_of_fsdp_sums_the_gradients_of_its_whole_stage() -> None:
     gathered = 16 * 2 * layer + 2 * table + 6 * layer
     sums = 4 * (16 * layer + table)
     assert stage.buffers_bytes - flat.buffers_bytes == pytest.approx(gathered + sums, rel=1e-6)
+
+
+@pytest.mark.parametrize(("micro_batches", "share"), [(4, 0.5), (8, 1.0)])
+def test_chunks_that_take_turns_once_sum_the_gradients_of_one_at_a_time(micro_batches: int, share: float) -> None:
+    """Two chunks of four layers: with as many micro-batches as stages the first is reduced before the second begins."""
+    plans = [
+        even_plan(32, tp=1, pp=4, dp=2, micro_batches=micro_batches, micro_batch_size=1, sequence_length=TOKENS,
+                  zero=3, stack="torchtitan", **fields)
+        for fields in ({"schedule": "1f1b"}, {"schedule": "interleaved", "chunks": 2})
+    ]  # fmt: skip
+    profile = stacked_profile(LLAMA, "torchtitan", "bf16")
+    whole, chunked = (plan_stage_memory(plan, profile, plan.pipeline(0), 1).buffers_bytes for plan in plans)
+    assert whole - chunked == pytest.approx((1 - share) * 4 * 8 * LLAMA.layers[0].parameters)

@@ -43,7 +43,8 @@ class SustainedRates(FrozenModel):
     """What public micro-benchmarks of a chip reached: large products, attention kernels, links; each has its source.
 
     `memory_latency_s` is that of one dependent read of the chip's memory, `small_all_reduce_s` the time of an
-    all-reduce of 32 KiB over the eight chips of a node.
+    all-reduce of 32 KiB over the eight chips of a node, `host_bytes_per_s` the slower of copies to and from pinned
+    memory of the host.
     """
 
     matmul_flop_per_s: dict[Precision, PositiveFloat] = Field(default_factory=dict)
@@ -52,6 +53,7 @@ class SustainedRates(FrozenModel):
     network_share: Annotated[float, Field(gt=0, le=1)] | None = None
     memory_latency_s: PositiveFloat | None = None
     small_all_reduce_s: PositiveFloat | None = None
+    host_bytes_per_s: PositiveFloat | None = None
     sources: dict[str, str]
 
     @model_validator(mode="after")

@@ -81,13 +81,14 @@ class TrafficRule(FrozenModel):
     """Bytes that kernels of their own move per element of the tensors whose names match `tensors`, in both passes.
 
     A rule for `always` counts element-wise work by operator: a stack with one moves what its rules say, in place of
-    twice the bytes that it keeps. A rule for `fp8` is added with products of 8 bits: casts of what they multiply.
+    twice the bytes that it keeps. A rule for `fp8` is added with products of 8 bits: casts of what they multiply; one
+    with `added` always: passes over tensors that the kept ones do not show.
     """
 
     tensors: str
     forward_bytes: NonNegativeFloat = 0.0
     backward_bytes: NonNegativeFloat = 0.0
-    when: Literal["always", "fp8"] = "always"
+    when: Literal["always", "added", "fp8"] = "always"
     source: Source
 
 
@@ -155,7 +156,9 @@ class GatheredWeights(FrozenModel):
 
     `element_bytes` (default: of the compute precision) are of a gathered weight, `gradient_bytes` of a gradient of one
     layer before it is reduced, `pipeline_gradient_bytes` of the gradients of all of a stage of a pipeline, which are
-    added up over micro-batches before they are reduced. With `ends`, embedding and head stay gathered.
+    added up over micro-batches before they are reduced. With `ends`, embedding and head stay gathered. A pass
+    that gathers weights copies them between buffers: `forward_copy_bytes` and `backward_copy_bytes` of memory traffic
+    per parameter, the second with the copies of gradients.
     """
 
     layers: NonNegativeInt = 1
@@ -164,6 +167,8 @@ class GatheredWeights(FrozenModel):
     element_bytes: PositiveFloat | None = None
     gradient_bytes: NonNegativeFloat = 0.0
     pipeline_gradient_bytes: NonNegativeFloat = 0.0
+    forward_copy_bytes: NonNegativeFloat = 0.0
+    backward_copy_bytes: NonNegativeFloat = 0.0
     source: Source
 
 
@@ -199,7 +204,9 @@ DEFAULT_EXCHANGES = TensorParallelExchanges(source="Megatron-LM, core/tensor_par
 class Stack(FrozenModel):
     """A training framework, its version, and what it does with memory and time; see `docs/design/memory-model.md`.
 
-    With `gradients_as_reduced` the buffer of gradients has the format in which they are reduced.
+    With `gradients_as_reduced` the buffer of gradients has the format in which they are reduced. `expert_launches` is
+    the host's time for the forward products of one expert over that for the launches of a dense layer, where they are
+    launched expert by expert.
     """
 
     name: Name
@@ -218,6 +225,7 @@ class Stack(FrozenModel):
     attention_kernel: Literal["any", "flash2", "flash3", "cudnn", "sdpa"] = "any"
     traffic_ratio: PositiveFloat = 1.0
     traffic: tuple[TrafficRule, ...] = ()
+    expert_launches: NonNegativeFloat = 0.0
     exchanges: TensorParallelExchanges = DEFAULT_EXCHANGES
     overlap_gradients: bool = False
     gradients_as_reduced: bool = False
@@ -229,7 +237,7 @@ class Stack(FrozenModel):
     @model_validator(mode="after")
     def _check_sources(self) -> Stack:
         """Raise unless each number beside the parts, which name their own, has a source."""
-        defaults = {"buffer_bytes": 0.0, "traffic_ratio": 1.0}
+        defaults = {"buffer_bytes": 0.0, "traffic_ratio": 1.0, "expert_launches": 0.0}
         unnamed = [key for key, none in defaults.items() if getattr(self, key) != none and key not in self.sources]
         if unnamed:
             raise ValueError(f"no source for {', '.join(unnamed)}; add them to `sources`")

@@ -78,7 +78,18 @@ def _memory_of_layers(
         "fp32" if weight_element_bytes(plan) == 4 else "bf16",
         (plan.local_steps > 1, plan.optimizer_on_host),
         (stage.recompute, stage.recompute_layers, stage.offload),
+        _gradient_share(plan, stage.replica, len(stages)),
     )
+
+
+def _gradient_share(plan: Plan, replica: int, num_stages: int) -> float:
+    """Return the share of a stage's layers whose gradients add up over micro-batches at a time.
+
+    Interleaved chunks take turns by groups of as many micro-batches as stages: with one group, a chunk's gradients are
+    reduced before those of the next begin.
+    """
+    one_group = plan.schedule == "interleaved" and plan.micro_batches_of(replica) <= num_stages
+    return 1.0 / (plan.num_chunks or 1) if one_group else 1.0
 
 
 @lru_cache(maxsize=4096)
@@ -91,6 +102,7 @@ def _cached_stage_memory(
     precision: Literal["fp32", "bf16"],
     optimizer: tuple[bool, bool],
     recompute: tuple[Recompute, int | None, ActivationOffload | None],
+    gradient_share: float,
 ) -> StageMemory:
     """Return the memory of a stage; `optimizer` is (has an outer optimizer, is on the host).
 
@@ -102,5 +114,5 @@ def _cached_stage_memory(
         profile, layers, is_first=ends[0], is_last=ends[1],
         micro_batch_size=sizes[0], sequence_length=sizes[1], in_flight=1, precision=precision,
         degrees=degrees, recompute=recompute[0], recompute_layers=recompute[1], offload=recompute[2],
-        outer_optimizer=optimizer[0], optimizer_on_host=optimizer[1],
+        outer_optimizer=optimizer[0], optimizer_on_host=optimizer[1], gradient_share=gradient_share,
     )  # fmt: skip

@@ -118,6 +118,7 @@ def stage_memory(
     outer_optimizer: bool = False,
     imbalance: float = 0.0,
     reserve_fraction: float | None = None,
+    gradient_share: float = 1.0,
 ) -> StageMemory:
     """Return the peak memory of one chip of the stage of decoder layers `[first, last)`.
 
@@ -126,6 +127,7 @@ def stage_memory(
     (all tokens at this chip's experts). `outer_optimizer` is held in addition (local steps). `degrees` replaces
     `tp` to `zero`; `offload` leaves the activations of two layers at a time on the chip, one that is copied and one
     that is used.
+    `gradient_share` of the layers have gradients at a time that are not reduced before the last micro-batch.
     `reserve_fraction` of the sum is lost in the allocator (default: the stack's). Raises `PlanError` for an empty
     or unknown range of layers, or a degree below 1.
     """
@@ -159,7 +161,9 @@ def stage_memory(
         buffers += 2 * profile.boundary_bytes(load.tokens, each)
     if zero == 3:
         whole = not degrees.reshard
-        buffers += _gathered_bytes(profile, held, shard, each, is_first=is_first, is_last=is_last, whole=whole)
+        buffers += _gathered_bytes(
+            profile, held, shard, each, is_first=is_first, is_last=is_last, whole=whole, gradient_share=gradient_share
+        )
     if zero:
         buffers += profile.stack.buffer_bytes
     reserve = profile.stack.allocator.least_share if reserve_fraction is None else reserve_fraction
@@ -183,6 +187,7 @@ def _gathered_bytes(
     is_first: bool,
     is_last: bool,
     whole: bool,
+    gradient_share: float,
 ) -> float:
     """Return the bytes of weights that ZeRO 3 has gathered at the peak, and of gradients that are not yet reduced.
 
@@ -197,7 +202,7 @@ def _gathered_bytes(
     ends = all_ends if rule.ends or whole else 0
     gradients = rule.gradient_bytes * largest
     if pipeline:
-        stage = all_ends + sum(one.dense_parameters + one.expert_parameters for one in held)
+        stage = all_ends + gradient_share * sum(one.dense_parameters + one.expert_parameters for one in held)
         gradients += rule.pipeline_gradient_bytes * stage
     return each * layers * largest + max(each, 2) * ends + gradients
 

@@ -19,7 +19,7 @@ def element_traffic(
     `sizes` are the tokens of a chip's micro-batch, its sequence length and the bytes of a compute element.
 
     Rules of the stack for `always` count them by operator; without one the forward pass moves `kept_bytes`, what
-    autograd keeps written and read once, and the backward pass twice as much. Rules for casts are added.
+    autograd keeps written and read once, and the backward pass twice as much. Other rules (casts, sorts) are added.
     """
 
     def moved(rules: Sequence[TrafficRule]) -> tuple[float, float]:
@@ -28,8 +28,8 @@ def element_traffic(
 
     always = [rule for rule in layer.traffic if rule.when == "always"]
     forward, backward = moved(always) if always else (kept_bytes, 2 * kept_bytes)
-    cast, cast_back = moved([rule for rule in layer.traffic if rule.when != "always"])
-    return forward + cast, backward + cast_back
+    added, added_back = moved([rule for rule in layer.traffic if rule.when != "always"])
+    return forward + added, backward + added_back
 
 
 def _moved(part: Component, rule: TrafficRule, shard: Sharding, sizes: tuple[float, int, int]) -> tuple[float, float]:

@@ -17,6 +17,13 @@ from isthmus.plan.time.calibration import Calibration, FittedParameter
 RELATIVE = {"matmul_share": 0.12, "attention_share": 0.2, "link_share": 0.1, "network_share": 0.15}
 """Relative uncertainty of a share from a micro-benchmark of another machine: one shape, one node, one version."""
 
+SLOWEST_CHIP = 1.035
+"""Time of products on the slowest of 64 chips, which sets the pace of a step, over that on one measured alone.
+
+Equal chips of a cluster differ by 8 % (P. Sinha et al., Not All GPUs Are Created Equal, SC 2022, abstract). Assumed:
+that is the range of a box plot, 2.7 deviations to each side; the slowest of 64 lies 2.37 of them from the mean.
+"""
+
 ANY_KERNEL = "any"
 """Attention kernel of a stack that names none: no rates of micro-benchmarks are taken for it."""
 
@@ -62,7 +69,7 @@ def _shares(chip: Chip, kernel: str) -> dict[str, float]:
         return {}
     found: dict[str, float] = {}
     if "bf16" in rates.matmul_flop_per_s:
-        found["matmul_share"] = rates.matmul_flop_per_s["bf16"] / chip.flop_per_s("bf16")
+        found["matmul_share"] = rates.matmul_flop_per_s["bf16"] / chip.flop_per_s("bf16") / SLOWEST_CHIP
     attention = next((one for one in rates.attention if one.kernel == kernel), None)
     if attention is not None:
         found["attention_share"] = attention.forward_flop_per_s / chip.flop_per_s("bf16")

@@ -303,7 +303,7 @@ def _traffic_notes(plan: Plan, pool: Pool, interference: Mapping[tuple[str, str]
 def host_update_note() -> str:
     """Return the assumptions about the time of optimizer steps on the host."""
     return (
-        f"updates on the host: {HOST_LINK_BYTES_PER_S / 1e9:.0f} GB/s to and from each chip and "
+        f"updates on the host: {HOST_LINK_BYTES_PER_S / 1e9:.0f} GB/s to and from each chip that states no rate and "
         f"{HOST_MEMORY_BYTES_PER_S / 1e9:.0f} GB/s of host memory per chip (assumed, not measured)"
     )
 

@@ -27,10 +27,10 @@ from isthmus.plan.time.replica_reduction import (
 )
 from isthmus.plan.time.stage_time import (
     GRADIENT_BYTES,
-    HOST_LINK_BYTES_PER_S,
     ChipModel,
     MicroBatchShape,
     PassTime,
+    host_link_bytes_per_s,
     host_update_s,
     stage_pass_time,
     update_s,
@@ -197,11 +197,12 @@ def _stage_load(plan: Plan, profile: ModelProfile, placed: _PlacedStage) -> Stag
     reserved = memory.total_bytes / memory.allocated_bytes
     behind_s = placed.time.backward_s if plan.overlap_gradients or profile.stack.overlap_gradients else 0.0
     gathered_s = _gather_s(placed, parameters * (1.0 if formats.gathers == "fp8" else each))
+    copy_s, copy_back_s = _copies_s(profile, placed, parameters)
     moved_s = _offload_s(stage, profile, placed)
     return StageLoad(
         cluster=stage.cluster,
-        forward_s=_with_offload_s(stage, max(placed.time.forward_s, gathered_s), moved_s),
-        backward_s=_with_offload_s(stage, max(placed.time.backward_s, gathered_s), moved_s),
+        forward_s=_with_offload_s(stage, max(placed.time.forward_s + copy_s, gathered_s), moved_s),
+        backward_s=_with_offload_s(stage, max(placed.time.backward_s + copy_back_s, gathered_s), moved_s),
         update_s=host.rates.step_s + _update_s(plan, host, trained / dealt, placed.micro_batch.precision_bytes),
         boundary_bytes=boundary,
         hop_s=_hop_s(placed, boundary),
@@ -232,7 +233,7 @@ def _hop_s(placed: _PlacedStage, boundary_bytes: float) -> float:
 
 def _update_s(plan: Plan, chip_model: ChipModel, parameters: float, precision_bytes: int) -> float:
     if plan.optimizer_on_host:
-        return host_update_s(parameters, precision_bytes)
+        return host_update_s(chip_model.chip, parameters, precision_bytes)
     return update_s(chip_model, parameters, precision_bytes)
 
 
@@ -287,13 +288,28 @@ def _offload_s(stage: Stage, profile: ModelProfile, placed: _PlacedStage) -> flo
         mode = stage.recompute if index < recomputed else "none"
         sizes = (share.tokens, share.sequence_length, share.precision_bytes)
         moved += layer.activation_bytes(*sizes, mode, placed.degrees.sharding(layer))
-    return moved / HOST_LINK_BYTES_PER_S
+    return moved / host_link_bytes_per_s(placed.chip_model.chip)
 
 
 def _with_offload_s(stage: Stage, pass_s: float, moved_s: float) -> float:
     """Return the seconds of a pass whose activations move beside it, or after it."""
     overlaps = stage.offload is not None and stage.offload.overlap
     return max(pass_s, moved_s) if overlaps else pass_s + moved_s
+
+
+def _copies_s(profile: ModelProfile, placed: _PlacedStage, parameters: float) -> tuple[float, float]:
+    """Return the seconds of copies between buffers of ZeRO 3's exchanges in a forward and a backward pass.
+
+    Weights that stay gathered over the micro-batches of a pipeline are copied once a step, which does not count.
+    """
+    degrees, rule, host = placed.degrees, profile.stack.gathered, placed.chip_model
+    pipeline = placed.stage.num_layers < profile.num_layers
+    if degrees.zero < 3 or not degrees.reshard or degrees.zero_shards(3) < 2:
+        return 0.0, 0.0
+    if rule.whole_stage_with_pipeline and pipeline:
+        return 0.0, 0.0
+    each_s = parameters / (host.chip.memory_bandwidth_bytes_per_s * host.rates.memory_share)
+    return each_s * rule.forward_copy_bytes, each_s * rule.backward_copy_bytes
 
 
 def _gather_s(placed: _PlacedStage, num_bytes: float) -> float:

@@ -44,8 +44,8 @@ UPDATE_BYTES = {2: 36, 4: 28}
 GRADIENT_BYTES = 4
 """Bytes of a gradient element."""
 
-HOST_LINK_BYTES_PER_S = 20e9
-"""Assumed rate between a chip and its host, each way: copies of pinned memory over PCIe 4.0 x16."""
+HOST_LINK_BYTES_PER_S = 25.1e9
+"""Rate between a chip that states none and its host: of an A100 over PCIe 4.0 x16 (NVIDIA/nvbandwidth issue 42)."""
 
 HOST_MEMORY_BYTES_PER_S = 25e9
 """Assumed host memory bandwidth per chip: 200 GB/s shared by eight."""
@@ -342,11 +342,16 @@ def update_s(chip_model: ChipModel, parameters: float, precision_bytes: int) -> 
     return moved / rate * chip_model.rates.update_time
 
 
-def host_update_s(parameters: float, precision_bytes: int) -> float:
+def host_link_bytes_per_s(chip: Chip) -> float:
+    """Return the rate of copies between a chip and its host, each way: measured, or that of PCIe 4.0 x16."""
+    return (chip.sustained and chip.sustained.host_bytes_per_s) or HOST_LINK_BYTES_PER_S
+
+
+def host_update_s(chip: Chip, parameters: float, precision_bytes: int) -> float:
     """Return the seconds of an optimizer step in host memory over one chip's `parameters`.
 
     Gradients (fp32) go to the host, weights of `precision_bytes` come back, without overlap.
     """
     crossing = parameters * (GRADIENT_BYTES + precision_bytes)
     moved = parameters * UPDATE_BYTES.get(precision_bytes, 28)
-    return crossing / HOST_LINK_BYTES_PER_S + moved / HOST_MEMORY_BYTES_PER_S
+    return crossing / host_link_bytes_per_s(chip) + moved / HOST_MEMORY_BYTES_PER_S

@@ -82,9 +82,13 @@ def layer_work(layer: LayerProfile, micro_batch: ChipMicroBatch) -> ChipWork:
         repeated_bytes=repeated + (0.0 if layer.repeated else residual * layer.repeated_traffic_share),
         repeated_collectives=tuple(repeated_exchanges(layer, micro_batch)),
         frozen_flops=sum(_frozen_flops(part, shard, micro_batch) for part in layer.components),
-        num_launches=layer.launch_ratio,
+        num_launches=layer.launch_ratio * (1 + layer.expert_launches * _experts_on_chip(layer, degrees)),
         collectives=tuple(layer_exchanges(layer, micro_batch)),
     )
+
+
+def _experts_on_chip(layer: LayerProfile, degrees: StageDegrees) -> int:
+    return -(-layer.feed_forward.num_experts // degrees.ep)
 
 
 def _matmul_work(part: Component, shard: Sharding, micro_batch: ChipMicroBatch) -> tuple[float, float, float]:

@@ -148,7 +148,7 @@ class StageSeconds:
             return 0.0
         own, each = parameters / num_shards, self.batch.precision_bytes
         if self.workload.optimizer_on_host:
-            return self.chip_model.rates.step_s + host_update_s(own, each)
+            return self.chip_model.rates.step_s + host_update_s(self.chip_model.chip, own, each)
         return self.chip_model.rates.step_s + update_s(self.chip_model, own, each)
 
     def reduce_s(self, parameters: float, dp: int, zero: ZeroStage) -> float:
