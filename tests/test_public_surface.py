@@ -45,8 +45,10 @@ SURFACES = {
         oci_config render_part settings_document training_settings
     """,
     "schedule": """
-        SCHEDULES Operation OperationKind Schedule add_communication check_schedule dualpipe forward_only
+        SCHEDULES SEARCHED Hop Operation OperationKind PipelineCosts Schedule SearchedSchedule StageCosts
+        add_communication check_schedule dualpipe forward_only
         gpipe interleaved is_last_use make_schedule one_f_one_b overlapped peak_receive_buffers
+        schedule_of_text search_schedule text_of_schedule
         warm_up_counts zero_bubble
     """,
     "sim": """

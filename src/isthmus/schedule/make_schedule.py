@@ -10,6 +10,7 @@ from isthmus.schedule.dualpipe import dualpipe
 from isthmus.schedule.interleaved import interleaved
 from isthmus.schedule.operation import WAIT_OF, Operation, OperationKind, Schedule
 from isthmus.schedule.overlapped import overlapped
+from isthmus.schedule.searched.order_text import schedule_of_text
 from isthmus.schedule.zero_bubble import zero_bubble
 
 
@@ -61,6 +62,9 @@ SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
 }
 """Schedules by name: `f(num_stages, num_micro_batches) -> Schedule`; some take further keyword arguments."""
 
+SEARCHED = "searched"
+"""Name of a schedule that was made for its pipeline by `search_schedule`; it is given by its orders."""
+
 
 def make_schedule(
     name: str,
@@ -69,17 +73,22 @@ def make_schedule(
     *,
     warm_up: Sequence[int] = (),
     num_chunks: int | None = None,
+    orders: Sequence[str] = (),
 ) -> Schedule:
     """Return the schedule called `name`.
 
-    Only `overlapped` accepts `warm_up` (forwards by stage), and only `interleaved` accepts `num_chunks`
-    (model chunks per stage); both are optional. Raises `PlanError` for an unknown name, a count below 1, or
-    an argument that the schedule does not accept.
+    Only `overlapped` accepts `warm_up` (forwards by stage), and only `interleaved` and `searched` accept `num_chunks`
+    (model chunks per stage); both are optional. `searched` needs `orders`, the text of each stage's computations.
+    Raises `PlanError` for an unknown name, a count below 1, or an argument that the schedule does not accept.
     """
-    if name not in SCHEDULES:
-        raise PlanError(f"unknown schedule '{name}'", hint="known: " + ", ".join(sorted(SCHEDULES)))
+    if name not in SCHEDULES and name != SEARCHED:
+        raise PlanError(f"unknown schedule '{name}'", hint="known: " + ", ".join(sorted([*SCHEDULES, SEARCHED])))
     if warm_up and name != "overlapped":
         raise PlanError(f"schedule '{name}' does not accept warm_up", hint="remove `warm_up`")
+    if name == SEARCHED:
+        return _searched(num_stages, num_micro_batches, num_chunks or 1, orders)
+    if orders:
+        raise PlanError(f"schedule '{name}' does not accept orders", hint="remove `orders`, or set schedule: searched")
     if num_chunks is not None and name != "interleaved":
         raise PlanError(f"schedule '{name}' does not accept chunks", hint="remove `chunks`")
     if warm_up:
@@ -87,6 +96,20 @@ def make_schedule(
     if num_chunks is not None:
         return interleaved(num_stages, num_micro_batches, num_chunks)
     return SCHEDULES[name](num_stages, num_micro_batches)
+
+
+def _searched(num_stages: int, num_micro_batches: int, num_chunks: int, orders: Sequence[str]) -> Schedule:
+    if not orders:
+        raise PlanError(
+            "schedule 'searched' without orders",
+            hint="`isthmus plan --schedule searched` makes plans with them, `isthmus simulate --schedule searched "
+            "--save FILE` adds them to a plan",
+        )
+    if len(orders) != num_stages:
+        raise PlanError(
+            f"orders of {len(orders)} stages for {num_stages} stages", hint="make the plan again with `isthmus plan`"
+        )
+    return schedule_of_text(orders, num_micro_batches, num_chunks)
 
 
 class _StageCommunication:
