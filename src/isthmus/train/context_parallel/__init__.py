@@ -1,0 +1,1 @@
+"""Context parallelism: sequences whose tokens several ranks share."""
