@@ -72,8 +72,8 @@ SURFACES = {
         plan_steps rank_program regions steps
     """,
     "switch": """
-        Abort Actions Begin StreamSettings ClientState Datagram DerivedJobKeys FixedPoint FromSwitch FromWorker Instructions Lost
-        PassingWorker PassingPhase MAX_INTEGERS MAX_WORKERS NonFiniteError
+        Abort Actions Begin StreamSettings ClientState Datagram DerivedJobKeys FixedPoint FromSwitch FromWorker
+        Instructions Lost PassingWorker PassingPhase MAX_INTEGERS MAX_WORKERS NonFiniteError
         Received SlotPool Start SwitchClient Timer UdpSocket job_number magnitude_bits read_job_keys run_client
         serve_switch
     """,

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.core.messages.switch_keys import job_number
 from isthmus.switch.packet import (
     OVERHEAD_BYTES,
     PacketKind,
     PacketRun,
     decode_runs,
     encode_run,
-    job_number,
     packet_bytes,
 )
 
