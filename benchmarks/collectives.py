@@ -199,10 +199,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parts = [part for part in parts if part not in on_packets]
     rows = []
     for part in parts:
-        for row in PARTS[part](options.quick):
-            rows.append(replace(row, part=part))
-            if options.json:
-                print_rows(rows[-1:], as_json=True)
+        found = [replace(row, part=part) for row in PARTS[part](options.quick)]
+        if options.json:
+            print_rows(found, as_json=True)
+        rows += found
     if not options.json:
         print_rows(rows, as_json=False)
     return int(any(row.met is False for row in rows))

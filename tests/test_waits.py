@@ -67,7 +67,6 @@ ALLOWED = {
     "comm/group/group_work.py GlooWork.wait": PEER,
     "comm/group/group_work.py IsthmusWork.get_future.pass_on": DONE,
     "comm/group/collective_work.py JoinedWork.wait": OWN,
-    "comm/group/collective_work.py LocalWork._result": DONE,
     "comm/group/collective_work.py LocalWork.wait": PEER,
     "comm/group/run_program.py _Run.run": OWN,
     "comm/process/process_transport.py ProcessTransport.__init__": KILLED,

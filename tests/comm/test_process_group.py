@@ -13,10 +13,11 @@ import torch.distributed as dist
 
 from isthmus.comm.group.create_group import IsthmusOptions, create_group, register_backend
 from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.group.vendors.gloo_vendor import GLOO
 from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.base_model import TransportKind
 from isthmus.core.errors import PeerError, PlanError
-from tests.comm.ranks import LIMIT, group_over, transports
+from tests.comm.ranks import LIMIT, group_over, library_groups, transports
 from tests.train.alive import no_collector
 
 pytestmark = pytest.mark.integration
@@ -127,6 +128,27 @@ def test_futures_carry_result_and_error() -> None:
         lost.wait()
     a.close_with_error("over")
     b.close_with_error("over")
+
+
+@pytest.mark.parametrize("asks", ["one", "both"])
+def test_a_future_of_a_cluster_is_done_without_a_wait(asks: str) -> None:
+    """As DDP uses it.
+
+    1. A rank asks for the future of a sum inside its cluster. 2. It may wait for the sum as well, by another thread.
+    3. The other rank joins the sum. 4. gloo calls the future before its work counts as done; the future is done.
+    """
+    a, b = library_groups("aa", GLOO)
+    tensors = [torch.ones(2), torch.ones(2)]
+    with ThreadPoolExecutor(1) as thread:
+        work = a.allreduce([tensors[0]])
+        future = work.get_future()
+        waiting = [thread.submit(work.wait)] if asks == "both" else []
+        b.allreduce([tensors[1]]).wait()
+        done = thread.submit(future.wait) if not waiting else waiting[0]
+        assert done.result(10.0)
+        assert torch.equal(future.wait()[0], torch.full((2,), 2.0))
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(IsthmusGroup.shutdown, (a, b)))
 
 
 @pytest.mark.slow

@@ -45,18 +45,15 @@ class LocalWork(dist.Work):  # type: ignore[misc]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until done; raise `PeerError` if a peer is lost or `timeout` passes."""
-        with self._lock:
-            if not self._done:
-                try:
-                    if timeout:
-                        self._work.wait(timeout)
-                    else:
-                        self._work.wait()
-                except RuntimeError as error:
-                    reason = self._loss_message() or gloo_error_text(error) or str(error)
-                    raise PeerError(f"{self._operation}: {reason}") from error
-                self._finish()
-                self._done = True
+        if not self._done:
+            try:
+                if timeout:
+                    self._work.wait(timeout)
+                else:
+                    self._work.wait()
+            except RuntimeError as error:
+                raise self._lost(error) from error
+            self._store()
         return True
 
     def is_completed(self) -> bool:
@@ -73,9 +70,24 @@ class LocalWork(dist.Work):  # type: ignore[misc]
         return future
 
     def _result(self, done: torch.futures.Future[object]) -> list[torch.Tensor]:
-        done.value()
-        self.wait()
+        """Return the tensors; gloo calls this before its work counts as done, so it must not wait for the work."""
+        try:
+            done.value()
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        self._store()
         return self._tensors
+
+    def _store(self) -> None:
+        """Store the results once; the lock is free while a thread waits for gloo, which may wait for `_result`."""
+        with self._lock:
+            if not self._done:
+                self._finish()
+                self._done = True
+
+    def _lost(self, error: RuntimeError) -> PeerError:
+        reason = self._loss_message() or gloo_error_text(error) or str(error)
+        return PeerError(f"{self._operation}: {reason}")
 
 
 class JoinedWork(dist.Work):  # type: ignore[misc]
