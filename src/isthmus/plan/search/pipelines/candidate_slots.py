@@ -21,7 +21,7 @@ MAX_CANDIDATES = 24
 """Up to this many slots, all are combined."""
 
 MAX_IN_PIPELINES = 16
-"""Beyond `MAX_CANDIDATES`, pairs and triples of this number of slots are tried as one pipeline: their count is cubic."""
+"""Beyond `MAX_CANDIDATES`, pairs and triples of this number of slots are tried as one pipeline."""
 
 WIDE_STEP = 1.5
 """Ratio of the numbers of slots that are tried as one ring of replicas, beyond `MAX_CANDIDATES`."""
