@@ -1,7 +1,8 @@
 """Planning beside one hostile owner or user: CPU seconds of plans, and what others wait for theirs.
 
-Requests go through the code of the planner's process: a request in JSON, `propose_plans`, its answer. Waits are in
-virtual time: the real order of the planner's queue, with the CPU seconds of real searches as their durations.
+Requests go through the code of the server and of the planner's process: the clusters to plan on, a request in JSON,
+`propose_plans`, its answer. Waits are in virtual time: the real order of the planner's queue, with the CPU seconds of
+real searches as their durations.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from benchmarks._planning import LLAMA2_7B, job
 from benchmarks.search_scale import CASES, ask, llama
 from benchmarks.table import Row, compared
 from isthmus.control.algorithms.fair_order import FairOrder
-from isthmus.control.placement import PlanRequest
 from isthmus.control.service.planner_process import NUM_PLANNERS, answer_request
+from isthmus.control.service.planner_queue import make_plan_request
+from isthmus.control.state.events import MakePlans
 from isthmus.core.job import PlacementConstraints
+from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Pool
@@ -83,7 +86,7 @@ def _small_pools() -> list[tuple[str, float]]:
     return found
 
 
-def _request(pool: Pool) -> PlanRequest:
+def _request(pool: Pool) -> MakePlans:
     layers, hidden, inner, heads, kv_heads = LLAMA2_7B
     config = {
         "intermediate_size": inner, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
@@ -95,14 +98,17 @@ def _request(pool: Pool) -> PlanRequest:
     )  # fmt: skip
     free = {one.name: {group.name: group.num_chips for group in one.node_groups} for one in pool.clusters}
     wanted = job(64, placement=PlacementConstraints(several_owners=True, network=True))
-    return PlanRequest(job=wanted, model=model, pool=pool, free_chips=free)
+    submission = Submission(job=wanted, model=model)
+    return MakePlans(job_id="job", round=1, submission=submission, clusters=pool.clusters, free_chips=free)
 
 
 def _planned(pool: Pool) -> tuple[float, PlanSet]:
-    """Return the CPU seconds of one request as the planner's process answers it, and the plans."""
-    line = _request(pool).model_dump_json(by_alias=True)
+    """Return the CPU seconds of one request, as the server makes it and the planner's process answers it."""
+    wanted = _request(pool)
     begun_s = time.process_time()
-    plans = answer_request(line).plans
+    request = make_plan_request(wanted, pool)
+    assert request is not None
+    plans = answer_request(request.model_dump_json(by_alias=True)).plans
     seconds = time.process_time() - begun_s
     assert plans is not None
     return seconds, plans

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.control.placement import PlanRequest, propose_plans
+from isthmus.control.placement import MAX_PLANNED_CLUSTERS, PlanRequest, planned_clusters, propose_plans
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.rest.body_limit import BodyLimits
-from isthmus.control.service.planner_queue import PlannerQueue
+from isthmus.control.service.planner_queue import PlannerQueue, make_plan_request
 from isthmus.control.state.events import Event, MakePlans, PlansMade, PoolSet
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
 from isthmus.core.messages.api_views import Submission
@@ -26,7 +26,7 @@ from isthmus.core.pool import Pool
 from isthmus.plan.search.costs.routes import Routes
 from isthmus.plan.search.costs.slots import ChipSlot, cluster_slots
 from isthmus.plan.search.finish.explain_refusals import MAX_EXPLAINED
-from isthmus.plan.search.pipelines.candidate_slots import MAX_CANDIDATES, candidate_slots
+from isthmus.plan.search.pipelines.candidate_slots import MAX_CANDIDATES, MAX_IN_PIPELINES, candidate_slots
 from isthmus.plan.time.calibration import DATA_SHEET
 from tests.control.driver import Driver
 from tests.control.serving import EAST, POOL, WEST, cluster, report, submission
@@ -103,19 +103,66 @@ def slots_of(pool: Pool) -> list[ChipSlot]:
 
 @pytest.mark.parametrize("chip", ["L40S", "H200"])
 def test_an_owner_with_many_clusters_takes_no_other_owners_turn(chip: str) -> None:
-    """Of 306 slots 20 are combined: all six of the other owners, although the 300 claim to be faster."""
+    """Of 306 slots 24 are combined: all six of the other owners, although the 300 claim to be faster."""
     pool = make_pool(300, chip)
 
     def no_wait_s(slot: ChipSlot) -> float:
         return 1e18 / (slot.chips * slot.chip.flop_per_s("bf16"))
 
-    kept, _ = candidate_slots(slots_of(pool), Routes(pool, DATA_SHEET), no_wait_s, 1e6)
-    assert len(kept) == MAX_CANDIDATES
-    assert {slot.cluster for slot in kept if slot.owner != "hostile"} == {f"site{i}" for i in range(6)}
+    found = candidate_slots(slots_of(pool), Routes(pool, DATA_SHEET), no_wait_s, 1e6)
+    assert (len(found.combined), len(found.in_pipelines)) == (MAX_CANDIDATES, MAX_IN_PIPELINES)
+    for kept in (found.combined, found.in_pipelines):
+        assert {slot.cluster for slot in kept if slot.owner != "hostile"} == {f"site{i}" for i in range(6)}
+
+
+def plan_request(pool: Pool, **placement: Any) -> PlanRequest:
+    """Return the request that the planner gets for a job on a pool."""
+    job = make_job()
+    job = job.model_copy(update={"placement": job.placement.model_copy(update=placement)})
+    free = {one.name: {"g": 2} for one in pool.clusters}
+    gbps = {f"{one.source}>{one.target}": 1.0 for one in pool.links}
+    asked = MakePlans(
+        job_id="job", round=1, submission=Submission(job=job, model=SMALL_MODEL), clusters=pool.clusters,
+        free_chips=free, free_gbps=gbps,
+    )  # fmt: skip
+    found = make_plan_request(asked, pool)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("chip", ["L40S", "H200"])
+def test_a_planning_request_grows_with_no_owners_clusters(chip: str) -> None:
+    """With 60 or 600 clusters of one owner it has 64, all six of others, and what concerns these only."""
+    found = [plan_request(make_pool(number, chip)) for number in (60, 600)]
+    for one in found:
+        names = {cluster.name for cluster in one.pool.clusters}
+        assert len(names) == MAX_PLANNED_CLUSTERS
+        assert {f"site{i}" for i in range(6)} <= names == set(one.free_chips)
+        assert {end for link in one.pool.links for end in (link.source, link.target)} <= names
+        assert len(one.free_gbps) == len(one.pool.links)
+    assert len({len(one.pool.links) for one in found}) == 1
+
+
+def test_a_planning_request_has_all_clusters_of_few_and_all_that_the_job_names() -> None:
+    """58 hostile clusters leave all 64; of 300 named ones, those that the placement admits are planned with."""
+    assert len(plan_request(make_pool(58)).pool.clusters) == MAX_PLANNED_CLUSTERS
+    wanted = ("flood299", "site5")
+    assert {one.name for one in plan_request(make_pool(300), clusters=wanted).pool.clusters} == set(wanted)
+    assert len(plan_request(make_pool(300), owners=("hostile",)).pool.clusters) == MAX_PLANNED_CLUSTERS
+
+
+def test_clusters_without_free_chips_take_no_turn() -> None:
+    """An owner's clusters without a free chip come after all others, so that they displace none."""
+    pool = make_pool(70)
+    busy = {"site0", "site3", *(f"flood{i:03}" for i in range(8))}
+    free = {one.name: {"g": 0 if one.name in busy else 2} for one in pool.clusters}
+    kept = planned_clusters(pool.clusters, pool.links, free, make_job(), SMALL_MODEL)
+    assert len(kept) == MAX_PLANNED_CLUSTERS
+    assert not busy & {one.name for one in kept}
 
 
 def test_replicas_over_all_linked_slots_are_tried_however_many_there_are() -> None:
-    """Beside the combinations, rings of replicas over more than 20 slots are tried, each linked to the next."""
+    """Beside the combinations, rings of replicas over more than 24 slots are tried, each linked to the next."""
     names = [f"site{i:02}" for i in range(40)]
     pool = Pool.model_validate(
         {
@@ -134,8 +181,8 @@ def test_replicas_over_all_linked_slots_are_tried_however_many_there_are() -> No
             ],
         }
     )
-    _, wide = candidate_slots(slots_of(pool), Routes(pool, DATA_SHEET), lambda _: 1.0, 1e6)
-    assert [len(ring) for ring in wide] == [39, 26]
+    found = candidate_slots(slots_of(pool), Routes(pool, DATA_SHEET), lambda _: 1.0, 1e6)
+    assert [len(ring) for ring in found.wide] == [39, 26]
 
 
 def test_a_search_that_is_ended_answers_with_the_best_plans_so_far_and_says_so() -> None:

@@ -223,7 +223,7 @@ def test_changes_are_told_once_and_newest_first_state_only() -> None:
 def test_jobs_of_a_snapshot_have_changed_at_its_event() -> None:
     """A subscriber that has seen the snapshot's event gets later changes only; an earlier one gets every job."""
     changes = ChangeFeed()
-    changes.restore([("a", "ann"), ("b", "bob")], 7)
+    changes.restore({"a": "ann", "b": "bob"}, 7)
     changes.record_change("a", 8)
     assert changes.changes_after(7, 10) == [Change(8, "a")]
     assert changes.changes_after(6, 10) == [Change(7, "b"), Change(8, "a")]

@@ -203,6 +203,14 @@ class PlacementConstraints(FrozenModel):
     mixed_chips: bool = True
     network: bool = True
 
+    def admits(self, cluster: str, owner: str, region: str) -> bool:
+        """Return whether the job may run on a cluster of this name, owner and region."""
+        return (
+            (not self.clusters or cluster in self.clusters)
+            and (not self.owners or owner in self.owners)
+            and (not self.regions or region in self.regions)
+        )
+
 
 class ParallelDegrees(FrozenModel):
     """Parallelism degrees fixed by the user; the planner chooses the others."""

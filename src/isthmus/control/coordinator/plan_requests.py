@@ -86,11 +86,7 @@ def _may_use_some(state: PoolState, job: JobRecord, chips: FreeChips) -> bool:
     placement = job.spec.placement
     for name, groups in chips.items():
         cluster = state.clusters[name].cluster
-        allowed = (
-            (not placement.clusters or name in placement.clusters)
-            and (not placement.owners or cluster.owner in placement.owners)
-            and (not placement.regions or cluster.region in placement.regions)
-        )
+        allowed = placement.admits(name, cluster.owner, cluster.region)
         kinds = {group.name: group.chip for group in cluster.node_groups} if allowed else {}
         if any(groups.get(group) and (not placement.chips or chip in placement.chips) for group, chip in kinds.items()):
             return True

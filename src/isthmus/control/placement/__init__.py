@@ -12,6 +12,7 @@ from isthmus.control.placement.check_placement_names import (
 from isthmus.control.placement.check_satisfiable import NO_FIXED_DEGREES, check_clusters, check_degrees
 from isthmus.control.placement.place_pipelines import Candidate, PlacementResult, place_pipelines
 from isthmus.control.placement.place_plan import place_plan
+from isthmus.control.placement.planned_clusters import MAX_PLANNED_CLUSTERS, planned_clusters
 from isthmus.control.placement.propose_plans import PlanRequest, propose_plans
 from isthmus.control.placement.resources.free_resources import FreeLink, FreeResources
 from isthmus.control.placement.resources.pipeline_requirement import (
@@ -22,6 +23,7 @@ from isthmus.control.placement.resources.pipeline_requirement import (
 from isthmus.control.placement.resources.plan_requirement import PlanRequirement, plan_requirement_of
 
 __all__ = [
+    "MAX_PLANNED_CLUSTERS",
     "NO_FIXED_DEGREES",
     "Candidate",
     "FreeLink",
@@ -40,5 +42,6 @@ __all__ = [
     "place_pipelines",
     "place_plan",
     "plan_requirement_of",
+    "planned_clusters",
     "propose_plans",
 ]

@@ -54,13 +54,7 @@ def check_clusters(placement: PlacementConstraints, joined: tuple[Cluster, ...],
     known = (*joined, *(file.clusters if file else ()))
     if not known:
         return
-    admitted = [
-        one
-        for one in known
-        if (not placement.clusters or one.name in placement.clusters)
-        and (not placement.owners or one.owner in placement.owners)
-        and (not placement.regions or one.region in placement.regions)
-    ]
+    admitted = [one for one in known if placement.admits(one.name, one.owner, one.region)]
     if not admitted:
         raise InputError(
             "placement: no cluster of the pool satisfies clusters, owners and regions together",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import NamedTuple
@@ -44,12 +44,11 @@ class ChangeFeed:
         with self._lock:
             self._job_users[job_id] = user
 
-    def restore(self, jobs: Iterable[tuple[str, str]], number: int) -> None:
-        """Record the id and user of each job of a snapshot after event `number`, in the order of their submission."""
+    def restore(self, users: Mapping[str, str], number: int) -> None:
+        """Record the user of each job of a snapshot after event `number`, by id in the order of their submission."""
         with self._lock:
-            for job_id, user in jobs:
-                self._job_users[job_id] = user
-                self._last_events[job_id] = number
+            self._job_users.update(users)
+            self._last_events.update(dict.fromkeys(users, number))
         self._subscribers.notify()
 
     def record_change(self, job_id: str, number: int) -> None:

@@ -394,10 +394,9 @@ class ControlService:
     def _restore_from_snapshot(self, number: int, coordinator: Coordinator) -> None:
         """Restore from a snapshot what `_on_event_applied` derives from events."""
         self._snapshot_event = number
-        jobs = coordinator.state.jobs.values()
-        self.changes.restore(((job.id, job.user) for job in jobs), number)
-        for job in jobs:
-            self.server_metrics.restore_job_state(job.id, job.state)
+        jobs = coordinator.state.jobs
+        self.changes.restore({job_id: job.user for job_id, job in jobs.items()}, number)
+        self.server_metrics.restore_job_states({job_id: job.state for job_id, job in jobs.items()})
 
     def _on_event_applied(self, folded: AppliedEvent) -> None:
         """Update change feed, logs and metrics from a durable event, and execute its instructions.

@@ -24,6 +24,7 @@ from isthmus.control.placement import PlanRequest, propose_plans
 from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.plan import PlanSet
+from isthmus.core.process.gc_pause import collection_paused
 
 SEARCH_TIMEOUT_S = 120.0
 """Time limit of one search; other jobs wait meanwhile."""
@@ -180,8 +181,9 @@ def answer_request(line: str, cpu_s: float = SEARCH_CPU_S) -> PlannerReply:
     """
     end_s = time.process_time() + cpu_s
     try:
-        request = PlanRequest.model_validate_json(line)
-        return PlannerReply(plans=propose_plans(request, should_continue=lambda: time.process_time() < end_s))
+        with collection_paused():
+            request = PlanRequest.model_validate_json(line)
+            return PlannerReply(plans=propose_plans(request, should_continue=lambda: time.process_time() < end_s))
     except IsthmusError as error:
         return PlannerReply(error=str(error))
     except Exception as error:

@@ -7,12 +7,13 @@ import itertools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 from isthmus.control.algorithms.fair_order import FairOrder, Place
-from isthmus.control.placement import PlanRequest
+from isthmus.control.placement import PlanRequest, planned_clusters
 from isthmus.control.service.planner_process import PlanningEndedError
 from isthmus.control.state.events import Event, MakePlans, PlanningFailed, PlansMade
 from isthmus.control.state.indexes import PRIORITY_RANK
@@ -22,6 +23,8 @@ from isthmus.core.pool import Cluster, Link, Pool
 
 Planner = Callable[[PlanRequest], PlanSet]
 """Signature of `isthmus.control.placement.propose_plans`: plans of a job on the free resources."""
+
+ValueT = TypeVar("ValueT")
 
 INTERACTIVE_TIMEOUT_S = 12.0
 """Timeout of an interactive request; two of them fit into a client's timeout of 30 s."""
@@ -212,21 +215,40 @@ class PlannerQueue:
         self._on_result(event)
 
     def _make_plans(self, request: MakePlans) -> PlanSet:
-        if not request.clusters:
+        asked = make_plan_request(request, self._pool_file)
+        if asked is None:
             return PlanSet(plans=(), refused=(Refusal(clusters=(), reason="no cluster is connected"),))
-        pool = assemble_pool(request.clusters, self._pool_file, request.links)
-        submission = request.submission
-        return self.planner(
-            PlanRequest(
-                job=submission.job,
-                model=submission.model,
-                pool=pool,
-                free_chips=request.free_chips,
-                free_storage_bytes=request.free_storage_bytes,
-                free_gbps=request.free_gbps,
-                fetches=request.fetches,
-            )
-        )
+        return self.planner(asked)
+
+
+def make_plan_request(request: MakePlans, pool_file: Pool | None) -> PlanRequest | None:
+    """Return the planner's request, on at most `MAX_PLANNED_CLUSTERS` clusters; None if there are none."""
+    submission = request.submission
+    clusters = planned_clusters(
+        request.clusters,
+        (*request.links, *(pool_file.links if pool_file else ())),
+        request.free_chips,
+        submission.job,
+        submission.model,
+        pool_file.chips if pool_file else (),
+    )
+    if not clusters:
+        return None
+    names = {one.name for one in clusters}
+    return PlanRequest(
+        job=submission.job,
+        model=submission.model,
+        pool=assemble_pool(clusters, pool_file, request.links),
+        free_chips=_of_clusters(request.free_chips, names),
+        free_storage_bytes=_of_clusters(request.free_storage_bytes, names),
+        free_gbps={link: gbps for link, gbps in request.free_gbps.items() if set(link.split(">")) <= names},
+        fetches=_of_clusters(request.fetches, names),
+    )
+
+
+def _of_clusters(found: Mapping[str, ValueT], names: Container[str]) -> dict[str, ValueT]:
+    """Return the entries of some clusters."""
+    return {name: value for name, value in found.items() if name in names}
 
 
 def assemble_pool(clusters: tuple[Cluster, ...], pool_file: Pool | None, measured: tuple[Link, ...] = ()) -> Pool:
@@ -235,6 +257,7 @@ def assemble_pool(clusters: tuple[Cluster, ...], pool_file: Pool | None, measure
     `measured` are the links of pairs of clusters that the operator's file does not name.
     """
     names = {cluster.name for cluster in clusters}
+    measured = tuple(one for one in measured if one.source in names and one.target in names)
     if pool_file is None:
         return Pool(clusters=clusters, links=measured)
     links = tuple(link for link in pool_file.links if link.source in names and link.target in names)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -64,10 +64,11 @@ class ServerMetrics:
         self._append_histogram.observe(seconds)
         self._batch_histogram.observe(num_events)
 
-    def restore_job_state(self, job_id: str, state: str) -> None:
-        """Restore a job's state from a snapshot."""
-        self._job_states[job_id] = state
-        self._jobs_by_state[state] += 1
+    def restore_job_states(self, states: Mapping[str, str]) -> None:
+        """Restore the state of each job of a snapshot, by id."""
+        self._job_states.update(states)
+        for state, count in Tally(states.values()).items():
+            self._jobs_by_state[state] += count
 
     def record_event(self, applied: AppliedEvent) -> None:
         """Count the changes of a durable event; an event replayed at the start only sets job states."""

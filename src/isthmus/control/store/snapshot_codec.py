@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.indexes import Indexes, QueueKey
 from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
 from isthmus.control.state.site_records import ClusterRecord
-from isthmus.control.state.update_indexes import job_at_key
 from isthmus.control.store.column_codec import ColumnCodec, column_codec
 from isthmus.control.store.log_base import LogBase
 from isthmus.control.store.log_chain import LogDamagedError
@@ -56,9 +56,9 @@ def restore_state(body: bytes) -> PoolState:
     (stored,) = _codec().decode(pydantic_core.from_json(body), 1)
     state: PoolState = stored.state
     state.live_jobs = {job_id: job for job_id, job in state.jobs.items() if job.state not in TERMINAL_STATES}
-    queues = dict[str, list[QueueKey]]()
+    queues, ids = defaultdict[str, list[QueueKey]](list), state.indexes.ids_by_number
     for key in state.indexes.order:
-        queues.setdefault(job_at_key(state, key).user, []).append(key)
+        queues[state.jobs[ids[key[2]]].user].append(key)
     state.indexes.queued_by_user = {user: SortedList(keys) for user, keys in queues.items()}
     for name, keys in stored.parts_by_cluster.items():
         record = state.clusters[name]

@@ -55,13 +55,7 @@ class ChipSlot:
 
 def eligible_clusters(pool: Pool, placement: PlacementConstraints) -> tuple[Cluster, ...]:
     """Return the clusters that the job's placement allows."""
-    return tuple(
-        cluster
-        for cluster in pool.clusters
-        if (not placement.clusters or cluster.name in placement.clusters)
-        and (not placement.owners or cluster.owner in placement.owners)
-        and (not placement.regions or cluster.region in placement.regions)
-    )
+    return tuple(one for one in pool.clusters if placement.admits(one.name, one.owner, one.region))
 
 
 def cluster_slots(

@@ -116,13 +116,16 @@ class BranchAndBound:
         if relaxations is None or len(slots) <= MAX_CANDIDATES:
             return list(replica_group_sets(slots, self.space))
         routes, num_bytes = self.space.routes, self._messages_bytes
-        kept, wide = candidate_slots(slots, routes, lambda one: relaxations.no_wait_s([one]), num_bytes)
-        kept = (*kept, *(slot for slot in slots if self.space.needed_cluster == slot.cluster and slot not in kept))
+        found = candidate_slots(slots, routes, lambda one: relaxations.no_wait_s([one]), num_bytes)
+        kept = (
+            *found.combined,
+            *(slot for slot in slots if self.space.needed_cluster == slot.cluster and slot not in found.combined),
+        )
         self.space.thinned = True
         combined = set(kept)
-        sets = list(replica_group_sets(kept, self.space)) if kept else []
+        sets = list(replica_group_sets(kept, self.space, found.in_pipelines)) if kept else []
         sets += [((slot,),) for slot in slots if slot not in combined]
-        return sets + [tuple((slot,) for slot in some) for some in wide]
+        return sets + [tuple((slot,) for slot in some) for some in found.wide]
 
     def _has_needed(self, slots: Iterable[ChipSlot]) -> bool:
         """Return whether a plan over these slots may use the cluster that every plan needs."""
@@ -147,13 +150,12 @@ class BranchAndBound:
                 self.stats.pruned += 1
                 continue
             if progress == RANKED:
-                self._visit(branch)
+                self._visit(replace(branch, lower_bound_s=bound_s))
                 continue
             up_to_s = max(bound_s, heap[0][0] if heap else math.inf) * RANKING_STEP
             tight_s, whole = self._tight_bound_s(branch, up_to_s)
             if tight_s < cutoff_s:
                 bound_s = max(bound_s, tight_s)
-                branch = replace(branch, lower_bound_s=bound_s)
                 heappush(heap, (bound_s, RANKED if whole else PARTLY_RANKED, number, branch))
             elif tight_s < math.inf:
                 self.stats.pruned += 1

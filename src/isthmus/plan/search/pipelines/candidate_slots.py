@@ -12,35 +12,53 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from isthmus.plan.search.costs.routes import Routes
 from isthmus.plan.search.costs.slots import ChipSlot
 
-MAX_CANDIDATES = 20
+MAX_CANDIDATES = 24
 """Up to this many slots, all are combined."""
+
+MAX_IN_PIPELINES = 16
+"""Beyond `MAX_CANDIDATES`, pairs and triples of this number of slots are tried as one pipeline."""
 
 WIDE_STEP = 1.5
 """Ratio of the numbers of slots that are tried as one ring of replicas, beyond `MAX_CANDIDATES`."""
 
 
+class Candidates(NamedTuple):
+    """Slots to combine, each tuple in the order in which they were given."""
+
+    combined: tuple[ChipSlot, ...]
+    # Those of them of which pairs and triples are tried as one pipeline.
+    in_pipelines: tuple[ChipSlot, ...]
+    # Larger sets to try as replicas.
+    wide: tuple[tuple[ChipSlot, ...], ...]
+
+
 def candidate_slots(
     slots: Sequence[ChipSlot], routes: Routes, no_wait_s: Callable[[ChipSlot], float], messages_bytes: float
-) -> tuple[tuple[ChipSlot, ...], tuple[tuple[ChipSlot, ...], ...]]:
-    """Return at most `MAX_CANDIDATES` slots to combine, in the order given, and larger sets to try as replicas.
+) -> Candidates:
+    """Return the slots to combine, and larger sets to try as replicas.
 
     `no_wait_s` returns the seconds of a step on a slot that never waits; `messages_bytes` is what a pipeline sends
     over each of its links in a step.
     """
     if len(slots) <= MAX_CANDIDATES:
-        return tuple(slots), ()
+        return Candidates(tuple(slots), tuple(slots), ())
     least_s = _least_seconds(slots, routes, no_wait_s, messages_bytes)
     by_owner: dict[str, list[ChipSlot]] = defaultdict(list)
     for slot in sorted(slots, key=lambda one: (least_s[one], one.cluster, one.group.name)):
         if least_s[slot] < math.inf:
             by_owner[slot.owner].append(slot)
     ranked = list(_in_turns(list(by_owner.values())))
-    kept = set(ranked[:MAX_CANDIDATES])
-    return tuple(slot for slot in slots if slot in kept), tuple(_wide_sets(ranked, routes))
+    kept, piped = (set(ranked[:most]) for most in (MAX_CANDIDATES, MAX_IN_PIPELINES))
+    return Candidates(
+        tuple(slot for slot in slots if slot in kept),
+        tuple(slot for slot in slots if slot in piped),
+        tuple(_wide_sets(ranked, routes)),
+    )
 
 
 def _least_seconds(

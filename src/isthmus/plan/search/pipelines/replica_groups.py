@@ -22,10 +22,13 @@ ReplicaGroup = tuple[ChipSlot, ...]
 """The slots of one replica group."""
 
 
-def replica_group_sets(slots: Sequence[ChipSlot], space: SearchSpace) -> Iterator[tuple[ReplicaGroup, ...]]:
+def replica_group_sets(
+    slots: Sequence[ChipSlot], space: SearchSpace, in_pipelines: Sequence[ChipSlot] | None = None
+) -> Iterator[tuple[ReplicaGroup, ...]]:
     """Yield the sets of replica groups to try, with equal slots pooled, too, where stages may be replicated.
 
-    Every partition of every subset for few slots; nested clusterings by link speed for many.
+    Every partition of every subset for few slots; nested clusterings by link speed for many, and small subsets of
+    `in_pipelines` (None: of all) as one pipeline.
     """
     if len(slots) <= MAX_EXHAUSTIVE_SLOTS:
         for size in range(1, len(slots) + 1):
@@ -35,7 +38,7 @@ def replica_group_sets(slots: Sequence[ChipSlot], space: SearchSpace) -> Iterato
             yield from _pooled_sets(slots, space)
         return
     space.thinned = True
-    yield from dict.fromkeys(_thinned_sets(slots, space))
+    yield from dict.fromkeys(_thinned_sets(slots, space, slots if in_pipelines is None else in_pipelines))
     if may_pool(space):
         yield from _large_pooled_sets(slots)
 
@@ -51,14 +54,16 @@ def _pooled_sets(slots: Sequence[ChipSlot], space: SearchSpace) -> Iterator[tupl
                 yield from _all_groupings((pool, *chosen))
 
 
-def _thinned_sets(slots: Sequence[ChipSlot], space: SearchSpace) -> Iterator[tuple[ReplicaGroup, ...]]:
+def _thinned_sets(
+    slots: Sequence[ChipSlot], space: SearchSpace, in_pipelines: Sequence[ChipSlot]
+) -> Iterator[tuple[ReplicaGroup, ...]]:
     """Yield the sets for many slots: nested clusterings, and small subsets as one pipeline."""
     for chosen in _candidate_slot_sets(slots, space):
         rates = {(i, j): _link_rate(space, a, b) for i, a in enumerate(chosen) for j, b in enumerate(chosen)}
         for partition in nested_partitions(len(chosen), lambda i, j, rates=rates: rates[i, j]):  # type: ignore[misc]
             yield _to_groups(chosen, partition)
     for size in range(2, MAX_SLOTS_IN_PIPELINE + 1):
-        for chosen in itertools.combinations(slots, size):
+        for chosen in itertools.combinations(in_pipelines, size):
             if sum(slot.chips for slot in chosen) <= MAX_POOLED_CHIPS:
                 yield (chosen,)
 
