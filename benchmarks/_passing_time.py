@@ -9,12 +9,13 @@ are. Rates, delays and the rate inside a host are measured on the same links wit
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -87,6 +88,8 @@ def switch_in(star: Star) -> Iterator[tuple[str, int]]:
                 line = process.stdout.readline() if process.stdout else ""
                 if not line:
                     raise OSError("the switch did not start")
+                with suppress(OSError, AttributeError):  # as the ranks: a switch does not wait for a processor
+                    os.sched_setscheduler(process.pid, os.SCHED_RR, os.sched_param(1))
                 host, _, port = json.loads(line)["address"].rpartition(":")
                 yield host, int(port)
             finally:

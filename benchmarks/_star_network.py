@@ -15,8 +15,8 @@ from isthmus.wan.netns import delete_namespaces, effective_capabilities, stale_n
 
 _ADMIN = 1 << 12 | 1 << 21  # CAP_NET_ADMIN, CAP_SYS_ADMIN
 _LIMIT_S = 20.0
-_BURST_BYTES, _QUEUE_BYTES = 16 * 2**10, 8 * 2**20
-"""A burst of tbf, and what it queues: more than all slots of a run, so that nothing is lost."""
+_BURST_BYTES, _QUEUE_BYTES = 3 * 2**10, 8 * 2**20
+"""A burst of tbf, two frames; and what it queues: more than all slots of a run, so that nothing is lost."""
 
 _counter = itertools.count()
 

@@ -16,6 +16,9 @@ from isthmus.train.update.buckets import HeldRows, ParameterSegment, make_bucket
 from isthmus.train.update.gradient_options import PASSING, GradientOptions
 from isthmus.train.update.gradient_reducer import GradientReducer
 
+SLOTS = 16
+"""Slots of each share: far more than the scaled links hold, as 64 are for links at full rate."""
+
 ROW = 64
 """Elements of a row of the parameter."""
 
@@ -73,7 +76,7 @@ def _options(work: StrategyWork, job: StageJob) -> GradientOptions:
     if work.strategy != PASSING:
         return GradientOptions(strategy=work.strategy)
     switches = () if work.switch is None else (work.switch,)
-    passing = PassingOptions(switches=switches, key=work.key, host=job.hosts[job.rank], silence_s=60.0)
+    passing = PassingOptions(switches=switches, key=work.key, host=job.hosts[job.rank], slots=SLOTS, silence_s=60.0)
     return GradientOptions(strategy=PASSING, passing=passing)
 
 

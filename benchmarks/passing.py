@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -194,7 +195,7 @@ def measure(quick: bool, only: Sequence[str] = ()) -> Iterator[Row]:
     """Yield the rows of all parts, or of those in `only`."""
     for name, rows in PARTS.items():
         if not only or name in only:
-            yield from rows(quick)
+            yield from (replace(row, part=name) for row in rows(quick))
 
 
 def _bytes_rows(num_values: int) -> Iterator[Row]:
