@@ -127,7 +127,7 @@ def measure(
 
 
 def launch(
-    bed: Bed, clusters: str, schedule: Schedule, times: Sequence[StageTime], shape: tuple[int, int],
+    bed: Bed, clusters: Sequence[str], schedule: Schedule, times: Sequence[StageTime], shape: tuple[int, int],
     steps: int, run: Callable[[StageJob, Connection], None], **more: Any,
 ) -> list[Any]:  # fmt: skip
     """Run one process per stage and return what each sent back."""

@@ -6,6 +6,11 @@ switch and workers, but no sum inside hosts: each worker is a host of its own th
 card. Bytes of the other strategies follow from their steps, which the checker proves. Losses are injected at the
 workers' sockets, in both directions, by a seed. Packets are 256 integers of 4 bytes; the CPU seconds are those of the
 switch's process, user and system.
+
+`--only bytes`, `exact`, `rate`, `time` and `step` print one part. `time` and `step` need root: hosts are network
+namespaces with shaped links (`benchmarks/_passing_time.py` says what stands for what), and a row says where they are
+skipped. Parameter servers are played by ranks there, so their bytes add to those of a host. What binds is the link of a
+host, in one direction.
 """
 
 from __future__ import annotations
@@ -16,13 +21,15 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from benchmarks._passing_time import step_rows, time_rows
 from benchmarks._switch_rate import packets_per_cpu_s
 from benchmarks.table import Row, compared, print_rows
 from isthmus.comm.group.isthmus_group import IsthmusGroup
@@ -175,11 +182,20 @@ def sum_in_order(parts: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
-def measure(quick: bool) -> Iterator[Row]:
-    """Yield all rows."""
-    yield from _bytes_rows(2**15 if quick else 2**20)
-    yield from _exact_rows(2**14 if quick else 2**18)
-    yield from _rate_rows(60 if quick else 600)
+PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "bytes": lambda quick: _bytes_rows(2**15 if quick else 2**20),
+    "exact": lambda quick: _exact_rows(2**14 if quick else 2**18),
+    "rate": lambda quick: _rate_rows(60 if quick else 600),
+    "time": time_rows,
+    "step": step_rows,
+}
+
+
+def measure(quick: bool, only: Sequence[str] = ()) -> Iterator[Row]:
+    """Yield the rows of all parts, or of those in `only`."""
+    for name, rows in PARTS.items():
+        if not only or name in only:
+            yield from (replace(row, part=name) for row in rows(quick))
 
 
 def _bytes_rows(num_values: int) -> Iterator[Row]:
@@ -229,10 +245,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the rows; 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
-    parser.add_argument("--quick", action="store_true", help="smaller tensors, fewer packets")
+    parser.add_argument("--quick", action="store_true", help="smaller tensors, fewer packets, fewer hosts")
+    parser.add_argument("--only", action="append", choices=list(PARTS), default=[], help="print this part alone")
     options = parser.parse_args(arguments)
     rows = []
-    for row in measure(options.quick):
+    for row in measure(options.quick, options.only):
         rows.append(row)
         if options.json:
             print_rows([row], as_json=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from isthmus.core.errors import PlanError
 from isthmus.strategies.make_steps import STRATEGIES, find_strategy, steps
@@ -13,13 +14,18 @@ from isthmus.strategies.step import Step
 RANK_STRATEGIES = tuple(name for name, one in STRATEGIES.items() if one.aggregator != "switch")
 """Strategies that ranks alone execute; some of them play the parameter servers."""
 
+MAX_SLICES, MIN_SLICE_ELEMENTS = 4, 2**12
+"""A rank's part of a slice has at least 16 KiB of fp32: smaller messages cost more time than their overlap saves."""
+
 
 def group_steps(name: str, cluster_of: Sequence[str], num_elements: int) -> tuple[Step, ...]:
     """Return the steps by which ranks sum `num_elements` elements everywhere; `cluster_of[r]` is that of rank `r`.
 
     A cluster is a host of the strategy. A parameter server's share of the elements is summed by one of the ranks that
-    send it, in turns, so there are as many servers as hosts, or as workers where all send all elements. Raises
-    `PlanError` for a strategy with a switch, or clusters of unequal size; `InputError` for an unknown name.
+    send it, in turns, so there are as many servers as hosts, or as workers where all send all elements. Elements are
+    cut in up to `MAX_SLICES` slices, each of which is summed by itself: a rank sends one on while the next arrives, so
+    rounds overlap. Raises `PlanError` for a strategy with a switch, or clusters of unequal size; `InputError` for an
+    unknown name.
     """
     if find_strategy(name).aggregator == "switch":
         raise PlanError(
@@ -38,9 +44,23 @@ def group_steps(name: str, cluster_of: Sequence[str], num_elements: int) -> tupl
     ranks = [rank for of in near.values() for rank in of]
     hosts, chips = len(near), len(ranks) // len(near)
     num_servers = len(ranks) if name == "parameter-server" else hosts
-    plan = steps(name, hosts, chips, num_elements, num_aggregators=num_servers)
-    played = _play_servers(plan, len(ranks))
-    return tuple(replace(step, sender=ranks[step.sender], receiver=ranks[step.receiver]) for step in played)
+    found = []
+    for start, stop in pairwise(_ends(num_elements, len(ranks))):
+        plan = steps(name, hosts, chips, stop - start, num_aggregators=num_servers)
+        found += [
+            replace(
+                step, sender=ranks[step.sender], receiver=ranks[step.receiver],
+                start=start + step.start, stop=start + step.stop,
+            )
+            for step in _play_servers(plan, len(ranks))
+        ]  # fmt: skip
+    return tuple(sorted(found, key=lambda step: (step.round, step.start)))
+
+
+def _ends(num_elements: int, num_ranks: int) -> list[int]:
+    """Return where slices end, 0 first: of `MIN_SLICE_ELEMENTS` for each rank at least."""
+    num = min(max(num_elements // (MIN_SLICE_ELEMENTS * num_ranks), 1), MAX_SLICES)
+    return [num_elements * place // num for place in range(num + 1)]
 
 
 def _play_servers(plan: Sequence[Step], num_workers: int) -> list[Step]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -32,7 +31,7 @@ HEADER = struct.Struct("<HBBHHQQIIHHIQ")
 TAG_BYTES = 16
 OVERHEAD_BYTES = HEADER.size + TAG_BYTES
 _MAGIC = 0x5349
-_FIXED_BYTES = 36
+FIXED_BYTES = 36
 """Bytes of a header that are equal in all packets of a run."""
 
 
@@ -110,13 +109,14 @@ def encode_run(run: PacketRun, key: bytes) -> bytes:
         count, run.slots, 0, 0,
     )  # fmt: skip
     if num == 1:
-        head = fixed[:_FIXED_BYTES] + struct.pack("<IQ", int(run.magnitudes[0]), run.first_part)
+        head = fixed[:FIXED_BYTES] + struct.pack("<IQ", int(run.magnitudes[0]), run.first_part)
         return _signed(head + run.integers.tobytes(), key)
-    records = np.zeros(num, _record(count))
-    records["fixed"] = np.frombuffer(fixed, np.uint8, _FIXED_BYTES)
+    records = np.empty(num, _record(count))
+    records["fixed"] = np.frombuffer(fixed, np.uint8, FIXED_BYTES)
     records["magnitude"] = run.magnitudes
     records["part"] = np.arange(run.first_part, run.first_part + num, dtype=np.uint64)
     records["integers"] = run.integers
+    records["tag"] = 0
     if key:
         data, size = records.tobytes(), records.itemsize
         return b"".join(_signed(data[start : start + size - TAG_BYTES], key) for start in range(0, num * size, size))
@@ -129,7 +129,7 @@ def packet_bytes(run: PacketRun) -> int:
 
 
 def decode_runs(
-    data: bytes, size: int, key_of: Callable[[int], bytes | None], rejected: Counter[str]
+    data: bytes, size: int, key_of: Callable[[int], bytes | None], rejected: MutableMapping[str, int]
 ) -> list[PacketRun]:
     """Return the runs in `data`, packets of `size` bytes each, of which the last may be shorter.
 
@@ -142,14 +142,15 @@ def decode_runs(
         stop = min(start + max(size, 1), end)
         problem = _problem(data, start, stop, key_of)
         if problem:
-            rejected[problem] += 1
+            rejected[problem] = rejected.get(problem, 0) + 1
             start = stop
             continue
         num = _run_length(data, start, size, end)
         run, valid = _read(data, start, stop - start, num, key_of)
         if run is not None:
             runs.append(run)
-        rejected["forged"] += valid < num
+        if valid < num:
+            rejected["forged"] = rejected.get("forged", 0) + 1
         start += min(valid + 1, num) * (stop - start)
     return runs
 
@@ -178,7 +179,7 @@ def _run_length(data: bytes, start: int, size: int, end: int) -> int:
     most = (end - start) // size if size else 1
     if most <= 1:
         return 1
-    prefix = data[start : start + _FIXED_BYTES]
+    prefix = data[start : start + FIXED_BYTES]
     (part,) = _PART.unpack_from(data, start + _PART_PLACE)
     num = 1
     for place in range(start + size, start + most * size, size):
@@ -198,7 +199,7 @@ def _read(
     valid = num
     if key or records["tag"].any():
         valid = 0
-        while valid < num and _is_genuine(data[start + valid * size : start + (valid + 1) * size], key):
+        while valid < num and is_genuine(data[start + valid * size : start + (valid + 1) * size], key):
             valid += 1
     if not valid:
         return None, 0
@@ -211,7 +212,8 @@ def _read(
     return made, valid
 
 
-def _is_genuine(packet: bytes, key: bytes) -> bool:
+def is_genuine(packet: bytes, key: bytes) -> bool:
+    """Return whether the tag of `packet` is that of `key`."""
     return hmac.compare_digest(packet[-TAG_BYTES:], _tag(packet[:-TAG_BYTES], key))
 
 
@@ -232,6 +234,6 @@ _PART_PLACE = 40
 def _record(count: int) -> np.dtype[Any]:
     """Return the type of one packet of `count` integers."""
     return np.dtype([
-        ("fixed", "u1", (_FIXED_BYTES,)), ("magnitude", "<u4"), ("part", "<u8"),
+        ("fixed", "u1", (FIXED_BYTES,)), ("magnitude", "<u4"), ("part", "<u8"),
         ("integers", "<i4", (count,)), ("tag", "u1", (TAG_BYTES,)),
     ])  # fmt: skip

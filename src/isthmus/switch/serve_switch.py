@@ -18,7 +18,5 @@ def serve_switch(pool: SlotPool, udp: UdpSocket, clock: Callable[[], float], sho
         selector.register(udp.fileno(), selectors.EVENT_READ)
         while not should_stop():
             if selector.select(WAKE_S):
-                now_s = clock()
-                for datagram in udp.receive():
-                    for reply in pool.handle(datagram, now_s):
-                        udp.send(reply)
+                for reply in pool.handle_all(list(udp.receive()), clock()):
+                    udp.send(reply)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
 
 from isthmus.core.errors import InputError
+from isthmus.switch.add_batch import split_adds
 from isthmus.switch.packet import (
     MAX_INTEGERS,
     NO_WORKER,
@@ -66,6 +67,9 @@ class _Lease:
     incarnation: int
     addresses: dict[int, Address] = field(default_factory=dict)
 
+
+MAX_SENT_BYTES = 2**16 - 1024
+"""What one system call sends at most."""
 
 _StreamKey = tuple[int, int, int]
 """Job, run and stream."""
@@ -126,6 +130,28 @@ class SlotPool:
                     replies += self._handle_single(run.part_of(place, place + 1), packets.address, now_s)
             else:
                 self.rejected["malformed"] += run.num_packets
+        return replies
+
+    def handle_all(self, datagrams: Sequence[Datagram], now_s: float) -> list[Datagram]:
+        """Return what to send for `datagrams`: as `handle` for each of them, in an order that a network may bring.
+
+        ADD packets are read by arrays, and parts of a worker that follow each other are added at once, also where they
+        came in many datagrams.
+        """
+        if now_s >= self._expiry_s:
+            self._expire(now_s)
+        arrays, rest = split_adds([(one.data, one.packet_bytes) for one in datagrams], self._key_of, MAX_PART)
+        replies: list[Datagram] = []
+        for array, numbers in arrays:
+            lease = self._lease_of(array.head)
+            if lease is None or array.integers.shape[1] not in (0, lease.num_integers):
+                rest += numbers
+                continue
+            self.counters["packets"] += len(array.parts)
+            for run in array.runs(lease.slots, max(MAX_SENT_BYTES // packet_bytes(array.head), 1)):
+                replies += self._add_run(lease, run, now_s)
+        for number in sorted(rest):
+            replies += self.handle(datagrams[number], now_s)
         return replies
 
     def statistics(self) -> dict[str, object]:
