@@ -124,7 +124,7 @@ def test_a_receive_without_a_source_gets_messages_of_any_rank(clusters: str) -> 
         sent = groups[sender].send([torch.full((2, 2), float(sender))], 0, 3)
         work.wait()
         sent.wait()
-        assert (work._source_rank(), got.tolist()) == (sender, [[sender, sender]] * 2)
+        assert (work.source, got.tolist()) == (sender, [[sender, sender]] * 2)
     for group in groups:
         group.shutdown()
 
@@ -137,7 +137,7 @@ def test_a_receive_without_a_source_is_refused_where_two_carry_messages() -> Non
     alone = groups[2].recv_anysource([torch.zeros(1)], 3)
     groups[0].send([torch.ones(1)], 2, 3)
     alone.wait()
-    assert alone._source_rank() == 0
+    assert alone.source == 0
     for group in groups:
         group.shutdown()
 

@@ -114,7 +114,10 @@ class ReceiveWork(IsthmusWork):
 
 
 class AnySourceWork(IsthmusWork):
-    """A receive from any rank of the group `ranks`, ranks of the transport; see `ReceiveWork`."""
+    """A receive from any rank of the group `ranks`, ranks of the transport; see `ReceiveWork`.
+
+    After `wait`, `source` is the sender's rank in the group.
+    """
 
     def __init__(
         self,
@@ -126,18 +129,18 @@ class AnySourceWork(IsthmusWork):
     ) -> None:
         super().__init__(future, operation, [tensor])
         self._target, self._ranks = target, ranks
-        self._source = -1
+        self.source = -1
 
     def _finish(self, result: Any) -> None:
         source, self.arrival = result
-        self._source = self._ranks.index(source)
+        self.source = self._ranks.index(source)
         self.under_way = self.arrival.sent_s, self.arrival.arrived_s
         if self._target is not self._tensors[0]:
             self._tensors[0].copy_(self._target)
 
     def _source_rank(self) -> int:
-        """Return the sender's rank in the group, after `wait`; torch asks for it."""
-        return self._source
+        """Return `source`; torch asks for it."""
+        return self.source
 
 
 class GlooWork(dist.Work):  # type: ignore[misc]
@@ -179,9 +182,14 @@ class GlooWork(dist.Work):  # type: ignore[misc]
             self._done = True
         return True
 
-    def _source_rank(self) -> int:
-        """Return the sender's rank in the group, after `wait`; torch asks for it."""
+    @property
+    def source(self) -> int:
+        """The sender's rank in the group, after a receive from any rank."""
         return self._ranks[int(self._work._source_rank())]
+
+    def _source_rank(self) -> int:
+        """Return `source`; torch asks for it."""
+        return self.source
 
     def is_completed(self) -> bool:
         """Return whether `wait` has succeeded: gloo reports completion only there."""
