@@ -152,7 +152,7 @@ def joined(job: StageJob, pipe: Connection) -> Iterator[Communicator]:
         rank=job.rank,
         world_size=size,
         timeout=timedelta(seconds=TIMEOUT_S),
-        pg_options=IsthmusOptions(transport, job.clusters, host),
+        pg_options=IsthmusOptions(transport, job.clusters, host, names_sources=True),
     )
     yield Communicator(job.clusters, job.rank)
     dist.destroy_process_group()

@@ -72,7 +72,6 @@ ALLOWED = {
     "comm/process/process_transport.py ProcessTransport.__init__": KILLED,
     "comm/process/process_transport.py ProcessTransport._exit_error": KILLED,
     "comm/process/process_transport.py ProcessTransport._release": KILLED,
-    "comm/process/transport_process.py TransportProcess._report_done": DONE,
     "comm/process/transport_process.py TransportProcess._send_loop": SERVICE,
     "comm/process/transport_process.py TransportProcess.run": SERVICE,
     "comm/process/transport_process_handle.py TransportProcessHandle.wait": KILLED,

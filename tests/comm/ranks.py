@@ -124,7 +124,9 @@ def isthmus_groups(
             list(pool.map(lambda group: group.shutdown(), groups))
 
 
-def library_groups(clusters: str, vendor: Vendor, timeout_s: float = 30.0) -> list[IsthmusGroup]:
+def library_groups(
+    clusters: str, vendor: Vendor, timeout_s: float = 30.0, *, names_sources: bool = False
+) -> list[IsthmusGroup]:
     """Return groups over the fake transport whose ranks have `vendor` inside their clusters."""
     timeout, composition = timedelta(seconds=timeout_s), agree([{"cpu": vendor}] * len(clusters), clusters)
     stores = {one: dist.HashStore() for one in clusters}
@@ -136,7 +138,9 @@ def library_groups(clusters: str, vendor: Vendor, timeout_s: float = 30.0) -> li
         if size > 1:
             backend = vendor.create(stores[own], place, size, "127.0.0.1", timeout)
             libraries["cpu"] = VendorGroup(vendor, backend, place, size)
-        return IsthmusGroup(transport, list(clusters), libraries, composition, timeout=timeout)
+        return IsthmusGroup(
+            transport, list(clusters), libraries, composition, names_sources=names_sources, timeout=timeout
+        )
 
     with ThreadPoolExecutor(len(clusters)) as pool:
         return list(pool.map(make, memory_transports(len(clusters))))

@@ -105,12 +105,53 @@ def test_what_the_group_cannot_do_is_refused() -> None:
         group.send([torch.ones(1, device="meta")], 0, 0)
     with pytest.raises(PlanError, match="tag -1"):
         group.recv([torch.ones(1)], 0, -1)
-    with pytest.raises(PlanError, match="from a stated rank"):
+    with pytest.raises(PlanError, match="no other rank to receive from"):
         group.recv_anysource([torch.ones(1)], 0)
     with pytest.raises(PlanError, match="needs pg_options"):
         create_group(SimpleNamespace(timeout=LIMIT, global_ranks_in_group=[]), None)
     with pytest.raises(PlanError, match="isthmus group of all ranks"):
         create_group(SimpleNamespace(timeout=LIMIT, global_ranks_in_group=[0]), None)
+    group.shutdown()
+
+
+@pytest.mark.parametrize("clusters", ["aaa", "aab"])
+def test_a_receive_without_a_source_gets_messages_of_any_rank(clusters: str) -> None:
+    """Inside one cluster gloo finds the sender, over several the transport; a strided tensor gets the values."""
+    groups = library_groups(clusters, GLOO)
+    got = torch.zeros(2, 2).t()
+    for sender in (1, 2, 1):
+        work = groups[0].recv_anysource([got], 3)
+        sent = groups[sender].send([torch.full((2, 2), float(sender))], 0, 3)
+        work.wait()
+        sent.wait()
+        assert (work.source, got.tolist()) == (sender, [[sender, sender]] * 2)
+    for group in groups:
+        group.shutdown()
+
+
+def test_a_receive_without_a_source_is_refused_where_two_carry_messages() -> None:
+    """Gloo cannot withdraw a receive: a group that `names_sources` uses it beside the transport."""
+    groups = library_groups("aab", GLOO, names_sources=True)
+    with pytest.raises(PlanError, match="gloo carries the messages inside the clusters"):
+        groups[0].recv_anysource([torch.zeros(1)], 3)
+    alone = groups[2].recv_anysource([torch.zeros(1)], 3)
+    groups[0].send([torch.ones(1)], 2, 3)
+    alone.wait()
+    assert alone.source == 0
+    for group in groups:
+        group.shutdown()
+
+
+def test_a_loss_ends_a_receive_without_a_source() -> None:
+    """It raises `PeerError`; a peer that has closed is passed over while others can send."""
+    transports = memory_transports(3)
+    group = IsthmusGroup(transports[0], ["a", "b", "c"])
+    waiting = group.recv_anysource([torch.zeros(1)], 0)
+    transports[1].close()
+    assert not waiting.is_completed()
+    transports[2].kill()
+    with pytest.raises(PeerError, match=r"receive from any rank \(tag 0\): peer 2 closed its connection"):
+        waiting.wait()
     group.shutdown()
 
 

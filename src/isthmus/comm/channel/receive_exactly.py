@@ -27,18 +27,20 @@ def receive_exactly(
     """Fill `buffer` within `timeout_s` from its first byte, so that a byte now and then keeps no connection alive.
 
     The socket's timeout bounds the silence before a read; both are ignored while `tolerate_silence()`. A long read
-    wakes this thread every `LOW_WATER_BYTES` rather than with each packet (`SO_RCVLOWAT`).
+    wakes this thread every `LOW_WATER_BYTES` rather than with each packet (`SO_RCVLOWAT`),
+    unless the link is too slow for that.
     """
     size, begun_s, low_water_bytes = len(buffer), math.inf, 1
+    is_slow = size <= _SHORT_BYTES
     while len(buffer):
-        wanted_bytes = min(len(buffer), LOW_WATER_BYTES) if size > _SHORT_BYTES else 1
+        wanted_bytes = 1 if is_slow else min(len(buffer), LOW_WATER_BYTES)
         if wanted_bytes != low_water_bytes:
             _set_low_water(sock, low_water_bytes := wanted_bytes)
         try:
             count = sock.recv_into(buffer[:CHUNK_BYTES])
         except TimeoutError:
             count = _receive_less(sock, buffer[:CHUNK_BYTES]) if low_water_bytes > 1 else 0
-            low_water_bytes = 1
+            low_water_bytes, is_slow = 1, is_slow or count > 0
             if not count:
                 if tolerate_silence():
                     continue

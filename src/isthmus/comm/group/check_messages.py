@@ -15,7 +15,7 @@ LIMIT = timedelta(seconds=30)
 
 def check_messages(groups: Sequence[Any]) -> None:
     """Check point-to-point messages and the barrier; `groups[r]` is rank `r` of one group of at least two ranks."""
-    for rule in (_tags_match, _ring_exchange, _tensor_types):
+    for rule in (_tags_match, _ring_exchange, _tensor_types, _any_source):
         run_on_ranks(groups, rule)
     _barrier(groups)
 
@@ -61,6 +61,21 @@ def _tensor_types(group: Any) -> None:
             got = torch.zeros(kind.shape, dtype=kind.dtype)
             group.recv([got], 0, 0).wait(LIMIT)
             expect(torch.equal(got, kind), f"a tensor of {kind.dtype} and shape {tuple(kind.shape)} arrives")
+
+
+def _any_source(group: Any) -> None:
+    rank, size = group.rank(), group.size()
+    if rank > 0:
+        group.send([torch.tensor([[float(rank)]])], 0, 4).wait(LIMIT)
+        return
+    sources = []
+    for _ in range(1, size):
+        got = torch.zeros(1, 1)
+        work = group.recv_anysource([got], 4)
+        work.wait(LIMIT)
+        sources.append(work._source_rank())
+        expect(float(got) == sources[-1], "a receive without a source names the rank whose message it took")
+    expect(sorted(sources) == list(range(1, size)), "receives without a source take the messages of all ranks")
 
 
 def _barrier(groups: Sequence[Any]) -> None:

@@ -39,6 +39,9 @@ class IsthmusOptions:
     """Another way to all-reduce over several clusters, such as `partial(FormattedSums, name="bf16")`; equal at all."""
     synchronisation: str | None = None
     """Strategy of all-reduces of groups that span clusters, one of `isthmus.strategies.RANK_STRATEGIES`."""
+    names_sources: bool = False
+    """Whether no rank calls `dist.recv` without `src`. Then gloo, which costs less and has no keys, carries messages
+    inside each cluster of a group that spans several. Equal at all ranks."""
 
     def __post_init__(self) -> None:
         if self.synchronisation is not None and self.synchronisation not in RANK_STRATEGIES:
@@ -77,6 +80,7 @@ def create_group(options: Any, group_options: IsthmusOptions | None) -> IsthmusG
         transport,
         clusters,
         synchronisation=group_options.synchronisation,
+        names_sources=group_options.names_sources,
         name=options.group_id,
         timeout=options.timeout,
     )
@@ -119,6 +123,7 @@ def _part_of(world: Any, options: Any, group_options: Any) -> IsthmusGroup:
         join_vendors(transport, near, world.options.host, options.timeout, number),
         agree([world.vendors[one] for one in ranks], [clusters[one] for one in ranks]),
         synchronisation=chosen.synchronisation,
+        names_sources=world.options.names_sources,
         ranks=ranks,
         tag_base=number * GROUP_TAGS,
         name=name,

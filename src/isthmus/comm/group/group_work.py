@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
@@ -113,10 +113,41 @@ class ReceiveWork(IsthmusWork):
             self._tensors[0].copy_(self._target)
 
 
+class AnySourceWork(IsthmusWork):
+    """A receive from any rank of the group `ranks`, ranks of the transport; see `ReceiveWork`.
+
+    After `wait`, `source` is the sender's rank in the group.
+    """
+
+    def __init__(
+        self,
+        future: Future[tuple[int, Arrival]],
+        operation: str,
+        tensor: torch.Tensor,
+        target: torch.Tensor,
+        ranks: Sequence[int],
+    ) -> None:
+        super().__init__(future, operation, [tensor])
+        self._target, self._ranks = target, ranks
+        self.source = -1
+
+    def _finish(self, result: Any) -> None:
+        source, self.arrival = result
+        self.source = self._ranks.index(source)
+        self.under_way = self.arrival.sent_s, self.arrival.arrived_s
+        if self._target is not self._tensors[0]:
+            self._tensors[0].copy_(self._target)
+
+    def _source_rank(self) -> int:
+        """Return `source`; torch asks for it."""
+        return self.source
+
+
 class GlooWork(dist.Work):  # type: ignore[misc]
     """A point-to-point operation inside a cluster: gloo's work, with errors raised as `PeerError`.
 
-    Gloo's errors name no peer; `loss_message()` returns the loss that the transport knows of, or "".
+    Gloo's errors name no peer; `loss_message()` returns the loss that the transport knows of, or "". `ranks` has the
+    rank in the process group of each rank of gloo's.
     """
 
     def __init__(
@@ -126,9 +157,10 @@ class GlooWork(dist.Work):  # type: ignore[misc]
         loss_message: Callable[[], str],
         tensor: torch.Tensor,
         target: torch.Tensor | None = None,
+        ranks: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        self._loss_message = loss_message
+        self._loss_message, self._ranks = loss_message, ranks
         self._work, self._operation, self._tensor, self._target = work, operation, tensor, target
         self._lock = threading.Lock()
         self._done = False
@@ -149,6 +181,15 @@ class GlooWork(dist.Work):  # type: ignore[misc]
                 self._tensor.copy_(self._target)
             self._done = True
         return True
+
+    @property
+    def source(self) -> int:
+        """The sender's rank in the group, after a receive from any rank."""
+        return self._ranks[int(self._work._source_rank())]
+
+    def _source_rank(self) -> int:
+        """Return `source`; torch asks for it."""
+        return self.source
 
     def is_completed(self) -> bool:
         """Return whether `wait` has succeeded: gloo reports completion only there."""

@@ -24,6 +24,7 @@ from isthmus.comm.group.composed.composition import Composition
 from isthmus.comm.group.composed.near_messages import NearRanks
 from isthmus.comm.group.group_collectives import GroupCollectives, timeout_s
 from isthmus.comm.group.group_work import (
+    AnySourceWork,
     GlooWork,
     ReceiveWork,
     SendWork,
@@ -59,7 +60,8 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     in this cluster, by type of device; `composition` says how sums over several clusters use them; a strategy named by
     `synchronisation` replaces it for all-reduces. Tags of the group begin at `tag_base`; `name` is the one that torch
     knows it by. Tensors may be on any device, and be changed once the work is done. A lost peer surfaces at `wait()` as
-    `PeerError`. Point-to-point works over the transport report when the message was `under_way`.
+    `PeerError`. Point-to-point works over the transport report when the message was `under_way`; if the program
+    `names_sources` of all that it receives, or the group is inside one cluster, the library carries those in a cluster.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         composition: Composition | None = None,
         *,
         synchronisation: str | None = None,
+        names_sources: bool = False,
         ranks: Sequence[int] = (),
         tag_base: int = 0,
         name: str = "",
@@ -87,7 +90,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._clusters = tuple(clusters)
         self._runner = CollectiveRunner(transport, self._ranks, tag_base, timeout.total_seconds())
         self._loss_message = partial(_loss_message, transport)
-        self._synchronisation = synchronisation
+        self._synchronisation, self._names_sources = synchronisation, names_sources
         self._method: AllReduceMethod | None = None
         self.use_libraries(libraries or {}, composition)
 
@@ -96,9 +99,12 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         own = [self._clusters[one] for one in self._ranks]
         near = [place for place, cluster in enumerate(own) if cluster == own[self.rank()]]
         self._local = libraries["cpu"].backend if "cpu" in libraries else None
-        self._local_ranks = {one: place for place, one in enumerate(near)} if self._local is not None else {}
+        places = {one: place for place, one in enumerate(near)} if self._local is not None else {}
         by_gloo = self._local is not None and libraries["cpu"].vendor is GLOO
-        self._near = NearRanks(self._local, self._local_ranks, self._loss_message) if by_gloo else None
+        self._near = NearRanks(self._local, places, self._loss_message) if by_gloo else None
+        # The ranks whose messages with this one the library carries, and their places there.
+        self._is_local = len(set(own)) == 1
+        self._gloo_ranks = places if self._is_local or self._names_sources else {}
         self._collectives = GroupCollectives(
             self._runner, self.rank(), own, libraries, composition, self._loss_message, self._synchronisation
         )
@@ -156,9 +162,9 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         tensor, tag = _single_cpu_tensor(tensors), _check_user_tag(tag)
         self._check_rank(dst)
         what = f"send to rank {dst} (tag {tag})"
-        if self._local is not None and dst in self._local_ranks:
+        if self._local is not None and dst in self._gloo_ranks:
             with self._gloo_errors_as_peer_errors(what):
-                work = self._local.send([tensor.contiguous()], self._local_ranks[dst], tag)
+                work = self._local.send([tensor.contiguous()], self._gloo_ranks[dst], tag)
             return GlooWork(work, what, self._loss_message, tensor)
         payload = tensor_bytes(tensor.contiguous())
         future = self._transport.send(self._ranks[dst], self._tag_base + tag, tensor_label(tensor), payload)
@@ -170,18 +176,33 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._check_rank(src)
         what = f"receive from rank {src} (tag {tag})"
         target = tensor if tensor.is_contiguous() else tensor.contiguous()
-        if self._local is not None and src in self._local_ranks:
+        if self._local is not None and src in self._gloo_ranks:
             with self._gloo_errors_as_peer_errors(what):
-                work = self._local.recv([target], self._local_ranks[src], tag)
+                work = self._local.recv([target], self._gloo_ranks[src], tag)
             return GlooWork(work, what, self._loss_message, tensor, target)
         peer, label = self._ranks[src], tensor_label(target)
         future = self._transport.receive(peer, self._tag_base + tag, label, tensor_bytes(target))
         return ReceiveWork(future, what, tensor, target)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> dist.Work:
-        """Refuse tensors of any shape: the transport matches messages by sender."""
-        del tensors, tag
-        raise PlanError("the isthmus process group receives from a stated rank only", hint="pass src to dist.recv")
+        """Receive one CPU tensor from any rank that sends it under `tag`; shape and dtype must match the sent one."""
+        tensor, tag = _single_cpu_tensor(tensors), _check_user_tag(tag)
+        what = f"receive from any rank (tag {tag})"
+        target = tensor if tensor.is_contiguous() else tensor.contiguous()
+        others = [rank for rank in self._ranks if rank != self._transport.rank]
+        if not others or (self._gloo_ranks and not self._is_local):
+            raise PlanError(
+                "this group has no other rank to receive from" if not others else
+                "gloo carries the messages inside the clusters of this group, and it cannot leave one to the network",
+                hint="pass src to dist.recv, or IsthmusOptions(names_sources=False) at all ranks",
+            )  # fmt: skip
+        if self._local is not None and self._is_local:
+            with self._gloo_errors_as_peer_errors(what):
+                work = self._local.recv_anysource([target], tag)
+            return GlooWork(work, what, self._loss_message, tensor, target, list(self._gloo_ranks))
+        label = tensor_label(target)
+        future = self._transport.receive_any(others, self._tag_base + tag, label, tensor_bytes(target))
+        return AnySourceWork(future, what, tensor, target, self._ranks)
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Reduce each tensor in place over all ranks, to the same bits everywhere; shapes must match."""

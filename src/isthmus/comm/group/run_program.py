@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -128,6 +129,8 @@ class _Run:
         self._combine, self._messages = combine, messages
         self._values: dict[tuple[int, int], torch.Tensor] = {}
         self._ahead = deque(program.turns)
+        self._last_turns = {turn.elements: turn for turn in program.turns}
+        self._sums_in_outputs = keeps_memory and _are_disjoint(self._last_turns)
         self._posted: deque[_Posted] = deque()
         self._arriving: dict[int, torch.Tensor] = {}
         self._posted_bytes = 0
@@ -155,10 +158,9 @@ class _Run:
         """Post the receives of the next turns, up to `MAX_POSTED_BYTES` or one turn."""
         while self._ahead and (self._posted_bytes < MAX_POSTED_BYTES or not self._posted):
             turn = self._ahead.popleft()
-            parts = []
+            parts: list[tuple[int, torch.Tensor, Future[Any]]] = []
             for message in turn.parts:
-                target = None if turn.adds else self._outputs.at(*turn.elements)
-                tensor = self._new(turn.elements) if target is None else target
+                tensor = self._target(turn, is_first=not parts)
                 buffer = tensor
                 if self._codec is not None and self._codec.crosses(message.peer):
                     buffer = torch.empty(self._codec.num_bytes(tensor.numel()), dtype=torch.uint8)
@@ -166,6 +168,16 @@ class _Run:
                 parts.append((message.peer, tensor, self._messages.receive(message, buffer)))
                 self._posted_bytes += tensor.nbytes
             self._posted.append((turn, parts))
+
+    def _target(self, turn: ProgramTurn, *, is_first: bool) -> torch.Tensor:
+        """Return where a part of `turn` goes: where the result is wanted, if the turn is the one that leaves it there.
+
+        A sum is in the memory of its first part, which is the caller's only if inputs are apart from outputs.
+        """
+        is_result = self._last_turns.get(turn.elements) is turn
+        may_use = is_result and (not turn.adds or (is_first and self._sums_in_outputs))
+        target = self._outputs.at(*turn.elements) if may_use else None
+        return self._new(turn.elements) if target is None else target
 
     def _new(self, elements: tuple[int, int]) -> torch.Tensor:
         return torch.empty(elements[1] - elements[0], dtype=self._dtype)
@@ -223,3 +235,7 @@ class _Run:
             raise ValueError(f"elements {elements} of the result are not held")
         if value.data_ptr() != target.data_ptr():
             target.copy_(value)
+
+
+def _are_disjoint(ranges: Iterable[tuple[int, int]]) -> bool:
+    return all(one[1] <= other[0] for one, other in pairwise(sorted(ranges)))

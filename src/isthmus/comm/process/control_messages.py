@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 from isthmus.core.errors import IsthmusError, PeerError, ProtocolError, RestartError, UnavailableError
 
-CONNECT, SEND, RECEIVE, CLOSE = 1, 2, 3, 4
+CONNECT, SEND, RECEIVE, CLOSE, RECEIVE_ANY = 1, 2, 3, 4, 5
 """Kinds that the worker sends: connect to all ranks (settings in the text); send the bytes at `offset` to
-`peer`; receive from `peer` into `offset`; close, with the reason in the text."""
+`peer`; receive from `peer` into `offset`; close, with the reason in the text; receive from any of several ranks, which
+the text has in its first line, above the label."""
 
 CONNECTED, CONNECT_FAILED, SENT, ARRIVED, FAILED, LOST, LINK, CLOSED, REFUSED = 11, 12, 13, 14, 15, 16, 17, 18, 19
 """Kinds that the transport process sends: connected, or the error; message `number` was acknowledged,
-received (with the times of its arrival), or failed; the transport is broken; the link to `peer` is down or
+received from `peer` (with the times of its arrival), or failed; the transport is broken; the link to `peer` is down or
 (no text) up again; closed, with the ranks that sent no CLOSE in the text; a caller at the address in the text was
 turned away."""
 

@@ -106,6 +106,10 @@ class ProcessTransport(BreakableTransport):
         """Post a receive for the next message of `tag` from `peer`."""
         return self._queue.receive(peer, tag, label, into)
 
+    def receive_any(self, peers: Sequence[int], tag: int, label: str, into: memoryview) -> Future[tuple[int, Arrival]]:
+        """Post a receive for the next message of `tag` from any of `peers`."""
+        return self._queue.receive_any(peers, tag, label, into)
+
     def traffic(self) -> dict[int, Traffic]:
         """Return the counters per peer: acknowledged sends and completed receives."""
         return self._queue.traffic

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 
-from isthmus.comm.process.control_messages import FAILED, RECEIVE, SEND, ControlMessage, unpack_error
+from isthmus.comm.process.control_messages import (
+    FAILED,
+    RECEIVE,
+    RECEIVE_ANY,
+    SEND,
+    ControlMessage,
+    pack_ranks,
+    unpack_error,
+)
 from isthmus.comm.process.send_window import OutgoingMessage, SendWindow
 from isthmus.comm.process.transport_process_handle import TransportProcessHandle
 from isthmus.comm.transport.transport import Arrival, Traffic
@@ -22,10 +30,9 @@ _SMALL_BYTES = 64 * 2**10
 
 @dataclass(eq=False)
 class _PendingReceive:
-    peer: int
     offset: int
     into: memoryview
-    future: Future[Arrival] = field(default_factory=Future)
+    future: Future[tuple[int, Arrival]] = field(default_factory=Future)
 
 
 class SharedMemoryQueue:
@@ -50,9 +57,26 @@ class SharedMemoryQueue:
 
     def receive(self, peer: int, tag: int, label: str, into: memoryview) -> Future[Arrival]:
         """Post a receive for the next message of `tag` from `peer`."""
-        number, message = next(self._numbers), _PendingReceive(peer, 0, into)
+        received: Future[Arrival] = Future()
+
+        def pass_on(done: Future[tuple[int, Arrival]]) -> None:
+            error = done.exception()
+            if error is None:
+                received.set_result(done.result(0)[1])
+            else:
+                received.set_exception(error)
+
+        self._post(RECEIVE, peer, tag, label, into).add_done_callback(pass_on)
+        return received
+
+    def receive_any(self, peers: Sequence[int], tag: int, label: str, into: memoryview) -> Future[tuple[int, Arrival]]:
+        """Post a receive for the next message of `tag` from any of `peers`."""
+        return self._post(RECEIVE_ANY, 0, tag, f"{pack_ranks(peers)}\n{label}", into)
+
+    def _post(self, kind: int, peer: int, tag: int, text: str, into: memoryview) -> Future[tuple[int, Arrival]]:
+        number, message = next(self._numbers), _PendingReceive(0, into)
         if self._register(number, message, len(into)):
-            self._process.send(ControlMessage(RECEIVE, number, peer, tag, message.offset, len(into), text=label))
+            self._process.send(ControlMessage(kind, number, peer, tag, message.offset, len(into), text=text))
         return message.future
 
     def complete(self, reply: ControlMessage) -> None:
@@ -69,7 +93,7 @@ class SharedMemoryQueue:
             self.traffic[message.peer].sent_messages += 1
             message.future.set_result(None)
         else:
-            self._complete_receive(message, Arrival(*reply.times_s))
+            self._complete_receive(message, reply.peer, Arrival(*reply.times_s))
 
     def wait_until_transmitted(self, timeout_s: float) -> None:
         """Block until the transport process has every queued message, at most `timeout_s`."""
@@ -111,14 +135,14 @@ class SharedMemoryQueue:
             place = (message.number, message.peer, message.tag, message.offset, size)
             self._process.send(ControlMessage(SEND, *place, text=message.label))
 
-    def _complete_receive(self, message: _PendingReceive, arrival: Arrival) -> None:
-        size, traffic = len(message.into), self.traffic[message.peer]
+    def _complete_receive(self, message: _PendingReceive, peer: int, arrival: Arrival) -> None:
+        size, traffic = len(message.into), self.traffic[peer]
         _copy(message.into, self._arena.view(message.offset, size))
         self._free(message.offset, size)
         traffic.received_bytes += size
         traffic.received_messages += 1
         traffic.last_transfer_s = arrival.transfer_s
-        message.future.set_result(arrival)
+        message.future.set_result((peer, arrival))
 
     def _free(self, offset: int, num_bytes: int) -> None:
         with self._lock:

@@ -17,9 +17,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import astuple
-from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.comm.join_ranks import join_ranks
@@ -32,6 +31,7 @@ from isthmus.comm.process.control_messages import (
     FAILED,
     LINK,
     LOST,
+    RECEIVE_ANY,
     REFUSED,
     SEND,
     SENT,
@@ -39,6 +39,7 @@ from isthmus.comm.process.control_messages import (
     ControlMessage,
     pack_error,
     pack_ranks,
+    unpack_ranks,
 )
 from isthmus.comm.process.shared_memory_arena import SharedMemoryArena
 from isthmus.comm.tcp.endpoint import Endpoint
@@ -52,6 +53,8 @@ _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end the worker; the transport process ignores them and exits after the worker."""
 
 _MAX_BATCH = 64
+
+_Result = TypeVar("_Result")
 
 
 class TransportProcess:
@@ -135,19 +138,28 @@ class TransportProcess:
         self._on_worker_exit()
 
     def _start_transfer(self, transport: TcpTransport, message: ControlMessage) -> None:
-        start = transport.send if message.kind == SEND else transport.receive
         buffer = self._arena.view(message.offset, message.num_bytes)
-        future: Future[Any] = start(message.peer, message.tag, message.text, buffer)
-        future.add_done_callback(partial(self._report_done, message.number))
-
-    def _report_done(self, number: int, future: Future[Arrival | None]) -> None:
-        error = future.exception()
-        if error is not None:
-            self._outgoing.put(ControlMessage(FAILED, number, text=pack_error(error)))
-        elif (arrival := future.result()) is not None:
-            self._outgoing.put(ControlMessage(ARRIVED, number, times_s=astuple(arrival)))
+        peer, tag, number = message.peer, message.tag, message.number
+        if message.kind == SEND:
+            sent = transport.send(peer, tag, message.text, buffer)
+            self._report_done(number, sent, lambda _: ControlMessage(SENT, number))
+        elif message.kind == RECEIVE_ANY:
+            peers, _, label = message.text.partition("\n")
+            found = transport.receive_any(unpack_ranks(peers), tag, label, buffer)
+            self._report_done(number, found, lambda of: _arrived(number, *of))
         else:
-            self._outgoing.put(ControlMessage(SENT, number))
+            received = transport.receive(peer, tag, message.text, buffer)
+            self._report_done(number, received, lambda arrival: _arrived(number, peer, arrival))
+
+    def _report_done(self, number: int, future: Future[_Result], reply: Callable[[_Result], ControlMessage]) -> None:
+        """Send `reply` of the result of message `number` when it is there, or its error."""
+
+        def report(done: Future[_Result]) -> None:
+            error = done.exception()
+            failed = error and ControlMessage(FAILED, number, text=pack_error(error))
+            self._outgoing.put(failed or reply(done.result(0)))
+
+        future.add_done_callback(report)
 
     def _report_link(self, peer: int, reason: str, lasted_s: float | None) -> None:
         self._outgoing.put(ControlMessage(LINK, peer=peer, times_s=(lasted_s or 0.0, 0.0, 0.0, 0.0, 0.0), text=reason))
@@ -167,6 +179,10 @@ class TransportProcess:
                         break
                     messages.append(following)
                 self._channel.send(*messages)
+
+
+def _arrived(number: int, source: int, arrival: Arrival) -> ControlMessage:
+    return ControlMessage(ARRIVED, number, source, times_s=astuple(arrival))
 
 
 def _exit_on_exception(what: threading.ExceptHookArgs) -> None:

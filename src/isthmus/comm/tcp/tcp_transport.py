@@ -20,6 +20,7 @@ from isthmus.comm.tcp.handshake import make_handshake
 from isthmus.comm.tcp.peer import Peer
 from isthmus.comm.tcp.reconnect import GreetedChannel, OnLink
 from isthmus.comm.tcp.shutdown import BreakableTransport
+from isthmus.comm.transport.receive_any import receive_any
 from isthmus.comm.transport.receive_matching import MAX_MESSAGE_BYTES
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
@@ -117,9 +118,13 @@ class TcpTransport(BreakableTransport):
         """Post a receive for the next message of `tag` from `peer`."""
         return self._linked_peer(peer).receive(tag, label, into)
 
+    def receive_any(self, peers: Sequence[int], tag: int, label: str, into: memoryview) -> Future[tuple[int, Arrival]]:
+        """Post a receive for the next message of `tag` from any of `peers`, without dialling them."""
+        return receive_any([self._known_peer(peer).matcher for peer in peers], tag, label, into)
+
     def traffic(self) -> dict[int, Traffic]:
         """Return the counters per connected peer."""
-        return {rank: peer.traffic for rank, peer in self._peers.items()}
+        return {rank: peer.traffic for rank, peer in self._peers.items() if peer.is_linked}
 
     def close(self, reason: str = "") -> None:
         """Send all queued messages, exchange CLOSE and stop all threads.
@@ -163,6 +168,12 @@ class TcpTransport(BreakableTransport):
 
     def _linked_peer(self, rank: int) -> Peer:
         """Return a peer that is connected or dialled."""
+        peer = self._known_peer(rank)
+        peer.open()
+        return peer
+
+    def _known_peer(self, rank: int) -> Peer:
+        """Return a peer, which may have no connection yet."""
         peer = self._peers.get(rank)
         if peer is None:
             if rank == self.rank or not 0 <= rank < self.size:
@@ -170,7 +181,6 @@ class TcpTransport(BreakableTransport):
             peer = self._add_peer(rank)
             if self._shutdown.closed:
                 peer.fail(PeerError(f"this rank closed the connection to peer {rank}"))
-        peer.open()
         return peer
 
     def _add_peer(self, rank: int, channels: Sequence[GreetedChannel] = ()) -> Peer:

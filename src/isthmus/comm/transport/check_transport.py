@@ -24,7 +24,7 @@ _BIG_BYTES = 3 * 2**20 + 7
 
 def check_transport(make: Callable[[int], Sequence[Transport]]) -> None:
     """Check the rules of `Transport`; `make(n)` returns `n` new, connected transports."""
-    whole = (_counts_traffic, _in_order_per_tag, _big_both_ways, _rejects_other_label)
+    whole = (_counts_traffic, _in_order_per_tag, _big_both_ways, _rejects_other_label, _receives_from_any)
     for rules in (whole, (_close_wakes_receivers,), (_close_with_reason,)):
         transports = make(3)
         try:
@@ -108,6 +108,31 @@ def _rejects_other_label(transports: Sequence[Transport]) -> None:
     buffer, future = _receive(b, 0, 2, 4)
     future.result(RULE_TIMEOUT_S)
     expect(bytes(buffer) == b"good", "a rejected message leaves the connection usable")
+
+
+def _receives_from_any(transports: Sequence[Transport]) -> None:
+    a, b, c = transports
+    first, second, third = (bytearray(2) for _ in range(3))
+    futures = [b.receive_any([0, 2], 8, "x", memoryview(one)) for one in (first, second)]
+    c.send(1, 8, "x", memoryview(b"cc"))
+    source, arrival = futures[0].result(RULE_TIMEOUT_S)
+    expect((source, bytes(first)) == (2, b"cc"), "a receive from any rank takes the first message and names its sender")
+    expect(arrival.sent_s <= arrival.arrived_s + RULE_TIMEOUT_S, "it has the times of the message")
+    a.send(1, 8, "x", memoryview(b"aa"))
+    expect(futures[1].result(RULE_TIMEOUT_S)[0] == 0 and bytes(second) == b"aa", "the next one takes the next message")
+    for sender, text in ((c, b"c2"), (a, b"a2")):
+        sender.send(1, 8, "x", memoryview(text)).result(RULE_TIMEOUT_S)
+    buffer, future = _receive(b, 0, 8, 2)
+    future.result(RULE_TIMEOUT_S)
+    source, _ = b.receive_any([0, 2], 8, "x", memoryview(third)).result(RULE_TIMEOUT_S)
+    expect((bytes(buffer), source, bytes(third)) == (b"a2", 2, b"c2"), "it finds messages that have arrived")
+    wrong = b.receive_any([0, 2], 8, "int8[2]", memoryview(third))
+    a.send(1, 8, "x", memoryview(b"aa"))
+    _expect_peer_error(wrong, "a message of another shape is rejected, whichever rank sends it")
+    c.send(1, 8, "x", memoryview(b"c3"))
+    buffer, future = _receive(b, 2, 8, 2)
+    future.result(RULE_TIMEOUT_S)
+    expect(bytes(buffer) == b"c3", "a receive that failed takes no further message")
 
 
 def _counts_traffic(transports: Sequence[Transport]) -> None:

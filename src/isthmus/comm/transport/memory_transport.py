@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from isthmus.comm.transport.receive_any import receive_any
 from isthmus.comm.transport.receive_matching import ReceiveMatcher
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError
@@ -41,6 +42,10 @@ class MemoryTransport:
     def receive(self, peer: int, tag: int, label: str, into: memoryview) -> Future[Arrival]:
         """Post a receive for the next message of `tag` from `peer`."""
         return self._matchers[peer].post_receive(tag, label, into)
+
+    def receive_any(self, peers: Sequence[int], tag: int, label: str, into: memoryview) -> Future[tuple[int, Arrival]]:
+        """Post a receive for the next message of `tag` from any of `peers`."""
+        return receive_any([self._matchers[peer] for peer in peers], tag, label, into)
 
     def traffic(self) -> dict[int, Traffic]:
         """Return the counters per peer."""

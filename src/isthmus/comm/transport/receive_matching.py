@@ -6,13 +6,32 @@ import threading
 from collections import defaultdict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import PeerError
 
 MAX_MESSAGE_BYTES = 2**30
 """Longest message that may arrive before its receive, unless the run states its own bound."""
+
+
+class Request(Protocol):
+    """A posted receive: the expected label and the destination."""
+
+    label: str
+    into: memoryview
+
+    def claim(self, peer: int) -> bool:
+        """Return whether a message of `peer` may serve this receive, which no other one does from then on."""
+        ...
+
+    def complete(self, peer: int, arrival: Arrival) -> None:
+        """Finish with the message of `peer`, which has filled the destination."""
+        ...
+
+    def fail(self, peer: int, error: PeerError) -> None:
+        """Take `peer` as unable to serve this receive."""
+        ...
 
 
 @dataclass(eq=False)
@@ -26,7 +45,7 @@ class IncomingMessage:
     label: str
     num_bytes: int
     buffer: memoryview | None
-    request: ReceiveRequest | None = None
+    request: Request | None = None
     """The matching receive, once posted."""
     arrival: Arrival | None = None
     """Set when the message is complete."""
@@ -39,15 +58,30 @@ class IncomingMessage:
 
 
 @dataclass(eq=False)
-class ReceiveRequest:
-    """A posted receive: the expected label, the destination and the future of its completion."""
+class _ReceiveRequest:
+    """A `Request` of one peer, and the future of its completion."""
 
     label: str
     into: memoryview
     future: Future[Arrival] = field(default_factory=Future)
 
+    def claim(self, peer: int) -> bool:
+        """Return True: the receive is posted at one peer only."""
+        del peer
+        return True
 
-_Item = TypeVar("_Item", IncomingMessage, ReceiveRequest)
+    def complete(self, peer: int, arrival: Arrival) -> None:
+        """Complete the future."""
+        del peer
+        self.future.set_result(arrival)
+
+    def fail(self, peer: int, error: PeerError) -> None:
+        """Fail the future."""
+        del peer
+        self.future.set_exception(error)
+
+
+_Item = TypeVar("_Item", IncomingMessage, Request)
 
 
 class ReceiveMatcher:
@@ -62,10 +96,10 @@ class ReceiveMatcher:
     def __init__(
         self, peer: int, max_unclaimed_bytes: int = 256 * 2**20, max_message_bytes: int = MAX_MESSAGE_BYTES
     ) -> None:
-        self._peer = peer
+        self.peer = peer
         self._max_unclaimed_bytes, self._max_message_bytes = max_unclaimed_bytes, max_message_bytes
         self._changed = threading.Condition()
-        self._requests: dict[int, deque[ReceiveRequest]] = defaultdict(deque)
+        self._requests: dict[int, deque[Request]] = defaultdict(deque)
         self._unclaimed: dict[int, deque[IncomingMessage]] = defaultdict(deque)
         self._unclaimed_bytes = 0
         self._arriving: set[IncomingMessage] = set()
@@ -73,23 +107,38 @@ class ReceiveMatcher:
 
     def post_receive(self, tag: int, label: str, into: memoryview) -> Future[Arrival]:
         """Post a receive of the next message of `tag` into `into`."""
-        request = ReceiveRequest(label, into)
+        request = _ReceiveRequest(label, into)
+        self.post(tag, request)
+        return request.future
+
+    def post(self, tag: int, request: Request) -> None:
+        """Post `request` for the next message of `tag`."""
+        slot, error = None, None
         with self._changed:
-            slot = _pop_first(self._unclaimed, tag)
+            if tag in self._unclaimed:
+                if not request.claim(self.peer):
+                    return
+                slot = _pop_first(self._unclaimed, tag)
             if slot is not None:
                 self._unclaimed_bytes -= slot.num_bytes
                 slot.request = request
-                done = slot.arrival is not None
-            elif self._error is not None:
-                request.future.set_exception(self._error)
-                return request.future
-            else:
+            elif self._error is None:
                 self._requests[tag].append(request)
-                done = False
+            else:
+                error = self._error
             self._changed.notify_all()
-        if done and slot is not None:
+        if error is not None:
+            request.fail(self.peer, error)
+        elif slot is not None and slot.arrival is not None:
             self._deliver(slot)
-        return request.future
+
+    def withdraw(self, request: Request) -> None:
+        """Forget `request`, which another peer serves."""
+        with self._changed:
+            for tag in [tag for tag, waiting in self._requests.items() if request in waiting]:
+                self._requests[tag].remove(request)
+                if not self._requests[tag]:
+                    del self._requests[tag]
 
     def begin_message(self, tag: int, label: str, num_bytes: int) -> IncomingMessage:
         """Return the slot for a message that begins to arrive.
@@ -98,7 +147,7 @@ class ReceiveMatcher:
         `max_message_bytes`.
         """
         with self._changed:
-            request = self._requests[tag][0] if tag in self._requests else None
+            request = self._claimed_request(tag)
             if request is None and num_bytes > self._max_message_bytes:
                 raise ValueError(
                     f"a message of {num_bytes} bytes, where at most {self._max_message_bytes} are expected"
@@ -111,8 +160,6 @@ class ReceiveMatcher:
             if request is None:
                 self._unclaimed[tag].append(slot)
                 self._unclaimed_bytes += num_bytes
-            else:
-                _pop_first(self._requests, tag)
             self._arriving.add(slot)
             return slot
 
@@ -144,7 +191,7 @@ class ReceiveMatcher:
             self._arriving.clear()
             self._changed.notify_all()
         for request in waiting:
-            request.future.set_exception(self._error)
+            request.fail(self.peer, self._error)
 
     @property
     def num_tags(self) -> int:
@@ -161,6 +208,13 @@ class ReceiveMatcher:
         with self._changed:
             return self._changed.wait_for(self._has_space, timeout_s)
 
+    def _claimed_request(self, tag: int) -> Request | None:
+        """Pop the first receive of `tag` that no other peer serves; the lock is held."""
+        while (request := _pop_first(self._requests, tag)) is not None:
+            if request.claim(self.peer):
+                return request
+        return None
+
     def _has_space(self) -> bool:
         return self._unclaimed_bytes <= self._max_unclaimed_bytes or bool(self._requests) or self._error is not None
 
@@ -170,12 +224,12 @@ class ReceiveMatcher:
             raise ValueError("a message can be delivered only when it is complete and claimed")
         if message.buffer is None or request.label != message.label or len(request.into) != message.num_bytes:
             sent, wanted = message.label, request.label
-            error = PeerError(f"peer {self._peer} sent {sent} where {wanted} was expected (tag {message.tag})")
-            request.future.set_exception(error)
+            error = PeerError(f"peer {self.peer} sent {sent} where {wanted} was expected (tag {message.tag})")
+            request.fail(self.peer, error)
             return
         if request.into is not message.buffer:
             request.into[:] = message.buffer
-        request.future.set_result(arrival)
+        request.complete(self.peer, arrival)
 
 
 def _pop_first(queues: dict[int, deque[_Item]], tag: int) -> _Item | None:

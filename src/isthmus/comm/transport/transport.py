@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -69,6 +69,13 @@ class Transport(Protocol):
 
     def receive(self, peer: int, tag: int, label: str, into: memoryview) -> Future[Arrival]:
         """Post a receive for the next message of `tag`; another label or length fails the future."""
+        ...
+
+    def receive_any(self, peers: Sequence[int], tag: int, label: str, into: memoryview) -> Future[tuple[int, Arrival]]:
+        """Post a receive for the next message of `tag` from any of `peers`; the future has its sender too.
+
+        It fails when all of them have closed, and opens no connection: that is left to the sender.
+        """
         ...
 
     def traffic(self) -> dict[int, Traffic]:

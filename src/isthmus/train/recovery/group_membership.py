@@ -155,7 +155,8 @@ class GroupMembership:
             on_refused=self._on_refused,
         )
         register_backend()
-        options = IsthmusOptions(transport, tuple(worker.cluster for worker in workers), spec.host)
+        clusters = tuple(worker.cluster for worker in workers)
+        options = IsthmusOptions(transport, clusters, spec.host, names_sources=True)
         try:
             dist.init_process_group(
                 BACKEND,
