@@ -128,6 +128,34 @@ def test_more_runs_never_hurt_in_the_mean():
     assert means == sorted(means, reverse=True)
 
 
+def biased_run(chip: str, measured: float) -> Observation:
+    """Return a run on `chip` whose model is the chip's bias alone."""
+    return Observation(name=f"{chip} {measured}", measured_s=measured, predict_s=lambda c: c.value("bias_factor", chip))
+
+
+def test_a_chip_without_runs_takes_half_of_the_others_bias():
+    """Half of the prior's variance is shared: the general bias moves half as far as that of the chip with runs."""
+    runs = [biased_run("A100", 1.2 + i / 1000) for i in range(8)]
+    made = fit_calibration(DATA_SHEET, ["A100/bias_factor"], runs, name="f", source="s")
+    assert made.value("bias_factor", "A100") == pytest.approx(1.2, abs=0.02)
+    moved = math.log(made.value("bias_factor", "H20")) / math.log(made.value("bias_factor", "A100"))
+    assert moved == pytest.approx(0.5, abs=0.02)
+    assert made.relative_uncertainty("bias_factor", "H20") == pytest.approx(0.1 * math.sqrt(1 - 0.25), rel=0.05)
+
+
+def test_biases_of_many_chips_fitted_one_after_another_agree_with_one_fit():
+    """Six chips in six fits: each starts from what the others have taught, as in a fit of all."""
+    chips = [f"chip{i}" for i in range(6)]
+    runs = {chip: [biased_run(chip, 1.05 + i / 50 + j / 1000) for j in range(6)] for i, chip in enumerate(chips)}
+    made = DATA_SHEET
+    for chip in chips:
+        made = fit_calibration(made, [f"{chip}/bias_factor"], runs[chip], name="f", source="s")
+    every = [run for chip in chips for run in runs[chip]]
+    at_once = fit_calibration(DATA_SHEET, [f"{chip}/bias_factor" for chip in chips], every, name="f", source="s")
+    assert made.value("bias_factor") == pytest.approx(at_once.value("bias_factor"), abs=0.01)
+    assert 0 < made.relative_uncertainty("bias_factor") < 0.1
+
+
 def test_a_report_says_what_was_learned_what_not_and_what_is_out_of_reach():
     """A parameter that no run informs is named; so is a run that took four times what the prior allows."""
     keys = [f"{CHIP}/bias_factor", f"{CHIP}/link_share"]

@@ -89,6 +89,7 @@ def test_the_pace_of_a_pipeline_is_its_slowest_stage_or_round_trip():
     assert micro_batch_interval_s(slow_first, [0.0]) == 10
     assert iteration_estimate_s(times, [3.0], 5) == 7 + 6 + 4 * 6.5
     assert iteration_estimate_s(times, [3.0], 1) == 13
+    assert iteration_estimate_s(times, [3.0], 5, 2) == 5 * 6.5 + (13 - 6.5) / 2, "chunks halve filling and draining"
 
 
 def test_equal_replicas_are_simulated_once():

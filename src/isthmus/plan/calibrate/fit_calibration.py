@@ -15,6 +15,11 @@ from dataclasses import dataclass
 from isthmus.core.errors import InputError
 from isthmus.plan.calibrate.posterior import MeasuredValue, Posterior, Prior
 from isthmus.plan.time.calibration import Calibration, FittedParameter
+from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS
+
+BIAS = "bias_factor"
+BIAS_CORRELATION = 0.5
+"""Prior correlation of the biases of two chips: half of a bias is assumed to be the model's, alike on all chips."""
 
 MIN_CORRELATION = 0.02
 """Least correlation of two parameters that a calibration keeps."""
@@ -43,11 +48,14 @@ def fit_calibration(
 ) -> Calibration:
     """Return `start` with `keys` fitted to `runs`, their uncertainties and correlations, and the runs' names.
 
-    With `shapes` every layer shape of the runs gets a factor as well, and `shape_time` the uncertainty of shapes that
-    were not measured. Raises `InputError` without runs, or for a time that is not positive.
+    The biases of chips share a part: with that of any chip the general one, which counts for chips that no run used, is
+    fitted as well. With `shapes` every layer shape of the runs gets a factor, and `shape_time` the uncertainty of
+    others. Raises `InputError` without runs, or for a time that is not positive.
     """
     if not runs or any(not run.measured_s > 0 for run in runs):
         raise InputError("no runs with a positive time", hint="give at least one run with a time above 0")
+    if BIAS not in keys and any(key.endswith(f"/{BIAS}") for key in keys):
+        keys = (*keys, BIAS)
     scopes = tuple(dict.fromkeys(run.shape_scope for run in runs if run.shape_scope)) if shapes else ()
     from isthmus.plan.calibrate.find_posterior import find_posterior  # numpy, which only a fit needs
 
@@ -59,12 +67,30 @@ def prior_of(start: Calibration, keys: Sequence[str]) -> Prior:
     """Return the prior that a calibration is for `keys`, correlations of earlier fits included."""
     deviations = [max(start.key_relative(key), 1e-6) for key in keys]
     covariance = [
-        [start.correlation(a, b) * da * db for b, db in zip(keys, deviations, strict=True)]
+        [_prior_correlation(start, a, b) * da * db for b, db in zip(keys, deviations, strict=True)]
         for a, da in zip(keys, deviations, strict=True)
     ]
     shape_std = start.relative_uncertainty("shape_time")
     mean = tuple(math.log(start.key_value(key)) for key in keys)
     return Prior(mean=mean, covariance=covariance, scatter_std=start.residual, shape_std=shape_std)
+
+
+def _prior_correlation(start: Calibration, a: str, b: str) -> float:
+    """Return the correlation of two keys before a fit; biases that no fit has seen are related.
+
+    Such a bias is a part that all chips share and one of its own, as the general bias is: where that was fitted, the
+    new one has its covariance with the others, and with it the variance of the shared part.
+    """
+    new = [key for key in (a, b) if key not in start.parameters]
+    if a == b or not new or any(key.rpartition("/")[2] != BIAS for key in (a, b)):
+        return start.correlation(a, b)
+    if BIAS not in start.parameters:
+        return BIAS_CORRELATION if len(new) == 2 else 0.0
+    known = [key for key in (a, b) if key in start.parameters and key != BIAS]
+    if known:
+        return start.correlation(BIAS, known[0])
+    own = (1 - BIAS_CORRELATION) * TIME_MODEL_PARAMETERS[BIAS].relative ** 2
+    return max(0.0, 1 - own / max(start.key_relative(BIAS), 1e-6) ** 2)
 
 
 def measured_values(

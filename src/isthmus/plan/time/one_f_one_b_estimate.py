@@ -1,4 +1,4 @@
-"""Closed forms of the pace and the iteration time of 1F1B, from stage times and hops."""
+"""Closed forms of the pace and the iteration time of 1F1B, plain or interleaved, from stage times and hops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ def micro_batch_interval_s(times: Sequence[StageTime], hop_s: Sequence[float]) -
     return pace_s
 
 
-def iteration_estimate_s(times: Sequence[StageTime], hop_s: Sequence[float], micro_batches: int) -> float:
-    """Return a quick estimate of the seconds of a 1F1B step, to rank candidates before simulating them."""
+def iteration_estimate_s(
+    times: Sequence[StageTime], hop_s: Sequence[float], micro_batches: int, num_chunks: int = 1
+) -> float:
+    """Return a quick estimate of the seconds of a 1F1B step, to rank candidates before simulating them.
+
+    Interleaved chunks fill and drain the pipeline in 1 / `num_chunks` of the time (D. Narayanan et al., Efficient
+    Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021, section 2.2.2).
+    """
     round_s = sum(t.forward_s + t.backward_s for t in times) + 2 * sum(hop_s)
-    return round_s + (micro_batches - 1) * micro_batch_interval_s(times, hop_s)
+    interval_s = micro_batch_interval_s(times, hop_s)
+    return micro_batches * interval_s + (round_s - interval_s) / num_chunks

@@ -321,7 +321,7 @@ def estimate_s(plan: Plan, pool: Pool, model: Model | ModelProfile, calibration:
     """Return an estimate of the iteration time in seconds, without simulation.
 
     The slowest stage or round trip sets a pipeline's pace; replicas wait for the slowest, then reduce
-    gradients. All schedules are estimated as 1F1B. The plan must pass `require_possible`.
+    gradients. All schedules are estimated as 1F1B, plain or interleaved. The plan must pass `require_possible`.
     """
     profile = profile_model(model) if isinstance(model, Model) else model
     calibration = with_chip_rates(calibration, plan, pool)
@@ -329,14 +329,19 @@ def estimate_s(plan: Plan, pool: Pool, model: Model | ModelProfile, calibration:
     slowest_s = 0.0
     for replica in dict.fromkeys(first_equal_replicas(plan)):
         costs = stage_costs(plan, pool, profile, calibration, replica)
-        slowest_s = max(slowest_s, _replica_s(costs, wires, plan.micro_batches_of(replica)))
+        slowest_s = max(slowest_s, _replica_s(costs, wires, plan.micro_batches_of(replica), plan.num_chunks or 1))
     return slowest_s
 
 
-def _replica_s(costs: Sequence[StageCost], links: Mapping[tuple[str, str], SimulatedLink], micro_batches: int) -> float:
+def _replica_s(
+    costs: Sequence[StageCost],
+    links: Mapping[tuple[str, str], SimulatedLink],
+    micro_batches: int,
+    num_chunks: int,
+) -> float:
     times = [StageTime(forward_s=c.load.forward_s, backward_s=c.load.backward_s) for c in costs]
     hops = [_hop_s(a, b, links) for a, b in itertools.pairwise(costs)]
-    pipeline_s = iteration_estimate_s(times, hops, micro_batches)
+    pipeline_s = iteration_estimate_s(times, hops, micro_batches, num_chunks)
     last_s = max(cost.load.update_s + _reduce_s(cost) for cost in costs)
     return pipeline_s + last_s
 
