@@ -87,8 +87,9 @@ SUBJECTS = (
     Subject(
         "training",
         "Training",
-        "What checkpoints and faults cost a training run, and how well copies of a GPU overlap with computing.",
-        ("checkpoints", "faults", "gpu"),
+        "What checkpoints and faults cost a training run, what ways to divide it are worth, and how well copies of a "
+        "GPU overlap with computing.",
+        ("checkpoints", "faults", "gpu", "parallel"),
         (
             Figure(
                 "checkpoints",
@@ -101,6 +102,12 @@ SUBJECTS = (
             Figure("faults", "all ranks train on after a link returns", "a WAN cut of .*: resumed"),
             Figure("faults", "faults by seed that end as they must", r"\d+ faults by seed"),
             Figure("gpu", "overlap of copies with computing", ".*: overlap"),
+            Figure(
+                "parallel",
+                "time that a searched schedule saves over 1F1B across sites, median, at its peak memory",
+                "schedule search, .*: less time than 1f1b, median \\(",
+            ),
+            Figure("parallel", "search of a schedule, 16 stages x 128 micro-batches", "schedule search, 16 stages"),
         ),
     ),
     Subject(

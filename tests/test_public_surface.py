@@ -36,7 +36,7 @@ SURFACES = {
         CandidateRun FitReport PlannedRun default_keys describe_fit fit_memory informative_runs measured_run planned_run
         planned_runs
         ObjectiveWeights StageGroupLoad plan_energy_j stage_group_loads to_megatron to_torchtitan
-        with_prior_rates
+        with_prior_rates with_searched_schedule
     """,
     "render": """
         SPEC_FIELDS StartKind

@@ -115,8 +115,9 @@ class Replicas:
     def _run(self, rank: Rank, steps: int) -> list[UpdateResult]:
         plan, replica = self.plan, rank.place.replica
         schedule = make_schedule(
-            plan.schedule, len(rank.place.ranks), plan.micro_batches_of(replica), num_chunks=plan.num_chunks
-        )
+            plan.schedule, len(rank.place.ranks), plan.micro_batches_of(replica), num_chunks=plan.num_chunks,
+            orders=plan.orders_of(replica),
+        )  # fmt: skip
         done: list[UpdateResult] = []
         for step in range(steps):
             input_ids, labels = random_batch(self.training, step)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from isthmus.core.errors import PeerError
-from isthmus.schedule import Schedule, overlapped, zero_bubble
+from isthmus.schedule import Schedule, overlapped, schedule_of_text, zero_bubble
 from isthmus.train.communication.communicator import Communicator, TensorMessage
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.model.deferred_weight_gradients import DeferredProduct
@@ -19,12 +19,16 @@ from isthmus.train.model.stage_model import StageModel, build_stage
 from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
 from isthmus.train.pipeline.step_execution import StepExecution
+from tests.schedule.wan_orders import wan_orders
 from tests.train.alive import alive, no_collector
 from tests.train.small_models import write_config
 
 pytestmark = pytest.mark.integration
 
 STAGES, TOTAL = 3, 5
+BROKEN_OFF = [
+    overlapped(STAGES, TOTAL), zero_bubble(STAGES, TOTAL), schedule_of_text(wan_orders(STAGES, TOTAL), TOTAL)
+]  # fmt: skip
 
 
 def _name(schedule: Schedule) -> str:
@@ -67,7 +71,7 @@ def gradients_of(model: StageModel) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("schedule", [overlapped(STAGES, TOTAL), zero_bubble(STAGES, TOTAL)], ids=_name)
+@pytest.mark.parametrize("schedule", BROKEN_OFF, ids=_name)
 def test_nothing_stays_of_a_step_that_was_broken_off(schedule: Schedule, tmp_path: Path) -> None:
     """Its tensors are free once its error is, and the step done again makes the gradients of the first."""
     model, exchange = middle_stage(tmp_path), Lost(after=0)

@@ -14,6 +14,7 @@ import pytest
 
 from isthmus.core.job import TrainingConfig
 from isthmus.core.plan import Plan
+from tests.schedule.wan_orders import wan_orders
 from tests.train.replica_threads import Cut, curve, make_plan
 from tests.train.small_models import write_config
 from tests.train.threads import LONG, SAMPLED
@@ -57,6 +58,7 @@ def alone(
         (plan([1, 2, 4], schedule="overlapped"), 1e-6, ""),
         (plan([2, 4], schedule="zero_bubble"), 1e-6, ""),
         (plan([2, 4], schedule="interleaved", chunks=2), 1e-6, ""),
+        (plan([1, 2, 4], schedule="searched", orders=[{"stages": wan_orders(3, COUNT)}]), 1e-6, DENSE),
         (plan([1, 4], schedule="dualpipe"), 1e-4, EXPERTS),
     ],
     ids=lambda one: getattr(one, "schedule", ""),

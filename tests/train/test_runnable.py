@@ -12,8 +12,9 @@ from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.plan import Plan
 from isthmus.plan.profile.model_profile import RECOMPUTE
 from isthmus.plan.search.finish.runtime_support import RUNTIME_SCHEDULES, runtime_incompatibility
-from isthmus.schedule import SCHEDULES
+from isthmus.schedule import SCHEDULES, SEARCHED
 from isthmus.train.process.check_plan_supported import check_plan_supported
+from tests.schedule.wan_orders import wan_orders
 from tests.train.worker_jobs import make_job, make_plan
 
 
@@ -27,12 +28,22 @@ def both(folder: Path, fixed: dict[str, Any], **changes: Any) -> tuple[Plan, Wor
 @pytest.mark.parametrize("schedule", RUNTIME_SCHEDULES)
 def test_every_schedule_is_executed(schedule: str, tmp_path: Path) -> None:
     """All that there are, with any kind of recomputation, and the optimizer on either side."""
-    assert set(RUNTIME_SCHEDULES) == set(SCHEDULES)
+    assert set(RUNTIME_SCHEDULES) == {*SCHEDULES, SEARCHED}
+    count = make_job(tmp_path).training.num_micro_batches
+    orders = [{"stages": wan_orders(2, count)}] if schedule == SEARCHED else []
     for kind, on_host in zip(RECOMPUTE, (False, True) * 2, strict=True):
         fixed = {"optimizer_on_host": on_host}
-        plan, spec = both(tmp_path, fixed, schedule=schedule, stage={"recompute": kind})
+        plan, spec = both(tmp_path, fixed, schedule=schedule, orders=orders, stage={"recompute": kind})
         assert runtime_incompatibility(plan) is None
         assert check_plan_supported(spec).name == schedule
+
+
+def test_a_searched_schedule_needs_its_orders(tmp_path: Path) -> None:
+    """Without them every rank would search its own; both sides say how to add them."""
+    plan, spec = both(tmp_path, {}, schedule=SEARCHED)
+    assert "simulate --schedule searched" in str(runtime_incompatibility(plan))
+    with pytest.raises(PlanError, match="without orders"):
+        check_plan_supported(spec)
 
 
 @pytest.mark.parametrize("stage", [{"cp": 2}, {"ep": 2}])

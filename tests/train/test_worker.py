@@ -23,6 +23,7 @@ from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.verify import verify
 from tests.comm.relay import Relay
 from tests.data.corpora import conversation, write_lines, write_tokenizer
+from tests.schedule.wan_orders import wan_orders
 from tests.train.small_models import save_model, write_config
 from tests.train.worker_jobs import LIMIT_S, Workers, make_job, make_plan, run_job, started, whole
 
@@ -36,7 +37,8 @@ def moved(job: Job, folder: Path) -> Job:
 
 
 @pytest.mark.slow
-def test_clusters_train_what_one_process_trains(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "searched"])
+def test_clusters_train_what_one_process_trains(tmp_path: Path, schedule: str) -> None:
     """Uneven stages in two clusters give the loss of one process to 1e-4, also killed and resumed otherwise.
 
     1. One process trains 20 steps. 2. Three stages, joined through a proxy, train until the last is killed.
@@ -48,9 +50,14 @@ def test_clusters_train_what_one_process_trains(tmp_path: Path) -> None:
     job = make_job(tmp_path, "llama-tied", steps=STEPS, training=training, checkpoints={"every_steps": 6})
     alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
     cut = moved(job, tmp_path / "cut")
+
+    def plan(ends: list[int], clusters: str) -> Plan:
+        orders = [{"stages": wan_orders(len(ends), job.training.num_micro_batches)}] if schedule == "searched" else []
+        return make_plan(job, ends, clusters, schedule=schedule, orders=orders)
+
     with Relay() as relay:
         routes = {"routes": dict.fromkeys("ab", relay.address)}
-        with started(tmp_path / "cut", cut, make_plan(job, [1, 3, 4], "aab"), **routes) as first:
+        with started(tmp_path / "cut", cut, plan([1, 3, 4], "aab"), **routes) as first:
             first.wait_for_step(8)
             os.kill(first.processes[2].pid, signal.SIGKILL)
             lost = PeerError.exit_code
@@ -61,7 +68,7 @@ def test_clusters_train_what_one_process_trains(tmp_path: Path) -> None:
         assert "peer 2 " in first.log(rank)
         assert "silent" not in first.log(rank)
     done = len(first.losses())
-    second = run_job(tmp_path / "cut", cut, make_plan(job, [3, 4], "ab"), attempt=2)
+    second = run_job(tmp_path / "cut", cut, plan([3, 4], "ab"), attempt=2)
     resumed = STEPS - len(second.losses())
     assert resumed % 6 == 0
     assert 6 <= resumed <= done
@@ -102,14 +109,20 @@ def test_a_moe_in_bf16_trains_on_plain_gloo(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fixed", [{"schedule": "interleaved"}, {"schedule": "overlapped", "warm_up": (3, 0)}])
+@pytest.mark.parametrize(
+    "fixed",
+    [{"schedule": "interleaved"}, {"schedule": "overlapped", "warm_up": (3, 0)}, {"schedule": "searched"}],
+)
 def test_schedules_of_a_plan_are_followed(tmp_path: Path, fixed: dict) -> None:
-    """Two pieces per worker, or a warm-up of the plan's own: loss, evaluation and result of one process."""
+    """Two pieces per worker, a warm-up or an order of the plan's own: loss, evaluation and result of one process."""
     job = make_job(tmp_path, "llama-tied", steps=4, training={"evaluate_every": 2, "global_batch_size": 12})
     alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
     cut = moved(job, tmp_path / "cut")
-    workers = run_job(tmp_path / "cut", cut, make_plan(job, [2, 4], "ab").model_copy(update=fixed))
-    if "warm_up" not in fixed:
+    if fixed["schedule"] == "searched":
+        fixed = fixed | {"orders": [{"stages": wan_orders(2, job.training.num_micro_batches)}]}
+    plan = Plan.model_validate(make_plan(job, [2, 4], "ab").model_dump() | fixed)
+    workers = run_job(tmp_path / "cut", cut, plan)
+    if fixed["schedule"] == "interleaved":
         assert workers.log(0).startswith("rank 0: layers 0 to 0 and 2 to 2 in cluster a")
     assert workers.losses() == pytest.approx(alone.losses(), rel=1e-6)
     assert workers.losses("validation_loss") == pytest.approx(alone.losses("validation_loss"), rel=1e-6)

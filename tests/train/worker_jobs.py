@@ -76,6 +76,7 @@ def make_plan(job: Job, ends: Sequence[int], clusters: str = "", **changes: Any)
             "sequence_length": job.training.sequence_length,
             "schedule": changes.get("schedule", "1f1b"),
             "chunks": changes.get("chunks"),
+            "orders": changes.get("orders", ()),
         }
     )
 

@@ -28,6 +28,7 @@ from isthmus.core.plan_parts.kernel_choice import KernelChoice
 from isthmus.core.plan_parts.low_rank_adapters import LowRankAdapters
 from isthmus.core.plan_parts.recompute_module import RecomputeModule
 from isthmus.core.plan_parts.shard_group import ShardGroup
+from isthmus.core.plan_parts.stage_orders import StageOrders
 from isthmus.core.plan_parts.tensor_formats import TensorFormats
 from isthmus.core.rank_numbering import number_stages
 from isthmus.core.stack import StackChoice
@@ -130,9 +131,9 @@ class Plan(FrozenModel):
     A hand-written plan may also set: `model` (a folder or `config.json`), `precision` (default bf16), the
     ZeRO stage, a number of micro-batches per replica (`replica_micro_batches`), a micro-batch size per
     replica (`replica_micro_batch_sizes`; `micro_batch_size` is the largest), the warm-up per stage of an
-    overlapped schedule (`warm_up`), the model chunks per stage of an interleaved schedule (`chunks`), whether
-    a send blocks until its receive (`rendezvous`, like NCCL), and whether gradient reduction overlaps the
-    last backward (`overlap_gradients`).
+    overlapped schedule (`warm_up`), the model chunks per stage of an interleaved or searched schedule (`chunks`),
+    the computations of each stage under a searched schedule (`orders`), whether a send blocks until its receive
+    (`rendezvous`, like NCCL), and whether gradient reduction overlaps the last backward (`overlap_gradients`).
 
     `optimizer_on_host` keeps fp32 weights and moments in host memory and updates them there.
 
@@ -174,6 +175,7 @@ class Plan(FrozenModel):
     local_steps: PositiveInt = 1
     warm_up: tuple[NonNegativeInt, ...] = ()
     chunks: PositiveInt | None = None
+    orders: tuple[StageOrders, ...] = ()
     transport: Literal["buffered", "rendezvous"] = "buffered"
     overlap_gradients: bool = False
     compute: ComputeMode = "real"
@@ -256,6 +258,20 @@ class Plan(FrozenModel):
         return self
 
     @model_validator(mode="after")
+    def _check_orders(self) -> Plan:
+        if self.orders and self.schedule != "searched":
+            raise ValueError(f"orders belong to schedule searched, not to {self.schedule}")
+        listed = [replica for one in self.orders for replica in one.replicas or range(self.dp)]
+        if self.orders and sorted(listed) != list(range(self.dp)):
+            raise ValueError(f"orders list the replicas {listed}; list each of the {self.dp} once")
+        for one in self.orders:
+            for replica in one.replicas or range(self.dp):
+                if len(one.stages) != len(self.pipeline(replica)):
+                    count = len(self.pipeline(replica))
+                    raise ValueError(f"orders of {len(one.stages)} stages for replica {replica}, which has {count}")
+        return self
+
+    @model_validator(mode="after")
     def _check_local_steps(self) -> Plan:
         if self.local_steps > 1 and len(set(self.replica_groups)) < 2:
             raise ValueError(
@@ -282,6 +298,10 @@ class Plan(FrozenModel):
         """Return the samples per micro-batch of a replica."""
         sizes = self.replica_micro_batch_sizes
         return sizes[replica] if sizes else self.micro_batch_size
+
+    def orders_of(self, replica: int) -> tuple[str, ...]:
+        """Return the text of each stage's computations of a replica; empty if the plan keeps none."""
+        return next((one.stages for one in self.orders if not one.replicas or replica in one.replicas), ())
 
     @property
     def num_samples(self) -> int:
@@ -343,7 +363,9 @@ class Plan(FrozenModel):
 
     @property
     def num_chunks(self) -> int | None:
-        """Model chunks per stage of an interleaved schedule (default 2); None for other schedules."""
+        """Model chunks per stage of an interleaved schedule (default 2) or a searched one; None for other schedules."""
+        if self.schedule == "searched":
+            return self.chunks
         if self.schedule != "interleaved":
             return None
         if any(len(self.pipeline(replica)) == 1 for replica in range(self.dp)):
@@ -358,9 +380,9 @@ class Plan(FrozenModel):
     def chunk_layers(self, replica: int = 0) -> tuple[tuple[LayerRange, ...], ...]:
         """Return the layer ranges of the model chunks of each stage.
 
-        Interleaved: chunk 0 of all stages comes first in the model, then chunk 1, and so on; the chunk sizes
-        of a stage add up to its layers and differ by at most one. DualPipe: a stage holds its own layers and
-        those of its mirror stage, counted from the other end. Other schedules: one chunk per stage.
+        Interleaved, and searched with chunks: chunk 0 of all stages comes first in the model, then chunk 1, and so
+        on; the chunk sizes of a stage add up to its layers and differ by at most one. DualPipe: a stage holds its own
+        layers and those of its mirror stage, counted from the other end. Other schedules: one chunk per stage.
         """
         stages, chunks = self.pipeline(replica), self.num_chunks or 1
         if self.num_model_copies == 2:

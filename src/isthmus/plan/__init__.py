@@ -58,7 +58,7 @@ from isthmus.plan.time.chip_rates import with_prior_rates
 from isthmus.plan.time.fit_plan import OverfullStage, fitting_changes, overfull_stages
 from isthmus.plan.time.model_flops import mfu_fraction
 from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
-from isthmus.plan.time.predict import PlanForecast, estimate_s, pipeline_bounds, predict
+from isthmus.plan.time.predict import PlanForecast, estimate_s, pipeline_bounds, predict, with_searched_schedule
 from isthmus.plan.time.time_model_parameters import TIME_MODEL_PARAMETERS
 
 __all__ = [
@@ -152,4 +152,5 @@ __all__ = [
     "to_megatron",
     "to_torchtitan",
     "with_prior_rates",
+    "with_searched_schedule",
 ]

@@ -46,7 +46,9 @@ from isthmus.plan import (
     render_layer_matrix,
     serving_limits,
     stage_table,
+    with_searched_schedule,
 )
+from isthmus.schedule import SEARCHED
 from isthmus.sim import Interference, chrome_trace, timeline_page
 from isthmus.strategies import find_strategy
 
@@ -99,6 +101,7 @@ def model_path(plan: Plan, given: str | None) -> str:
         "isthmus simulate plan.yaml --pool pool.yaml --trace trace.json --page timeline.html",
         "isthmus simulate plan.yaml --pool pool.yaml --stack megatron",
         "isthmus simulate plan.yaml --pool pool.yaml --sync passing",
+        "isthmus simulate plan.yaml --pool pool.yaml --schedule searched --save searched.json",
     ],
 )
 def simulate(
@@ -115,6 +118,13 @@ def simulate(
         str | None,
         typer.Option(metavar="NAME", help="Sum gradients by this strategy, such as psring: docs/guide/strategies.md."),
     ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Use this schedule instead of the plan's; searched makes one for the plan."),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan with that schedule, without a prediction.")
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the links' jitter.")] = 0,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto.")] = None,
     page: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page with the timeline.")] = None,
@@ -125,11 +135,21 @@ def simulate(
     given = load_plan(plan)
     if stack is not None:
         given = given.model_copy(update={"stack": read_stack_choice(stack, Path())})
+    if save and schedule is None:
+        raise InputError("--save without --schedule", hint="name the schedule: the saved plan differs by it alone")
+    if schedule is not None:
+        given = given.model_copy(update={"schedule": schedule, "warm_up": (), "orders": ()})
     inputs = given, load_pool(pool), load_model(model_path(given, model)), read_calibration(calibration)
+    if given.schedule == SEARCHED and not given.orders:
+        given = with_searched_schedule(*inputs)
+        inputs = given, *inputs[1:]
     others = _read_traffic(interfering, inputs[1]) if interfering else {}
     forecast = predict(*inputs, seed=seed, interference=others, details=bool(trace or page), synchronisation=sync)
     choices = choose_strategies(*inputs)
     bounds = pipeline_bounds(*inputs)
+    if save:
+        saved = given.model_copy(update={"predicted": None, "why": ""})
+        _write_text(save, json.dumps(saved.as_document(), indent=1))
     if trace:
         _write_text(trace, json.dumps(chrome_trace(forecast.result)))
     if page:

@@ -42,7 +42,9 @@ from isthmus.plan import (
     search_plans,
     stage_group_loads,
     suggest_changes,
+    with_searched_schedule,
 )
+from isthmus.schedule import SEARCHED, check_schedule, make_schedule
 
 commands = typer.Typer()
 PANEL = "Know before you run"
@@ -51,6 +53,8 @@ PROGRESS_INTERVAL_S = 1.0
 """Interval of progress messages, in seconds."""
 HINTS_TIMEOUT_S = 30.0
 """Longest search for changes that make a plan fit, in seconds."""
+MAX_SHOWN_ORDER = 60
+"""Characters of a searched order that `explain` shows."""
 
 
 @command(
@@ -89,8 +93,11 @@ def plan(
     dp: Annotated[int | None, typer.Option(metavar="N", min=1, help="Fix the replicas of a pipeline.")] = None,
     micro_batch: Annotated[int | None, typer.Option(metavar="N", min=1, help="Fix the micro-batch size.")] = None,
     schedule: Annotated[
-        Literal["1f1b", "gpipe", "overlapped", "zero_bubble"] | None,
-        typer.Option(metavar="NAME", help="Fix the schedule: 1f1b, gpipe, overlapped or zero_bubble."),
+        Literal["1f1b", "gpipe", "overlapped", "searched", "zero_bubble"] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Fix the schedule: 1f1b, gpipe, overlapped, zero_bubble, or searched, which makes one for each plan.",
+        ),
     ] = None,
     runnable: Annotated[
         bool, typer.Option("--runnable", help="Only plans that the Isthmus runtime can execute.")
@@ -208,6 +215,8 @@ def explain(
     """
     given = load_plan(plan)
     on, profile = load_pool(pool), profile_model(load_model(model_path(given, model)))
+    if given.schedule == SEARCHED and not given.orders:
+        given = with_searched_schedule(given, on, profile)
     forecast = predict(given, on, profile)
     sentences = plan_sentences(given, forecast)
     choices = choose_strategies(given, on, profile)
@@ -252,6 +261,7 @@ def plan_sentences(plan: Plan, forecast: PlanForecast) -> list[str]:
         head,
         *_stage_sentences(plan, forecast),
         *_replica_sentences(plan),
+        *_schedule_sentences(plan),
         *_bottleneck_sentences(forecast),
     ]
     reason = runtime_incompatibility(plan)
@@ -281,6 +291,23 @@ def _stage_sentences(plan: Plan, forecast: PlanForecast) -> Iterator[str]:
 def _stage_placement(stage: Stage) -> str:
     last = stage.layers[1] - 1
     return f"layers {stage.layers[0]} to {last} on {stage.num_chips} {stage.node_group} of {stage.cluster}"
+
+
+def _schedule_sentences(plan: Plan) -> Iterator[str]:
+    """Yield what the stages of a searched schedule hold at most, by replica where orders differ."""
+    for one in plan.orders:
+        replica = one.replicas[0] if one.replicas else 0
+        chunks = plan.num_chunks or 1
+        schedule = make_schedule(
+            plan.schedule, len(one.stages), plan.micro_batches_of(replica), num_chunks=chunks, orders=one.stages
+        )
+        peaks = ", ".join(f"{peak / chunks:g}" for peak in check_schedule(schedule))
+        which = f"Replica {replica}'s" if one.replicas else "The"
+        yield (
+            f"{which} schedule was searched for its stages and links: they hold at most {peaks} micro-batches, "
+            f"and the first one computes {one.stages[0][:MAX_SHOWN_ORDER]}"
+            f"{' ...' if len(one.stages[0]) > MAX_SHOWN_ORDER else ''}."
+        )
 
 
 def _replica_sentences(plan: Plan) -> Iterator[str]:

@@ -88,7 +88,7 @@ def _distinct_stages(plan: Plan) -> Iterator[tuple[int, Stage]]:
 
 
 def _schedule_problems(plan: Plan) -> Iterator[FieldProblem]:
-    if plan.schedule == "interleaved" and plan.chunks is not None:
+    if plan.schedule in ("interleaved", "searched") and plan.chunks is not None:
         least = min(stage.num_layers for stage in plan.stages)
         alone = any(len(plan.pipeline(replica)) == 1 for replica in range(plan.dp))
         if plan.chunks > least and not alone:

@@ -26,7 +26,7 @@ def to_isthmus_runtime(plan: Plan, model: Model, *, job: Job | None = None) -> P
     overrides: dict[str, object] = {"predicted": None, "model": plan.model or model.path}
     if plan.dp == 1:
         overrides |= {"zero": 0, "overlap_gradients": False}
-    if plan.schedule != "interleaved":
+    if plan.schedule not in ("interleaved", "searched"):
         overrides |= {"chunks": None}
     kept = plan.model_copy(update=overrides)
     document = kept.as_document()

@@ -93,7 +93,8 @@ def rules_incompatibilities(plan: Plan, model: Model, rules: FrameworkRules) -> 
     first, num_stages = plan.stages[0], len(plan.pipeline())
     degrees = StageDegrees(tp=first.tp, cp=first.cp, ep=first.ep, sp=first.sp)
     if num_stages > 1 and plan.schedule not in rules.schedules:
-        yield Incompatibility(f"it has no schedule '{plan.schedule}', only {', '.join(rules.schedules)}")
+        made = ", which lists the order of each stage's computations" if plan.schedule == "searched" else ""
+        yield Incompatibility(f"it has no schedule '{plan.schedule}'{made}, only {', '.join(rules.schedules)}")
     if plan.precision not in (None, *rules.precisions):
         yield Incompatibility(f"precision {plan.precision} is not exported", change="set training.precision to bf16")
     if plan.optimizer_on_host and not rules.host_optimizer:

@@ -29,7 +29,7 @@ from isthmus.plan.time.model_sizes import model_sizes
 from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
 from isthmus.plan.time.plan_links import share_key, simulated_links
 from isthmus.plan.time.replica_reduction import replicas_all_reduce_s
-from isthmus.plan.time.replica_schedules import first_equal_replicas, replica_schedule
+from isthmus.plan.time.replica_schedules import first_equal_replicas, replica_schedule, with_searched_orders
 from isthmus.plan.time.stage_costs import StageCost, stage_costs
 from isthmus.plan.time.stage_time import HOST_LINK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S
 from isthmus.sim import (
@@ -221,6 +221,17 @@ def pipeline_bounds(plan: Plan, pool: Pool, model: Model, calibration: Calibrati
     replicas, _ = _replicas(plan, pool, profile, calibration, wires)
     distinct = {id(one): one for one in replicas}.values()
     return max(replica_bounds(one, wires) for one in distinct)
+
+
+def with_searched_schedule(
+    plan: Plan, pool: Pool, model: Model | ModelProfile, calibration: Calibration = DATA_SHEET
+) -> Plan:
+    """Return `plan` with a schedule searched for its stages and links, and its orders. Raises as `predict`."""
+    profile = profile_model(model) if isinstance(model, Model) else model
+    require_possible(plan, model_sizes(profile), pool)
+    calibration = with_chip_rates(calibration, plan, pool)
+    wires = simulated_links(plan, pool, calibration)
+    return with_searched_orders(plan, lambda replica: stage_costs(plan, pool, profile, calibration, replica), wires)
 
 
 def _replicas(

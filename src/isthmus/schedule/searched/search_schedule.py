@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from isthmus.schedule.add_communication import require_counts
 from isthmus.schedule.interleaved import interleaved
 from isthmus.schedule.operation import Schedule
-from isthmus.schedule.overlapped import overlapped, warm_up_counts
+from isthmus.schedule.overlapped import warm_up_counts
 from isthmus.schedule.searched.beam_search import beam_search
 from isthmus.schedule.searched.compute_orders import (
+    BACKWARD,
+    FORWARD,
     ComputeOrders,
+    Step,
     orders_of,
     peaks_of,
     split_backwards,
@@ -60,10 +63,10 @@ def search_schedule(
     """Return the fastest schedule found; the same arguments give the same schedule.
 
     Starts from the named schedules that fit, with backwards split where a stage can, improves greedy schedules, and
-    enumerates active schedules where a step has at most `MAX_EXACT_STEPS` computations and a stage one chunk. Messages
-    are sent as soon as they are computed. Source: T. Zhang et al., "CrossPipe: Towards Optimal Pipeline Schedules for
-    Cross-Datacenter Training", 2025, which solves small pipelines exactly and large ones greedily. Raises `PlanError`
-    for a count below 1.
+    enumerates active schedules where a step has at most `MAX_EXACT_STEPS` computations and a stage one chunk, keeping
+    `max_states` of equally many computations (0: enumerates none). Messages leave as soon as they are computed. Source:
+    CrossPipe, arXiv 2507.00217, which solves small pipelines exactly and large ones greedily. Raises `PlanError` for a
+    count below 1.
     """
     require_counts(costs.num_stages, num_micro_batches, num_chunks)
     bound_s = LowerBound(costs, num_micro_batches, num_chunks).of_step_s()
@@ -74,7 +77,7 @@ def search_schedule(
         step_s = time_orders(orders, costs, num_chunks)
         if step_s < best_s:
             best, best_s = orders, step_s
-    if num_chunks == 1 and steps <= MAX_EXACT_STEPS:
+    if num_chunks == 1 and steps <= MAX_EXACT_STEPS and max_states:
         found = beam_search(costs, num_micro_batches, best_s, max_states)
         best, best_s, bound_s = found.orders or best, found.step_s, max(bound_s, found.bound_s)
     return SearchedSchedule(
@@ -86,30 +89,33 @@ def search_schedule(
 def _named_orders(costs: PipelineCosts, num_micro_batches: int, num_chunks: int) -> Iterator[ComputeOrders]:
     """Yield the orders of the named schedules within the memory, with and without split backwards."""
     room = [one.max_in_flight * num_chunks for one in costs.stages]
-    for schedule in _named_schedules(costs, num_micro_batches, num_chunks):
-        orders = orders_of(schedule)
-        if any(peak > most for peak, most in zip(peaks_of(orders), room, strict=True)):
-            continue
-        if all(one.splits_backward for one in costs.stages) or schedule.name != "zero_bubble":
+    for orders in _all_named_orders(costs, num_micro_batches, num_chunks):
+        if all(peak <= most for peak, most in zip(peaks_of(orders), room, strict=True)):
             yield orders
             yield split_backwards(orders, costs)
 
 
-def _named_schedules(costs: PipelineCosts, num_micro_batches: int, num_chunks: int) -> Iterator[Schedule]:
+def _all_named_orders(costs: PipelineCosts, num_micro_batches: int, num_chunks: int) -> Iterator[ComputeOrders]:
+    count = costs.num_stages
     if num_chunks > 1:
-        yield interleaved(costs.num_stages, num_micro_batches, num_chunks)
+        yield orders_of(interleaved(count, num_micro_batches, num_chunks))
         return
-    yield overlapped(costs.num_stages, num_micro_batches, range(costs.num_stages - 1, -1, -1))  # the order of 1F1B
-    yield zero_bubble(costs.num_stages, num_micro_batches)
-    hops_s = [(costs.hop(s, s + 1).total_s + costs.hop(s + 1, s).total_s) / 2 for s in range(costs.num_stages - 1)]
+    if all(one.splits_backward for one in costs.stages):
+        yield orders_of(zero_bubble(count, num_micro_batches))
+    hops_s = [(costs.hop(s, s + 1).total_s + costs.hop(s + 1, s).total_s) / 2 for s in range(count - 1)]
     limits = [min(one.max_in_flight, num_micro_batches) for one in costs.stages]
-    tried = set()
+    pass_s = [one.pass_s for one in costs.stages]
+    depths = {tuple(min(count - s - 1, num_micro_batches) for s in range(count))}  # that of 1F1B
     for bound in sorted({min(limits), max(limits), *_powers(max(limits))}):
-        within = [min(bound, limit) for limit in limits]
-        warm_up = warm_up_counts([one.pass_s for one in costs.stages], hops_s, num_micro_batches, within)
-        if warm_up not in tried:
-            tried.add(warm_up)
-            yield overlapped(costs.num_stages, num_micro_batches, warm_up)
+        depths.add(warm_up_counts(pass_s, hops_s, num_micro_batches, [min(bound, limit) for limit in limits]))
+    for depth in sorted(depths):
+        yield tuple(_warm_up_order(warm_up, num_micro_batches) for warm_up in depth)
+
+
+def _warm_up_order(warm_up: int, num_micro_batches: int) -> tuple[Step, ...]:
+    """Return the order of 1F1B, and of `overlapped`, at a stage that begins with `warm_up` forwards."""
+    forward, backward = (FORWARD, 0), (BACKWARD, 0)
+    return (forward,) * warm_up + (forward, backward) * (num_micro_batches - warm_up) + (backward,) * warm_up
 
 
 def _powers(most: int) -> list[int]:

@@ -50,6 +50,7 @@ def _make_replica_schedule(plan: Plan, replica: int) -> Schedule:
         plan.micro_batches_of(replica),
         warm_up=plan.warm_up,
         num_chunks=plan.num_chunks or plan.chunks,
+        orders=plan.orders_of(replica),
     )
 
 

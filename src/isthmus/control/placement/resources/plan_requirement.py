@@ -199,4 +199,4 @@ def _in_flight(schedule: str, later_stages: int) -> int:
     """Return the micro-batches in flight at a stage with `later_stages` after it."""
     if schedule == "gpipe":
         return 10**9
-    return 2 * later_stages + 1 if schedule == "overlapped" else later_stages + 1
+    return 2 * later_stages + 1 if schedule in ("overlapped", "searched") else later_stages + 1

@@ -7,7 +7,7 @@ from isthmus.core.runs.plan_words import stated_words
 from isthmus.core.stack import find_stack
 from isthmus.plan.profile.stack_tensors import DEFAULT_STACK
 
-RUNTIME_SCHEDULES = ("1f1b", "dualpipe", "gpipe", "interleaved", "overlapped", "zero_bubble")
+RUNTIME_SCHEDULES = ("1f1b", "dualpipe", "gpipe", "interleaved", "overlapped", "searched", "zero_bubble")
 """Schedules that the runtime supports."""
 
 
@@ -33,4 +33,6 @@ def runtime_incompatibility(plan: Plan) -> str | None:
             return f"{name} {most}: the runtime splits a stage over chips by tp only"
     if plan.schedule not in RUNTIME_SCHEDULES:
         return f"schedule {plan.schedule}: the runtime supports {', '.join(RUNTIME_SCHEDULES)}"
+    if plan.schedule == "searched" and not plan.orders:
+        return "schedule searched without orders: `isthmus simulate --schedule searched --save FILE` adds them"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -14,9 +15,9 @@ from isthmus.plan.search.costs.stage_cost_table import StageCostTable
 from isthmus.plan.search.costs.workload import TrainingWorkload
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration
 from isthmus.plan.time.plan_links import simulated_links
-from isthmus.plan.time.replica_schedules import first_equal_replicas, replica_schedule
+from isthmus.plan.time.replica_schedules import first_equal_replicas, replica_schedule, with_searched_orders
 from isthmus.plan.time.stage_costs import StageCost, stage_costs
-from isthmus.schedule import Schedule, make_schedule
+from isthmus.schedule import SEARCHED, Schedule, make_schedule
 from isthmus.sim import Replica, SimulatedTraining, SimulationResult, StageLoad, simulate_training
 
 EMULATED = DATA_SHEET.with_values({"wan_share": 1.0}).model_copy(
@@ -40,11 +41,10 @@ def score_plan(plan: Plan, pool: Pool, workload: TrainingWorkload) -> Simulation
     wires = simulated_links(plan, pool, workload.calibration)
     replicas = []
     for first, count in Counter(first_equal_replicas(plan)).items():
-        costs = stage_costs(plan, pool, workload.profile, workload.calibration, first)
-        loads = tuple(_load(plan, pool, workload, cost) for cost in costs)
+        costs = _costs(plan, pool, workload, first)
+        loads = tuple(cost.load for cost in costs)
         micro_batches = plan.micro_batches_of(first)
-        if plan.schedule == "overlapped" and not plan.warm_up:
-            costs = tuple(replace(cost, load=load) for cost, load in zip(costs, loads, strict=True))
+        if (plan.schedule == "overlapped" and not plan.warm_up) or plan.schedule == SEARCHED:
             schedule = replica_schedule(plan, costs, wires, first)
         else:
             schedule = _schedule(plan.schedule, len(loads), micro_batches, plan.warm_up)
@@ -52,6 +52,23 @@ def score_plan(plan: Plan, pool: Pool, workload: TrainingWorkload) -> Simulation
     return simulate_training(
         SimulatedTraining(replicas=tuple(replicas), links=wires, local_steps=plan.local_steps), details=False
     )
+
+
+def search_orders(plan: Plan, pool: Pool, workload: TrainingWorkload) -> Plan:
+    """Return `plan` with a schedule searched for its stages and links, at the costs of `score_plan`.
+
+    Raises `PlanError` for a plan that the model or the links do not allow.
+    """
+    priced = plan.model_copy(update={"precision": workload.precision})
+    wires = simulated_links(priced, pool, workload.calibration)
+    found = with_searched_orders(priced, lambda replica: _costs(priced, pool, workload, replica), wires)
+    return found.model_copy(update={"precision": plan.precision})
+
+
+def _costs(plan: Plan, pool: Pool, workload: TrainingWorkload, replica: int) -> Sequence[StageCost]:
+    """Return the costs of a replica's stages; on virtual chips with the paced times."""
+    costs = stage_costs(plan, pool, workload.profile, workload.calibration, replica)
+    return tuple(replace(cost, load=_load(plan, pool, workload, cost)) for cost in costs)
 
 
 @lru_cache(maxsize=256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from isthmus.plan.search.costs.search_limits import SearchLimits
 from isthmus.plan.search.costs.workload import TrainingWorkload
 from isthmus.plan.search.finish.fit_framework import fit_framework
 from isthmus.plan.search.finish.refine_split import refine_split
-from isthmus.plan.search.finish.score_plan import score_plan
+from isthmus.plan.search.finish.score_plan import score_plan, search_orders
 from isthmus.plan.search.finish.write_plan import ScoredPlan, write_plan
+from isthmus.schedule import SEARCHED
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ LARGE_POOL_EFFORT, SMALL_POOL_EFFORT = (
     SimulationEffort(8, 2000, 1.1, 2, 2000),
     SimulationEffort(64, 8000, 1.25, 16, 5000),
 )
+
+SEARCHES_PER_PLAN = 2
+"""Layouts per asked plan for which a schedule is searched."""
 
 
 def simulate_finalists(
@@ -90,7 +95,19 @@ def simulate_finalists(
         moves = left // effort.num_refined // first.layout.simulation_cells
         found[place] = refine_split(first, scored, moves, scored_rank)
     unique = {one.plan.id: one for one in found}
-    return list(unique.values())
+    if limits.schedule != SEARCHED:
+        return list(unique.values())
+    # Step 3: search a schedule for the fastest ones.
+    fastest = sorted(unique.values(), key=lambda one: (scored_rank(one), *time_order(one)))
+    return [_with_searched_schedule(one, pool, workload) for one in fastest[: SEARCHES_PER_PLAN * num_plans]]
+
+
+def _with_searched_schedule(scored: ScoredPlan, pool: Pool, workload: TrainingWorkload) -> ScoredPlan:
+    """Return a plan with the schedule that was searched for its stages, of which it gets its id."""
+    plan = search_orders(scored.plan, pool, workload)
+    text = f"{plan.id}|{'|'.join(order for one in plan.orders for order in one.stages)}"
+    plan = plan.model_copy(update={"id": "plan-" + hashlib.sha256(text.encode()).hexdigest()[:8]})
+    return ScoredPlan(scored.layout, plan, score_plan(plan, pool, workload), pool)
 
 
 def time_order(scored: ScoredPlan) -> tuple[float, int, str]:

@@ -19,7 +19,7 @@ from isthmus.plan.search.costs.workload import TrainingWorkload
 from isthmus.plan.search.finish.plan_energy import plan_energy_j
 from isthmus.plan.time.model_flops import mfu_fraction
 from isthmus.plan.time.predict import host_update_note
-from isthmus.schedule import warm_up_counts
+from isthmus.schedule import check_schedule, make_schedule, warm_up_counts
 from isthmus.sim import SimulationResult
 
 
@@ -147,7 +147,7 @@ def add_prediction(scored: ScoredPlan, workload: TrainingWorkload, pool: Pool) -
         iteration_s=run.iteration_s,
         tgs_tokens_per_card_s=plan.num_samples * plan.sequence_length / run.iteration_s / cards,
         samples_per_s=plan.num_samples / run.iteration_s,
-        peak_memory_bytes=tuple(_peak_bytes(layout)),
+        peak_memory_bytes=tuple(_peak_bytes(layout, plan)),
         wan_gbps=_wan_gbps(layout, run.iteration_s),
         cost_per_iteration=scored.cost,
         currency=pool.currency,
@@ -172,9 +172,11 @@ def _update_s(pipeline: PlacedPipeline, cost_table: StageCostTable, cut: TimedSt
     )
 
 
-def _peak_bytes(layout: PlanLayout) -> Sequence[int]:
+def _peak_bytes(layout: PlanLayout, plan: Plan) -> Sequence[int]:
     """Return the peak bytes of every stage."""
     found: list[int] = []
+    if plan.orders:
+        return _searched_peak_bytes(layout, plan)
     for pipeline in layout.pipelines:
         shape, most = pipeline.shape, max(pipeline.micro_batch_counts)
         each = []
@@ -183,6 +185,22 @@ def _peak_bytes(layout: PlanLayout) -> Sequence[int]:
             num_bytes = cost_table.stage_bytes(cut.first, cut.last, in_flight, cut.recomputed, shape.dp, shape.zero)
             each.append(round(num_bytes))
         found += each * len(pipeline.micro_batch_counts)
+    return found
+
+
+def _searched_peak_bytes(layout: PlanLayout, plan: Plan) -> Sequence[int]:
+    """Return the peak bytes of every stage under the plan's own orders."""
+    found: list[int] = []
+    replica = 0
+    for pipeline in layout.pipelines:
+        shape = pipeline.shape
+        for count in pipeline.micro_batch_counts:
+            orders, replica = plan.orders_of(replica), replica + 1
+            peaks = check_schedule(make_schedule(plan.schedule, shape.num_stages, count, orders=orders))
+            found += [
+                round(cost_table.stage_bytes(cut.first, cut.last, peak, cut.recomputed, shape.dp, shape.zero))
+                for cost_table, cut, peak in zip(shape.cost_tables, pipeline.stages, peaks, strict=True)
+            ]
     return found
 
 

@@ -24,6 +24,7 @@ from isthmus.plan.search.pipelines.pipeline_shape import PipelineShape
 from isthmus.plan.search.pipelines.slot_orders import MAX_PERMUTED_SLOTS, returning_orders, slot_orders
 from isthmus.plan.search.pipelines.stage_counts import StageCounts
 from isthmus.plan.search.pipelines.stage_layout import PipelineSegment
+from isthmus.schedule import SEARCHED
 
 MAX_CHIPS_UNEQUAL_DEGREES = 256
 """Groups of three or more slots with more chips than this use the same degrees everywhere."""
@@ -59,9 +60,11 @@ class SearchSpace:
     def exhaustive(self) -> bool:
         """Whether every dimension was enumerated completely so far.
 
-        For a framework it never is: its recomputation is fitted after the split.
+        For a framework it never is: its recomputation is fitted after the split; nor for searched schedules, which
+        are made for the best layouts of others.
         """
-        return not (self.thinned or self.stage_counts.thinned or self.limits.framework)
+        searched = self.limits.schedule == SEARCHED
+        return not (self.thinned or self.stage_counts.thinned or self.limits.framework or searched)
 
     def micro_batch_sizes(self, requested_size: int, global_batch_size: int) -> tuple[int, ...]:
         """Return the sizes to try: the requested one, and powers of two that divide the batch."""
@@ -76,8 +79,11 @@ class SearchSpace:
         return tuple(sorted(sizes))
 
     def schedules(self, slots: Sequence[ChipSlot]) -> tuple[str, ...]:
-        """Return the schedules to try; overlapping communication pays only across clusters."""
-        if self.limits.schedule:
+        """Return the schedules to try; overlapping communication pays only across clusters.
+
+        A searched schedule is made for finished layouts, which are those of the usual schedules.
+        """
+        if self.limits.schedule and self.limits.schedule != SEARCHED:
             kept = self.limits.overlap or self.limits.schedule != "overlapped"
             return (self.limits.schedule,) if kept else ()
         if self.limits.framework:

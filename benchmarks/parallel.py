@@ -1,0 +1,40 @@
+"""Parallelism: what the runtime's and the planner's ways to divide training are worth, each beside what is usual.
+
+`schedules` searches schedules for pipelines across 2 to 4 sites, at the peak memory of 1F1B, and simulates them beside
+1F1B, interleaved, zero-bubble and overlapped schedules; small pipelines are compared with their exact solution.
+
+  python -m benchmarks.parallel                      # all
+  python -m benchmarks.parallel --quick              # fewer cases
+  python -m benchmarks.parallel --only schedules     # one part
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable
+
+from benchmarks import _parallel_schedules
+from benchmarks.table import Row, print_rows, run_parts
+
+PARTS: dict[str, Callable[[bool], list[Row]]] = {
+    "schedules": _parallel_schedules.measure,
+}
+
+
+def main() -> int:
+    """Run the chosen parts; return 1 if a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer cases")
+    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    arguments = parser.parse_args()
+    parts = {name: functools.partial(part, arguments.quick) for name, part in PARTS.items()}
+    rows = run_parts(parts, arguments.only or PARTS)
+    print_rows(rows, arguments.json)
+    return int(any(row.met is False for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
