@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from isthmus.core.base_model import (
+    AttentionKernelName,
     ComputeMode,
     Currency,
     FrozenModel,
@@ -136,6 +137,9 @@ class Plan(FrozenModel):
 
     `optimizer_on_host` keeps fp32 weights and moments in host memory and updates them there.
 
+    `attention`, `compile` and `deterministic` are those of the job's `training`; if a plan states them, they must be
+    equal.
+
     With `local_steps` above 1 gradients are reduced only within a replica group (replicas that share a
     cluster); after `local_steps` steps an outer optimizer averages all parameters.
     `compute: virtual` belongs to jobs of that kind, and to those with `engine: command`: each stage is one process,
@@ -167,6 +171,9 @@ class Plan(FrozenModel):
     why: str = ""
     model: str | None = None
     precision: Precision | None = None
+    attention: AttentionKernelName | None = None
+    compile: bool | None = None
+    deterministic: bool | None = None
     zero: Literal[0, 1, 2, 3] = 0
     optimizer_on_host: bool = False
     replica_micro_batches: tuple[PositiveInt, ...] = ()
