@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ class Rank:
     pieces: ModelChunks
     executor: StageExecutor
     optimizer: Optimizer
+    # By step: batches of gradients that are under way or summed before the update.
+    started_early: list[int] = field(default_factory=list)
 
 
 class Replicas:
@@ -84,7 +86,7 @@ class Replicas:
         ]
         met = meet(
             models, self.groups, clusters, training, shard=plan.zero == 1, bucket_elements=bucket_elements,
-            on_host=plan.optimizer_on_host,
+            on_host=plan.optimizer_on_host, overlap=plan.overlap_gradients,
         )  # fmt: skip
         dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
         self.ranks = [
@@ -130,8 +132,10 @@ class Replicas:
             )
 
             def update(step: int = step) -> None:
-                done.append(rank.optimizer.apply(step, rank.executor.losses.loss or 0.0))
+                rank.started_early.append(rank.optimizer.reducer.num_started)
+                done.append(rank.optimizer.apply(step, lambda: rank.executor.losses.loss or 0.0))
 
+            rank.optimizer.begin_step()
             rank.executor.run(schedule, batches, StepTimer(), update)
         return done
 

@@ -79,6 +79,7 @@ def meet(
     shard: bool = False,
     bucket_elements: int = BUCKET_ELEMENTS,
     on_host: bool = False,
+    overlap: bool = False,
 ) -> list[tuple[GroupExchange, Optimizer]]:
     """Return exchange and optimizer of every rank, given its pieces of the model."""
     held, found = [held_rows_of(model) for model in models], []
@@ -90,8 +91,9 @@ def meet(
             training,
             sum_over_all=exchange.sum_over_all,
             ownership=own,
-            reducer=GradientReducer(own.buckets, rank, exchange),
+            reducer=GradientReducer(own.buckets, rank, exchange, batch_elements=4 * bucket_elements),
             on_host=on_host,
+            overlap_reduction=overlap,
         )
         found.append((exchange, optimizer))
     return found

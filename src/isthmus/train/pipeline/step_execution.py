@@ -14,6 +14,8 @@ import torch
 from isthmus.core.plan import StageTime
 from isthmus.schedule import OperationKind
 from isthmus.train.communication.communicator import TensorMessage
+from isthmus.train.communication.device_timeline import DeviceTimeline
+from isthmus.train.communication.pinned_memory import copy_to_device
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.communication.torch_device import synchronize
 from isthmus.train.model.deferred_weight_gradients import ChunkKey, DeferredWeightGradients
@@ -59,9 +61,11 @@ class StepExecution:
         trains: bool,
         batches: MicroBatches,
         timer: StepTimer,
-        update: Callable[[Losses], None],
+        timeline: DeviceTimeline,
+        update: Callable[[], None],
         deferred: DeferredWeightGradients | None,
     ) -> None:
+        self.timeline = timeline
         self.setup, self.models, self.trains = setup, setup.model_chunks.chunks, trains
         self.batches, self.timer, self.update, self.deferred = batches, timer, update, deferred
         self.inputs: dict[ChunkKey, torch.Tensor] = {}
@@ -72,6 +76,9 @@ class StepExecution:
         self.local_handoff: dict[int, torch.Tensor] = {}
         self.losses: list[torch.Tensor] = []
         self.balance_losses: list[torch.Tensor] = []
+        self._losses: Losses | None = None
+        # A mark at which the device was idle, and the time there.
+        self.anchor: tuple[Any, float] | None = None
 
     def execute(self, step: ProgramStep) -> None:
         """Execute one operation other than the start of a message."""
@@ -84,17 +91,27 @@ class StepExecution:
                 self.setup.buffers.release(("receive_backward", step.key))
         elif kind == "update":
             with self.timer.record_span("update", m):
-                self.update(self.current_losses())
+                self.update()
         else:
             with self.timer.record_span("send" if "send" in kind else "receive", m):
                 self._wait(step)
 
-    def current_losses(self) -> Losses:
-        """Return the losses of the forwards so far; waits for the device."""
-        return Losses(
-            _sum_scalars(self.losses) if self.setup.model_chunks.is_last else None,
-            _sum_scalars(self.balance_losses) if self.balance_losses else None,
-        )
+    def read_losses(self) -> Losses:
+        """Return the losses of the step, once its forwards are queued; the first call waits for the device."""
+        if self._losses is None:
+            found = self._read([*self.losses, *self.balance_losses])
+            loss, balance = sum(found[: len(self.losses)], 0.0), sum(found[len(self.losses) :], 0.0)
+            self._losses = Losses(
+                loss if self.setup.model_chunks.is_last else None, balance if self.balance_losses else None
+            )
+        return self._losses
+
+    def _read(self, scalars: Sequence[torch.Tensor]) -> list[float]:
+        if not scalars:
+            return []
+        found = self.timeline.read(torch.stack(list(scalars)))
+        self.anchor = self.timeline.record(), self.timer.clock()
+        return found
 
     def start(self, steps: Sequence[ProgramStep]) -> None:
         """Start adjacent messages of the schedule; a message to the own stage is handed over locally."""
@@ -142,9 +159,9 @@ class StepExecution:
     def _forward(self, key: ChunkKey) -> None:
         (m, chunk), trains = key, self.trains
         model = self.models[chunk]
-        labels = self.batches.labels[m].to(model.device) if model.is_last else None
+        labels = copy_to_device(self.batches.labels[m], model.device) if model.is_last else None
         if model.is_first:
-            x = self.batches.inputs[m].to(model.device)
+            x = copy_to_device(self.batches.inputs[m], model.device)
         else:
             x = self.inputs[key] if trains else self.inputs.pop(key)
             x.requires_grad_(trains)
@@ -191,18 +208,22 @@ class StepExecution:
             self.deferred.compute_gradients(key)
 
     def _run_compute(self, step: ProgramStep, compute: Callable[[StepExecution, ChunkKey], None]) -> None:
-        """Compute; with virtual chips, sleep for the rest of the predicted time."""
-        timer, times = self.timer, self.setup.stage_time
+        """Compute, or queue it on a device; with virtual chips, sleep for the rest of the predicted time."""
+        timer, times, timeline = self.timer, self.setup.stage_time, self.timeline
+        if times is None:
+            start = timeline.record()
+            compute(self, step.key)
+            timer.add_device_compute(step.kind, step.key[0], (start, timeline.record()), timeline)
+            return
         start_s = timer.clock()
         compute(self, step.key)
         synchronize(self.setup.model_chunks.device)
-        if times is not None:
-            stage_s = times.forward_s if step.kind == "forward" else times.backward_s
-            num_parts = len(self.setup.model_chunks.first_copy) * (1 if step.kind in ("forward", "backward") else 2)
-            left_s = stage_s / num_parts - (timer.clock() - start_s)
-            timer.overrun_s += max(-left_s, 0.0)
-            if left_s > 0:
-                self.setup.sleep(left_s)
+        stage_s = times.forward_s if step.kind == "forward" else times.backward_s
+        num_parts = len(self.setup.model_chunks.first_copy) * (1 if step.kind in ("forward", "backward") else 2)
+        left_s = stage_s / num_parts - (timer.clock() - start_s)
+        timer.overrun_s += max(-left_s, 0.0)
+        if left_s > 0:
+            self.setup.sleep(left_s)
         timer.add_compute(step.kind, step.key[0], start_s)
 
 
@@ -212,8 +233,3 @@ _COMPUTE: dict[OperationKind, Callable[[StepExecution, ChunkKey], None]] = {
     "backward_input": StepExecution._backward_input,
     "backward_weight": StepExecution._backward_weight,
 }
-
-
-def _sum_scalars(losses: Sequence[torch.Tensor]) -> float:
-    """Return the sum of scalar tensors, with one copy from the device."""
-    return sum(torch.stack(list(losses)).tolist()) if losses else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -21,6 +21,14 @@ class GradientAccumulator:
     def __init__(self, parameters: Mapping[str, nn.Parameter], ownership: Ownership, *, uses_bf16: bool) -> None:
         self._parameters, self._ownership, self._uses_bf16 = parameters, ownership, uses_bf16
         self._accumulated: dict[str, torch.Tensor] = {}
+        self._on_accumulated: Callable[[str], None] | None = None
+
+    def observe(self, on_accumulated: Callable[[str], None]) -> None:
+        """Call `on_accumulated` with the name of a parameter after each addition to its gradient."""
+        self._on_accumulated = on_accumulated
+        if not self._uses_bf16:
+            for name, parameter in self._parameters.items():
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: on_accumulated(name))
 
     def lower_to_bf16(self, name: str) -> None:
         """Convert a parameter to bf16; this frees its fp32 memory if it has no other reference."""
@@ -34,6 +42,8 @@ class GradientAccumulator:
                 else:
                     self._accumulated[name] = working.grad.float()
                 working.grad = None
+                if self._on_accumulated is not None:
+                    self._on_accumulated(name)
 
         parameter.register_post_accumulate_grad_hook(accumulate)
 
@@ -58,16 +68,16 @@ class GradientAccumulator:
                 else:
                     self._parameters[name].grad = zeros
 
-    def sum_of_squares(self) -> float:
-        """Return the squared norm (fp64) of the segments that this rank counts.
+    def sum_of_squares(self) -> torch.Tensor:
+        """Return the squared norm, an fp64 scalar on the device, of the segments that this rank counts.
 
         The result is bit-identical with and without sharded updates.
         """
         counted = [one for one in self._ownership.norm_segments if self.get(one.name) is not None]
         if not counted:
-            return 0.0
+            return torch.zeros((), dtype=torch.float64)
         norms = torch._foreach_norm([self.segment_view(one) for one in counted], 2, dtype=torch.float64)
-        return float(torch.stack(norms).square().sum())
+        return torch.stack(norms).square().sum()
 
     def clear(self) -> None:
         """Discard all gradients."""

@@ -11,17 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from isthmus.core.job import TrainingConfig
 from isthmus.train.communication.pinned_memory import copy_tensors_to_host, empty_host_tensor
+from isthmus.train.update.accumulation_counts import AccumulationCounts
 from isthmus.train.update.buckets import ParameterSegment
 from isthmus.train.update.gradient_accumulator import GradientAccumulator
 from isthmus.train.update.gradient_reducer import GradientReducer
 from isthmus.train.update.learning_rate import learning_rate
-from isthmus.train.update.optimizer_state import NamedTensors, OptimizerState
+from isthmus.train.update.optimizer_state import STATE_KINDS, NamedTensors, OptimizerState
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.weight_shard import WeightShard, make_weight_shards, view_rows
 
@@ -50,7 +52,9 @@ class Optimizer:
     `sum_over_all` sums a float64 tensor over all ranks, so that all clip by the same norm. `on_host` keeps
     master weights and moments in host memory and updates them there (J. Ren et al., "ZeRO-Offload:
     Democratizing Billion-Scale Model Training", USENIX ATC 2021, section 4); on a CPU it makes separate
-    copies.
+    copies. With `overlap_reduction` the reducer sums gradients during the last backward pass, as soon as they are final
+    (S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.3):
+    the same sums.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Optimizer:
         ownership: Ownership | None = None,
         reducer: GradientReducer | None = None,
         on_host: bool = False,
+        overlap_reduction: bool = False,
     ) -> None:
         self._training, self._sum_over_all, self.reducer = training, sum_over_all, reducer
         self._working_weights, self._on_host = dict(parameters), on_host
@@ -74,6 +79,9 @@ class Optimizer:
             self._shards += make_weight_shards(name, parameter, self._ownership, keeps_fp32=keeps_fp32, on_host=on_host)
             if not keeps_fp32:
                 self._gradients.lower_to_bf16(name)
+        self._counts = AccumulationCounts() if overlap_reduction and reducer is not None else None
+        if self._counts is not None:
+            self._gradients.observe(self._on_accumulated)
         self.adam = _make_adamw(self._shards, training)
         self._state = OptimizerState(self._working_weights, self._shards, self._ownership, self.adam)
 
@@ -81,17 +89,30 @@ class Optimizer:
         """Return the accumulated fp32 gradient of a parameter, of its local shape; None if it has none."""
         return self._gradients.get(name)
 
-    def apply(self, step: int, loss: float = 0.0) -> UpdateResult:
+    def begin_step(self) -> None:
+        """Begin a step, at the same place on all ranks; needed with `overlap_reduction` only."""
+        if self._counts is not None and self.reducer is not None:
+            self.reducer.begin(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
+
+    def _on_accumulated(self, name: str) -> None:
+        if self._counts is not None and self._counts.add(name) and self.reducer is not None:
+            self.reducer.start_final(self._counts.is_final)
+
+    def apply(self, step: int, loss: Callable[[], float] = lambda: 0.0) -> UpdateResult:
         """Update the weights with the gradients accumulated since the last call; `step` counts from 0.
 
-        `loss` is this rank's part of the loss.
+        `loss` reads this rank's part of the loss; it is called where the host waits for the gradient norm in any case.
         """
         # Step 1: reduce the gradients over all owners.
         if self.reducer is not None:
             self._gradients.zero_missing_shared()
             self.reducer.reduce(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
+        if self._counts is not None:
+            self._counts.end_step()
         # Step 2: sum gradient norm and loss over all ranks.
-        mine = torch.tensor([self._gradients.sum_of_squares(), loss], dtype=torch.float64)
+        squares_here = self._gradients.sum_of_squares()
+        loss_here = loss()
+        mine = torch.tensor([squares_here.item(), loss_here], dtype=torch.float64)
         squares, total_loss = self._sum_over_all(mine).tolist()
         norm, rate = math.sqrt(squares), learning_rate(self._training, step)
         # Step 3: clip, update the master weights, refresh the working weights.
@@ -116,16 +137,30 @@ class Optimizer:
         self._state.load_checkpoint_state(tensors)
 
     def local_state(self) -> NamedTensors:
-        """Return the complete state of this rank, for a snapshot."""
+        """Return this rank's part of the state, for a snapshot: ranks of a cluster that hold the same share it."""
         return self._state.local_state()
 
     def load_local_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore a result of `local_state`, of this or an earlier process; shapes must be equal."""
+        """Restore a result of `local_state`, of this or an earlier process; shapes must be equal.
+
+        All ranks call this, or `share_state`, at the same time.
+        """
         self._state.load_local_state(tensors)
+        self.share_state()
+
+    def share_state(self) -> None:
+        """Give weights and moments that this rank leads to the owners in its cluster, and take theirs."""
+        if self.reducer is not None and not self._ownership.shard_updates:
+            for kind in STATE_KINDS:
+                self.reducer.broadcast_in_cluster(partial(self._state.segment_view, kind))
+        self._refresh_working_weights()
 
     def clear_gradients(self) -> None:
-        """Discard the accumulated gradients."""
+        """Discard the accumulated gradients, and what has begun of their sums."""
         self._gradients.clear()
+        if self._counts is not None and self.reducer is not None:
+            self._counts.discard_step()
+            self.reducer.discard()
         for one in self._shards:
             one.weight.grad = None
 
