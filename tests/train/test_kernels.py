@@ -71,7 +71,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str, DeviceKernels, str]] = 
     ({"attention": "flex"}, {}, "llama", CPU, "flex, which has no backward pass on a CPU"),
     ({"attention": "flash"}, {}, "qwen3-tied-window", CPU, "sliding window of 5"),
     ({"attention": "flash", "precision": "fp32"}, {}, "llama", A100, "precision fp32"),
-    ({"attention": "flash", "precision": "bf16"}, {}, "llama", DeviceKernels(kind="cuda", capability=(7, 5)), "7.5"),
+    ({"attention": "flash", "precision": "fp16"}, {}, "llama", DeviceKernels(kind="cuda", capability=(7, 5)), "7.5"),
+    ({"precision": "bf16"}, {}, "llama", DeviceKernels(kind="cuda", capability=(7, 5)), "precision bf16"),
     ({"compile": True}, {"stage": {"tp": 2}}, "llama", CPU, "tp 2"),
     ({"compile": True}, {"stage": {"recompute": "selective"}}, "llama", CPU, "recompute selective"),
     ({"compile": True}, {"schedule": "zero_bubble"}, "llama", CPU, "schedule zero_bubble"),
@@ -86,8 +87,9 @@ def test_a_kernel_that_is_not_there_is_refused(
 ) -> None:
     """Each refusal names the setting, why, and what to set instead."""
     job = make_job(tmp_path, variant, training=training)
+    fixed = make_plan(job, [2, 4], **plan)
     with pytest.raises(PlanError) as caught:
-        check_kernels(job.training, make_plan(job, [2, 4], **plan), load_model(job.model), device)
+        check_kernels(job.training, fixed, load_model(job.model), fixed.stages[0], device)
     assert reason in caught.value.message
     assert "training." in f"{caught.value.message} {caught.value.hint}"
     assert caught.value.hint

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.transport.memory_transport import memory_transports
+from isthmus.core.base_model import TrainingPrecision
 from isthmus.core.job import TrainingConfig
 from isthmus.schedule import forward_only, make_schedule
 from isthmus.train.communication.communicator import Communicator, TensorMessage
@@ -80,6 +81,7 @@ def meet(
     bucket_elements: int = BUCKET_ELEMENTS,
     on_host: bool = False,
     overlap: bool = False,
+    precisions: Sequence[TrainingPrecision] = (),
 ) -> list[tuple[GroupExchange, Optimizer]]:
     """Return exchange and optimizer of every rank, given its pieces of the model."""
     held, found = [held_rows_of(model) for model in models], []
@@ -94,6 +96,8 @@ def meet(
             reducer=GradientReducer(own.buckets, rank, exchange, batch_elements=4 * bucket_elements),
             on_host=on_host,
             overlap_reduction=overlap,
+            precision=precisions[rank] if precisions else None,
+            scales_loss="fp16" in (precisions or [training.precision]),
         )
         found.append((exchange, optimizer))
     return found

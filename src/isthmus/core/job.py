@@ -20,6 +20,7 @@ from isthmus.core.base_model import (
     PathName,
     PositiveFloat,
     PositiveInt,
+    TrainingPrecision,
     TransportKind,
 )
 from isthmus.core.job_parts.command_job import NO_FILE, CommandConfig
@@ -91,6 +92,9 @@ class TrainingConfig(FrozenModel):
     steps before they average their parameters. This changes the training result and divides the traffic by
     `local_steps`. Plans that reduce gradients every step remain candidates.
 
+    `precision: fp16` scales the loss by a power of two, which an overflow halves, at all ranks alike; the step of an
+    overflow updates nothing. A stage of a plan may compute in another precision.
+
     `attention` is the kernel of the attention core: `sdpa` leaves the choice to torch, `flash` is its flash kernel
     alone, `flex` the compiled flex attention of CUDA devices, `eager` keeps the scores in memory. `compile` compiles
     each decoder layer by torch.compile and keeps the graphs in the worker's folder. `deterministic: false` permits
@@ -114,7 +118,7 @@ class TrainingConfig(FrozenModel):
     beta2: Fraction = 0.95
     epsilon: PositiveFloat = 1e-8
     clip_norm: NonNegativeFloat = 1.0
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: TrainingPrecision = "bf16"
     attention: AttentionKernelName = "sdpa"
     compile: bool = False
     deterministic: bool = True

@@ -21,6 +21,7 @@ from isthmus.core.base_model import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    TrainingPrecision,
 )
 from isthmus.core.chip import Precision
 from isthmus.core.plan_parts.activation_offload import ActivationOffload
@@ -50,7 +51,8 @@ class Stage(FrozenModel):
 
     `cp_kind` is how chips that share a sequence exchange it: `gather` gathers keys and values, `ring` passes them
     round behind the computation, `all_to_all` exchanges tokens for heads (Ulysses). `offload` keeps activations in
-    host memory.
+    host memory. `precision` is that of the stage, where it differs from the job's: chips that lack one compute in
+    another.
     """
 
     replica: NonNegativeInt = 0
@@ -66,6 +68,7 @@ class Stage(FrozenModel):
     recompute_layers: NonNegativeInt | None = None
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(max_length=7)] = ()
     offload: ActivationOffload | None = None
+    precision: TrainingPrecision | None = None
 
     @property
     def num_layers(self) -> int:

@@ -8,16 +8,21 @@ from dataclasses import dataclass
 
 import torch
 
+from isthmus.core.base_model import TrainingPrecision
 from isthmus.core.errors import PlanError
 from isthmus.core.job import TrainingConfig
 from isthmus.core.model import Model
-from isthmus.core.plan import Plan
+from isthmus.core.plan import Plan, Stage
+from isthmus.train.kernels.working_precision import plan_precisions, stage_precision
 
 FLASH_MAX_HEAD_DIM = 256
 """Widest head of torch's flash kernel for CUDA."""
 
 FLASH_CAPABILITY = (8, 0)
 """First CUDA capability of that kernel (NVIDIA A100)."""
+
+_LEAST_CAPABILITY: dict[TrainingPrecision, tuple[int, int]] = {"fp32": (0, 0), "fp16": (5, 3), "bf16": (8, 0)}
+"""First CUDA capability whose arithmetic has a precision (CUDA C++ Programming Guide, table of features)."""
 
 _COMPILED_SCHEDULES = frozenset({"1f1b", "gpipe", "interleaved", "overlapped"})
 """Schedules that compiled layers run in: a split backward replaces the forward of linear layers."""
@@ -43,14 +48,34 @@ class DeviceKernels:
         return cls(kind=device.type, capability=torch.cuda.get_device_capability(device))
 
 
-def check_kernels(training: TrainingConfig, plan: Plan, model: Model, device: DeviceKernels) -> None:
-    """Raise `PlanError` unless `device` has the attention kernel and can compile the layers that the job asks for."""
-    _check_attention(training, model, device)
+def check_kernels(training: TrainingConfig, plan: Plan, model: Model, stage: Stage, device: DeviceKernels) -> None:
+    """Raise `PlanError` unless `device`, of `stage`, has the precision, the attention kernel and compiled layers."""
+    precision = stage_precision(stage, training.precision)
+    _check_precision(precision, plan, training, device)
+    _check_attention(training, precision, model, device)
     if training.compile:
         _check_compile(plan, model, device)
 
 
-def _check_attention(training: TrainingConfig, model: Model, device: DeviceKernels) -> None:
+def _check_precision(precision: TrainingPrecision, plan: Plan, training: TrainingConfig, device: DeviceKernels) -> None:
+    least = _LEAST_CAPABILITY[precision]
+    if device.kind == "cuda" and device.capability < least:
+        raise PlanError(
+            f"precision {precision} on a device of CUDA capability {_version(device.capability)}, "
+            f"which has it from {_version(least)} on",
+            hint="set training.precision to fp16 or fp32, or give the stage such a precision in the plan",
+        )
+    found = sorted(plan_precisions(plan, training.precision))
+    if plan.zero and len(found) > 1:
+        raise PlanError(
+            f"zero {plan.zero} with stages of precision {' and '.join(found)}: replicas share weights of one precision",
+            hint="set zero to 0, or give all stages one precision",
+        )
+
+
+def _check_attention(
+    training: TrainingConfig, precision: TrainingPrecision, model: Model, device: DeviceKernels
+) -> None:
     kernel = training.attention
     if kernel == "flex" and device.kind == "cpu":
         raise PlanError("training.attention is flex, which has no backward pass on a CPU", hint="set it to sdpa")
@@ -66,7 +91,7 @@ def _check_attention(training: TrainingConfig, model: Model, device: DeviceKerne
         return
     width = int(model.config.get("head_dim") or model.hidden_size // int(model.config["num_attention_heads"]))
     reasons = [
-        (training.precision == "fp32", "precision fp32, and the flash kernel computes in 16 bits"),
+        (precision == "fp32", "precision fp32, and the flash kernel computes in 16 bits"),
         (device.capability < FLASH_CAPABILITY, f"a device of CUDA capability {_version(device.capability)}, below 8.0"),
         (width > FLASH_MAX_HEAD_DIM, f"heads of {width} elements, above {FLASH_MAX_HEAD_DIM}"),
     ]

@@ -22,8 +22,11 @@ def keep_compiled_graphs(folder: Path) -> None:
     """Let torch keep compiled graphs in `folder` and take them from there; call it before the first compilation.
 
     Torch checks that a graph belongs to the code, versions and device at hand. The compiler runs in this process alone,
-    so that nothing outlives a worker that is killed.
+    so that nothing outlives a worker that is killed, and has its temporary files there too: a worker may be confined to
+    its folder.
     """
+    import torch._inductor.config as inductor_config  # loads the compiler, which takes seconds
+
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ["TMPDIR"] = str(folder)
+    inductor_config.compile_threads = 1

@@ -102,6 +102,11 @@ class StageModel(nn.Module):
         windows = frozenset(i in self._sliding_layers for i in range(*layers))
         self.position_cache = PositionCache(full.config, rotary_embedding(full, device), windows)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights that the stage computes with."""
+        return next(self.parameters()).dtype
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the stage on `x`: token ids `[B, S]` (int64) on the first stage, else `[B, S, H]`.
 
@@ -120,7 +125,7 @@ class StageModel(nn.Module):
         the coefficient is 0, no layer of the stage has experts, or gradients are disabled. `recompute` is the
         activation recomputation policy.
         """
-        hidden = self.model.embed_tokens(x) if self.is_first else split_sequence(x, self.group)
+        hidden = self.model.embed_tokens(x) if self.is_first else split_sequence(x.to(self.dtype), self.group)
         positions = self.position_cache.get(hidden.new_empty((*x.shape[:2], 0)))
         training, balances = torch.is_grad_enabled(), []
         for number, (index, layer) in enumerate(self.model.layers.items()):

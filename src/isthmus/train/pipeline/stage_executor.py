@@ -63,11 +63,14 @@ class StageExecutor:
             communicator=communicator,
             buffers=self.buffers,
             recompute=model_chunks.recompute_policies(recompute),
+            dtype=dtype,
             stage_time=stage_time,
             sleep=sleep,
         )
         self._deferred: DeferredWeightGradients | None = None
         self._prepared: dict[bool, _PreparedSchedule] = {}
+        self.gradient_scale = 1.0
+        """By which the loss is multiplied before its gradients are computed; equal on all stages."""
         self._timeline = timeline
         self._execution: StepExecution | None = None
         self._last_losses = Losses(None, None)
@@ -98,7 +101,9 @@ class StageExecutor:
         self._allocate_buffers(prepared.num_buffers, batches)
 
         timeline = self.timeline(timer)
-        execution = StepExecution(self._setup, schedule.trains, batches, timer, timeline, update, self._deferred)
+        execution = StepExecution(
+            self._setup, schedule.trains, batches, timer, timeline, update, self._deferred, self.gradient_scale
+        )
         self._execution = execution
         try:
             with torch.set_grad_enabled(schedule.trains):

@@ -48,6 +48,8 @@ class StageSetup:
     buffers: ReceiveBufferPool
     # By chunk.
     recompute: tuple[RecomputePolicy, ...]
+    # Of messages.
+    dtype: torch.dtype
     stage_time: StageTime | None
     sleep: Callable[[float], None]
 
@@ -64,8 +66,9 @@ class StepExecution:
         timeline: DeviceTimeline,
         update: Callable[[], None],
         deferred: DeferredWeightGradients | None,
+        gradient_scale: float,
     ) -> None:
-        self.timeline = timeline
+        self.timeline, self.gradient_scale = timeline, gradient_scale
         self.setup, self.models, self.trains = setup, setup.model_chunks.chunks, trains
         self.batches, self.timer, self.update, self.deferred = batches, timer, update, deferred
         self.inputs: dict[ChunkKey, torch.Tensor] = {}
@@ -134,11 +137,11 @@ class StepExecution:
             target[step.key] = self.local_handoff.pop(step.tag)
 
     def _outgoing(self, step: ProgramStep) -> torch.Tensor:
-        """Return the tensor of a send [B, S, H]; in training, autograd keeps the output too."""
+        """Return the tensor of a send [B, S, H], in the dtype of messages; in training, autograd keeps outputs."""
         if step.kind == "send_backward":
             return self.gradients.pop(step.key)
         out = self.outputs[step.key] if self.trains else self.outputs.pop(step.key)
-        return out.detach().contiguous()
+        return out.detach().to(self.setup.dtype).contiguous()
 
     def _make_message(self, step: ProgramStep) -> TensorMessage:
         if step.peer is None:
@@ -167,8 +170,9 @@ class StepExecution:
             x.requires_grad_(trains)
         out, balance = model.compute(x, self.setup.recompute[chunk])
         if labels is not None:
-            out = model.loss(out, labels) * self.batches.loss_scale
+            out = model.loss(out, labels) * self.batches.token_weight
             self.losses.append(out.detach())
+            out = out if self.gradient_scale == 1.0 else out * self.gradient_scale
         if balance is not None:
             self._add_balance_loss(key, balance)
         if trains or not model.is_last:
@@ -178,10 +182,11 @@ class StepExecution:
         """Store the balance loss of a micro-batch, weighted by its share of the step's samples."""
         weighted = balance * (self.batches.sizes[key[0]] / self.batches.num_samples)
         self.balance_losses.append(weighted.detach())
-        self.balance_terms[key] = weighted * self.models[key[1]].balance_coefficient
+        self.balance_terms[key] = weighted * (self.models[key[1]].balance_coefficient * self.gradient_scale)
 
     def _backward(self, key: ChunkKey) -> None:
         out, gradient = self.outputs.pop(key), self.gradients.pop(key, None)
+        gradient = None if gradient is None else gradient.to(out.dtype)
         if key in self.balance_terms:
             torch.autograd.backward((out, self.balance_terms.pop(key)), (gradient, None))
         else:

@@ -37,7 +37,7 @@ def check_plan_supported(spec: WorkerSpec) -> Schedule:
     if spec.job.training.optimizer_on_host:
         require_equal("optimizer_on_host", plan.optimizer_on_host, True)
     check_tensor_parallel(plan, model)
-    check_kernels(spec.job.training, plan, model, DeviceKernels.of(worker_device(spec)))
+    check_kernels(spec.job.training, plan, model, spec.stage, DeviceKernels.of(worker_device(spec)))
     check_output(Path(spec.job.output), spec.job.model)
     for one in dict.fromkeys(schedules):
         _check_model_chunks(one, plan)

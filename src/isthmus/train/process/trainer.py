@@ -13,6 +13,7 @@ from isthmus.train.checkpoint.checkpoint_manager import CheckpointManager
 from isthmus.train.checkpoint.memory_slot import Snapshot
 from isthmus.train.communication.communicator import make_communicator
 from isthmus.train.communication.step_metrics import PendingCompute, StepTimer
+from isthmus.train.kernels.working_precision import message_dtype, plan_precisions, stage_precision
 from isthmus.train.liveness.checkpoint_requests import CheckpointRequests
 from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.pipeline.stage_executor import StageExecutor
@@ -23,6 +24,7 @@ from isthmus.train.recovery.rank_recovery import RankRecovery
 from isthmus.train.tensor_parallel.tp_communicator import TpCommunicator
 from isthmus.train.tensor_parallel.tp_process_group import join_tp_group
 from isthmus.train.update.gradient_reducer import GradientReducer
+from isthmus.train.update.loss_scale import MIN_SCALE
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.replica_layout import PipelinePosition, exchange_ownership
@@ -70,13 +72,15 @@ class Trainer:
             ),
             on_host=spec.plan.optimizer_on_host,
             overlap_reduction=spec.plan.overlap_gradients,
+            precision=stage_precision(spec.stage, self.training.precision),
+            scales_loss="fp16" in plan_precisions(spec.plan, self.training.precision),
         )
         self.executor = StageExecutor(
             prepared.model_chunks,
             self.position.stage,
             self.position.ranks,
             TpCommunicator(self.communicator, self.group) if self.group.size > 1 else self.communicator,
-            dtype=torch.bfloat16 if self.training.precision == "bf16" else torch.float32,
+            dtype=message_dtype(spec.plan, self.training.precision),
             stage_time=spec.stage_time,
             recompute=RecomputePolicy(spec.stage.recompute, spec.stage.recompute_layers),
         )
@@ -97,7 +101,7 @@ class Trainer:
     def load_checkpoint(self) -> int:
         """Load the newest valid checkpoint, if any; return its number of completed steps."""
         shapes = {name: one.shape for name, one in self.prepared.model_chunks.global_named_parameters()}
-        found = self.checkpoint_manager.load(shapes)
+        found = self.checkpoint_manager.load(shapes, self.optimizer.extra_state())
         if found is None:
             return 0
         self.samples = found.samples
@@ -143,6 +147,7 @@ class Trainer:
         updates: list[UpdateResult] = []
         group_s = self.group.waited_s
         self.optimizer.begin_step()
+        self.executor.gradient_scale = self.optimizer.gradient_scale
         losses = self.executor.run(self.schedule, batches, timer, lambda: updates.append(self._update(step)))
         # Tensor-parallel collectives run inside the computation: count them as communication.
         self._unsettled = timer.pending
@@ -163,7 +168,10 @@ class Trainer:
             "gradient_norm": update.gradient_norm,
             "update_skipped": float(update.skipped),
         }
-        self.num_skipped = self.num_skipped + 1 if update.skipped else 0
+        if update.loss_scale != 1.0:
+            values["loss_scale"] = update.loss_scale
+        is_last_scale = update.loss_scale <= MIN_SCALE  # a larger one is halved, and may do
+        self.num_skipped = self.num_skipped + is_last_scale if update.skipped else 0
         if self.reports_loss:
             values["loss"] = update.loss
         if losses.balance_loss is not None and self.group.tp_rank == 0:
