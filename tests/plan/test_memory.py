@@ -1,6 +1,7 @@
 """Rules of a training stage's memory."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,15 @@ from isthmus.plan.profile.component import RECOMPUTE, Sharding
 from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.published import NAMES, published
 
-PROFILES = {name: profile_model(published(name)) for name in NAMES}
+
+def in_one_piece(profile):
+    """Return the profile with a loss that never computes by chunks: memory then grows with every token."""
+    loss = profile.stack.loss.model_copy(update={"chunk_bytes": None})
+    return replace(profile, stack=profile.stack.model_copy(update={"loss": loss}))
+
+
+CHUNKED = {name: profile_model(published(name)) for name in NAMES}
+PROFILES = {name: in_one_piece(profile) for name, profile in CHUNKED.items()}
 any_profile = st.sampled_from(NAMES)
 sparse = st.sampled_from(["mixtral-8x7b", "qwen3-235b-a22b", "deepseek-v3"])
 power = st.sampled_from([1, 2, 4, 8])
@@ -70,6 +79,21 @@ def test_memory_grows_with_sequence_batch_and_flight(name, kilo, batch, flight, 
     assert stage(profile, sequence_length=kilo * 512 + 512, **base).total_bytes >= small
     assert stage(profile, sequence_length=kilo * 512, **base | {"micro_batch_size": batch + 1}).total_bytes >= small
     assert stage(profile, sequence_length=kilo * 512, **base | {"in_flight": flight + 1}).total_bytes >= small
+
+
+@given(any_profile, st.integers(1, 16), st.integers(1, 4), power)
+@settings(deadline=None, max_examples=40)
+def test_a_loss_by_chunks_keeps_no_logits(name, kilo, flight, tp):
+    """Beyond 256 MiB of fp32 logits it keeps 4 bytes a token instead of 4 a logit; below it is a loss in one piece."""
+    profile, tokens = CHUNKED[name], kilo * 512
+    sizes = {"sequence_length": tokens, "in_flight": flight, "tp": tp}
+    chunked, whole = stage(profile, **sizes), stage(PROFILES[name], **sizes)
+    if -(-profile.vocab_size // tp) * 4 * tokens <= 256 * 2**20:
+        assert chunked == whole
+    else:
+        logits = 4 * tokens * profile.vocab_size / tp
+        saved = flight * (logits - 4 * tokens)
+        assert chunked.activations_bytes == pytest.approx(whole.activations_bytes - saved)
 
 
 @given(any_profile, st.integers(1, 8))

@@ -35,3 +35,7 @@ class LateCopies:
     def wait_event(self, event: Callable[[], None]) -> None:
         """Copy now."""
         event()
+
+    def order_after(self, event: Callable[[], None]) -> None:
+        """Copy now: what the caller computes next is computed at once."""
+        event()

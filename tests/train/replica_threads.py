@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from isthmus.core.job import TrainingConfig
 from isthmus.core.plan import Plan
 from isthmus.schedule import make_schedule
 from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.kernels.working_precision import message_dtype, stage_precision
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
@@ -61,6 +62,8 @@ class Rank:
     pieces: ModelChunks
     executor: StageExecutor
     optimizer: Optimizer
+    # By step: batches of gradients that are under way or summed before the update.
+    started_early: list[int] = field(default_factory=list)
 
 
 class Replicas:
@@ -84,9 +87,10 @@ class Replicas:
         ]
         met = meet(
             models, self.groups, clusters, training, shard=plan.zero == 1, bucket_elements=bucket_elements,
-            on_host=plan.optimizer_on_host,
+            on_host=plan.optimizer_on_host, overlap=plan.overlap_gradients,
+            precisions=[stage_precision(plan.stage_of(rank), training.precision) for rank in range(len(models))],
         )  # fmt: skip
-        dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+        dtype = message_dtype(plan, training.precision)
         self.ranks = [
             Rank(
                 place,
@@ -101,7 +105,7 @@ class Replicas:
         """Train for `steps` steps; return what every rank agreed on."""
         with training_threads(len(self.ranks)) as pool:
             found = [one.result(LIMIT_S) for one in [pool.submit(self._run, r, steps) for r in self.ranks]]
-        assert all(one == found[0] for one in found), "all ranks see one loss and one norm"
+        assert all(repr(one) == repr(found[0]) for one in found), "all ranks see one loss and one norm, NaN too"
         return found[0]
 
     def weights(self, rank: int) -> dict[str, torch.Tensor]:
@@ -131,8 +135,11 @@ class Replicas:
             )
 
             def update(step: int = step) -> None:
-                done.append(rank.optimizer.apply(step, rank.executor.losses.loss or 0.0))
+                rank.started_early.append(rank.optimizer.reducer.num_started)
+                done.append(rank.optimizer.apply(step, lambda: rank.executor.losses.loss or 0.0))
 
+            rank.optimizer.begin_step()
+            rank.executor.gradient_scale = rank.optimizer.gradient_scale
             rank.executor.run(schedule, batches, StepTimer(), update)
         return done
 

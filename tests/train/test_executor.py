@@ -350,4 +350,4 @@ def test_samples_are_cut_without_loss(size: int, sizes: tuple[int, ...]) -> None
     batches = MicroBatches.split(size, 3, 4, ids, labels)
     assert batches.sizes == sizes
     assert torch.equal(torch.cat(batches.inputs), ids)
-    assert batches.loss_scale == 1 / (size * 4 - 1)
+    assert batches.token_weight == 1 / (size * 4 - 1)

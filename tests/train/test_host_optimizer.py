@@ -94,11 +94,13 @@ def test_its_state_moves_to_and_from_the_device(first: bool, second: bool) -> No
     assert all(torch.equal(one, after[1][name]) for name, one in straight[1].items())
 
 
-def test_a_snapshot_without_its_weights_is_not_taken_over() -> None:
-    """They are not left at what they were: a snapshot of a rank that had none of its own is an error."""
-    without, with_weights = make("fp32"), make("fp32", on_host=True)
-    with pytest.raises(KeyError, match="weight/0"):
-        with_weights[0].load_local_state(without[0].local_state())
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_snapshot_has_the_weights_wherever_they_are_updated(precision: str) -> None:
+    """A snapshot of an optimizer on the device is taken over by one in host memory, bit for bit."""
+    before, after = make(precision), make(precision, seed=1, on_host=True)
+    run(*before, range(3))
+    after[0].load_local_state(before[0].local_state())
+    assert all(torch.equal(one, after[1][name]) for name, one in before[1].items())
 
 
 def test_a_plan_without_it_is_refused_to_a_job_that_asks(tmp_path: Path) -> None:

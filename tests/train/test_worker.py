@@ -302,7 +302,6 @@ def test_what_the_runtime_cannot_run_is_refused(tmp_path: Path, changes: dict, w
     [
         {"zero": 2}, {"zero": 3}, {"warm_up": (1, 0)}, {"transport": "rendezvous"},
         {"precision": "fp16"}, {"chunks": 2},
-        {"overlap_gradients": True},
     ],
 )  # fmt: skip
 def test_what_a_plan_by_hand_fixes_is_followed_or_refused(tmp_path: Path, fixed: dict) -> None:

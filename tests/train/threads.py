@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.transport.memory_transport import memory_transports
+from isthmus.core.base_model import TrainingPrecision
 from isthmus.core.job import TrainingConfig
 from isthmus.schedule import forward_only, make_schedule
 from isthmus.train.communication.communicator import Communicator, TensorMessage
@@ -79,6 +80,8 @@ def meet(
     shard: bool = False,
     bucket_elements: int = BUCKET_ELEMENTS,
     on_host: bool = False,
+    overlap: bool = False,
+    precisions: Sequence[TrainingPrecision] = (),
 ) -> list[tuple[GroupExchange, Optimizer]]:
     """Return exchange and optimizer of every rank, given its pieces of the model."""
     held, found = [held_rows_of(model) for model in models], []
@@ -90,8 +93,11 @@ def meet(
             training,
             sum_over_all=exchange.sum_over_all,
             ownership=own,
-            reducer=GradientReducer(own.buckets, rank, exchange),
+            reducer=GradientReducer(own.buckets, rank, exchange, batch_elements=4 * bucket_elements),
             on_host=on_host,
+            overlap_reduction=overlap,
+            precision=precisions[rank] if precisions else None,
+            scales_loss="fp16" in (precisions or [training.precision]),
         )
         found.append((exchange, optimizer))
     return found

@@ -10,6 +10,7 @@ from pydantic import Field, GetCoreSchemaHandler, field_validator, model_validat
 from pydantic_core import CoreSchema, core_schema
 
 from isthmus.core.base_model import (
+    AttentionKernelName,
     ComputeMode,
     Fraction,
     FrozenModel,
@@ -19,6 +20,7 @@ from isthmus.core.base_model import (
     PathName,
     PositiveFloat,
     PositiveInt,
+    TrainingPrecision,
     TransportKind,
 )
 from isthmus.core.job_parts.command_job import NO_FILE, CommandConfig
@@ -90,6 +92,15 @@ class TrainingConfig(FrozenModel):
     steps before they average their parameters. This changes the training result and divides the traffic by
     `local_steps`. Plans that reduce gradients every step remain candidates.
 
+    `precision: fp16` scales the loss by a power of two, which an overflow halves, at all ranks alike; the step of an
+    overflow updates nothing. A stage of a plan may compute in another precision.
+
+    `attention` is the kernel of the attention core: `sdpa` leaves the choice to torch, `flash` is its flash kernel
+    alone, `flex` the compiled flex attention of CUDA devices, `eager` keeps the scores in memory. `compile` compiles
+    each decoder layer by torch.compile and keeps the graphs in the worker's folder. `deterministic: false` permits
+    kernels of a device whose results differ from run to run, and a backward pass in threads of its own: a resumed run
+    then no longer repeats every bit. A CPU computes deterministically in any case.
+
     `optimizer_on_host` keeps fp32 weights and moments in host memory and updates them there. It saves
     12 bytes per parameter on the chip (8 in fp32), slows the end of each step and gives the same result.
     """
@@ -107,7 +118,10 @@ class TrainingConfig(FrozenModel):
     beta2: Fraction = 0.95
     epsilon: PositiveFloat = 1e-8
     clip_norm: NonNegativeFloat = 1.0
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: TrainingPrecision = "bf16"
+    attention: AttentionKernelName = "sdpa"
+    compile: bool = False
+    deterministic: bool = True
     optimizer_on_host: bool = False
     seed: NonNegativeInt = 0
     evaluate_every: NonNegativeInt = 0
@@ -148,8 +162,10 @@ class CheckpointConfig(FrozenModel):
     `copy_store`, a URL, also gets a copy of each part, encrypted with a key of the job: its owner can neither read nor
     change it. The credentials are those of the workers at each site, never a part of the URL.
 
-    After every step each worker also keeps its state in memory and a copy on another machine of its cluster.
-    A cluster with one machine copies to another cluster if `copies_across_clusters` is set.
+    Every `memory_interval` steps, and with each checkpoint, each worker also keeps its state in memory and a copy on
+    another machine of its cluster: a loss then costs at most these steps. With `auto` training waits for it in 1 % of
+    its time at most. Ranks of a cluster that hold the same share the work. A cluster with one machine copies to another
+    cluster if `copies_across_clusters` is set.
     """
 
     folder: PathName = f"checkpoints/{JOB_PLACEHOLDER}"
@@ -158,6 +174,7 @@ class CheckpointConfig(FrozenModel):
     copies: Annotated[int, Field(ge=0, le=MAX_COPIES)] = 1
     copy_store: Annotated[str, Field(pattern=r"^[a-z0-9]+://[^@:?#%]+$", max_length=MAX_URL_CHARS)] | None = None
     copies_across_clusters: bool = False
+    memory_interval: Literal["auto"] | PositiveInt = 1
 
     @field_validator("copy_store")
     @classmethod

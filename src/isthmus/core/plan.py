@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from isthmus.core.base_model import (
+    AttentionKernelName,
     ComputeMode,
     Currency,
     FrozenModel,
@@ -20,6 +21,7 @@ from isthmus.core.base_model import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    TrainingPrecision,
 )
 from isthmus.core.chip import Precision
 from isthmus.core.plan_parts.activation_offload import ActivationOffload
@@ -50,7 +52,8 @@ class Stage(FrozenModel):
 
     `cp_kind` is how chips that share a sequence exchange it: `gather` gathers keys and values, `ring` passes them
     round behind the computation, `all_to_all` exchanges tokens for heads (Ulysses). `offload` keeps activations in
-    host memory.
+    host memory. `precision` is that of the stage, where it differs from the job's: chips that lack one compute in
+    another.
     """
 
     replica: NonNegativeInt = 0
@@ -66,6 +69,7 @@ class Stage(FrozenModel):
     recompute_layers: NonNegativeInt | None = None
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(max_length=7)] = ()
     offload: ActivationOffload | None = None
+    precision: TrainingPrecision | None = None
 
     @property
     def num_layers(self) -> int:
@@ -137,6 +141,9 @@ class Plan(FrozenModel):
 
     `optimizer_on_host` keeps fp32 weights and moments in host memory and updates them there.
 
+    `attention`, `compile` and `deterministic` are those of the job's `training`; if a plan states them, they must be
+    equal.
+
     With `local_steps` above 1 gradients are reduced only within a replica group (replicas that share a
     cluster); after `local_steps` steps an outer optimizer averages all parameters.
     `compute: virtual` belongs to jobs of that kind, and to those with `engine: command`: each stage is one process,
@@ -168,6 +175,9 @@ class Plan(FrozenModel):
     why: str = ""
     model: str | None = None
     precision: Precision | None = None
+    attention: AttentionKernelName | None = None
+    compile: bool | None = None
+    deterministic: bool | None = None
     zero: Literal[0, 1, 2, 3] = 0
     optimizer_on_host: bool = False
     replica_micro_batches: tuple[PositiveInt, ...] = ()

@@ -127,9 +127,10 @@ class TensorParallelExchanges(FrozenModel):
 class LossMemory(FrozenModel):
     """The loss: bytes per logit at the peak beside the kept ones, and bytes moved forward and backward.
 
-    `chunks` is the number of parts that a chunked loss computes one after another. `stranded_bytes` per logit lie at
-    the peak in holes between tensors that are too large for them: reserved, not allocated. Fields that begin with
-    `sharded_` hold for a vocabulary that tensor parallelism divides (default: those without).
+    `chunks` is the number of parts that a chunked loss computes one after another. With `chunk_bytes` it has parts only
+    where the fp32 logits exceed them: of at most these bytes, computed again in the backward pass. `stranded_bytes`
+    per logit lie at the peak in holes between tensors that are too large for them: reserved, not allocated. Fields that
+    begin with `sharded_` hold for a vocabulary that tensor parallelism divides (default: those without).
     """
 
     peak_bytes: NonNegativeFloat | None = None
@@ -139,6 +140,7 @@ class LossMemory(FrozenModel):
     forward_bytes: PositiveFloat
     backward_bytes: PositiveFloat
     chunks: Annotated[int, Field(ge=1)] = 1
+    chunk_bytes: PositiveFloat | None = None
     source: Source
 
     def peak_of(self, tp: int) -> float | None:

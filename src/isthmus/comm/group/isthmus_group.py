@@ -97,6 +97,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     def use_libraries(self, libraries: VendorGroups, composition: Composition | None) -> None:
         """Use `libraries` and `composition` from now on; all ranks call this between the same collectives."""
         own = [self._clusters[one] for one in self._ranks]
+        self._library_types = frozenset(libraries) if len(set(own)) == 1 else frozenset[str]()
         near = [place for place, cluster in enumerate(own) if cluster == own[self.rank()]]
         self._local = libraries["cpu"].backend if "cpu" in libraries else None
         places = {one: place for place, one in enumerate(near)} if self._local is not None else {}
@@ -108,6 +109,10 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._collectives = GroupCollectives(
             self._runner, self.rank(), own, libraries, composition, self._loss_message, self._synchronisation
         )
+
+    def has_library(self, device_type: str) -> bool:
+        """Return whether a vendor's library carries collectives on devices of this type; only inside a cluster."""
+        return device_type in self._library_types
 
     def use_method(self, method: AllReduceMethod | None) -> None:
         """All-reduce by `method` what it takes; all ranks call this between the same collectives."""

@@ -72,7 +72,7 @@ def _with_prediction(moved: Plan, plan: Plan, job: Job, profile: ModelProfile, p
     groups = [(s.num_chips, pool.node_group(s.cluster, s.node_group)) for s in moved.stages]
     per_s = sum(chips * group.price_per_chip_hour / 3600 for chips, group in groups)
     num_cards = sum(chips / pool.chip(group).chips_per_card for chips, group in groups)
-    precision_bytes = 2 if job.training.precision == "bf16" else 4
+    precision_bytes = 4 if job.training.precision == "fp32" else 2
     update = {
         "iteration_s": run.iteration_s,
         "tgs_tokens_per_card_s": moved.num_samples * moved.sequence_length / run.iteration_s / num_cards,

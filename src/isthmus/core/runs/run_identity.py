@@ -29,8 +29,11 @@ IDENTITY_VERSION: Literal[1] = 1
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 FieldValue = bool | int | float | Text | None
 
-_NEUTRAL_TRAINING = {"micro_batch_size", "optimizer_on_host", "evaluate_every", "evaluate_samples"}
-"""Fields of `training` that leave the result unchanged."""
+_NEUTRAL_TRAINING = {
+    "micro_batch_size", "optimizer_on_host", "evaluate_every", "evaluate_samples", "attention", "compile",
+    "deterministic",
+}  # fmt: skip
+"""Fields of `training` that leave the result unchanged, but for rounding."""
 
 _NEUTRAL_CONFIG = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 """Fields of a model's `config.json` that leave the result unchanged."""

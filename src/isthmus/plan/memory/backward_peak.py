@@ -116,11 +116,14 @@ def _step_bytes(
         peak_bytes = profile.stack.loss.peak_of(shard.tp)
         trained = any(weight.trainable for weight in profile.head.weights)
         table_bytes = table if trained and not load.fused_weight_gradients else 0.0
-        yield (8 if peak_bytes is None else peak_bytes) / profile.stack.loss.chunks * logits
-        yield (2 * each - 4 if peak_bytes is None else _gradient_less_kept(profile, each)) * logits + table_bytes
+        chunk_tokens = profile.loss_chunk_tokens(load.tokens, shard.tp)
+        if chunk_tokens is None:
+            yield (8 if peak_bytes is None else peak_bytes) / profile.stack.loss.chunks * logits
+            yield (2 * each - 4 if peak_bytes is None else _gradient_less_kept(profile, each)) * logits + table_bytes
+        else:
+            yield from _chunk_step_bytes(profile, load, shard.tp, chunk_tokens, trained=trained)
         sizes = (load.tokens, load.sequence_length, each)
-        ends = (profile.head, profile.final_norm)
-        freed = sum(part.activation_bytes(*sizes, shard=shard) for part in ends)
+        freed = profile.head_kept_bytes(sizes, shard) + profile.final_norm.activation_bytes(*sizes, shard=shard)
         if is_first and profile.tied_embeddings:
             freed -= table  # the head's gradient is kept until the embedding's is added
         yield profile.final_norm.working_bytes(*sizes, shard=shard) - freed
@@ -130,6 +133,23 @@ def _step_bytes(
     if is_first:
         trained = any(weight.trainable for weight in profile.embedding.weights)
         yield (table if trained and not load.fused_weight_gradients else 0.0) - freed
+
+
+def _chunk_step_bytes(
+    profile: ModelProfile, load: MicroBatchLoad, tp: int, chunk_tokens: float, *, trained: bool
+) -> Iterator[float]:
+    """Yield the bytes beside the kept ones of the steps of the backward pass of head and loss by chunks.
+
+    A `trained` head sums the gradient of its weight in fp32.
+    """
+    each, fp32 = load.precision_bytes, 4
+    table = profile.vocab_size * profile.hidden_size / tp
+    logits = chunk_tokens * profile.vocab_size / tp
+    always = load.tokens * profile.hidden_size * each + trained * table * fp32
+    narrow = each < fp32
+    yield always + logits * (fp32 + narrow * each)
+    yield always + narrow * (logits * each + trained * table * each)
+    yield always + narrow * trained * table * each
 
 
 def stranded_bytes(profile: ModelProfile, load: MicroBatchLoad, shard: Sharding) -> float:

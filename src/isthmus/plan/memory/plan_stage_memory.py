@@ -75,7 +75,7 @@ def _memory_of_layers(
         (index == 0, index == len(stages) - 1),
         (plan.micro_batch_size_of(stage.replica), plan.sequence_length),
         stage_degrees(plan, stage),
-        "fp32" if weight_element_bytes(plan) == 4 else "bf16",
+        "fp32" if (stage.precision or plan.precision) in ("fp32", "tf32") else "bf16",
         (plan.local_steps > 1, plan.optimizer_on_host),
         (stage.recompute, stage.recompute_layers, stage.offload),
         _gradient_share(plan, stage.replica, len(stages)),

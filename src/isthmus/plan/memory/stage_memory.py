@@ -303,8 +303,9 @@ def _activation_bytes(
     positions = load.tokens if load.tokens < load.sequence_length else load.sequence_length
     kept += profile.position_width * load.precision_bytes * positions
     ends = [profile.embedding] if is_first else []
-    ends += [profile.final_norm, profile.head] if is_last else []
+    ends += [profile.final_norm] if is_last else []
     kept += sum(part.activation_bytes(*sizes, shard=shard) for part in ends)
+    kept += profile.head_kept_bytes(sizes, shard) if is_last else 0.0
     if not profile.stack.keeps_stage_tensors:
         return kept
     crossing = profile.boundary_bytes(load.tokens, load.precision_bytes)

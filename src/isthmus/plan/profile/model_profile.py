@@ -41,6 +41,9 @@ __all__ = [
 ]
 
 
+_FP32_BYTES = 4
+
+
 @dataclass(frozen=True, kw_only=True)
 class RepeatedWork:
     """What selective recomputation repeats in a layer, beside the weights and the core that it names."""
@@ -209,6 +212,26 @@ class ModelProfile:
     def boundary_bytes(self, tokens: float, precision_bytes: int) -> float:
         """Return the bytes of `tokens` tokens between stages: hidden states (backward: their gradients)."""
         return tokens * self.hidden_size * precision_bytes
+
+    def loss_chunk_tokens(self, tokens: float, tp: int) -> float | None:
+        """Return the tokens of a chunk of the loss on one of `tp` chips; None if it computes all `tokens` together.
+
+        A stack whose loss has `chunk_bytes` computes head and loss by chunks once the fp32 logits of a micro-batch
+        exceed them: no logit stays until the backward pass, which computes those of a chunk again.
+        """
+        chunk_bytes = self.stack.loss.chunk_bytes
+        if chunk_bytes is None:
+            return None
+        most = max(chunk_bytes // (_FP32_BYTES * -(-self.vocab_size // tp)), 1)
+        return most if tokens > most else None
+
+    def head_kept_bytes(self, sizes: tuple[float, int, int], shard: Sharding) -> float:
+        """Return the bytes that head and loss keep; `sizes` are tokens, sequence length and bytes per element."""
+        kept = self.head.activation_bytes(*sizes, shard=shard)
+        if self.loss_chunk_tokens(sizes[0], shard.tp) is None:
+            return kept
+        logits = sum(one.num_bytes(*sizes, shard) for one in self.head.saved if one.name == "log_probabilities")
+        return kept - logits + _FP32_BYTES * sizes[0]  # the normaliser of each token
 
     def kv_cache_bytes_per_token(self, precision_bytes: int, *, tp: int = 1) -> float:
         """Return the KV-cache bytes of one token over all layers, on one of `tp` chips."""

@@ -316,11 +316,15 @@ def embedding_pass_time(
 def head_pass_time(
     profile: ModelProfile, chip_model: ChipModel, micro_batch: ChipMicroBatch, precision: Precision
 ) -> PassTime:
-    """Return the times of one micro-batch in final norm, head and loss, by the roofline."""
+    """Return the times of one micro-batch in final norm, head and loss, by the roofline.
+
+    A loss by chunks repeats the head's product in the backward pass.
+    """
     work = head_work(profile, micro_batch)
     loss = profile.stack.loss
     backward_bytes = work.moved_bytes * loss.backward_bytes / loss.forward_bytes
-    return pass_time(chip_model, work, precision, backward_bytes=backward_bytes)
+    chunked = profile.loss_chunk_tokens(micro_batch.tokens, micro_batch.degrees.tp) is not None
+    return pass_time(chip_model, work, precision, "selective" if chunked else "none", backward_bytes=backward_bytes)
 
 
 @lru_cache(maxsize=4096)

@@ -18,7 +18,13 @@ from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_
 from isthmus.core.runs.resume_folder import refuse_finished
 from isthmus.core.units import format_bytes
 from isthmus.train.checkpoint.async_checkpoint_writer import AsyncCheckpointWriter
-from isthmus.train.checkpoint.checkpoint_folder import checkpoint_name, load_shards, read_manifests, verify_rank_file
+from isthmus.train.checkpoint.checkpoint_folder import (
+    checkpoint_name,
+    load_shards,
+    read_layout,
+    read_manifests,
+    verify_rank_file,
+)
 from isthmus.train.checkpoint.find_valid_checkpoint import find_valid_checkpoint
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.memory_slot import Snapshot
@@ -81,21 +87,24 @@ class CheckpointManager:
         (writing,) = self._communicator.broadcast_from_first([secrets.randbits(62)])
         self._async_writer = self._make_writer(f"{writing:x}")
 
-    def load(self, shapes: Mapping[str, torch.Size]) -> Snapshot | None:
+    def load(
+        self, shapes: Mapping[str, torch.Size], extra: Mapping[str, torch.Tensor] | None = None
+    ) -> Snapshot | None:
         """Return this rank's state from the newest checkpoint that all ranks find valid; None without one.
 
         Before the job's own first checkpoint, one of `resume` is loaded; its folder is only read. Raises
         `InputError` if that holds none, or one of another model.
 
         `shapes` are the shapes of this rank's parameters by full-model name; the snapshot has state tensors
-        of these shapes. Restores torch's random state if the number of ranks is unchanged.
+        of these shapes, and those of `extra`, of any shape, that the checkpoint has. Restores torch's random state if
+        the number of ranks is unchanged.
         """
-        found = self._load(self._folder, shapes)
+        found = self._load(self._folder, shapes, extra or {})
         source = self._spec.job.resume_folder
         if found is not None or source is None:
             return found
         try:
-            found = self._load(Path(source), shapes)
+            found = self._load(Path(source), shapes, extra or {})
         except UnavailableError as error:
             raise InputError(f"resume: {error.message}", hint="resume with the model of that run") from error
         if found is None:
@@ -105,7 +114,9 @@ class CheckpointManager:
             )
         return found
 
-    def _load(self, folder: Path, shapes: Mapping[str, torch.Size]) -> Snapshot | None:
+    def _load(
+        self, folder: Path, shapes: Mapping[str, torch.Size], extra: Mapping[str, torch.Tensor]
+    ) -> Snapshot | None:
         """Return this rank's state from the newest valid checkpoint of `folder`; `shapes` as in `load`."""
         rank, broadcast, all_gather = (
             self._spec.rank,
@@ -124,6 +135,11 @@ class CheckpointManager:
         if folder != self._folder:
             refuse_finished(folder, manifest.step, self._spec.job)
         tensors, pieces = allocate_state(shapes, self._ownership)
+        if extra:
+            layout = read_layout(folder / checkpoint_name(manifest.step), manifest) if found is None else found.layout
+            stored = layout.by_tensor()
+            tensors |= {name: one for name, one in extra.items() if name in stored}
+            pieces += [TensorShard.full(name, one) for name, one in extra.items() if name in stored]
         random_state = self._random_state()
         if manifest.num_ranks == self._num_ranks:
             pieces.append(random_state)
@@ -166,10 +182,13 @@ class CheckpointManager:
     def save(self, step: int, samples: int, state: Mapping[str, torch.Tensor]) -> None:
         """Begin to write the checkpoint after `step` steps; wait for it if it is the run's last.
 
-        The tensors of `state`, of the shapes that `shards_to_save` takes, must not change until `wait_copied`
+        The tensors of `state`, of the shapes that `shards_to_save` takes, and one without a `/` in its name, which all
+        ranks have alike, must not change until `wait_copied`
         returns. Raises `UnavailableError` if the previous checkpoint could not be written.
         """
         pieces = [*shards_to_save(state, self._ownership), self._random_state()]
+        if self._spec.rank == 0:
+            pieces += [TensorShard.full(name, one) for name, one in state.items() if "/" not in name]
         self._async_writer.begin(step, samples, pieces, partial(self._report_saved, step, time.monotonic()))
         if step == self._spec.job.training.steps:
             self._async_writer.wait()

@@ -1,7 +1,8 @@
 """`MemoryCheckpoint`: snapshots of a rank's last two states in shared memory, copied during the next step.
 
 They survive the process, so a replacement process can resume from them. Two slots are written alternately, so
-that one is always valid; together they take twice the size of a state.
+that one is always valid; together they take twice the size of a state. The memory of the older one can be released
+once all ranks have the newer.
 """
 
 from __future__ import annotations
@@ -105,6 +106,17 @@ class MemoryCheckpoint:
             if known is not None and known > step:
                 self._slots[number].invalidate()
                 steps[number] = None
+
+    def release_older(self) -> None:
+        """Give the memory of the older of two snapshots back, once all ranks have the newer one.
+
+        Call it after `wait`; while a snapshot is copied, both stay.
+        """
+        steps = self._valid_steps()
+        if self._pending_copy is None and None not in steps:
+            older = _older_slot(steps)
+            steps[older] = self._verified[older] = None
+            self._slots[older].remove()
 
     def slot(self, step: int) -> MemorySlot | None:
         """Return the slot of the snapshot after `step` steps; None if there is none."""

@@ -26,7 +26,7 @@ from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.train.checkpoint.layout.checkpoint_layout import DTYPE_BYTES, DtypeName, Extent, Extents
 
-SLOT_VERSION: Literal[1] = 1
+SLOT_VERSION: Literal[2] = 2
 MAX_INDEX_BYTES = 64 << 20
 """Largest index of a slot; a peer's is refused before memory is taken for it."""
 _ALIGN_BYTES = 64
@@ -49,7 +49,7 @@ class SlotTensor(FrozenModel):
 class SlotIndex(FrozenModel):
     """Contents of a slot: the state after `step` steps and `samples` samples."""
 
-    version: Literal[1] = SLOT_VERSION
+    version: Literal[2] = SLOT_VERSION
     step: NonNegativeInt
     samples: NonNegativeInt
     # Size of the data with padding.

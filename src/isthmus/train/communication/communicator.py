@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -23,7 +22,7 @@ from isthmus.strategies import RankProgram
 from isthmus.train.communication.host_staging import CudaCopyEngine, HostStaging, StagedReceive
 from isthmus.train.communication.send_thread import PendingWork, SendThread, unwrap_work
 from isthmus.train.communication.step_metrics import StepTimer
-from isthmus.train.communication.torch_device import HOST_BACKENDS, synchronize
+from isthmus.train.communication.torch_device import HOST_BACKENDS
 from isthmus.train.liveness.peer_wait import waiting_for_peer
 
 MAX_GATHERED_BYTES = 256 << 20
@@ -51,9 +50,9 @@ class Communicator:
 
     A send thread starts messages; `wait` completes them. With `staging`, tensors go through host memory.
     `batched` starts messages in the calling thread with one `batch_isend_irecv`, which device backends such
-    as NCCL need when two ranks send to each other. `device` holds the tensors of collectives. `wait_for_device` waits
-    until the device has executed a completed receive. `timer` times the current step. A `checkpoint_requested` set on
-    one rank reaches all ranks in the next `sum_over_all`, as `any_requested`.
+    as NCCL need when two ranks send to each other. `device` holds the tensors of collectives. `timer` times the
+    current step. A `checkpoint_requested` set on one rank reaches all ranks in the next `sum_over_all`, as
+    `any_requested`.
     """
 
     def __init__(
@@ -64,16 +63,10 @@ class Communicator:
         staging: HostStaging | None = None,
         batched: bool = False,
         device: torch.device | str = "cpu",
-        wait_for_device: Callable[[], None] = lambda: None,
     ) -> None:
         self.clusters = tuple(clusters)
         self._is_remote = [cluster != clusters[rank] for cluster in clusters]
-        self._staging, self._batched, self._device, self._wait_for_device = (
-            staging,
-            batched,
-            device,
-            wait_for_device,
-        )
+        self._staging, self._batched, self._device = staging, batched, device
         self._send_thread: SendThread[TensorMessage] = SendThread()
         self.timer = StepTimer()
         self.checkpoint_requested = self.any_requested = False
@@ -128,7 +121,6 @@ class Communicator:
             return
         completed = completed or (isinstance(work, PendingWork) and work.message.is_send)
         work.wait()
-        self._wait_for_device()
         end_s = timer.clock()
         timer.add_wait(start_s, end_s, getattr(work, "under_way", None))
         self._record(getattr(work, "received_work", work))
@@ -278,5 +270,4 @@ def make_communicator(spec: WorkerSpec, device: torch.device) -> Communicator:
     if spec.backend in HOST_BACKENDS:
         staging = None if device.type == "cpu" else HostStaging(CudaCopyEngine(device))
         return Communicator(clusters, spec.rank, staging=staging)
-    settle = partial(synchronize, device)
-    return Communicator(clusters, spec.rank, batched=True, device=device, wait_for_device=settle)
+    return Communicator(clusters, spec.rank, batched=True, device=device)

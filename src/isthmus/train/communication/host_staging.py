@@ -46,6 +46,10 @@ class CopyEngine(Protocol):
         """Wait until the device has reached the event `event`."""
         ...
 
+    def order_after(self, event: Any) -> None:
+        """Let work that the calling thread queues from now on begin after `event`, without a wait of the host."""
+        ...
+
 
 class CudaCopyEngine:
     """Copies of a CUDA device, on one stream per direction, so that each has its own copy engine.
@@ -74,17 +78,26 @@ class CudaCopyEngine:
         """Wait for an event without spinning, which leaves the core to other threads."""
         event.synchronize()
 
+    def order_after(self, event: torch.cuda.Event) -> None:
+        """Let the current stream wait for an event."""
+        torch.cuda.current_stream(self._device).wait_event(event)
+
 
 class StagedReceive:
     """A receive into host memory and its copy to the device, with the interface of `dist.Work`.
 
-    `under_way` (s) runs from the send to the end of the copy; `received_work` is the receive into host memory.
+    `complete` receives and queues the copy; `order_after` lets the waiting thread's work begin behind it. `under_way`
+    (s) runs from the send until the copy is queued; `received_work` is the receive into host memory.
     """
 
     def __init__(
-        self, received_work: PendingReceive, complete: Callable[[], Interval | None], pool: ThreadPoolExecutor
+        self,
+        received_work: PendingReceive,
+        complete: Callable[[], tuple[Interval | None, Any]],
+        order_after: Callable[[Any], None],
+        pool: ThreadPoolExecutor,
     ) -> None:
-        self.received_work = received_work
+        self.received_work, self._order_after = received_work, order_after
         self._complete, self._future = complete, pool.submit(complete)
         self._is_complete = False
         self.under_way: Interval | None = None
@@ -94,10 +107,11 @@ class StagedReceive:
         return self._is_complete or (self._future.done() and not self._future.cancelled())
 
     def wait(self) -> bool:
-        """Wait until the message is on the device; raises the error of the receive."""
+        """Wait for the message, whose copy the device makes before what is queued next; raises the receive's error."""
         if not self._is_complete:
             # If no pool thread has taken it, complete it here: receives may be waited for in any order.
-            self.under_way = self._complete() if self._future.cancel() else self._future.result()
+            self.under_way, copied = self._complete() if self._future.cancel() else self._future.result()
+            self._order_after(copied)
             self._is_complete = True
         return True
 
@@ -131,10 +145,10 @@ class HostStaging:
         host, free = empty_host_tensor(target), self._engine.record_event()
         work = receive(host)
 
-        def land() -> Interval | None:
+        def land() -> tuple[Interval | None, Any]:
             work.wait()
-            self._engine.wait_event(self._engine.copy_async(host, target, free))
+            copied = self._engine.copy_async(host, target, free)
             in_transit: Interval | None = getattr(work, "under_way", None)
-            return None if in_transit is None else (in_transit[0], clock())
+            return (None if in_transit is None else (in_transit[0], clock())), copied
 
-        return StagedReceive(work, land, self._pool)
+        return StagedReceive(work, land, self._engine.order_after, self._pool)

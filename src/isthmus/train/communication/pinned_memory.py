@@ -20,6 +20,14 @@ def empty_host_tensor(like: torch.Tensor, dtype: torch.dtype | None = None) -> t
     return torch.empty(like.shape, dtype=dtype or like.dtype, pin_memory=like.is_cuda)
 
 
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a host tensor, of any shape, on `device`: itself on a CPU, else a copy that the device makes in order."""
+    if device.type == "cpu":
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+    return pinned.to(device, non_blocking=True)
+
+
 def copy_tensors_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return complete contiguous copies of `tensors`, each in its shape, in host memory."""
     copies = [empty_host_tensor(one) for one in tensors]

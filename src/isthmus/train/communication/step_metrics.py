@@ -14,8 +14,19 @@ from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import ReceivedMessage, Span, StepMetrics
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.process.steady_clock import steady_time_s
+from isthmus.train.communication.device_timeline import DeviceTimeline
 
 Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class PendingCompute:
+    """A computation between two marks of a device, and when the host had queued it (s); no `kind`: no span."""
+
+    kind: str
+    micro_batch: int
+    marks: tuple[Any, Any]
+    queued_s: float
 
 
 @dataclass
@@ -39,6 +50,8 @@ class StepTimer:
     # Bytes sent to other clusters.
     wan_bytes: int = 0
     spans: list[Span] = field(default_factory=list)
+    # Computations that the device had not executed when they were added.
+    pending: list[PendingCompute] = field(default_factory=list)
     # Messages received from other clusters.
     messages: list[ReceivedMessage] = field(default_factory=list)
 
@@ -56,6 +69,31 @@ class StepTimer:
         self.compute_s += end_s - start_s
         if self.is_traced:
             self.spans.append(Span(kind=kind, micro_batch=micro_batch, start_s=start_s, end_s=end_s))
+
+    def add_device_compute(self, kind: str, micro_batch: int, marks: tuple[Any, Any], timeline: DeviceTimeline) -> None:
+        """Add the computation between two marks of a device; one not yet executed is added by `settle`."""
+        queued_s = marks[1] if isinstance(marks[1], float) else self.clock()  # the marks of a CPU are times
+        self.pending.append(PendingCompute(kind, micro_batch, marks, queued_s))
+        self.settle(timeline)
+
+    def settle(self, timeline: DeviceTimeline, anchor: tuple[Any, float] | None = None) -> None:
+        """Add the pending computations that the device has executed, in order.
+
+        `anchor` is a mark at which the device was idle, and the time of the host's clock there; the spans of a traced
+        step refer to it, else to when the host had queued the work.
+        """
+        while self.pending:
+            one = self.pending[0]
+            elapsed_s = timeline.elapsed_s(*one.marks)
+            if elapsed_s is None:
+                return
+            self.pending.pop(0)
+            self.compute_s += elapsed_s
+            if self.is_traced and one.kind:
+                before_s = timeline.elapsed_s(one.marks[1], anchor[0]) if anchor is not None else None
+                end_s = one.queued_s if anchor is None or before_s is None else anchor[1] - before_s
+                span = Span(kind=one.kind, micro_batch=one.micro_batch, start_s=end_s - elapsed_s, end_s=end_s)
+                self.spans.append(span)
 
     @contextmanager
     def measure_compute(self) -> Iterator[None]:

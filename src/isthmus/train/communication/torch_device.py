@@ -32,20 +32,21 @@ def choose_device(choice: DeviceChoice, *, virtual: bool, num_cuda: int) -> torc
     return torch.device("cuda", 0)
 
 
-def configure_torch(device: torch.device, num_threads: int) -> None:
-    """Set the number of threads and, on CUDA, deterministic kernels; operations without one raise.
+def configure_torch(device: torch.device, num_threads: int, *, deterministic: bool = True) -> None:
+    """Set the number of threads and, on CUDA with `deterministic`, kernels that are; operations without one raise.
 
     `warn_only` would leave attention with a faster, non-deterministic backward. cuBLAS reads its workspace
-    setting at first use. Autograd runs in the calling thread, as on a CPU, so that the heartbeat sees there
-    whether the rank waits for a peer.
+    setting at first use. Autograd then runs in the calling thread, as on a CPU, so that gradients are accumulated in
+    one order.
     """
     torch.set_num_threads(num_threads)
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.cuda.set_device(device)
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it before a write
-        torch.autograd.set_multithreading_enabled(False)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.autograd.set_multithreading_enabled(not deterministic)
+        if deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it before a write
 
 
 def synchronize(device: torch.device) -> None:

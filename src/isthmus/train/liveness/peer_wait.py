@@ -10,13 +10,13 @@ _waiting_threads: set[int] = set()
 
 
 @contextmanager
-def waiting_for_peer() -> Iterator[None]:
-    """Mark the calling thread as waiting for a peer until the block ends, normally or by an error.
+def waiting_for_peer(thread: int | None = None) -> Iterator[None]:
+    """Mark `thread` (default: the calling one) as waiting for a peer until the block ends, normally or by an error.
 
     Enclose every call in which a training step may block on another rank. Blocks may nest; the outermost one
     counts. Computation and copies belong outside, because a stall in them is to be detected.
     """
-    thread = threading.get_ident()
+    thread = threading.get_ident() if thread is None else thread
     if thread in _waiting_threads:
         yield
         return

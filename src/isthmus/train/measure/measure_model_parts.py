@@ -20,7 +20,7 @@ from isthmus.core.job import TrainingConfig
 from isthmus.core.model import load_model
 from isthmus.plan import ShapeTiming
 from isthmus.train.measure.operation_timer import OperationTimer, time_interleaved
-from isthmus.train.model.stage_model import StageModel, build_stage, token_loss
+from isthmus.train.model.stage_model import StageModel, build_stage
 from isthmus.train.update.optimizer import Optimizer
 
 NUM_TIMED_LAYERS = 2
@@ -86,8 +86,8 @@ def _head_pass(stage: StageModel, shape: tuple[int, int]) -> Callable[[], None]:
     hidden, labels = torch.randn(*shape, stage.hidden_size), torch.randint(stage.vocab_size, shape)
 
     def passes() -> None:
-        logits = stage.lm_head(stage.model.norm(hidden.clone().requires_grad_()))
-        torch.autograd.backward(token_loss(logits, labels) / labels.numel())
+        normed = stage.model.norm(hidden.clone().requires_grad_())
+        torch.autograd.backward(stage.loss(normed, labels) / labels.numel())
 
     return passes
 

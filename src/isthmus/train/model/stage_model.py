@@ -14,10 +14,14 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
+from isthmus.core.base_model import AttentionKernelName
 from isthmus.core.errors import PlanError
+from isthmus.train.kernels.compile_layers import compile_layers
 from isthmus.train.model.balance_loss import balance_coefficient, capture_balance_losses, find_router
+from isthmus.train.model.chunked_loss import LOSS_CHUNK_BYTES, chunked_loss, tokens_per_chunk
 from isthmus.train.model.initialise import initialise_parameter
 from isthmus.train.model.load_weights import load_weights
 from isthmus.train.model.position_cache import PositionCache, PositionInputs
@@ -61,8 +65,10 @@ class StageModel(nn.Module):
         layers: tuple[int, int],
         device: torch.device | str,
         group: TensorParallelGroup,
+        attention: AttentionKernelName = "sdpa",
     ) -> None:
         super().__init__()
+        self._attention_backends = [SDPBackend.FLASH_ATTENTION] if attention == "flash" else []
         self.config = full.config
         self.device = torch.device(device)
         self.architecture = type(full).__name__
@@ -89,29 +95,37 @@ class StageModel(nn.Module):
         if self.is_first and group.size > 1:
             first, embedding = self._first_token_id(EMBEDDING_WEIGHT), self.model.embed_tokens
             self.model.embed_tokens = VocabParallelEmbedding(embedding.weight, first, embedding.padding_idx, group)
+        self.loss_chunk_bytes = LOSS_CHUNK_BYTES
         self.balance_coefficient = balance_coefficient(full.config)
         self._num_routers = sum(find_router(layer) is not None for layer in full.model.layers)
         self._sliding_layers = sliding_window_layers(full.config)
         windows = frozenset(i in self._sliding_layers for i in range(*layers))
         self.position_cache = PositionCache(full.config, rotary_embedding(full, device), windows)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights that the stage computes with."""
+        return next(self.parameters()).dtype
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the stage on `x`: token ids `[B, S]` (int64) on the first stage, else `[B, S, H]`.
 
         Returns hidden states `[B, S, H]`, or on the last stage logits `[B, S, V / tp]`.
         """
-        return self.compute(x)[0]
+        out = self.compute(x)[0]
+        logits: torch.Tensor = self.lm_head(out) if self.is_last else out
+        return logits
 
     def compute(
         self, x: torch.Tensor, recompute: RecomputePolicy = NO_RECOMPUTE
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the result of `forward`, and this stage's part of the model's balance loss.
+        """Return hidden states [B, S, H], on the last stage the input of the head, and a part of the balance loss.
 
-        That part is an fp32 scalar, not yet multiplied by `balance_coefficient`; None if the coefficient is
-        0, no layer of the stage has experts, or gradients are disabled. `recompute` is the activation
-        recomputation policy.
+        That part, of this stage's layers, is an fp32 scalar, not yet multiplied by `balance_coefficient`; None if
+        the coefficient is 0, no layer of the stage has experts, or gradients are disabled. `recompute` is the
+        activation recomputation policy.
         """
-        hidden = self.model.embed_tokens(x) if self.is_first else split_sequence(x, self.group)
+        hidden = self.model.embed_tokens(x) if self.is_first else split_sequence(x.to(self.dtype), self.group)
         positions = self.position_cache.get(hidden.new_empty((*x.shape[:2], 0)))
         training, balances = torch.is_grad_enabled(), []
         for number, (index, layer) in enumerate(self.model.layers.items()):
@@ -122,13 +136,29 @@ class StageModel(nn.Module):
         total = torch.stack(balances).sum() / self._num_routers if balances else None
         if not self.is_last:
             return gather_sequence(hidden, self.group), total
-        return self.lm_head(enter_parallel_region(self.model.norm(hidden), self.group)), total
+        return enter_parallel_region(self.model.norm(hidden), self.group), total
 
-    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return `token_loss` of `logits` [B, S, V / tp] (this rank's vocabulary) and `labels` [B, S]."""
+    def loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the sum (fp32, in nats) of the cross entropies of `labels` [B, S] that count.
+
+        `hidden` [B, S, H] is the input of the head. If the fp32 logits of all tokens exceed `loss_chunk_bytes`, head
+        and loss are computed by chunks, which takes one product of the head more.
+        """
+        chunk_tokens = tokens_per_chunk(self.vocab_size, self.group.size, self.loss_chunk_bytes)
+        first = 0 if self.group.size == 1 else self._first_token_id(EMBEDDING_WEIGHT if self.tied else HEAD_WEIGHT)
+        if labels.numel() > chunk_tokens:
+            return chunked_loss(
+                hidden,
+                self.lm_head.weight,
+                labels,
+                chunk_tokens=chunk_tokens,
+                ignored_label=IGNORED_LABEL,
+                first_token=first,
+                group=self.group,
+            )
+        logits = self.lm_head(hidden)
         if self.group.size == 1:
             return token_loss(logits, labels)
-        first = self._first_token_id(EMBEDDING_WEIGHT if self.tied else HEAD_WEIGHT)
         return vocab_parallel_loss(logits, labels, first, self.group, IGNORED_LABEL)
 
     def _first_token_id(self, name: str) -> int:
@@ -138,6 +168,14 @@ class StageModel(nn.Module):
         self, layer: nn.Module, positions: PositionInputs, sliding: bool, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the output [B, S, H] of `layer` for `hidden` [B, S, H], and its balance loss, a scalar, if any."""
+        if self._attention_backends:
+            with sdpa_kernel(self._attention_backends):
+                return self._run_layer(layer, positions, sliding, hidden)
+        return self._run_layer(layer, positions, sliding, hidden)
+
+    def _run_layer(
+        self, layer: nn.Module, positions: PositionInputs, sliding: bool, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         run = partial(
             layer,
             hidden,
@@ -170,21 +208,24 @@ def build_stage(
     seed: int,
     weights: Literal["random", "load"],
     group: TensorParallelGroup | None = None,
+    attention: AttentionKernelName = "sdpa",
+    compiled: bool = False,
 ) -> StageModel:
     """Build layers `layers` (first, last exclusive) of `model`, a Hugging Face folder or `config.json`.
 
     Parameters have `dtype` and are on `device`. With `weights` "random" they depend on (`seed`, full name)
     only, for any pipeline split; with "load" they come from the safetensors files of the folder, of which
-    only this stage's tensors are read. `group` are the tensor-parallel ranks. Peak memory is the stage plus
+    only this stage's tensors are read. `group` are the tensor-parallel ranks; `attention` and `compiled` as in
+    `TrainingConfig`. Peak memory is the stage plus
     one full tensor (or 64 MiB). Raises `ModelError` for an unusable model or weight and `PlanError` for a
     layer range outside the model.
     """
     # Step 1: split the stage from the full model on the meta device.
-    full = build_meta_model(model)
+    full = build_meta_model(model, attention)
     _check_range(layers, full.config.num_hidden_layers, model)
     group = group or TensorParallelGroup()
     choose_expert_kernels(full.config, device, group.size)
-    stage = StageModel(full, layers, device, group)
+    stage = StageModel(full, layers, device, group, attention)
     del full
     # Step 2: allocate its parameters and add the tensor-parallel collectives.
     _materialise(stage, dtype, device)
@@ -193,6 +234,8 @@ def build_stage(
             register_collectives(layer, stage.group)
         if stage.is_last and stage.group.sequence_parallel:
             stage.model.norm.weight.register_hook(stage.group.all_reduce_sum)
+    if compiled:
+        compile_layers(stage.model.layers.values())
     # Step 3: fill the parameters.
     if weights == "load":
         load_weights(_full_parameters(stage), model)

@@ -10,11 +10,20 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from isthmus.core.base_model import AttentionKernelName
 from isthmus.core.errors import ModelError
 from isthmus.core.model import config_path, load_model, read_config, require_trainable
 
 _CONFIG_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ZeroDivisionError)
 """Errors that transformers raises for an invalid configuration."""
+
+_IMPLEMENTATIONS: dict[AttentionKernelName, str] = {
+    "sdpa": "sdpa",
+    "flash": "sdpa",
+    "flex": "flex_attention",
+    "eager": "eager",
+}
+"""The name that transformers has for a kernel; `flash` is the only backend that `sdpa` may then choose."""
 
 GROUPED_MM_ALIGNMENT = 8
 """Elements per 16 bytes of bf16: torch's grouped matrix products need rows of a multiple of 16 bytes."""
@@ -31,8 +40,8 @@ def model_class(model: str | Path) -> type[PreTrainedModel]:
     return cls
 
 
-def read_transformers_config(model: str | Path) -> PretrainedConfig:
-    """Return the complete transformers configuration of `model`, with SDPA attention.
+def read_transformers_config(model: str | Path, attention: AttentionKernelName = "sdpa") -> PretrainedConfig:
+    """Return the complete transformers configuration of `model`, with the kernel `attention`.
 
     Raises `ModelError` if transformers rejects a value.
     """
@@ -42,16 +51,16 @@ def read_transformers_config(model: str | Path) -> PretrainedConfig:
     except (*_CONFIG_ERRORS, StrictDataclassError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"{config_path(model)}: {reason}", hint="compare it with a published model") from error
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = _IMPLEMENTATIONS[attention]
     return config
 
 
-def build_meta_model(model: str | Path) -> PreTrainedModel:
+def build_meta_model(model: str | Path, attention: AttentionKernelName = "sdpa") -> PreTrainedModel:
     """Return the full model on the meta device: all modules, names and shapes without memory.
 
     Raises `ModelError` if the dimensions of the configuration are inconsistent.
     """
-    config = read_transformers_config(model)
+    config = read_transformers_config(model, attention)
     try:
         with torch.device("meta"):
             return model_class(model)(config)

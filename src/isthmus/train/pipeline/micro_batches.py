@@ -25,7 +25,7 @@ class MicroBatches:
     # [B, S] int64 by micro-batch, on the last stage only.
     labels: tuple[torch.Tensor, ...] = ()
     # Weight of a token's loss: 1 / counted tokens of the whole step, over all replicas.
-    loss_scale: float = 1.0
+    token_weight: float = 1.0
 
     @classmethod
     def split(
@@ -49,5 +49,5 @@ class MicroBatches:
             num_samples=num_samples,
             inputs=() if input_ids is None else torch.split(input_ids[first:end], micro_batch_size),
             labels=() if labels is None else torch.split(labels[first:end], micro_batch_size),
-            loss_scale=1.0 / counted,
+            token_weight=1.0 / counted,
         )

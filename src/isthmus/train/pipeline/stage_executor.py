@@ -9,6 +9,7 @@ import torch
 
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Schedule, peak_receive_buffers
+from isthmus.train.communication.device_timeline import DeviceTimeline, timeline_of
 from isthmus.train.communication.exact_sleep import sleep_exactly
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.model.deferred_weight_gradients import DeferredWeightGradients
@@ -36,7 +37,8 @@ class StageExecutor:
     `model_chunks` holds one model per chunk of the schedule; `dtype` is that of messages. `stage_time` makes the
     chip virtual: `sleep` pads each forward and backward to that time divided by the number of chunks (a chunk
     of a bidirectional schedule is a full stage), and each half of a split backward to half of it. `recompute`
-    selects the layers whose activations are recomputed in the backward, one layer at a time.
+    selects the layers whose activations are recomputed in the backward, one layer at a time. `timeline` replaces
+    that of the device.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class StageExecutor:
         stage_time: StageTime | None = None,
         recompute: RecomputePolicy = NO_RECOMPUTE,
         sleep: Callable[[float], None] = sleep_exactly,
+        timeline: DeviceTimeline | None = None,
     ) -> None:
         self.model_chunks, self.stage, self._dtype = model_chunks, stage, dtype
         self.buffers = ReceiveBufferPool()
@@ -60,12 +63,26 @@ class StageExecutor:
             communicator=communicator,
             buffers=self.buffers,
             recompute=model_chunks.recompute_policies(recompute),
+            dtype=dtype,
             stage_time=stage_time,
             sleep=sleep,
         )
         self._deferred: DeferredWeightGradients | None = None
         self._prepared: dict[bool, _PreparedSchedule] = {}
-        self.losses = Losses(None, None)
+        self.gradient_scale = 1.0
+        """By which the loss is multiplied before its gradients are computed; equal on all stages."""
+        self._timeline = timeline
+        self._execution: StepExecution | None = None
+        self._last_losses = Losses(None, None)
+
+    @property
+    def losses(self) -> Losses:
+        """Those of the step under way, for whose forwards the first read waits, or of the last one."""
+        return self._last_losses if self._execution is None else self._execution.read_losses()
+
+    def timeline(self, timer: StepTimer) -> DeviceTimeline:
+        """Return the timeline of the stage's device; that of a CPU has the clock of `timer`."""
+        return self._timeline or timeline_of(self.model_chunks.device, timer.clock)
 
     def run(
         self,
@@ -76,25 +93,30 @@ class StageExecutor:
     ) -> Losses:
         """Run the stage's operations for one step; return its losses.
 
-        Calls `update` at the schedule's update operation, with `losses` set. Raises `PeerError` if a
-        neighbour is lost.
+        Calls `update` at the schedule's update operation, which may read `losses`; nothing else waits for the device.
+        Raises `PeerError` if a neighbour is lost.
         """
         self._setup.communicator.timer = timer
         prepared = self._prepare_schedule(schedule)
         self._allocate_buffers(prepared.num_buffers, batches)
 
-        def on_update(losses: Losses) -> None:
-            self.losses = losses
-            update()
-
-        execution = StepExecution(self._setup, schedule.trains, batches, timer, on_update, self._deferred)
-        with torch.set_grad_enabled(schedule.trains):
-            for steps in prepared.program:
-                if steps[0].is_message_start:
-                    execution.start(steps)
-                else:
-                    execution.execute(steps[0])
-        return execution.current_losses()
+        timeline = self.timeline(timer)
+        execution = StepExecution(
+            self._setup, schedule.trains, batches, timer, timeline, update, self._deferred, self.gradient_scale
+        )
+        self._execution = execution
+        try:
+            with torch.set_grad_enabled(schedule.trains):
+                for steps in prepared.program:
+                    if steps[0].is_message_start:
+                        execution.start(steps)
+                    else:
+                        execution.execute(steps[0])
+            self._last_losses = execution.read_losses()
+        finally:
+            self._execution = None  # it holds the tensors of a step that failed
+        timer.settle(timeline, execution.anchor)
+        return self._last_losses
 
     def _prepare_schedule(self, schedule: Schedule) -> _PreparedSchedule:
         """Return the program of `schedule` for this stage; cached for the last schedule of its kind."""

@@ -14,6 +14,8 @@ import torch
 from isthmus.core.plan import StageTime
 from isthmus.schedule import OperationKind
 from isthmus.train.communication.communicator import TensorMessage
+from isthmus.train.communication.device_timeline import DeviceTimeline
+from isthmus.train.communication.pinned_memory import copy_to_device
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.communication.torch_device import synchronize
 from isthmus.train.model.deferred_weight_gradients import ChunkKey, DeferredWeightGradients
@@ -46,6 +48,8 @@ class StageSetup:
     buffers: ReceiveBufferPool
     # By chunk.
     recompute: tuple[RecomputePolicy, ...]
+    # Of messages.
+    dtype: torch.dtype
     stage_time: StageTime | None
     sleep: Callable[[float], None]
 
@@ -59,9 +63,12 @@ class StepExecution:
         trains: bool,
         batches: MicroBatches,
         timer: StepTimer,
-        update: Callable[[Losses], None],
+        timeline: DeviceTimeline,
+        update: Callable[[], None],
         deferred: DeferredWeightGradients | None,
+        gradient_scale: float,
     ) -> None:
+        self.timeline, self.gradient_scale = timeline, gradient_scale
         self.setup, self.models, self.trains = setup, setup.model_chunks.chunks, trains
         self.batches, self.timer, self.update, self.deferred = batches, timer, update, deferred
         self.inputs: dict[ChunkKey, torch.Tensor] = {}
@@ -72,6 +79,9 @@ class StepExecution:
         self.local_handoff: dict[int, torch.Tensor] = {}
         self.losses: list[torch.Tensor] = []
         self.balance_losses: list[torch.Tensor] = []
+        self._losses: Losses | None = None
+        # A mark at which the device was idle, and the time there.
+        self.anchor: tuple[Any, float] | None = None
 
     def execute(self, step: ProgramStep) -> None:
         """Execute one operation other than the start of a message."""
@@ -84,17 +94,27 @@ class StepExecution:
                 self.setup.buffers.release(("receive_backward", step.key))
         elif kind == "update":
             with self.timer.record_span("update", m):
-                self.update(self.current_losses())
+                self.update()
         else:
             with self.timer.record_span("send" if "send" in kind else "receive", m):
                 self._wait(step)
 
-    def current_losses(self) -> Losses:
-        """Return the losses of the forwards so far; waits for the device."""
-        return Losses(
-            _sum_scalars(self.losses) if self.setup.model_chunks.is_last else None,
-            _sum_scalars(self.balance_losses) if self.balance_losses else None,
-        )
+    def read_losses(self) -> Losses:
+        """Return the losses of the step, once its forwards are queued; the first call waits for the device."""
+        if self._losses is None:
+            found = self._read([*self.losses, *self.balance_losses])
+            loss, balance = sum(found[: len(self.losses)], 0.0), sum(found[len(self.losses) :], 0.0)
+            self._losses = Losses(
+                loss if self.setup.model_chunks.is_last else None, balance if self.balance_losses else None
+            )
+        return self._losses
+
+    def _read(self, scalars: Sequence[torch.Tensor]) -> list[float]:
+        if not scalars:
+            return []
+        found = self.timeline.read(torch.stack(list(scalars)))
+        self.anchor = self.timeline.record(), self.timer.clock()
+        return found
 
     def start(self, steps: Sequence[ProgramStep]) -> None:
         """Start adjacent messages of the schedule; a message to the own stage is handed over locally."""
@@ -117,11 +137,11 @@ class StepExecution:
             target[step.key] = self.local_handoff.pop(step.tag)
 
     def _outgoing(self, step: ProgramStep) -> torch.Tensor:
-        """Return the tensor of a send [B, S, H]; in training, autograd keeps the output too."""
+        """Return the tensor of a send [B, S, H], in the dtype of messages; in training, autograd keeps outputs."""
         if step.kind == "send_backward":
             return self.gradients.pop(step.key)
         out = self.outputs[step.key] if self.trains else self.outputs.pop(step.key)
-        return out.detach().contiguous()
+        return out.detach().to(self.setup.dtype).contiguous()
 
     def _make_message(self, step: ProgramStep) -> TensorMessage:
         if step.peer is None:
@@ -142,16 +162,17 @@ class StepExecution:
     def _forward(self, key: ChunkKey) -> None:
         (m, chunk), trains = key, self.trains
         model = self.models[chunk]
-        labels = self.batches.labels[m].to(model.device) if model.is_last else None
+        labels = copy_to_device(self.batches.labels[m], model.device) if model.is_last else None
         if model.is_first:
-            x = self.batches.inputs[m].to(model.device)
+            x = copy_to_device(self.batches.inputs[m], model.device)
         else:
             x = self.inputs[key] if trains else self.inputs.pop(key)
             x.requires_grad_(trains)
         out, balance = model.compute(x, self.setup.recompute[chunk])
         if labels is not None:
-            out = model.loss(out, labels) * self.batches.loss_scale
+            out = model.loss(out, labels) * self.batches.token_weight
             self.losses.append(out.detach())
+            out = out if self.gradient_scale == 1.0 else out * self.gradient_scale
         if balance is not None:
             self._add_balance_loss(key, balance)
         if trains or not model.is_last:
@@ -161,10 +182,11 @@ class StepExecution:
         """Store the balance loss of a micro-batch, weighted by its share of the step's samples."""
         weighted = balance * (self.batches.sizes[key[0]] / self.batches.num_samples)
         self.balance_losses.append(weighted.detach())
-        self.balance_terms[key] = weighted * self.models[key[1]].balance_coefficient
+        self.balance_terms[key] = weighted * (self.models[key[1]].balance_coefficient * self.gradient_scale)
 
     def _backward(self, key: ChunkKey) -> None:
         out, gradient = self.outputs.pop(key), self.gradients.pop(key, None)
+        gradient = None if gradient is None else gradient.to(out.dtype)
         if key in self.balance_terms:
             torch.autograd.backward((out, self.balance_terms.pop(key)), (gradient, None))
         else:
@@ -191,18 +213,22 @@ class StepExecution:
             self.deferred.compute_gradients(key)
 
     def _run_compute(self, step: ProgramStep, compute: Callable[[StepExecution, ChunkKey], None]) -> None:
-        """Compute; with virtual chips, sleep for the rest of the predicted time."""
-        timer, times = self.timer, self.setup.stage_time
+        """Compute, or queue it on a device; with virtual chips, sleep for the rest of the predicted time."""
+        timer, times, timeline = self.timer, self.setup.stage_time, self.timeline
+        if times is None:
+            start = timeline.record()
+            compute(self, step.key)
+            timer.add_device_compute(step.kind, step.key[0], (start, timeline.record()), timeline)
+            return
         start_s = timer.clock()
         compute(self, step.key)
         synchronize(self.setup.model_chunks.device)
-        if times is not None:
-            stage_s = times.forward_s if step.kind == "forward" else times.backward_s
-            num_parts = len(self.setup.model_chunks.first_copy) * (1 if step.kind in ("forward", "backward") else 2)
-            left_s = stage_s / num_parts - (timer.clock() - start_s)
-            timer.overrun_s += max(-left_s, 0.0)
-            if left_s > 0:
-                self.setup.sleep(left_s)
+        stage_s = times.forward_s if step.kind == "forward" else times.backward_s
+        num_parts = len(self.setup.model_chunks.first_copy) * (1 if step.kind in ("forward", "backward") else 2)
+        left_s = stage_s / num_parts - (timer.clock() - start_s)
+        timer.overrun_s += max(-left_s, 0.0)
+        if left_s > 0:
+            self.setup.sleep(left_s)
         timer.add_compute(step.kind, step.key[0], start_s)
 
 
@@ -212,8 +238,3 @@ _COMPUTE: dict[OperationKind, Callable[[StepExecution, ChunkKey], None]] = {
     "backward_input": StepExecution._backward_input,
     "backward_weight": StepExecution._backward_weight,
 }
-
-
-def _sum_scalars(losses: Sequence[torch.Tensor]) -> float:
-    """Return the sum of scalar tensors, with one copy from the device."""
-    return sum(torch.stack(list(losses)).tolist()) if losses else 0.0

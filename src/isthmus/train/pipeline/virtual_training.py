@@ -22,6 +22,7 @@ from isthmus.train.communication.communicator import Communicator, CommWork
 from isthmus.train.communication.exact_sleep import sleep_exactly
 from isthmus.train.communication.send_thread import unwrap_work
 from isthmus.train.communication.step_metrics import MetricsLog, StepTimer
+from isthmus.train.kernels.working_precision import message_dtype
 from isthmus.train.liveness.checkpoint_requests import CheckpointRequests
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.virtual_compute_stage import VirtualComputeStage
@@ -128,8 +129,7 @@ class VirtualTrainer:
         }
 
     def _make_model_chunks(self) -> ModelChunks:
-        precision = self._spec.job.training.precision
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        dtype = message_dtype(self._spec.plan, self._spec.job.training.precision)
         model, device = self._model, torch.device("cpu")
         cuts = self._spec.plan.chunk_layers(self._spec.stage.replica)[self._stage]
         return ModelChunks(

@@ -20,8 +20,9 @@ def check_plan_matches_job(spec: WorkerSpec, model: Model) -> list[Schedule]:
     require_equal("sequence_length", plan.sequence_length, training.sequence_length)
     require_equal("samples a step", plan.num_samples, training.global_batch_size)
     require_equal("number of layers", plan.num_layers, model.num_layers)
-    if plan.precision is not None:
-        require_equal("precision", plan.precision, training.precision)
+    for name in ("precision", "attention", "compile", "deterministic"):
+        if (stated := getattr(plan, name)) is not None:
+            require_equal(name, stated, getattr(training, name))
     if plan.model is not None and load_model(plan.model).config != model.config:
         require_equal("model", plan.model, spec.job.model)
     if plan.local_steps > 1:

@@ -9,9 +9,11 @@ from isthmus.core.errors import ModelError, PlanError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.model import Model, load_model, require_trainable
 from isthmus.core.plan import Plan, Stage
+from isthmus.core.runs.check_job import max_positions
 from isthmus.core.runs.plan_words import stated_words
 from isthmus.schedule import Schedule
 from isthmus.train.communication.torch_device import HOST_BACKENDS, supported_backends
+from isthmus.train.kernels.check_kernels import DeviceKernels, check_kernels
 from isthmus.train.model.save_weights import check_output
 from isthmus.train.process.check_plan_matches_job import check_plan_matches_job, require_equal
 from isthmus.train.process.check_virtual_training import check_virtual_training
@@ -28,6 +30,7 @@ def check_plan_supported(spec: WorkerSpec) -> Schedule:
     plan, model = spec.plan, load_model(spec.job.model)
     require_trainable(model)
     _check_deterministic(model)
+    _check_positions(spec.job.training.sequence_length, model)
     _check_backend(spec)
     schedules = check_plan_matches_job(spec, model)
     for number, stage in enumerate(plan.stages):
@@ -36,6 +39,7 @@ def check_plan_supported(spec: WorkerSpec) -> Schedule:
     if spec.job.training.optimizer_on_host:
         require_equal("optimizer_on_host", plan.optimizer_on_host, True)
     check_tensor_parallel(plan, model)
+    check_kernels(spec.job.training, plan, model, spec.stage, DeviceKernels.of(worker_device(spec)))
     check_output(Path(spec.job.output), spec.job.model)
     for one in dict.fromkeys(schedules):
         _check_model_chunks(one, plan)
@@ -69,11 +73,6 @@ def _check_plan_options(plan: Plan) -> None:
         )
     for name in stated_words(plan):
         raise PlanError(f"the plan states {name}", hint=f"this runtime has no such choice: remove {name}")
-    if plan.overlap_gradients:
-        raise PlanError(
-            "the plan fixes overlap_gradients to True",
-            hint="this runtime reduces gradients after the last backward: remove it",
-        )
     if plan.transport != "buffered":
         raise PlanError(f"the plan asks for {plan.transport} messages", hint="this runtime supports buffered messages")
 
@@ -98,12 +97,27 @@ def _check_deterministic(model: Model) -> None:
             )
 
 
+def _check_positions(sequence_length: int, model: Model) -> None:
+    """Reject sequences longer than the positions that the model has learned or scales to."""
+    most = max_positions(model)
+    if most is not None and sequence_length > most:
+        raise PlanError(
+            f"training.sequence_length is {sequence_length}, and {model.path} has {most} positions",
+            hint=f"set training.sequence_length to {most} at most, or state rope_parameters that scale the positions",
+        )
+
+
 def _check_backend(spec: WorkerSpec) -> None:
     supported = supported_backends(worker_device(spec))
     if spec.backend not in supported:
         raise PlanError(
             f"backend '{spec.backend}' is not supported by this worker's torch and device",
             hint="supported here: " + ", ".join(supported),
+        )
+    if spec.plan.overlap_gradients and spec.backend != "isthmus":
+        raise PlanError(
+            f"the plan fixes overlap_gradients to True, and backend '{spec.backend}' sums gradients after the backward",
+            hint="use backend 'isthmus', or remove overlap_gradients",
         )
 
 

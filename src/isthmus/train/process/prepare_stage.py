@@ -48,6 +48,8 @@ def prepare_stage(spec: WorkerSpec) -> PreparedStage:
                 seed=training.seed,
                 weights="random" if job.task == "pretrain" else "load",
                 group=group,
+                attention=training.attention,
+                compiled=training.compile,
             )
             for layers in spec.plan.chunk_layers(place.replica)[place.stage]
         ],

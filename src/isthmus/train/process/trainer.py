@@ -12,8 +12,8 @@ from isthmus.schedule import Schedule, forward_only
 from isthmus.train.checkpoint.checkpoint_manager import CheckpointManager
 from isthmus.train.checkpoint.memory_slot import Snapshot
 from isthmus.train.communication.communicator import make_communicator
-from isthmus.train.communication.step_metrics import StepTimer
-from isthmus.train.communication.torch_device import synchronize
+from isthmus.train.communication.step_metrics import PendingCompute, StepTimer
+from isthmus.train.kernels.working_precision import message_dtype, plan_precisions, stage_precision
 from isthmus.train.liveness.checkpoint_requests import CheckpointRequests
 from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.pipeline.stage_executor import StageExecutor
@@ -26,6 +26,7 @@ from isthmus.train.tensor_parallel.tp_communicator import TpCommunicator
 from isthmus.train.tensor_parallel.tp_process_group import join_tp_group
 from isthmus.train.update.gradient_options import gradient_options
 from isthmus.train.update.gradient_reducer import GradientReducer
+from isthmus.train.update.loss_scale import MIN_SCALE
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.replica_layout import PipelinePosition, exchange_ownership
@@ -57,6 +58,7 @@ class Trainer:
             prepared.model_chunks.reports_loss and self.position.replica == 0 and self.group.tp_rank == 0
         )
         self.samples = self.num_skipped = 0
+        self._unsettled: list[PendingCompute] = []
         self.batches = ReplicaBatches(prepared, spec.plan, self.position, self.training)
         self.communicator = make_communicator(spec, prepared.model_chunks.device)
         self.ownership = self._form_groups()
@@ -71,13 +73,16 @@ class Trainer:
                 self.ownership.buckets, spec.rank, self.communicator, options=gradient_options(spec, keys.switch)
             ),
             on_host=spec.plan.optimizer_on_host,
+            overlap_reduction=spec.plan.overlap_gradients,
+            precision=stage_precision(spec.stage, self.training.precision),
+            scales_loss="fp16" in plan_precisions(spec.plan, self.training.precision),
         )
         self.executor = StageExecutor(
             prepared.model_chunks,
             self.position.stage,
             self.position.ranks,
             TpCommunicator(self.communicator, self.group) if self.group.size > 1 else self.communicator,
-            dtype=torch.bfloat16 if self.training.precision == "bf16" else torch.float32,
+            dtype=message_dtype(spec.plan, self.training.precision),
             stage_time=spec.stage_time,
             recompute=RecomputePolicy(spec.stage.recompute, spec.stage.recompute_layers),
         )
@@ -85,7 +90,8 @@ class Trainer:
     def _form_groups(self) -> Ownership:
         """Join the tensor-parallel group; return the ownership of all parameters."""
         spec, shard = self.spec, self.spec.plan.zero == 1
-        join_tp_group(spec.plan, spec.rank, self.group, backend=spec.backend)
+        device = self.prepared.model_chunks.device
+        join_tp_group(spec.plan, spec.rank, self.group, backend=spec.backend, device=device)
         return exchange_ownership(
             self.prepared.model_chunks,
             spec.rank,
@@ -97,7 +103,7 @@ class Trainer:
     def load_checkpoint(self) -> int:
         """Load the newest valid checkpoint, if any; return its number of completed steps."""
         shapes = {name: one.shape for name, one in self.prepared.model_chunks.global_named_parameters()}
-        found = self.checkpoint_manager.load(shapes)
+        found = self.checkpoint_manager.load(shapes, self.optimizer.extra_state())
         if found is None:
             return 0
         self.samples = found.samples
@@ -108,14 +114,19 @@ class Trainer:
         """Return this rank's complete training state in its local shapes, by reference (not copied)."""
         return self.optimizer.local_state() | {_GENERATOR: torch.get_rng_state()}
 
-    def take_snapshot(self, step: int) -> None:
-        """Snapshot the state after `step` steps to memory, here and at a peer, unless copies are delayed."""
-        if not self.peer_snapshots.is_delayed:
+    def take_snapshot(self, step: int, *, with_checkpoint: bool = False) -> None:
+        """Snapshot the state after `step` steps to memory, here and at a peer, if due and no copy is delayed.
+
+        `with_checkpoint`: a checkpoint has the same state, so that a loss costs no step that is on the disk.
+        """
+        snapshots = self.peer_snapshots
+        if (with_checkpoint or snapshots.interval.is_due(step)) and not snapshots.is_delayed:
+            snapshots.interval.begin(step)
             self.recovery.take_snapshot(step, self.samples, self.local_state())
-            self.peer_snapshots.send(step)
+            snapshots.send(step)
 
     def restore_snapshot(self, snapshot: Snapshot) -> None:
-        """Restore the state of a snapshot."""
+        """Restore the state of a snapshot, with all ranks."""
         self.samples = snapshot.samples
         self.optimizer.load_local_state(snapshot.tensors)
         torch.set_rng_state(snapshot.tensors[_GENERATOR].clone())
@@ -127,21 +138,28 @@ class Trainer:
         self._form_groups()
 
     def step(self, step: int) -> tuple[dict[str, float | None], StepTimer]:
-        """Train on one global batch; return this rank's metrics and timing."""
+        """Train on one global batch; return this rank's metrics and timing.
+
+        A device may still execute the update when this returns: its time then counts in the next step.
+        """
         start_s = time.time()
-        timer = StepTimer(is_traced=step in self.spec.trace_steps)
+        timer = StepTimer(is_traced=step in self.spec.trace_steps, pending=self._unsettled)
         batch_size = self.training.global_batch_size
         batches = self.batches.training_step(self.samples)
         updates: list[UpdateResult] = []
         group_s = self.group.waited_s
+        self.optimizer.begin_step()
+        self.executor.gradient_scale = self.optimizer.gradient_scale
         losses = self.executor.run(self.schedule, batches, timer, lambda: updates.append(self._update(step)))
         # Tensor-parallel collectives run inside the computation: count them as communication.
+        self._unsettled = timer.pending
         group_s = self.group.waited_s - group_s
         timer.compute_s -= group_s
         timer.exposed_communication_s += group_s
         update = updates[0]
         self.samples += batch_size
         step_s = time.time() - start_s
+        self.peer_snapshots.end_step(step_s)
         samples_per_s = batch_size / step_s
         values = timer.values()
         values |= {
@@ -152,7 +170,10 @@ class Trainer:
             "gradient_norm": update.gradient_norm,
             "update_skipped": float(update.skipped),
         }
-        self.num_skipped = self.num_skipped + 1 if update.skipped else 0
+        if update.loss_scale != 1.0:
+            values["loss_scale"] = update.loss_scale
+        is_last_scale = update.loss_scale <= MIN_SCALE  # a larger one is halved, and may do
+        self.num_skipped = self.num_skipped + is_last_scale if update.skipped else 0
         if self.reports_loss:
             values["loss"] = update.loss
         if losses.balance_loss is not None and self.group.tp_rank == 0:
@@ -211,12 +232,16 @@ class Trainer:
         timer = self.communicator.timer
         self.checkpoint_manager.wait_copied()
         self.communicator.checkpoint_requested = self.checkpoint_requests.is_requested(step)
+        start_s = timer.clock()
         self.recovery.wait_for_snapshot()
-        waited_s = timer.exposed_communication_s + timer.idle_s
-        with timer.measure_compute():
-            update = self.optimizer.apply(step, self._loss_share(self.executor.losses.loss))
-            synchronize(self.prepared.model_chunks.device)
+        self.peer_snapshots.waited_s += timer.clock() - start_s
+        waited_s, timeline = timer.exposed_communication_s + timer.idle_s, self.executor.timeline(timer)
+        start = timeline.record()
+        update = self.optimizer.apply(step, lambda: self._loss_share(self.executor.losses.loss))
+        timer.add_device_compute("", -1, (start, timeline.record()), timeline)
         timer.compute_s -= timer.exposed_communication_s + timer.idle_s - waited_s
+        if self.peer_snapshots.interval.steps > 1 and not self.peer_snapshots.is_delayed:
+            self.recovery.release_older_snapshot()
         return update
 
     def _loss_share(self, loss: float | None) -> float:

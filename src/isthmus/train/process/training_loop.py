@@ -59,6 +59,7 @@ def _train_once(trainer: Trainer) -> None:
         trainer.restore_snapshot,
         trainer.load_checkpoint,
         trainer.checkpoint_manager.newest_step(),
+        trainer.optimizer.share_state,
     )
     training, num_steps = spec.job.training, spec.job.training.steps
     trainer.take_snapshot(first)
@@ -71,7 +72,8 @@ def _train_once(trainer: Trainer) -> None:
             values |= recovery.end_step(timer.compute_s)
             if training.evaluate_every and _is_due(step + 1, training.evaluate_every, num_steps):
                 values |= trainer.evaluate()
-            if trainer.communicator.any_requested or _is_due(step + 1, spec.job.checkpoints.every_steps, num_steps):
+            saves = trainer.communicator.any_requested or _is_due(step + 1, spec.job.checkpoints.every_steps, num_steps)
+            if saves:
                 values |= trainer.save_checkpoint(step + 1)
             if trainer.communicator.any_requested:
                 values |= trainer.verify_checkpoint(step + 1)
@@ -79,7 +81,7 @@ def _train_once(trainer: Trainer) -> None:
             if "loss" in values:
                 print(f"step {step + 1} of {num_steps}: loss {values['loss']:.4f}", flush=True)
             trainer.raise_if_diverged(step)
-            trainer.take_snapshot(step + 1)
+            trainer.take_snapshot(step + 1, with_checkpoint=saves)
     trainer.optimizer.close()
     # Step 3: write the model.
     prepared = trainer.prepared

@@ -24,6 +24,7 @@ from isthmus.core.messages.worker_folder import RUN_LEASE_ENDED, WorkerFolder, W
 from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
 from isthmus.train.checkpoint.memory_lease import MemoryLease
 from isthmus.train.communication.torch_device import configure_torch
+from isthmus.train.kernels.compile_layers import COMPILED_FOLDER, keep_compiled_graphs
 from isthmus.train.liveness.heartbeat import Heartbeat, start_heartbeat
 from isthmus.train.liveness.run_lease_watch import RunLeaseWatch, end_with_run_lease
 from isthmus.train.liveness.worker_events import EventLog
@@ -69,8 +70,10 @@ def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources)
     """
     # Step 1: check the plan and configure the device.
     schedule = check_plan_supported(spec)
-    device = worker_device(spec)
-    configure_torch(device, spec.threads)
+    device, training = worker_device(spec), spec.job.training
+    configure_torch(device, spec.threads, deterministic=training.deterministic)
+    if training.compile:
+        keep_compiled_graphs(folder.path / COMPILED_FOLDER)
     events = EventLog(folder, spec.rank)
     with suppress(OSError):  # left by an earlier process of this rank
         folder.write_wait("", 0.0)

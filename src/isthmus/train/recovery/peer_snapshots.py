@@ -13,6 +13,7 @@ from isthmus.train.checkpoint.snapshot_replicator import SnapshotReplicator
 from isthmus.train.communication.communicator import Communicator
 from isthmus.train.recovery.rank_recovery import RankRecovery
 from isthmus.train.recovery.restore_from_memory import restore_from_memory
+from isthmus.train.recovery.snapshot_interval import SnapshotInterval
 
 
 class PeerSnapshots:
@@ -20,7 +21,8 @@ class PeerSnapshots:
 
     `is_delayed`, equal on all ranks, is true while any rank is still sending a copy. No rank takes a snapshot
     then: memory holds two steps, and the older one must stay until all ranks have copies of the newer. On a
-    slow network the interval between snapshots is therefore the duration of a copy.
+    slow network the interval between snapshots is therefore the duration of a copy. `interval` says at which steps
+    snapshots are due; `waited_s` is how long training has waited for the last one.
     """
 
     def __init__(
@@ -29,10 +31,14 @@ class PeerSnapshots:
         self._spec, self._folder, self._recovery, self._communicator = spec, folder, recovery, communicator
         self._replicator: SnapshotReplicator | None = None
         self.is_delayed = False
+        self.interval = SnapshotInterval(spec.job.checkpoints.memory_interval)
+        self.waited_s = self._last_step_s = 0.0
 
     def connect(self, checkpoint_manager: CheckpointManager) -> None:
         """Start copying in a new process group; at first, restore what the previous attempt left."""
         group, self.is_delayed = dist.group.WORLD, False
+        self.interval.restart()
+        self.waited_s = self._last_step_s = 0.0
         transport = group.transport if isinstance(group, IsthmusGroup) else None
         memory = self._recovery.memory
         if self._spec.attempt > 1 and not self._recovery.has_rejoined:
@@ -54,9 +60,16 @@ class PeerSnapshots:
         if self._replicator is not None:
             self._replicator.send(step)
 
+    def end_step(self, step_s: float) -> None:
+        """Record the duration of a step, which the next sum tells all ranks."""
+        self._last_step_s = step_s
+
     def sum_over_all(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` [n] (float64) over all ranks; sets `is_delayed` on all of them."""
         busy = self._replicator is not None and self._replicator.is_sending
-        total = self._communicator.sum_over_all(torch.cat([values, values.new_tensor([float(busy)])]))
-        self.is_delayed = bool(total[-1] > 0)
-        return total[:-1]
+        own = values.new_tensor([float(busy), self.waited_s, self._last_step_s])
+        total = self._communicator.sum_over_all(torch.cat([values, own]))
+        self.is_delayed, self.waited_s = bool(total[-3] > 0), 0.0
+        if total[-1] > 0:
+            self.interval.add_step(float(total[-2]), float(total[-1]))
+        return total[:-3]

@@ -100,13 +100,15 @@ class RankRecovery:
         restore: Callable[[Snapshot], None],
         load_checkpoint: Callable[[], int],
         checkpoint_step: int,
+        share: Callable[[], None] = lambda: None,
     ) -> int:
         """Restore the newest state that every rank has; return its number of completed steps.
 
-        `restore` loads a snapshot. If the ranks have none in common, or only one older than the checkpoint
-        after `checkpoint_step` steps, `load_checkpoint` loads the newest checkpoint. After a loss a common snapshot
-        takes precedence even over a newer checkpoint: the lost rank may lack metrics of the steps between. Raises
-        `UnavailableError` if there is no checkpoint and this rank's weights have already changed.
+        `restore` loads a snapshot, and `share` takes part in it on a rank that is at its start still. If the ranks have
+        none in common, or only one older than the checkpoint after `checkpoint_step` steps, `load_checkpoint` loads the
+        newest checkpoint. After a loss a common snapshot takes precedence even over a newer checkpoint: the lost rank
+        may lack metrics of the steps between. Raises `UnavailableError` if there is no checkpoint and this rank's
+        weights have already changed.
         """
         # Step 1: find the newest snapshot that all ranks have.
         local = self.memory.steps()
@@ -117,7 +119,7 @@ class RankRecovery:
         if common and ((step := max(common)) >= checkpoint_step or self.has_rejoined):
             restore(self.memory.load(step))
         elif (step := load_checkpoint()) == 0:
-            self._restore_initial_state(restore)
+            self._restore_initial_state(restore, share)
         self.memory.drop_after(step)
         self._weights_changed = step > 0
         self._report_resumed(step)
@@ -140,6 +142,11 @@ class RankRecovery:
         if self._takes_snapshots and step not in self.memory.steps():
             self._disable_if_full(lambda: self.memory.begin_snapshot(step, samples, tensors))
 
+    def release_older_snapshot(self) -> None:
+        """Give the memory of the older snapshot back; call it once all ranks have the newer one."""
+        if self._takes_snapshots:
+            self._disable_if_full(self.memory.release_older)
+
     def end_step(self, compute_s: float) -> dict[str, float | None]:
         """Record the end of a step that computed for `compute_s`; return metrics of a recovery."""
         self._heartbeat.end_step()
@@ -149,7 +156,7 @@ class RankRecovery:
         metrics, self._recovery_metrics = self._recovery_metrics, {}
         return metrics
 
-    def _restore_initial_state(self, restore: Callable[[Snapshot], None]) -> None:
+    def _restore_initial_state(self, restore: Callable[[Snapshot], None], share: Callable[[], None]) -> None:
         """Restore the initial state, if this rank has left it; there is no later state in common."""
         if 0 in self.memory.steps():
             restore(self.memory.load(0))
@@ -158,6 +165,8 @@ class RankRecovery:
                 "a rank has lost its snapshots, and there is no checkpoint",
                 hint="the job restarts automatically; lower checkpoints.every_steps",
             )
+        elif self.has_rejoined:
+            share()
 
     def _report_resumed(self, step: int) -> None:
         """Record that training continues: after a loss its duration (s) and number of repeated steps."""

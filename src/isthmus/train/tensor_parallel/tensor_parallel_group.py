@@ -7,6 +7,7 @@ group directly. All ranks of a stage run the same collectives in the same order.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -189,9 +190,10 @@ def _identity(x: torch.Tensor) -> torch.Tensor:
 class _CollectiveFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward_op: Collective, backward_op: Collective) -> torch.Tensor:
-        ctx.back = backward_op
+        ctx.back, ctx.thread = backward_op, threading.get_ident()
         return forward_op(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return ctx.back(gradients[0]), None, None
+        with waiting_for_peer(ctx.thread):  # on a device autograd may run in a thread of its own
+            return ctx.back(gradients[0]), None, None

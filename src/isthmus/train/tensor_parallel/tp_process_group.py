@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 
+from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.core.plan import Plan
 from isthmus.train.communication.torch_device import HOST_BACKENDS
 from isthmus.train.communication.torch_process_group import GROUP_TIMEOUT
@@ -17,13 +19,15 @@ def make_tp_group(plan: Plan, rank: int) -> TensorParallelGroup:
     return TensorParallelGroup(mine.tp, size, sequence_parallel=size > 1 and plan.stages[mine.stage].sp)
 
 
-def join_tp_group(plan: Plan, rank: int, group: TensorParallelGroup, *, backend: str) -> None:
+def join_tp_group(plan: Plan, rank: int, group: TensorParallelGroup, *, backend: str, device: torch.device) -> None:
     """Join `group`, the tensor-parallel group of the stage of `rank`; all ranks of the run call this.
 
-    Raises `PeerError` if a rank does not join.
+    Its tensors stay on `device` where a vendor's library sums them there, else they pass host memory. Raises
+    `PeerError` if a rank does not join.
     """
     for stage in range(len(plan.stages)):
         ranks = plan.ranks_of(stage)
         new = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT) if len(ranks) > 1 else None
         if new is not None and rank in ranks:
-            group.join(new, on_host=backend in HOST_BACKENDS)
+            by_library = isinstance(new, IsthmusGroup) and new.has_library(device.type)
+            group.join(new, on_host=backend in HOST_BACKENDS and not by_library)

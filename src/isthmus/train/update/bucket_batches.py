@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 from isthmus.strategies import Region
@@ -32,6 +33,11 @@ class BucketBatch:
     def num_elements(self) -> int:
         """Number of elements."""
         return sum(one.num_elements for one in self.buckets)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Full-model names of the parameters that have elements in it."""
+        return frozenset(segment.name for one in self.buckets for segment in one.segments)
 
     def num_pieces(self, piece_elements: int) -> int:
         """Return how many pieces of at most `piece_elements` the buckets have."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -15,17 +15,26 @@ from isthmus.train.update.weight_shard import view_rows
 class GradientAccumulator:
     """The gradients of `parameters` (by full-model name).
 
-    With `uses_bf16` the caller converts each parameter to bf16 by `lower_to_bf16`; its gradients accumulate in fp32.
+    With a `dtype` of 16 bits the caller converts each parameter by `lower`; its gradients accumulate in fp32.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], ownership: Ownership, *, uses_bf16: bool) -> None:
-        self._parameters, self._ownership, self._uses_bf16 = parameters, ownership, uses_bf16
+    def __init__(self, parameters: Mapping[str, nn.Parameter], ownership: Ownership, dtype: torch.dtype) -> None:
+        self._parameters, self._ownership, self._dtype = parameters, ownership, dtype
+        self._is_narrow = dtype != torch.float32
         self._accumulated: dict[str, torch.Tensor] = {}
+        self._on_accumulated: Callable[[str], None] | None = None
 
-    def lower_to_bf16(self, name: str) -> None:
-        """Convert a parameter to bf16; this frees its fp32 memory if it has no other reference."""
+    def observe(self, on_accumulated: Callable[[str], None]) -> None:
+        """Call `on_accumulated` with the name of a parameter after each addition to its gradient."""
+        self._on_accumulated = on_accumulated
+        if not self._is_narrow:
+            for name, parameter in self._parameters.items():
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: on_accumulated(name))
+
+    def lower(self, name: str) -> None:
+        """Convert a parameter to 16 bits; this frees its fp32 memory if it has no other reference."""
         parameter = self._parameters[name]
-        parameter.data = parameter.data.to(torch.bfloat16)
+        parameter.data = parameter.data.to(self._dtype)
 
         def accumulate(working: torch.Tensor) -> None:
             if working.grad is not None:
@@ -34,12 +43,14 @@ class GradientAccumulator:
                 else:
                     self._accumulated[name] = working.grad.float()
                 working.grad = None
+                if self._on_accumulated is not None:
+                    self._on_accumulated(name)
 
         parameter.register_post_accumulate_grad_hook(accumulate)
 
     def get(self, name: str) -> torch.Tensor | None:
         """Return the fp32 gradient of a parameter, of its local shape; None if it has none."""
-        return self._accumulated.get(name) if self._uses_bf16 else self._parameters[name].grad
+        return self._accumulated.get(name) if self._is_narrow else self._parameters[name].grad
 
     def segment_view(self, segment: ParameterSegment) -> torch.Tensor:
         """Return the gradient of a segment that this rank owns, as a view: the segment's rows of the local shape."""
@@ -53,21 +64,21 @@ class GradientAccumulator:
         for name in self._ownership.shared_names:
             if self.get(name) is None:
                 zeros = torch.zeros_like(self._parameters[name], dtype=torch.float32)
-                if self._uses_bf16:
+                if self._is_narrow:
                     self._accumulated[name] = zeros
                 else:
                     self._parameters[name].grad = zeros
 
-    def sum_of_squares(self) -> float:
-        """Return the squared norm (fp64) of the segments that this rank counts.
+    def sum_of_squares(self) -> torch.Tensor:
+        """Return the squared norm, an fp64 scalar on the device, of the segments that this rank counts.
 
         The result is bit-identical with and without sharded updates.
         """
         counted = [one for one in self._ownership.norm_segments if self.get(one.name) is not None]
         if not counted:
-            return 0.0
+            return torch.zeros((), dtype=torch.float64)
         norms = torch._foreach_norm([self.segment_view(one) for one in counted], 2, dtype=torch.float64)
-        return float(torch.stack(norms).square().sum())
+        return torch.stack(norms).square().sum()
 
     def clear(self) -> None:
         """Discard all gradients."""

@@ -14,6 +14,7 @@ from isthmus.core.pool import Aggregators
 from isthmus.switch import MAX_INTEGERS, MAX_WORKERS
 
 PASSING = "passing"
+INTEGER_FORMATS = ("scaled-int32", "scaled-int16", "block-int8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class GradientOptions:
     @property
     def needs_finite(self) -> bool:
         """Whether sums take integers, which cannot express NaN and infinity."""
-        return self.passing is not None or self.wire_format in ("scaled-int32", "scaled-int16", "block-int8")
+        return self.passing is not None or self.wire_format in INTEGER_FORMATS
 
 
 def gradient_options(spec: WorkerSpec, switch_key: bytes | None) -> GradientOptions:
@@ -65,6 +66,12 @@ def check_gradient_options(spec: WorkerSpec) -> None:
         raise PlanError(
             f"the run asks for {name} '{asked}', which a group of torch itself ({spec.backend}) does not have",
             hint=f"leave runtime.{name} out, or run with the backend {BACKEND}",
+        )
+    if spec.plan.overlap_gradients and (asked == PASSING or asked in INTEGER_FORMATS):
+        raise PlanError(
+            f"the plan fixes overlap_gradients to True, and {name} '{asked}' sums integers, which begins when all "
+            "gradients are known to be finite",
+            hint=f"remove overlap_gradients, or leave runtime.{name} out",
         )
     if asked != PASSING:
         return

@@ -3,14 +3,15 @@
 Buckets (`isthmus.train.update.buckets`) with the same owners are summed together, in batches. Over an isthmus group a
 batch is one collective among its owners: sums are taken inside clusters first, each byte crosses the network between
 clusters once in each direction, and several batches are under way. `GradientOptions` choose another strategy, switches,
-or a wire format. Other groups sum by their own collectives.
+or a wire format. Other groups sum by their own collectives. A reduction may begin before all gradients are final; then
+it starts batches as theirs are, in one order on all ranks.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -62,17 +63,43 @@ class GradientReducer:
         self._group: IsthmusGroup | None = None
         self._codecs: dict[int, ClusterCodec] = {}
         self._passing: dict[tuple[int, ...], PassingSums] = {}
+        self._begun: _Reduction | None = None
         self._torch_sums = None if communicator.isthmus_group is not None else TorchSums(self._batches, rank)
         if self._options.strategy is not None:
             self._check_strategy(self._options.strategy)
 
+    @property
+    def num_started(self) -> int:
+        """Batches of this rank that the begun reduction has started."""
+        return 0 if self._begun is None else self._begun.num_started
+
+    def begin(self, view: SegmentView, *, to_all_owners: bool) -> None:
+        """Begin a reduction before its gradients exist; `start_final` starts batches, `reduce` the rest.
+
+        Every rank calls this at the same place of its step. Sums of integers begin in `reduce`: they need to know first
+        that all gradients are finite.
+        """
+        if self._torch_sums is None and not self._options.needs_finite:
+            self._begun = self._make_reduction(self._sum(to_all_owners=to_all_owners), view)
+
+    def start_final(self, is_final: Callable[[str], bool]) -> None:
+        """Start the next batches whose parameters are final, as long as few are under way; never waits."""
+        if self._begun is not None:
+            self._advance(self._begun, is_final, waits=False)
+
+    def discard(self) -> None:
+        """Forget a reduction that was begun and has failed."""
+        self._begun = None
+
     def reduce(self, view: SegmentView, *, to_all_owners: bool) -> None:
         """Replace each segment by its sum over contributors, on all owners (`to_all_owners`) or leaders at least."""
-        self._run(Exchange.SUM if to_all_owners or self._options.strategy else Exchange.SUM_AT_LEADERS, view)
+        reduction = self._begun or self._make_reduction(self._sum(to_all_owners=to_all_owners), view)
+        self._advance(reduction, lambda _: True, waits=True)
+        self._begun = None
 
     def broadcast_in_cluster(self, view: SegmentView) -> None:
         """Broadcast each segment from the leader of each cluster to the other owners in that cluster."""
-        self._run(Exchange.BROADCAST, view)
+        self._advance(self._make_reduction(Exchange.BROADCAST, view), lambda _: True, waits=True)
 
     def close(self) -> None:
         """Free the slots at switches; no sum follows."""
@@ -80,41 +107,56 @@ class GradientReducer:
             one.close(wait=False)
         self._passing = {}
 
-    def _run(self, exchange: Exchange, view: SegmentView) -> None:
-        """Exchange all batches of which this rank is an owner, `MAX_UNDER_WAY` at a time."""
+    def _sum(self, *, to_all_owners: bool) -> Exchange:
+        return Exchange.SUM if to_all_owners or self._options.strategy else Exchange.SUM_AT_LEADERS
+
+    def _make_reduction(self, exchange: Exchange, view: SegmentView) -> _Reduction:
         group = self._communicator.isthmus_group
         self._forget_other_groups(group)
-        plain = exchange is Exchange.BROADCAST or (self._options.needs_finite and not self._all_are_finite(view))
+        is_plain = exchange is Exchange.BROADCAST or (self._options.needs_finite and not self._all_are_finite(view))
         first = group.reserve_programs(len(self._batches) * NUM_SEQUENCES) if group is not None else 0
-        under_way: deque[_Batch] = deque()
-        for number, batch in enumerate(self._batches):
-            if self._rank not in batch.owners:
-                continue
-            one = _Batch(batch, exchange, self._rank, view)
-            if group is None and self._torch_sums is not None:
-                with self._communicator.waiting():
-                    self._torch_sums.run(exchange, number, one.sent, one.got)
-                one.store()
-                continue
-            one.work = self._start(number, one, exchange, first + number * NUM_SEQUENCES, plain=plain)
-            under_way.append(one)
-            if len(under_way) == MAX_UNDER_WAY:
-                self._finish(under_way.popleft())
-        while under_way:
+        return _Reduction(exchange, view, first, is_plain)
+
+    def _advance(self, reduction: _Reduction, is_final: Callable[[str], bool], *, waits: bool) -> None:
+        """Exchange the batches of which this rank is an owner, `MAX_UNDER_WAY` at a time; with `waits` to the end."""
+        under_way = reduction.under_way
+        for number in range(reduction.next_batch, len(self._batches)):
+            batch = self._batches[number]
+            if self._rank in batch.owners:
+                if not all(map(is_final, batch.names)):
+                    return
+                while under_way and len(under_way) >= MAX_UNDER_WAY:
+                    if not (waits or under_way[0].is_completed):
+                        return
+                    self._finish(under_way.popleft())
+                self._start(reduction, number)
+            reduction.next_batch = number + 1
+        while waits and under_way:
             self._finish(under_way.popleft())
 
-    def _start(self, number: int, one: _Batch, exchange: Exchange, sequence: int, *, plain: bool) -> CollectiveWork:
-        """Start batch `number`; `plain`: by messages of fp32."""
-        batch, communicator = self._batches[number], self._communicator
-        passing = None if plain else self._passing_of(batch)
+    def _start(self, reduction: _Reduction, number: int) -> None:
+        one = _Batch(self._batches[number], reduction.exchange, self._rank, reduction.view)
+        reduction.num_started += 1
+        if self._torch_sums is not None:
+            with self._communicator.waiting():
+                self._torch_sums.run(reduction.exchange, number, one.sent, one.got)
+            one.store()
+            return
+        one.work = self._sum_batch(reduction, number, one)
+        reduction.under_way.append(one)
+
+    def _sum_batch(self, reduction: _Reduction, number: int, one: _Batch) -> CollectiveWork:
+        """Start the collective of batch `number`, by switches, in a wire format, or by messages of fp32."""
+        sequence = reduction.first_number + number * NUM_SEQUENCES
+        passing = None if reduction.is_plain else self._passing_of(self._batches[number])
         if passing is not None and one.sent is not None:
             one.got = one.sent
-            return communicator.sum_by_switches(passing, one.sent, sequence)
-        codec = None if plain else self._codec_of(number)
-        program, crossing = self._program(number, exchange)
+            return self._communicator.sum_by_switches(passing, one.sent, sequence)
+        codec = None if reduction.is_plain else self._codec_of(number)
+        program, crossing = self._program(number, reduction.exchange)
         size = codec.num_bytes if codec is not None else (lambda num: num * one.element_size)
         num_bytes = sum(size(num) for num in crossing)
-        return communicator.execute(sequence, program, one.inputs, one.outputs, num_bytes, codec)
+        return self._communicator.execute(sequence, program, one.inputs, one.outputs, num_bytes, codec)
 
     def _finish(self, one: _Batch) -> None:
         if one.work is not None:
@@ -194,6 +236,21 @@ class GradientReducer:
         return found
 
 
+@dataclass
+class _Reduction:
+    """One exchange of all batches, and how far it has come."""
+
+    exchange: Exchange
+    view: SegmentView
+    # Number of the group's program of the first batch.
+    first_number: int
+    # Whether it goes by messages of fp32.
+    is_plain: bool
+    next_batch: int = 0
+    num_started: int = 0
+    under_way: deque[_Batch] = field(default_factory=deque)
+
+
 class _Batch:
     """One batch under way: flat memory [num_elements] apart from the gradients, which stay as they are."""
 
@@ -214,6 +271,11 @@ class _Batch:
         self.inputs = [] if self.sent is None else [(first, self.sent)]
         self.outputs = [] if self.got is None else [(first, self.got)]
         self.work: CollectiveWork | None = None
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether all its messages have arrived."""
+        return self.work is None or self.work.is_completed()
 
     def store(self) -> None:
         """Copy the results to the segments that this rank gets."""

@@ -1,9 +1,9 @@
 """`Optimizer`: AdamW with warm-up, cosine decay and clipping by the global gradient norm.
 
-Precision `bf16`: the model computes with bf16 working weights; master weights, accumulated gradients and
-moments are fp32 (18 bytes per parameter). Precision `fp32`: the model's parameters are the master weights (16
-bytes per parameter). With sharded updates (`Ownership`) a rank has master weights and moments of its shard
-only.
+Precisions `bf16` and `fp16`: the model computes with working weights of 16 bits; master weights, accumulated
+gradients and moments are fp32 (18 bytes per parameter). Precision `fp32`: the model's parameters are the master
+weights (16 bytes per parameter). With sharded updates (`Ownership`) a rank has master weights and moments of its
+shard only.
 """
 
 from __future__ import annotations
@@ -11,19 +11,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
+from isthmus.core.base_model import TrainingPrecision
 from isthmus.core.job import TrainingConfig
 from isthmus.train.communication.pinned_memory import copy_tensors_to_host, empty_host_tensor
+from isthmus.train.kernels.working_precision import WORKING_DTYPES
+from isthmus.train.update.accumulation_counts import AccumulationCounts
 from isthmus.train.update.buckets import ParameterSegment
 from isthmus.train.update.gradient_accumulator import GradientAccumulator
 from isthmus.train.update.gradient_reducer import GradientReducer
 from isthmus.train.update.learning_rate import learning_rate
-from isthmus.train.update.optimizer_state import NamedTensors, OptimizerState
+from isthmus.train.update.loss_scale import LossScale
+from isthmus.train.update.optimizer_state import STATE_KINDS, NamedTensors, OptimizerState
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.weight_shard import WeightShard, make_weight_shards, view_rows
+
+LOSS_SCALE = "loss_scale"
+"""Name of the loss scale among the tensors of a state."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +48,22 @@ class UpdateResult:
     skipped: bool
     # Sum over all ranks.
     loss: float
+    # That of the step's gradients; 1 if the loss is not scaled.
+    loss_scale: float = 1.0
 
 
 class Optimizer:
     """The weights of one stage and their update.
 
-    `parameters` are (full-model name, fp32 parameter of the stage); with precision bf16 they become bf16.
+    `parameters` are (full-model name, fp32 parameter of the stage); in bf16 and fp16 they become 16 bits wide.
     `ownership` says which rows other ranks also own (default: none); `reducer` sums their gradients.
     `sum_over_all` sums a float64 tensor over all ranks, so that all clip by the same norm. `on_host` keeps
     master weights and moments in host memory and updates them there (J. Ren et al., "ZeRO-Offload:
     Democratizing Billion-Scale Model Training", USENIX ATC 2021, section 4); on a CPU it makes separate
-    copies.
+    copies. With `overlap_reduction` the reducer sums gradients during the last backward pass, as soon as they are final
+    (S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.3):
+    the same sums. `precision` is that of the stage (default: of the job). With `scales_loss` (default: in fp16)
+    gradients are those of the loss times `gradient_scale`, on all ranks.
     """
 
     def __init__(
@@ -62,20 +75,33 @@ class Optimizer:
         ownership: Ownership | None = None,
         reducer: GradientReducer | None = None,
         on_host: bool = False,
+        overlap_reduction: bool = False,
+        precision: TrainingPrecision | None = None,
+        scales_loss: bool | None = None,
     ) -> None:
         self._training, self._sum_over_all, self.reducer = training, sum_over_all, reducer
         self._working_weights, self._on_host = dict(parameters), on_host
         shapes = {name: parameter.shape for name, parameter in self._working_weights.items()}
         self._ownership = ownership or Ownership.single_rank(shapes)
-        keeps_fp32 = training.precision == "fp32"
-        self._gradients = GradientAccumulator(self._working_weights, self._ownership, uses_bf16=not keeps_fp32)
+        dtype = WORKING_DTYPES[precision or training.precision]
+        keeps_fp32 = dtype == torch.float32
+        self._loss_scale = LossScale() if (dtype == torch.float16 if scales_loss is None else scales_loss) else None
+        self._gradients = GradientAccumulator(self._working_weights, self._ownership, dtype)
         self._shards: list[WeightShard] = []
         for name, parameter in self._working_weights.items():
             self._shards += make_weight_shards(name, parameter, self._ownership, keeps_fp32=keeps_fp32, on_host=on_host)
             if not keeps_fp32:
-                self._gradients.lower_to_bf16(name)
+                self._gradients.lower(name)
+        self._counts = AccumulationCounts() if overlap_reduction and reducer is not None else None
+        if self._counts is not None:
+            self._gradients.observe(self._on_accumulated)
         self.adam = _make_adamw(self._shards, training)
         self._state = OptimizerState(self._working_weights, self._shards, self._ownership, self.adam)
+
+    @property
+    def gradient_scale(self) -> float:
+        """By which the loss of the next step is multiplied before its gradients are computed."""
+        return 1.0 if self._loss_scale is None else self._loss_scale.value
 
     def gradient(self, name: str) -> torch.Tensor | None:
         """Return the accumulated fp32 gradient of a parameter, of its local shape; None if it has none."""
@@ -86,32 +112,48 @@ class Optimizer:
         if self.reducer is not None:
             self.reducer.close()
 
-    def apply(self, step: int, loss: float = 0.0) -> UpdateResult:
+    def begin_step(self) -> None:
+        """Begin a step, at the same place on all ranks; needed with `overlap_reduction` only."""
+        if self._counts is not None and self.reducer is not None:
+            self.reducer.begin(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
+
+    def _on_accumulated(self, name: str) -> None:
+        if self._counts is not None and self._counts.add(name) and self.reducer is not None:
+            self.reducer.start_final(self._counts.is_final)
+
+    def apply(self, step: int, loss: Callable[[], float] = lambda: 0.0) -> UpdateResult:
         """Update the weights with the gradients accumulated since the last call; `step` counts from 0.
 
-        `loss` is this rank's part of the loss.
+        `loss` reads this rank's part of the loss; it is called where the host waits for the gradient norm in any case.
         """
         # Step 1: reduce the gradients over all owners.
         if self.reducer is not None:
             self._gradients.zero_missing_shared()
             self.reducer.reduce(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
+        if self._counts is not None:
+            self._counts.end_step()
         # Step 2: sum gradient norm and loss over all ranks.
-        mine = torch.tensor([self._gradients.sum_of_squares(), loss], dtype=torch.float64)
+        squares_here = self._gradients.sum_of_squares()
+        loss_here = loss()
+        mine = torch.tensor([squares_here.item(), loss_here], dtype=torch.float64)
         squares, total_loss = self._sum_over_all(mine).tolist()
-        norm, rate = math.sqrt(squares), learning_rate(self._training, step)
+        scale = self.gradient_scale
+        norm, rate = math.sqrt(squares) / scale, learning_rate(self._training, step)
         # Step 3: clip, update the master weights, refresh the working weights.
         if math.isfinite(norm):
-            self._clip_gradients(norm)
+            self._clip_gradients(norm, scale)
             for group in self.adam.param_groups:
                 group["lr"] = rate
             self.adam.step()
             self._refresh_working_weights()
         self.clear_gradients()
-        return UpdateResult(norm, rate, skipped=not math.isfinite(norm), loss=total_loss)
+        if self._loss_scale is not None:
+            self._loss_scale.add_step(is_finite=math.isfinite(norm))
+        return UpdateResult(norm, rate, skipped=not math.isfinite(norm), loss=total_loss, loss_scale=scale)
 
     def checkpoint_state(self) -> NamedTensors:
         """Return the tensors that a checkpoint stores of this rank (`OptimizerState.checkpoint_state`)."""
-        return self._state.checkpoint_state()
+        return self._state.checkpoint_state() | self._scale_state()
 
     def load_checkpoint_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load the checkpoint state of all parameters of the stage (`OptimizerState.load_checkpoint_state`).
@@ -119,18 +161,46 @@ class Optimizer:
         Raises `UnavailableError` if a tensor has another shape.
         """
         self._state.load_checkpoint_state(tensors)
+        self._load_scale_state(tensors)
 
     def local_state(self) -> NamedTensors:
-        """Return the complete state of this rank, for a snapshot."""
-        return self._state.local_state()
+        """Return this rank's part of the state, for a snapshot: ranks of a cluster that hold the same share it."""
+        return self._state.local_state() | self._scale_state()
 
     def load_local_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore a result of `local_state`, of this or an earlier process; shapes must be equal."""
+        """Restore a result of `local_state`, of this or an earlier process; shapes must be equal.
+
+        All ranks call this, or `share_state`, at the same time.
+        """
         self._state.load_local_state(tensors)
+        self._load_scale_state(tensors)
+        self.share_state()
+
+    def extra_state(self) -> NamedTensors:
+        """Return tensors that a checkpoint may hold beside those of the parameters, for it to fill."""
+        return self._scale_state()
+
+    def _scale_state(self) -> NamedTensors:
+        return {} if self._loss_scale is None else {LOSS_SCALE: self._loss_scale.state()}
+
+    def _load_scale_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Restore the loss scale, if the run scales its loss; one of a run that did not starts afresh."""
+        if self._loss_scale is not None and LOSS_SCALE in tensors:
+            self._loss_scale.load_state(tensors[LOSS_SCALE])
+
+    def share_state(self) -> None:
+        """Give weights and moments that this rank leads to the owners in its cluster, and take theirs."""
+        if self.reducer is not None and not self._ownership.shard_updates:
+            for kind in STATE_KINDS:
+                self.reducer.broadcast_in_cluster(partial(self._state.segment_view, kind))
+        self._refresh_working_weights()
 
     def clear_gradients(self) -> None:
-        """Discard the accumulated gradients."""
+        """Discard the accumulated gradients, and what has begun of their sums."""
         self._gradients.clear()
+        if self._counts is not None and self.reducer is not None:
+            self._counts.discard_step()
+            self.reducer.discard()
         for one in self._shards:
             one.weight.grad = None
 
@@ -150,8 +220,8 @@ class Optimizer:
     def _working_view(self, segment: ParameterSegment) -> torch.Tensor:
         return view_rows(self._working_weights[segment.name].detach(), self._ownership.locate(segment))
 
-    def _clip_gradients(self, norm: float) -> None:
-        """Assign each master weight its gradient, clipped to a norm of `clip_norm` (0: no limit)."""
+    def _clip_gradients(self, norm: float, scale: float) -> None:
+        """Assign each master weight its gradient over `scale`, clipped to a norm of `clip_norm` (0: no limit)."""
         weights, parts = [], []
         for one in self._shards:
             gradient = self.gradient(one.name)
@@ -163,8 +233,9 @@ class Optimizer:
             weight.grad = part
         limit = self._training.clip_norm
         gradients = [one.weight.grad for one in self._shards if one.weight.grad is not None]
-        if gradients and 0 < limit < norm:
-            torch._foreach_mul_(gradients, limit / norm)
+        factor = (limit / norm if 0 < limit < norm else 1.0) / scale
+        if gradients and factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
 
 
 def _make_adamw(shards: Iterable[WeightShard], training: TrainingConfig) -> torch.optim.AdamW:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from isthmus.core.errors import UnavailableError
+from isthmus.train.update.buckets import ParameterSegment
 from isthmus.train.update.ownership import LocalRows, Ownership
-from isthmus.train.update.weight_shard import WeightShard
+from isthmus.train.update.weight_shard import WeightShard, view_rows
 
 NamedTensors = dict[str, torch.Tensor]
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+STATE_KINDS = ("weight", *_MOMENTS)
+"""What there is of each row of a parameter: fp32 weight and moments."""
 
 
 class OptimizerState:
@@ -26,6 +30,9 @@ class OptimizerState:
         adam: torch.optim.AdamW,
     ) -> None:
         self._working, self._shards, self._ownership, self._adam = working, shards, ownership, adam
+        self._shards_of: dict[str, list[WeightShard]] = {}
+        for one in shards:
+            self._shards_of.setdefault(one.name, []).append(one)
 
     def checkpoint_state(self) -> NamedTensors:
         """Return weights, moments and update counts as `KIND/PARAMETER`, for a checkpoint.
@@ -66,25 +73,43 @@ class OptimizerState:
             }
 
     def local_state(self) -> NamedTensors:
-        """Return the complete state of this rank: working weights, master weights, moments and counts."""
-        tensors = {f"working/{name}": one.detach() for name, one in self._working.items()}
-        for number, one in enumerate(self._shards):
-            state = self._adam_state(one)
-            tensors |= {f"{kind}/{number}": state[kind] for kind in ("step", *_MOMENTS)}
-            if not one.is_view_of(self._working[one.name]):
-                tensors[f"weight/{number}"] = one.weight.detach()
+        """Return what this rank snapshots: weights and moments of the rows that it leads, and all update counts.
+
+        Working weights follow from them, and rows that others in the cluster lead come from there (`led_view`).
+        """
+        tensors = {f"step/{number}": self._adam_state(one)["step"] for number, one in enumerate(self._shards)}
+        for name, number, rows in self._led_rows():
+            for kind in STATE_KINDS:
+                tensors[f"{kind}/{name}/{number}"] = self._rows_of(kind, name, rows)
         return tensors
 
     def load_local_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore a result of `local_state`, of this or an earlier process; shapes must be equal."""
-        for name, working in self._working.items():
-            working.detach().copy_(tensors[f"working/{name}"])
         for number, one in enumerate(self._shards):
-            if not one.is_view_of(self._working[one.name]):
-                one.weight.detach().copy_(tensors[f"weight/{number}"])
-            self._adam.state[one.weight] = {
-                kind: tensors[f"{kind}/{number}"].to(one.weight.device, copy=True) for kind in ("step", *_MOMENTS)
-            }
+            state = self._adam_state(one)
+            self._adam.state[one.weight] = state | {"step": tensors[f"step/{number}"].to(one.weight.device, copy=True)}
+        for name, number, rows in self._led_rows():
+            for kind in STATE_KINDS:
+                self._rows_of(kind, name, rows).copy_(tensors[f"{kind}/{name}/{number}"])
+
+    def segment_view(self, kind: str, segment: ParameterSegment) -> torch.Tensor:
+        """Return the `kind` (of `STATE_KINDS`) of a segment that this rank updates, as a view."""
+        return self._rows_of(kind, segment.name, self._ownership.locate(segment))
+
+    def _led_rows(self) -> Iterator[tuple[str, int, LocalRows]]:
+        """Yield (parameter, number, rows) of the rows that this rank leads."""
+        for name, all_rows in self._ownership.led_rows.items():
+            yield from ((name, number, rows) for number, rows in enumerate(all_rows))
+
+    def _rows_of(self, kind: str, name: str, rows: LocalRows) -> torch.Tensor:
+        """Return `rows` of weight or moment of a parameter, as a view of the shard that has them."""
+        for one in self._shards_of[name]:
+            if one.rows.at <= rows.at and rows.at + rows.num_rows <= one.rows.at + one.rows.num_rows:
+                if kind != "weight" and one.weight not in self._adam.state:
+                    self._adam.state[one.weight] = self._adam_state(one)
+                whole = one.weight.detach() if kind == "weight" else self._adam.state[one.weight][kind]
+                return view_rows(whole, replace(rows, at=rows.at - one.rows.at))
+        raise KeyError(f"this rank does not update {rows} of {name}")
 
     def _adam_state(self, shard: WeightShard) -> NamedTensors:
         """Return update count and moments of a weight; zeros before its first update."""

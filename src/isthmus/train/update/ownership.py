@@ -52,6 +52,8 @@ class Ownership:
             mine if not shard_updates else [one for one in mine if rank in one.leaders]
         )
         """Local rows that this rank updates, by full-model name, in the order of `held`."""
+        self.led_rows = self._local_rows([one for one in mine if rank in one.leaders])
+        """Local rows that this rank leads in its cluster, of which it keeps snapshots; a subset of `updated_rows`."""
         self.saved_rows = self._local_rows([one for one in mine if _saving_rank(one, shard_updates) == rank])
         """Local rows whose state this rank saves in checkpoints; a subset of `updated_rows`."""
 

@@ -10,9 +10,9 @@ from isthmus.core.job import Job
 from isthmus.core.plan import Plan, Stage
 from isthmus.plan import ModelProfile
 
-WEIGHT_BYTES = {"bf16": 2, "fp32": 4}
-OPTIMIZER_BYTES = {"bf16": 12, "fp32": 8}
-"""Bytes per parameter: Adam's two moments in fp32, and with bf16 weights the fp32 master copy."""
+WEIGHT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+OPTIMIZER_BYTES = {"bf16": 12, "fp16": 12, "fp32": 8}
+"""Bytes per parameter: Adam's two moments in fp32, and with weights of 16 bits the fp32 master copy."""
 
 
 def checkpoint_bytes(stage: Stage, job: Job, profile: ModelProfile) -> int:

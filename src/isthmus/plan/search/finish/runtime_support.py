@@ -25,8 +25,6 @@ def runtime_incompatibility(plan: Plan) -> str | None:
         return f"{plan.local_steps} local steps between averages: the runtime reduces gradients every step"
     if plan.zero > 1:
         return f"ZeRO stage {plan.zero}: the runtime shards only the optimizer state (stage 1)"
-    if plan.overlap_gradients:
-        return "gradients reduced during the backward pass: the runtime reduces them after it"
     for name in ("cp", "ep"):
         most = max(getattr(stage, name) for stage in plan.stages)
         if most > 1:

@@ -7,8 +7,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from isthmus.core.job import Job
+from isthmus.core.job import Job, TrainingConfig
 from isthmus.core.plan import Plan, Prediction, Stage, StageTime
 from isthmus.core.pool import Pool
 from isthmus.core.units import format_seconds
@@ -74,10 +75,18 @@ def write_plan(layout: PlanLayout, job: Job, workload: TrainingWorkload, *, exec
         replica_micro_batch_sizes=_replica_sizes(layout),
         warm_up=_warm_up(layout),
         precision=None if executable else job.training.precision,
+        **({} if executable else _chosen_kernels(job.training)),
         model=None if executable else job.model,
         compute=job.compute,
         stack=job.stack,
     )
+
+
+def _chosen_kernels(training: TrainingConfig) -> dict[str, Any]:
+    """Return the kernels that differ from the defaults of a job."""
+    fields = TrainingConfig.model_fields
+    names = ("attention", "compile", "deterministic")
+    return {name: one for name in names if (one := getattr(training, name)) != fields[name].default}
 
 
 def _replica_sizes(layout: PlanLayout) -> tuple[int, ...]:
