@@ -156,6 +156,10 @@ def test_what_cannot_be_is_refused_before_start(tmp_path: Path) -> None:
         check_plan_supported(spec_of(tmp_path, passing, switches=(SWITCH,), backend="gloo"))
     with pytest.raises(PlanError, match=r"wire_format 'bf16'.*\(gloo\).*leave runtime.wire_format out"):
         check_plan_supported(spec_of(tmp_path, {"wire_format": "bf16"}, backend="gloo"))
+    integers = spec_of(tmp_path, {"wire_format": "block-int8"})
+    early = integers.model_copy(update={"plan": integers.plan.model_copy(update={"overlap_gradients": True})})
+    with pytest.raises(PlanError, match=r"wire_format 'block-int8' sums integers.*remove overlap_gradients"):
+        check_plan_supported(early)
     far = spec_of(tmp_path, passing, switches=(SWITCH.model_copy(update={"addresses": ("10.0.0.9:8475",)}),))
     folder = WorkerFolder(tmp_path / "rank-0")
     folder.write_keys(WorkerKeys(keys=keys_of("a", far.plan).keys))

@@ -51,7 +51,7 @@ def test_every_attention_kernel_of_a_cpu_trains_alike(tmp_path: Path, attention:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_layers_train_alike_and_are_kept(tmp_path: Path) -> None:
     """Losses agree to 1e-5 with those of layers that are not compiled, recomputed too; the graphs lie in the folder."""
     folder, before = write_config(tmp_path / "model", "llama", num_hidden_layers=2), dict(os.environ)
