@@ -29,6 +29,8 @@ class IdleRanks:
 
     met_s: float
     """When the last of them had met all others, on the monotonic clock of the machine."""
+    talked_s: float
+    """When the last of them had a message of the rank before it, over a link dialled for that."""
     num_threads: int
     """Threads of all transports of the process, in a run that idles after its first messages."""
     num_links: int
@@ -62,13 +64,14 @@ def run_ranks(ranks: Sequence[int], size: int, idle_s: float, every: bool, line:
             one.send((one.rank + 1) % size, 1, "x", memoryview(b"x"))
         for future in arriving:
             future.result(LIMIT_S)
+        talked_s = time.monotonic()
     line.send(None)
     line.recv()
     num_threads, links = threading.active_count() - before, sum(len(one.traffic()) for one in transports)
     time.sleep(SETTLE_S)
     start_cpu_s = time.process_time()
     time.sleep(idle_s)
-    line.send(IdleRanks(met_s, num_threads, links, time.process_time() - start_cpu_s))
+    line.send(IdleRanks(met_s, talked_s, num_threads, links, time.process_time() - start_cpu_s))
     line.recv()
     with ThreadPoolExecutor(len(ranks)) as pool:
         list(pool.map(lambda one: one.abort(), transports))

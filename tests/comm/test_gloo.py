@@ -10,6 +10,9 @@ import torch
 import torch.distributed as dist
 
 from isthmus.comm.group.vendors.gloo_vendor import break_gloo_group, gloo_group
+from isthmus.comm.group.vendors.join_vendors import join_vendors
+from isthmus.comm.transport.memory_transport import memory_transports
+from tests.comm.ranks import LIMIT
 
 
 def test_who_waits_for_a_living_rank_is_woken_though_another_is_gone() -> None:
@@ -29,3 +32,16 @@ def test_who_waits_for_a_living_rank_is_woken_though_another_is_gone() -> None:
         break_gloo_group(groups[2], 2, 3)
         with pytest.raises(RuntimeError):
             waiting.result(50)
+
+
+def test_the_address_of_the_store_goes_down_a_tree() -> None:
+    """Of eight ranks the first one sends it to three, and each other one gets it once."""
+    transports = memory_transports(8)
+    with ThreadPoolExecutor(len(transports)) as pool:
+        groups = list(pool.map(lambda one: join_vendors(one, range(8), "127.0.0.1", LIMIT), transports))
+    sent = [[peer for peer, of in one.traffic().items() if of.sent_messages] for one in transports]
+    assert sent == [[1, 2, 3], [4, 5, 6], [7], [], [], [], [], []]
+    tensors = [torch.ones(1) for _ in groups]
+    for work in [of["cpu"].backend.allreduce([one]) for of, one in zip(groups, tensors, strict=True)]:
+        work.wait(LIMIT)
+    assert all(float(one) == 8 for one in tensors)

@@ -18,6 +18,7 @@ from isthmus.comm.tcp.connection import Connection
 from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.greeting import Greeting, refusal_reason, send_greeting, send_json_line
 from isthmus.comm.tcp.peer import Peer
+from isthmus.comm.tcp.reconnect import Reconnector
 from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.wire_format import (
     ACK,
@@ -536,3 +537,30 @@ def test_a_full_mailbox_holds_the_reader_until_someone_asks() -> None:
     assert not mailbox.wait_for_space(0)
     mailbox.post_receive(2, "x", memoryview(bytearray(1)))
     assert mailbox.wait_for_space(0)
+
+
+class RecordedWaits(threading.Event):
+    """An event that records how long it is waited for, without waiting; set after `num` waits."""
+
+    def __init__(self, num: int) -> None:
+        super().__init__()
+        self.waits_s, self._num = list[float](), num
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits_s.append(timeout or 0.0)
+        if len(self.waits_s) == self._num:
+            self.set()
+        return self.is_set()
+
+
+def test_attempts_to_reconnect_are_spread_by_passed_in_randomness() -> None:
+    """The pause doubles up to 1 s, times 0.5 to 1.5: ranks that lose their links together do not dial together."""
+
+    def no_route(_rank: int, _number: int) -> None:
+        raise UnavailableError("no route")
+
+    numbers = iter([0.0, 0.5, 0.9, 0.25, 0.0, 0.5])
+    stopped = RecordedWaits(6)
+    one = Reconnector(1, 60.0, no_route, lambda *_: None, stopped, lambda: next(numbers))
+    one.reconnect(0, OSError("cut"), lambda: True, lambda *_: True)
+    assert stopped.waits_s == pytest.approx([0.05, 0.2, 0.56, 0.6, 0.5, 1.0])

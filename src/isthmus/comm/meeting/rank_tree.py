@@ -33,15 +33,18 @@ def rank_tree(clusters: Sequence[Hashable], rank: int) -> TreePlace:
     for one, cluster in enumerate(clusters):
         members.setdefault(cluster, []).append(one)
     own = members[clusters[rank]]
-    parent, children = _heap_place(own, own.index(rank))
+    parent, children = heap_place(own, own.index(rank))
     if rank == own[0]:
         leaders = [ranks[0] for ranks in members.values()]
-        parent, led = _heap_place(leaders, leaders.index(rank))
+        parent, led = heap_place(leaders, leaders.index(rank))
         children += led
     return TreePlace(parent, tuple(sorted(children)))
 
 
-def _heap_place(ranks: Sequence[int], place: int) -> tuple[int | None, list[int]]:
-    """Return parent and children of `ranks[place]` in a heap of `FAN_OUT` children each."""
+def heap_place(ranks: Sequence[int], place: int) -> tuple[int | None, list[int]]:
+    """Return parent and children of `ranks[place]` in a heap of `FAN_OUT` children each.
+
+    For all ranks of a cluster, these are the neighbours that the tree of all ranks gives it inside the cluster.
+    """
     first = FAN_OUT * place + 1
     return None if place == 0 else ranks[(place - 1) // FAN_OUT], list(ranks[first : first + FAN_OUT])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -34,6 +35,9 @@ _IDLE_HEARTBEATS = 10
 """Heartbeats without a message after which a connection counts as idle."""
 _IDLE_SLOWDOWN, _IDLE_HEARTBEAT_S = 5, 1.5
 """An idle connection has heartbeats this much more rarely, but not more rarely than every `_IDLE_HEARTBEAT_S`."""
+
+_MESSAGE_KINDS = (DATA, ACK)
+"""What makes a connection busy. Notices do not: many ranks that meet would all send heartbeats at the full rate."""
 
 _CONNECTION_ERRORS = (OSError, ValueError, MemoryError)
 
@@ -84,8 +88,8 @@ class Connection:
 
     Silence of `silence_timeout_s` counts as broken, and a part of a frame that takes longer than `part_timeout_s`,
     except while the owner tolerates silence: the peer may still be joining or finishing. A connection that has carried
-    no message for `_IDLE_HEARTBEATS` has rarer heartbeats, announced by the last one, and may be silent for as many.
-    When the connection breaks, its unacknowledged fragments return to the send queue.
+    no message yet, or none for `_IDLE_HEARTBEATS`, has rarer heartbeats, announced by the last one, and may be silent
+    for as many. When the connection breaks, its unacknowledged fragments return to the send queue.
     """
 
     def __init__(
@@ -108,12 +112,12 @@ class Connection:
         self._heartbeat_s, self._clock = heartbeat_s, clock
         self._interval_s, self._silence_timeout_s = heartbeat_s, silence_timeout_s
         self._idle_interval_s = max(heartbeat_s, min(_IDLE_SLOWDOWN * heartbeat_s, _IDLE_HEARTBEAT_S))
-        self._last_message_s = time.monotonic()
+        self._last_message_s = -math.inf
         self._unacked: deque[Fragment] = deque()
         self._sent_acks: deque[Fragment] = deque(maxlen=MAX_UNACKED_MESSAGES)
         self._lock = threading.Lock()
         self._readiness = SendReadiness(channel.socket)
-        channel.socket.settimeout(silence_timeout_s)
+        channel.socket.settimeout(self._silence_limit_s(self._idle_interval_s))
         channel.part_timeout_s = part_timeout_s
         self._threads = [
             threading.Thread(target=loop, name=f"isthmus-connection-{number}-{what}", daemon=True)
@@ -187,7 +191,7 @@ class Connection:
 
     def _write_fragment(self, fragment: Fragment) -> None:
         header = replace(fragment.header, left_s=self._clock())
-        if header.kind != HEARTBEAT:
+        if header.kind in _MESSAGE_KINDS:
             self._last_message_s, self._interval_s = time.monotonic(), self._heartbeat_s
         self._channel.write(frame_parts(header, fragment.payload), lambda: self.dead)
 
@@ -216,7 +220,8 @@ class Connection:
         if header.kind == HEARTBEAT:
             self._expect_heartbeat(header.number / 1e3)
             return True
-        self._last_message_s = time.monotonic()
+        if header.kind in _MESSAGE_KINDS:
+            self._last_message_s = time.monotonic()
         if header.kind == DATA:
             self._receive_fragment(header)
         elif header.kind == ACK:
@@ -236,10 +241,14 @@ class Connection:
 
     def _expect_heartbeat(self, interval_s: float) -> None:
         """Let the peer be silent for as many heartbeats as ever, of which the next comes after `interval_s`."""
-        share = min(max(interval_s, self._heartbeat_s), self._idle_interval_s) / self._heartbeat_s
-        limit_s = share * self._silence_timeout_s
+        limit_s = self._silence_limit_s(interval_s)
         if limit_s != self._channel.socket.gettimeout():
             self._channel.socket.settimeout(limit_s)
+
+    def _silence_limit_s(self, interval_s: float) -> float:
+        """Return how long a peer may be silent whose next heartbeat comes after `interval_s`."""
+        share = min(max(interval_s, self._heartbeat_s), self._idle_interval_s) / self._heartbeat_s
+        return share * self._silence_timeout_s
 
     def _receive_fragment(self, header: FrameHeader) -> None:
         owner = self._owner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ class Peer:
     `timeout_s`, or closed with a failure reason. `on_link` reports when nothing arrives from the worker,
     and when it does again; `on_notice` gets tag and text of what the peer tells about the run, and `on_peer_closed`
     the rank once it has sent CLOSE on every live connection. While `is_joining()`, the peer may be silent.
+    `jitter` is that of `Reconnector`.
     """
 
     connection_type: type[Connection] = Connection
@@ -55,6 +57,7 @@ class Peer:
         on_notice: OnNotice = lambda _rank, _tag, _text: None,
         on_peer_closed: Callable[[int], None] = lambda _rank: None,
         is_joining: Callable[[], bool] = lambda: False,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self.rank, self.traffic = rank, Traffic()
         self.matcher = ReceiveMatcher(rank, max_message_bytes=max_message_bytes)
@@ -73,7 +76,7 @@ class Peer:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._stopped = threading.Event()
-        self._reconnector = Reconnector(rank, timeout_s, redial, on_link, self._stopped)
+        self._reconnector = Reconnector(rank, timeout_s, redial, on_link, self._stopped, jitter)
         self._reconnect_threads: set[threading.Thread] = set()
         self._num_attaching = 0
         self._connections = {number: self._make_connection(number, one) for number, one in enumerate(greeted_channels)}

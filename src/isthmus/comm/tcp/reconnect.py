@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -25,17 +26,28 @@ OnLink = Callable[[int, str, float | None], None]
 _SILENT = "silent"
 
 _RETRY_PAUSE_S = (0.1, 1.0)
-"""Shortest and longest pause between two attempts to reopen a connection."""
+"""Shortest and longest pause between two attempts to reopen a connection, each times 0.5 to 1.5."""
 
 _FIRST_QUIET_TRIES = 5
 """Attempts to open a connection for the first time that are not reported: 2.5 s."""
 
 
 class Reconnector:
-    """Reopens the connections of `rank` until `stopped` is set or the peer is silent for `timeout_s`."""
+    """Reopens the connections of `rank` until `stopped` is set or the peer is silent for `timeout_s`.
 
-    def __init__(self, rank: int, timeout_s: float, redial: Redial, on_link: OnLink, stopped: threading.Event) -> None:
-        self._rank, self._timeout_s = rank, timeout_s
+    `jitter` returns random numbers in [0, 1), by which ranks that dial at once spread their next attempts.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        timeout_s: float,
+        redial: Redial,
+        on_link: OnLink,
+        stopped: threading.Event,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._rank, self._timeout_s, self._jitter = rank, timeout_s, jitter
         self._redial, self._on_link, self._stopped = redial, on_link, stopped
         self.last_activity_s = time.monotonic()
         self._cut_since_s: float | None = None
@@ -90,7 +102,7 @@ class Reconnector:
                 quiet_tries = max(quiet_tries - 1, 0)
             if time.monotonic() - self.last_activity_s > self._timeout_s:
                 raise peer_loss_error(f"peer {self._rank} was silent for {self._timeout_s:g} s")
-            self._stopped.wait(pause_s)
+            self._stopped.wait(pause_s * (0.5 + self._jitter()))
             pause_s = min(2 * pause_s, longest_s)
 
     def _report_cut(self, reason: str) -> None:

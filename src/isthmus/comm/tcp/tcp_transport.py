@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 import time
@@ -37,6 +38,10 @@ FIRST_DIAL_TIMEOUT_S = 10.0
 """Longest time for one attempt to open a link: many ranks may dial at once, on a busy machine."""
 
 
+MAX_FIRST_DIALS = 16
+"""Links that a rank opens at a time: one that exchanges messages with all others would answer none of them in time."""
+
+
 class TcpTransport(BreakableTransport):
     """A `Transport` over one or several connections per pair of ranks.
 
@@ -64,6 +69,7 @@ class TcpTransport(BreakableTransport):
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         on_refused: Callable[[str], None] = lambda _: None,
         place: TreePlace | None = None,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         super().__init__(lambda error: on_loss(error) if self._agreement.has_met else None)
         self.rank, self.size, self.incarnation = greeting.rank, greeting.size, greeting.incarnation
@@ -80,9 +86,11 @@ class TcpTransport(BreakableTransport):
             on_notice=self._on_notice,
             on_peer_closed=self._on_peer_closed,
             is_joining=lambda: not self._agreement.has_met,
+            jitter=jitter,
         )
         self._lock = threading.Lock()
         self._dialling: set[tuple[int, int]] = set()
+        self._first_dials = threading.BoundedSemaphore(MAX_FIRST_DIALS)
         self._peers: dict[int, Peer] = {}
         # Set when all ranks have met, or a loss has broken the transport.
         self._met_or_lost = threading.Event()
@@ -211,24 +219,38 @@ class TcpTransport(BreakableTransport):
     def _redial(self, rank: int, number: int) -> GreetedChannel | None:
         """Open a connection; the dialled side of one that broke only checks that the peer listens and returns None."""
         endpoint, is_first = self._endpoints[rank], not self._peers[rank].has_connected(number)
-        timeout_s = FIRST_DIAL_TIMEOUT_S if is_first else REDIAL_TIMEOUT_S
         try:
-            if rank < self.rank:
-                with self._lock:
-                    self._dialling.add((rank, number))
-                try:
-                    return dial_rank(self._handshake, rank, number, endpoint, timeout_s)
-                finally:
-                    with self._lock:
-                        self._dialling.discard((rank, number))
             if is_first:
-                return dial_rank(self._handshake, rank, number, endpoint, timeout_s)
+                return self._open_first(rank, number, endpoint)
+            if rank < self.rank:
+                return self._dial(rank, number, endpoint, REDIAL_TIMEOUT_S)
             dial((endpoint.host, endpoint.port), endpoint.route, REDIAL_TIMEOUT_S).close()
         except PeerError as error:
             if is_transient(error):
                 raise UnavailableError(error.message, hint=error.hint) from error
             raise
         return None
+
+    def _open_first(self, rank: int, number: int, endpoint: Endpoint) -> GreetedChannel:
+        """Open a link, at most `MAX_FIRST_DIALS` at a time; `UnavailableError` if no other one ends in time."""
+        if not self._first_dials.acquire(timeout=FIRST_DIAL_TIMEOUT_S):
+            raise UnavailableError(f"{MAX_FIRST_DIALS} links are being opened before that to rank {rank}")
+        try:
+            return self._dial(rank, number, endpoint, FIRST_DIAL_TIMEOUT_S)
+        finally:
+            self._first_dials.release()
+
+    def _dial(self, rank: int, number: int, endpoint: Endpoint, timeout_s: float) -> GreetedChannel:
+        """Dial `rank`; a lower one that dials this rank meanwhile has to wait."""
+        if rank > self.rank:
+            return dial_rank(self._handshake, rank, number, endpoint, timeout_s)
+        with self._lock:
+            self._dialling.add((rank, number))
+        try:
+            return dial_rank(self._handshake, rank, number, endpoint, timeout_s)
+        finally:
+            with self._lock:
+                self._dialling.discard((rank, number))
 
     def _notify(self, rank: int, notice: Notice) -> None:
         self._peers[rank].notify(notice)

@@ -15,6 +15,7 @@ from isthmus.comm.group.group_work import gloo_error_text
 from isthmus.comm.group.vendors.known_vendors import available_vendors
 from isthmus.comm.group.vendors.vendor import Vendor
 from isthmus.comm.group.vendors.vendor_group import VendorGroup
+from isthmus.comm.meeting.rank_tree import heap_place
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError
 
@@ -41,9 +42,9 @@ def join_vendors(
     """Return the groups of `ranks`, which are in one cluster, in their order: of each vendor that all of them have.
 
     `host` is this rank's address inside the cluster; `vendors` are those of this rank (default: what torch reports).
-    The first of the ranks listens on a free port and sends the address over the transport; `number` keeps groups
-    apart that are joined in any order. Raises `PeerError` if a rank does not join. A loss of the transport wakes
-    operations that wait in the groups.
+    The first of the ranks listens on a free port, and the address goes over the transport, down a tree of the ranks;
+    `number` keeps groups apart that are joined in any order. Raises `PeerError` if a rank does not join. A loss of the
+    transport wakes operations that wait in the groups.
     """
     if len(ranks) == 1:
         return {}
@@ -106,23 +107,24 @@ def _loss_error(transport: Transport) -> PeerError:
 
 
 def _open_store(transport: Transport, ranks: Sequence[int], host: str, timeout: timedelta, tag: int) -> dist.TCPStore:
-    """Return the TCPStore of this cluster, served by the first of `ranks`."""
-    first, limit_s = ranks[0], timeout.total_seconds()
-    if transport.rank == first:
+    """Return the TCPStore of this cluster, served by the first of `ranks`; its address goes down a tree of them."""
+    limit_s, address = timeout.total_seconds(), memoryview(bytearray(_ADDRESS_BYTES))
+    parent, children = heap_place(ranks, ranks.index(transport.rank))
+    if parent is None:
         listener = socket.create_server((host, 0))
-        port = listener.getsockname()[1]
-        address = f"{host} {port}".encode()
+        port = int(listener.getsockname()[1])
         store = dist.TCPStore(
             host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        sends = [transport.send(rank, tag, "store", _pad_address(address)) for rank in ranks[1:]]
-        for one in sends:
-            one.result(limit_s)
-        return store
-    received = bytearray(_ADDRESS_BYTES)
-    transport.receive(first, tag, "store", memoryview(received)).result(limit_s)
-    name, _, number = received.rstrip(b"\0").decode().rpartition(" ")
-    return dist.TCPStore(name, int(number), None, False, timeout, wait_for_workers=False)
+        address = _pad_address(f"{host} {port}".encode())
+    else:
+        transport.receive(parent, tag, "store", address).result(limit_s)
+    for one in [transport.send(rank, tag, "store", address) for rank in children]:
+        one.result(limit_s)
+    if parent is not None:
+        name, _, number = bytes(address).rstrip(b"\0").decode().rpartition(" ")
+        store = dist.TCPStore(name, int(number), None, False, timeout, wait_for_workers=False)
+    return store
 
 
 def _pad_address(address: bytes) -> memoryview:
