@@ -80,6 +80,29 @@ def test_dualpipe_keeps_one_more_than_there_are_stages(half_stages: int, more: i
     assert peaks == (num_stages + 1,) * num_stages
 
 
+@given(st.integers(1, 4), st.integers(0, 5))
+def test_dualpipe_is_its_own_mirror_image(half_stages: int, more: int) -> None:
+    """A stage computes what the stage as far from the other end does, with the directions exchanged."""
+    num_stages = 2 * half_stages
+    schedule = dualpipe(num_stages, 2 * num_stages + 2 * more)
+    computes = ("forward", "backward", "backward_input", "backward_weight")
+    orders = [[one for one in stage if one.kind in computes] for stage in schedule.stages]
+    mirrored = [[Operation(one.kind, one.micro_batch ^ 1, 1 - one.chunk) for one in stage] for stage in orders]
+    assert mirrored[::-1] == orders
+
+
+@given(stages, micro_batches, st.lists(st.integers(0, 12), min_size=6, max_size=6), st.integers(1, 4))
+def test_a_name_takes_the_arguments_of_its_schedule(
+    num_stages: int, num_micro_batches: int, counts: list[int], num_chunks: int
+) -> None:
+    """`make_schedule` passes counts, warm-up and chunks on as they are."""
+    warm_up = sorted(counts, reverse=True)[:num_stages]
+    made = make_schedule("overlapped", num_stages, num_micro_batches, warm_up=warm_up)
+    assert made == overlapped(num_stages, num_micro_batches, warm_up)
+    made = make_schedule("interleaved", num_stages, num_micro_batches, num_chunks=num_chunks)
+    assert made == interleaved(num_stages, num_micro_batches, num_chunks)
+
+
 @given(st.sampled_from(["dualpipe", "interleaved", "overlapped", "zero_bubble"]), st.integers(1, 3))
 def test_receive_buffers_are_bounded(name: str, receive_ahead: int) -> None:
     """At most 1 + receive_ahead receives per kind and chunk's peer are posted and not yet waited for."""
