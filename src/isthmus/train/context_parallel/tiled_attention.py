@@ -102,7 +102,7 @@ class TiledAttention:
 
 def order_blocks(blocks: Sequence[torch.Tensor], shares: Sequence[SequenceShare]) -> torch.Tensor:
     """Return the tokens of all `blocks` [..., S, D] (by rank, of `shares`) in the order of the sequence [..., T, D]."""
-    pieces = []
+    pieces: list[tuple[int, torch.Tensor]] = []
     for block, share in zip(blocks, shares, strict=True):
         sizes = [end - first for first, end in share.segments]
         pieces += zip((first for first, _ in share.segments), block.split(sizes, -2), strict=True)
