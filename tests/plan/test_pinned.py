@@ -59,11 +59,19 @@ def test_degrees_that_no_pool_could_keep_are_refused(parallel: dict[str, int], r
     assert caught.value.hint == f"nearest valid: parallel.{nearest}; or remove it"
 
 
-@pytest.mark.parametrize("name", ["cp", "ep"])
-def test_what_the_runtime_does_not_run_is_refused(name: str) -> None:
-    """The runtime has one chip per stage: a job that fixes more is refused with that reason."""
-    with pytest.raises(PlanError, match=f"parallel.{name} 2: the runtime"):
-        ask(SearchLimits(executable=True), parallel={name: 2})
+def test_what_the_runtime_does_not_run_is_refused() -> None:
+    """Experts over several chips, and tokens that chips cannot share equally, each with the reason."""
+    with pytest.raises(PlanError, match=r"parallel.ep 2: the runtime .* parallel.ep 1"):
+        ask(SearchLimits(executable=True), parallel={"ep": 2})
+    with pytest.raises(PlanError, match=r"parallel.cp 3 does not divide the .* parallel.cp 2"):
+        ask(SearchLimits(executable=True), parallel={"cp": 3})
+
+
+def test_the_runtime_gets_plans_that_share_sequences() -> None:
+    """A job to be run that fixes cp gets plans of that degree, which the runtime supports."""
+    plans = ask(SearchLimits(executable=True), parallel={"cp": 2}).plans
+    assert {stage.cp for plan in plans for stage in plan.stages} == {2}
+    assert not [plan for plan in plans if runtime_incompatibility(plan)]
 
 
 def test_the_runtime_gets_plans_with_replicas() -> None:

@@ -74,6 +74,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str, DeviceKernels, str]] = 
     ({"attention": "flash", "precision": "fp16"}, {}, "llama", DeviceKernels(kind="cuda", capability=(7, 5)), "7.5"),
     ({"precision": "bf16"}, {}, "llama", DeviceKernels(kind="cuda", capability=(7, 5)), "precision bf16"),
     ({"compile": True}, {"stage": {"tp": 2}}, "llama", CPU, "tp 2"),
+    ({"compile": True}, {"stage": {"cp": 2}}, "llama", CPU, "cp 2"),
+    ({"attention": "eager"}, {"stage": {"cp": 2}}, "llama", CPU, "eager on a stage of cp 2"),
     ({"compile": True}, {"stage": {"recompute": "selective"}}, "llama", CPU, "recompute selective"),
     ({"compile": True}, {"schedule": "zero_bubble"}, "llama", CPU, "schedule zero_bubble"),
     ({"compile": True}, {}, "qwen3-moe", CPU, "4 experts"),

@@ -46,7 +46,15 @@ def test_a_searched_schedule_needs_its_orders(tmp_path: Path) -> None:
         check_plan_supported(spec)
 
 
-@pytest.mark.parametrize("stage", [{"cp": 2}, {"ep": 2}])
+@pytest.mark.parametrize("kind", ["gather", "ring", "all_to_all"])
+def test_every_kind_of_context_parallelism_is_executed(kind: str, tmp_path: Path) -> None:
+    """Both sides accept the three kinds that a plan may name."""
+    plan, spec = both(tmp_path, {}, stage={"cp": 2, "cp_kind": kind})
+    assert runtime_incompatibility(plan) is None
+    assert check_plan_supported(spec).trains
+
+
+@pytest.mark.parametrize("stage", [{"cp": 2, "recompute": "selective"}, {"ep": 2}])
 def test_what_is_refused_is_not_called_runnable(stage: dict[str, int], tmp_path: Path) -> None:
     """Both sides say no, each with its reason."""
     plan, spec = both(tmp_path, {}, stage=stage)

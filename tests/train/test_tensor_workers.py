@@ -114,7 +114,8 @@ def test_shares_that_can_be_dealt_out_are_accepted(tmp_path: Path) -> None:
         ({"tp": 4}, "stage 0 has tp 4, which does not divide.*2 KV heads.*divides 2"),
         ({"tp": 3}, "tp 3, which does not divide .* 2 KV heads"),
         ({"sp": True}, "sequence parallelism but tp 1"),
-        ({"cp": 2}, "context parallelism 2"),
+        ({"cp": 3}, "cp 3, which does not divide 16 tokens.*nearest valid: cp 2"),
+        ({"cp": 4, "cp_kind": "all_to_all"}, "cp 4 of kind all_to_all.*2 KV heads.*nearest valid: cp 2"),
         ({"ep": 2}, "expert parallelism 2"),
     ],
 )

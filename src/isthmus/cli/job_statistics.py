@@ -148,12 +148,15 @@ class JobStatistics:
 def pipeline_neighbours(plan: Plan, rank: int) -> tuple[int | None, int | None]:
     """Return the previous and next rank of `rank` in its pipeline; None at an end or for an unknown rank.
 
-    Only the first tensor-parallel rank of a stage exchanges messages; the others have no neighbours.
+    Only first tensor-parallel ranks exchange messages; the others have no neighbours. A rank's neighbour has the same
+    context-parallel rank, or the last one of a stage that has fewer.
     """
     if not 0 <= rank < len(plan.ranks) or plan.ranks[rank].tp > 0:
         return None, None
     replica = plan.stage_of(rank).replica
-    ranks = [plan.ranks_of(at)[0] for at, stage in enumerate(plan.stages) if stage.replica == replica]
+    own, stages = plan.ranks[rank].cp, [at for at, stage in enumerate(plan.stages) if stage.replica == replica]
+    shares = [plan.cp_ranks_of(at) for at in stages]
+    ranks = [of_stage[min(own, len(of_stage) - 1)] for of_stage in shares]
     index = ranks.index(rank)
     return (ranks[index - 1] if index else None), (ranks[index + 1] if index + 1 < len(ranks) else None)
 

@@ -84,12 +84,14 @@ class Stage(FrozenModel):
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """The work of one rank: a stage and its tensor-parallel shard."""
+    """The work of one rank: a stage, its tensor-parallel shard and its share of the tokens."""
 
     # Index into `Plan.stages`.
     stage: int
     # Tensor-parallel rank, from 0.
     tp: int = 0
+    # Context-parallel rank, from 0.
+    cp: int = 0
 
 
 class StageTime(FrozenModel):
@@ -338,10 +340,15 @@ class Plan(FrozenModel):
     def ranks(self) -> tuple[RankAssignment, ...]:
         """The assignment of each rank; the ranks of a cluster and of a stage are consecutive.
 
-        With `compute: virtual` a stage is one rank, whatever its degrees.
+        In a stage tensor parallelism varies fastest: rank `cp * tp degree + tp`. With `compute: virtual` a stage is one
+        rank, whatever its degrees.
         """
         stages = sorted(range(len(self.stages)), key=self._first_ranks.__getitem__)
-        return tuple(RankAssignment(stage, tp) for stage in stages for tp in range(self._ranks_per_stage[stage]))
+        return tuple(
+            RankAssignment(stage, at % self.stages[stage].tp, at // self.stages[stage].tp)
+            for stage in stages
+            for at in range(self._ranks_per_stage[stage])
+        )
 
     @cached_property
     def rank_clusters(self) -> tuple[str, ...]:
@@ -357,9 +364,18 @@ class Plan(FrozenModel):
         return self.stage_of(rank).num_chips // len(self.ranks_of(self.ranks[rank].stage))
 
     def ranks_of(self, stage: int) -> range:
-        """Return the ranks of stage index `stage`, in tensor-parallel order."""
+        """Return the ranks of stage index `stage`, in tensor-parallel order for each share of the tokens."""
         first = self._first_ranks[stage]
         return range(first, first + self._ranks_per_stage[stage])
+
+    def tp_ranks_of(self, stage: int, cp: int = 0) -> range:
+        """Return the ranks of stage index `stage` that hold share `cp` of the tokens, in tensor-parallel order."""
+        ranks, tp = self.ranks_of(stage), self.stages[stage].tp
+        return ranks[cp * tp : (cp + 1) * tp]
+
+    def cp_ranks_of(self, stage: int, tp: int = 0) -> range:
+        """Return the ranks of stage index `stage` that hold shard `tp`, in the order of their shares of the tokens."""
+        return self.ranks_of(stage)[tp :: self.stages[stage].tp]
 
     @cached_property
     def _first_ranks(self) -> tuple[int, ...]:
@@ -369,7 +385,7 @@ class Plan(FrozenModel):
 
     @cached_property
     def _ranks_per_stage(self) -> tuple[int, ...]:
-        return tuple(1 if self.compute == "virtual" else stage.tp for stage in self.stages)
+        return tuple(1 if self.compute == "virtual" else stage.num_chips for stage in self.stages)
 
     @property
     def num_chunks(self) -> int | None:

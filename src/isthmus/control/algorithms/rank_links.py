@@ -25,8 +25,8 @@ class RankLink:
 def rank_links(plan: Plan) -> tuple[RankLink, ...]:
     """Return the links of a plan, one per direction and pair, sorted.
 
-    They join the first ranks of neighbouring stages, the ranks of a stage, and ranks of different clusters that hold
-    the same layers; and always the last rank of a cluster's segment with the first of the next one.
+    They join the first tensor-parallel ranks of neighbouring stages, the ranks of a stage, and ranks of different
+    clusters that hold the same layers; and always the last rank of a cluster's segment with the first of the next one.
     """
     found: dict[tuple[int, int], float] = {}
     for pair, gbps in itertools.chain(_hops(plan), _gradients(plan), _groups(plan), _boundaries(plan)):
@@ -45,9 +45,16 @@ def _hops(plan: Plan) -> Iterator[tuple[tuple[int, int], float]]:
 
 
 def _both_ways(plan: Plan, one: int, other: int, gbps: float) -> Iterator[tuple[tuple[int, int], float]]:
-    first, second = plan.ranks_of(one)[0], plan.ranks_of(other)[0]
-    yield (first, second), gbps
-    yield (second, first), gbps
+    """Yield the pairs of first ranks that pass hidden states; the ranks that share a sequence pass their own tokens.
+
+    Stages of unlike degrees pass tokens between all of these ranks.
+    """
+    ones, others = plan.cp_ranks_of(one), plan.cp_ranks_of(other)
+    is_alike = len(ones) == len(others)
+    pairs = list(zip(ones, others, strict=True)) if is_alike else list(itertools.product(ones, others))
+    for first, second in pairs:
+        yield (first, second), gbps / len(pairs)
+        yield (second, first), gbps / len(pairs)
 
 
 def _gradients(plan: Plan) -> Iterator[tuple[tuple[int, int], float]]:

@@ -53,6 +53,11 @@ def check_kernels(training: TrainingConfig, plan: Plan, model: Model, stage: Sta
     precision = stage_precision(stage, training.precision)
     _check_precision(precision, plan, training, device)
     _check_attention(training, precision, model, device)
+    if stage.cp > 1 and training.attention in ("eager", "flex"):
+        raise PlanError(
+            f"training.attention is {training.attention} on a stage of cp {stage.cp}, which needs flash kernels",
+            hint="set training.attention to sdpa, or cp to 1",
+        )
     if training.compile:
         _check_compile(plan, model, device)
 
@@ -101,11 +106,12 @@ def _check_attention(
 
 
 def _check_compile(plan: Plan, model: Model, device: DeviceKernels) -> None:
-    tp = max(stage.tp for stage in plan.stages)
+    tp, cp = max(stage.tp for stage in plan.stages), max(stage.cp for stage in plan.stages)
     partial = sorted({stage.recompute for stage in plan.stages} & {"selective", "moe"})
     experts = model.config.get("num_experts") or model.config.get("num_local_experts")
     reasons = [
         (tp > 1, f"tp {tp}: sums between ranks interrupt a layer's graph", "set tp to 1"),
+        (cp > 1, f"cp {cp}: exchanges between ranks interrupt a layer's graph", "set cp to 1"),
         (bool(experts), f"{experts} experts: tokens choose them at run time", "train a model without experts"),
         (
             bool(partial),

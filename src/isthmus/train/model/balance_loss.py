@@ -14,7 +14,7 @@ As in transformers, training adds it times `router_aux_loss_coef` if `config.jso
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -35,12 +35,14 @@ def find_router(layer: nn.Module) -> nn.Module | None:
 
 
 @contextmanager
-def capture_balance_losses(router: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Yield a list that collects the balance loss (fp32 scalar) of each call of `router`."""
+def capture_balance_losses(
+    router: nn.Module, sum_shares: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Iterator[list[torch.Tensor]]:
+    """Yield a list that collects the balance loss (fp32 scalar) of each call of `router`; see `balance_loss`."""
     losses: list[torch.Tensor] = []
 
     def append(_: nn.Module, __: object, output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
-        losses.append(balance_loss(output[0], output[2]))
+        losses.append(balance_loss(output[0], output[2], sum_shares))
 
     handle = router.register_forward_hook(append)
     try:
@@ -49,10 +51,21 @@ def capture_balance_losses(router: nn.Module) -> Iterator[list[torch.Tensor]]:
         handle.remove()
 
 
-def balance_loss(logits: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
-    """Return the balance loss (fp32) of router `logits` [T, E] and int64 expert ids `expert_ids` [T, k]."""
+def balance_loss(
+    logits: torch.Tensor,
+    expert_ids: torch.Tensor,
+    sum_shares: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Return the balance loss (fp32) of router `logits` [T, E] and int64 expert ids `expert_ids` [T, k].
+
+    Where ranks share the tokens, `sum_shares` sums over them, and the result is this rank's part of a sum. Only the
+    number of assignments is summed, which has no gradient.
+    """
     num_tokens, num_experts = logits.shape
-    probabilities = torch.softmax(logits.float(), dim=-1).mean(dim=0)
-    taken = torch.zeros(num_experts, dtype=torch.float32, device=logits.device)
+    taken = torch.zeros(num_experts + 1, dtype=torch.float32, device=logits.device)
     taken.index_add_(0, expert_ids.reshape(-1), taken.new_ones(expert_ids.numel()))
-    return num_experts * torch.sum(taken / num_tokens * probabilities)
+    taken[-1] = num_tokens
+    if sum_shares is not None:
+        taken = sum_shares(taken)
+    probabilities = torch.softmax(logits.float(), dim=-1).mean(dim=0) * (num_tokens / taken[-1])
+    return num_experts * torch.sum(taken[:-1] / taken[-1] * probabilities)

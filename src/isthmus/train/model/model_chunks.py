@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from isthmus.train.context_parallel.context_parallel_group import ContextParallelGroup
 from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.model.stage_model import StageModel
 from isthmus.train.tensor_parallel.parameter_slices import ParameterSlice
@@ -66,6 +67,11 @@ class ModelChunks:
     def group(self) -> TensorParallelGroup:
         """The tensor-parallel group of the stage."""
         return self.first_chunk.group
+
+    @property
+    def context(self) -> ContextParallelGroup | None:
+        """The ranks that share the sequences of the stage, if any."""
+        return self.first_chunk.context
 
     @property
     def slices(self) -> dict[str, ParameterSlice]:

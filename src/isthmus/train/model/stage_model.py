@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 
 from isthmus.core.base_model import AttentionKernelName
 from isthmus.core.errors import PlanError
+from isthmus.train.context_parallel.attention_interface import use_context_attention
+from isthmus.train.context_parallel.context_parallel_group import ContextParallelGroup
 from isthmus.train.kernels.compile_layers import compile_layers
 from isthmus.train.model.balance_loss import balance_coefficient, capture_balance_losses, find_router
 from isthmus.train.model.chunked_loss import LOSS_CHUNK_BYTES, chunked_loss, tokens_per_chunk
@@ -56,7 +58,8 @@ class StageModel(nn.Module):
     the runtime sums, and a stage that is both holds one parameter.
 
     `group` are the tensor-parallel ranks of the stage and `slices` this rank's slices by full-model parameter
-    name. Hidden states are complete on each rank; logits cover the rank's part of the vocabulary.
+    name; `context`, if any, are the ranks that share its sequences, and S below is the number of this rank's tokens.
+    Hidden states are complete on each tensor-parallel rank; logits cover the rank's part of the vocabulary.
     """
 
     def __init__(
@@ -66,9 +69,11 @@ class StageModel(nn.Module):
         device: torch.device | str,
         group: TensorParallelGroup,
         attention: AttentionKernelName = "sdpa",
+        context: ContextParallelGroup | None = None,
     ) -> None:
         super().__init__()
         self._attention_backends = [SDPBackend.FLASH_ATTENTION] if attention == "flash" else []
+        self.context = context
         self.config = full.config
         self.device = torch.device(device)
         self.architecture = type(full).__name__
@@ -100,7 +105,13 @@ class StageModel(nn.Module):
         self._num_routers = sum(find_router(layer) is not None for layer in full.model.layers)
         self._sliding_layers = sliding_window_layers(full.config)
         windows = frozenset(i in self._sliding_layers for i in range(*layers))
-        self.position_cache = PositionCache(full.config, rotary_embedding(full, device), windows)
+        self.position_cache = PositionCache(
+            full.config, rotary_embedding(full, device), windows,
+            None if context is None else context.share.positions,
+        )  # fmt: skip
+        if context is not None:
+            for layer in self.model.layers.values():
+                use_context_attention(full.config, layer.self_attn, context)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -187,7 +198,8 @@ class StageModel(nn.Module):
         router = find_router(layer)
         if router is None or self.balance_coefficient == 0 or not torch.is_grad_enabled():
             return run(), None
-        with capture_balance_losses(router) as balances:
+        sum_shares = None if self.context is None else self.context.all_reduce_sum
+        with capture_balance_losses(router, sum_shares) as balances:
             return run(), balances[0]
 
     def global_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -210,22 +222,22 @@ def build_stage(
     group: TensorParallelGroup | None = None,
     attention: AttentionKernelName = "sdpa",
     compiled: bool = False,
+    context: ContextParallelGroup | None = None,
 ) -> StageModel:
     """Build layers `layers` (first, last exclusive) of `model`, a Hugging Face folder or `config.json`.
 
     Parameters have `dtype` and are on `device`. With `weights` "random" they depend on (`seed`, full name)
     only, for any pipeline split; with "load" they come from the safetensors files of the folder, of which
-    only this stage's tensors are read. `group` are the tensor-parallel ranks; `attention` and `compiled` as in
-    `TrainingConfig`. Peak memory is the stage plus
-    one full tensor (or 64 MiB). Raises `ModelError` for an unusable model or weight and `PlanError` for a
-    layer range outside the model.
+    only this stage's tensors are read. `group` are the tensor-parallel ranks, `context` those that share a sequence;
+    `attention` and `compiled` as in `TrainingConfig`. Peak memory is the stage plus one full tensor (or 64 MiB).
+    Raises `ModelError` for an unusable model or weight and `PlanError` for a layer range outside the model.
     """
     # Step 1: split the stage from the full model on the meta device.
     full = build_meta_model(model, attention)
     _check_range(layers, full.config.num_hidden_layers, model)
     group = group or TensorParallelGroup()
     choose_expert_kernels(full.config, device, group.size)
-    stage = StageModel(full, layers, device, group, attention)
+    stage = StageModel(full, layers, device, group, attention, context)
     del full
     # Step 2: allocate its parameters and add the tensor-parallel collectives.
     _materialise(stage, dtype, device)

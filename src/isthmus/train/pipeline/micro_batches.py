@@ -5,6 +5,7 @@ Shapes: B samples of a micro-batch, S tokens of a sample.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,23 +32,36 @@ class MicroBatches:
     def split(
         cls, num_samples: int, micro_batch_size: int, sequence_length: int,
         input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None,
-        rows: tuple[int, int] | None = None,
+        rows: tuple[int, int] | None = None, positions: Sequence[int] | None = None,
     ) -> MicroBatches:  # fmt: skip
         """Split the samples `rows` (first, end; default all) of a step of `num_samples` samples.
 
         `input_ids` and `labels` [size, S] are those of the whole step, if the stage needs them. The last
-        micro-batch may be smaller.
+        micro-batch may be smaller. `positions` are the tokens of this rank, if several share a sequence.
         """
         first, end = rows or (0, num_samples)
         sizes = [micro_batch_size] * ((end - first) // micro_batch_size)
         if (end - first) % micro_batch_size:
             sizes.append((end - first) % micro_batch_size)
+        if positions is not None:
+            sequence_length = len(positions)
         counted = 1 if labels is None else max(int((labels != -100).sum()), 1)
         return cls(
             sizes=tuple(sizes),
             sequence_length=sequence_length,
             num_samples=num_samples,
-            inputs=() if input_ids is None else torch.split(input_ids[first:end], micro_batch_size),
-            labels=() if labels is None else torch.split(labels[first:end], micro_batch_size),
+            inputs=_split(input_ids, first, end, micro_batch_size, positions),
+            labels=_split(labels, first, end, micro_batch_size, positions),
             token_weight=1.0 / counted,
         )
+
+
+def _split(
+    tokens: torch.Tensor | None, first: int, end: int, size: int, positions: Sequence[int] | None
+) -> tuple[torch.Tensor, ...]:
+    """Return the rows [first, end) of `tokens` [N, T], at `positions` only, in micro-batches of `size`."""
+    if tokens is None:
+        return ()
+    rows = tokens[first:end]
+    found: tuple[torch.Tensor, ...] = torch.split(rows if positions is None else rows[:, list(positions)], size)
+    return found

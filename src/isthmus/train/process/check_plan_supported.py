@@ -13,6 +13,7 @@ from isthmus.core.runs.check_job import max_positions
 from isthmus.core.runs.plan_words import stated_words
 from isthmus.schedule import Schedule
 from isthmus.train.communication.torch_device import HOST_BACKENDS, supported_backends
+from isthmus.train.context_parallel.check_context_parallel import check_context_parallel
 from isthmus.train.kernels.check_kernels import DeviceKernels, check_kernels
 from isthmus.train.model.save_weights import check_output
 from isthmus.train.process.check_plan_matches_job import check_plan_matches_job, require_equal
@@ -40,6 +41,7 @@ def check_plan_supported(spec: WorkerSpec) -> Schedule:
         require_equal("optimizer_on_host", plan.optimizer_on_host, True)
     check_tensor_parallel(plan, model)
     check_kernels(spec.job.training, plan, model, spec.stage, DeviceKernels.of(worker_device(spec)))
+    check_context_parallel(plan, model)
     check_output(Path(spec.job.output), spec.job.model)
     for one in dict.fromkeys(schedules):
         _check_model_chunks(one, plan)
@@ -50,12 +52,10 @@ def check_plan_supported(spec: WorkerSpec) -> Schedule:
 
 def _check_stage_degrees(index: int, stage: Stage) -> None:
     """Reject parallelism degrees and recompute settings of a stage that this runtime does not support."""
-    for kind, name, degree in (("context", "cp", stage.cp), ("expert", "ep", stage.ep)):
-        if degree > 1:
-            raise PlanError(
-                f"stage {index} asks for {kind} parallelism {degree}",
-                hint=f"this runtime supports {name} = 1",
-            )
+    if stage.ep > 1:
+        raise PlanError(
+            f"stage {index} asks for expert parallelism {stage.ep}", hint="this runtime supports ep = 1"
+        )  # fmt: skip
     if (stage.recompute_layers or 0) > stage.num_layers:
         raise PlanError(
             f"stage {index} asks for {stage.recompute_layers} recomputed layers of {stage.num_layers}",
@@ -72,6 +72,8 @@ def _check_plan_options(plan: Plan) -> None:
             hint="this runtime shards only the optimizer state: set zero to 1",
         )
     for name in stated_words(plan):
+        if name == "cp_kind":
+            continue
         raise PlanError(f"the plan states {name}", hint=f"this runtime has no such choice: remove {name}")
     if plan.transport != "buffered":
         raise PlanError(f"the plan asks for {plan.transport} messages", hint="this runtime supports buffered messages")

@@ -41,7 +41,7 @@ def export_model(
     Raises `UnavailableError` if the folder cannot be written, `InputError` if it belongs to another job now.
     """
     job, output = spec.job, Path(spec.job.output)
-    if position.replica == 0:
+    if position.replica == 0 and spec.plan.ranks[spec.rank].cp == 0:
         claim_output(spec)
         export_shard(ModelChunks(model_chunks.first_copy), output, position.stage)
     communicator.barrier()

@@ -10,6 +10,7 @@ from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.units import format_seconds
 from isthmus.data import Dataset, open_job_data
 from isthmus.train.communication.torch_device import choose_device
+from isthmus.train.context_parallel.cp_process_group import make_cp_group
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.stage_model import build_stage
 from isthmus.train.process.run_folders import check_resume, claim_run_folders
@@ -38,6 +39,7 @@ def prepare_stage(spec: WorkerSpec) -> PreparedStage:
     check_resume(spec)
     torch.manual_seed(training.seed)
     place, group = PipelinePosition.of_rank(spec.plan, spec.rank), make_tp_group(spec.plan, spec.rank)
+    context = make_cp_group(spec.plan, spec.rank)
     pieces = ModelChunks(
         [
             build_stage(
@@ -50,6 +52,7 @@ def prepare_stage(spec: WorkerSpec) -> PreparedStage:
                 group=group,
                 attention=training.attention,
                 compiled=training.compile,
+                context=context,
             )
             for layers in spec.plan.chunk_layers(place.replica)[place.stage]
         ],
@@ -72,8 +75,10 @@ def describe_rank(spec: WorkerSpec, device: str = "") -> str:
     where = f"rank {spec.rank}: layers {layers} in cluster {spec.cluster}"
     where += f", replica {place.replica} of {spec.plan.dp}" if spec.plan.dp > 1 else ""
     rank = spec.plan.ranks[spec.rank]
-    tp_size = len(spec.plan.ranks_of(rank.stage))
-    where += f", tensor-parallel rank {rank.tp} of {tp_size}" if tp_size > 1 else ""
+    stage = spec.plan.stages[rank.stage]
+    if len(spec.plan.ranks_of(rank.stage)) > 1:
+        where += f", tensor-parallel rank {rank.tp} of {stage.tp}" if stage.tp > 1 else ""
+        where += f", context-parallel rank {rank.cp} of {stage.cp}" if stage.cp > 1 else ""
     where += f", on {device}" if device else ""
     if spec.stage_time is None:
         return where

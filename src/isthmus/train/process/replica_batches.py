@@ -39,5 +39,6 @@ class ReplicaBatches:
             self._training.sequence_length,
             batch.input_ids if batch and pieces.is_first else None,
             batch.labels if batch and pieces.is_last else None,
+            positions=None if pieces.context is None else pieces.context.share.positions,
             rows=replica_samples(self._plan, self._position.replica, size),
         )

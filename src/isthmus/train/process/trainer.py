@@ -13,6 +13,8 @@ from isthmus.train.checkpoint.checkpoint_manager import CheckpointManager
 from isthmus.train.checkpoint.memory_slot import Snapshot
 from isthmus.train.communication.communicator import make_communicator
 from isthmus.train.communication.step_metrics import PendingCompute, StepTimer
+from isthmus.train.context_parallel.cp_communicator import CpCommunicator
+from isthmus.train.context_parallel.cp_process_group import join_cp_group
 from isthmus.train.kernels.working_precision import message_dtype, plan_precisions, stage_precision
 from isthmus.train.liveness.checkpoint_requests import CheckpointRequests
 from isthmus.train.model.recompute import RecomputePolicy
@@ -22,7 +24,7 @@ from isthmus.train.process.replica_batches import ReplicaBatches
 from isthmus.train.process.take_rank_keys import RankKeys
 from isthmus.train.recovery.peer_snapshots import PeerSnapshots
 from isthmus.train.recovery.rank_recovery import RankRecovery
-from isthmus.train.tensor_parallel.tp_communicator import TpCommunicator
+from isthmus.train.tensor_parallel.tp_communicator import StageCommunicator, TpCommunicator
 from isthmus.train.tensor_parallel.tp_process_group import join_tp_group
 from isthmus.train.update.gradient_options import gradient_options
 from isthmus.train.update.gradient_reducer import GradientReducer
@@ -54,9 +56,11 @@ class Trainer:
         self.folder, self.checkpoint_requests, self.recovery = folder, CheckpointRequests(folder), recovery
         self.training, self.position = spec.job.training, PipelinePosition.of_rank(spec.plan, spec.rank)
         self.group = prepared.model_chunks.group
+        self.context = prepared.model_chunks.context
         self.reports_loss = (
             prepared.model_chunks.reports_loss and self.position.replica == 0 and self.group.tp_rank == 0
-        )
+            and (self.context is None or self.context.cp_rank == 0)
+        )  # fmt: skip
         self.samples = self.num_skipped = 0
         self._unsettled: list[PendingCompute] = []
         self.batches = ReplicaBatches(prepared, spec.plan, self.position, self.training)
@@ -81,17 +85,29 @@ class Trainer:
             prepared.model_chunks,
             self.position.stage,
             self.position.ranks,
-            TpCommunicator(self.communicator, self.group) if self.group.size > 1 else self.communicator,
+            self._stage_communicator(),
             dtype=message_dtype(spec.plan, self.training.precision),
             stage_time=spec.stage_time,
             recompute=RecomputePolicy(spec.stage.recompute, spec.stage.recompute_layers),
         )
 
+    def _stage_communicator(self) -> StageCommunicator:
+        """Return what carries messages between stages, in the parts of this rank."""
+        plan, communicator = self.spec.plan, self.communicator
+        shared = any(stage.cp > 1 for stage in plan.pipeline(self.position.replica))
+        parts = CpCommunicator(communicator, plan, self.spec.rank) if shared else communicator
+        return TpCommunicator(parts, self.group) if self.group.size > 1 else parts
+
+    def _waited_s(self) -> float:
+        """Return the seconds spent so far in collectives inside the stage's computation."""
+        return self.group.waited_s + (0.0 if self.context is None else self.context.waited_s)
+
     def _form_groups(self) -> Ownership:
-        """Join the tensor-parallel group; return the ownership of all parameters."""
+        """Join the groups of the stage; return the ownership of all parameters."""
         spec, shard = self.spec, self.spec.plan.zero == 1
         device = self.prepared.model_chunks.device
         join_tp_group(spec.plan, spec.rank, self.group, backend=spec.backend, device=device)
+        join_cp_group(spec.plan, spec.rank, self.context, backend=spec.backend)
         return exchange_ownership(
             self.prepared.model_chunks,
             spec.rank,
@@ -147,13 +163,13 @@ class Trainer:
         batch_size = self.training.global_batch_size
         batches = self.batches.training_step(self.samples)
         updates: list[UpdateResult] = []
-        group_s = self.group.waited_s
+        group_s = self._waited_s()
         self.optimizer.begin_step()
         self.executor.gradient_scale = self.optimizer.gradient_scale
         losses = self.executor.run(self.schedule, batches, timer, lambda: updates.append(self._update(step)))
-        # Tensor-parallel collectives run inside the computation: count them as communication.
+        # The collectives of a stage run inside the computation: count them as communication.
         self._unsettled = timer.pending
-        group_s = self.group.waited_s - group_s
+        group_s = self._waited_s() - group_s
         timer.compute_s -= group_s
         timer.exposed_communication_s += group_s
         update = updates[0]
@@ -196,7 +212,7 @@ class Trainer:
             chunks = len(self.prepared.model_chunks.first_copy)
             schedule = forward_only(len(self.position.ranks), len(batches.sizes), chunks)
             loss = self.executor.run(schedule, batches, StepTimer()).loss
-        if self.spec.plan.dp > 1:
+        if self.spec.plan.dp > 1 or any(stage.cp > 1 for stage in self.spec.plan.stages):
             parts = torch.tensor([self._loss_share(loss)], dtype=torch.float64)
             loss = float(self.communicator.sum_over_all(parts))
         values: dict[str, float | None] = {"evaluate_s": time.time() - start_s}

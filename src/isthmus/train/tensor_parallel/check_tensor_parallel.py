@@ -29,9 +29,9 @@ def check_tensor_parallel(plan: Plan, model: Model) -> None:
                 f"stage {number} has sequence parallelism but tp 1",
                 hint="sequence parallelism needs tp > 1: remove sp",
             )
-        if stage.sp and plan.sequence_length % stage.tp:
+        if stage.sp and plan.sequence_length // stage.cp % stage.tp:
             raise PlanError(
                 f"stage {number} has sequence parallelism over tp {stage.tp}, "
-                f"which does not divide {plan.sequence_length} tokens",
+                f"which does not divide {plan.sequence_length // stage.cp} tokens",
                 hint="remove sp, or choose a sequence_length that tp divides",
             )

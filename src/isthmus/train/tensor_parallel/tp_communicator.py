@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from isthmus.train.communication.communicator import Communicator, CommWork, TensorMessage
+from isthmus.train.communication.communicator import TensorMessage
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.tensor_parallel.tensor_parallel_group import TensorParallelGroup
 
@@ -37,13 +37,13 @@ class TpWork:
     """Handle of a message of the stage; `work` is None except on the first tensor-parallel rank."""
 
     message: TensorMessage
-    work: CommWork | None
+    work: Any
 
 
 class TpCommunicator:
     """A `StageCommunicator` for one of the tensor-parallel ranks of `group`."""
 
-    def __init__(self, communicator: Communicator, group: TensorParallelGroup) -> None:
+    def __init__(self, communicator: StageCommunicator, group: TensorParallelGroup) -> None:
         self._communicator, self._group = communicator, group
 
     @property

@@ -15,7 +15,7 @@ from isthmus.train.tensor_parallel.tensor_parallel_group import TensorParallelGr
 def make_tp_group(plan: Plan, rank: int) -> TensorParallelGroup:
     """Return the tensor-parallel group of the stage of `rank`, not joined yet."""
     mine = plan.ranks[rank]
-    size = len(plan.ranks_of(mine.stage))
+    size = plan.stages[mine.stage].tp
     return TensorParallelGroup(mine.tp, size, sequence_parallel=size > 1 and plan.stages[mine.stage].sp)
 
 
@@ -25,8 +25,8 @@ def join_tp_group(plan: Plan, rank: int, group: TensorParallelGroup, *, backend:
     Its tensors stay on `device` where a vendor's library sums them there, else they pass host memory. Raises
     `PeerError` if a rank does not join.
     """
-    for stage in range(len(plan.stages)):
-        ranks = plan.ranks_of(stage)
+    shares = ((number, cp) for number, stage in enumerate(plan.stages) for cp in range(stage.cp))
+    for ranks in (plan.tp_ranks_of(number, cp) for number, cp in shares):
         new = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT) if len(ranks) > 1 else None
         if new is not None and rank in ranks:
             by_library = isinstance(new, IsthmusGroup) and new.has_library(device.type)

@@ -20,15 +20,19 @@ def runtime_incompatibility(plan: Plan) -> str | None:
     if stack != DEFAULT_STACK:
         return f"stack {stack}: a plan for another framework"
     for name in stated_words(plan):
+        if name == "cp_kind":
+            continue
         return f"{name}: the runtime does only what its degrees, schedule and recomputation say"
     if plan.local_steps > 1:
         return f"{plan.local_steps} local steps between averages: the runtime reduces gradients every step"
     if plan.zero > 1:
         return f"ZeRO stage {plan.zero}: the runtime shards only the optimizer state (stage 1)"
-    for name in ("cp", "ep"):
-        most = max(getattr(stage, name) for stage in plan.stages)
-        if most > 1:
-            return f"{name} {most}: the runtime splits a stage over chips by tp only"
+    most = max(stage.ep for stage in plan.stages)
+    if most > 1:
+        return f"ep {most}: the runtime splits a stage over chips by tp and cp only"
+    for stage in plan.stages:
+        if stage.cp > 1 and stage.recompute == "selective":
+            return f"selective recomputation with cp {stage.cp}: the runtime repeats whole layers or experts there"
     if plan.schedule not in RUNTIME_SCHEDULES:
         return f"schedule {plan.schedule}: the runtime supports {', '.join(RUNTIME_SCHEDULES)}"
     if plan.schedule == "searched" and not plan.orders:

@@ -32,6 +32,9 @@ MAX_CHIPS_UNEQUAL_DEGREES = 256
 MAX_DEGREE_COMBINATIONS = 64
 """Up to this many combinations of degrees over a group's slots are all tried."""
 
+MAX_CP = 4
+"""Largest context-parallel degree tried, unless a job fixes one."""
+
 MIN_CP_SEQUENCE = 16384
 """Shortest sequence (tokens) for which context parallelism is tried."""
 
@@ -106,7 +109,7 @@ class SearchSpace:
         powers = [1 << i for i in range(node.bit_length()) if 1 << i <= node]
         tps = [limits.tp] if limits.tp else [n for n in powers if heads % n == 0]
         long = self.workload.sequence_length >= MIN_CP_SEQUENCE
-        cps = [limits.cp] if limits.cp else [n for n in powers if n <= 4] if long else [1]
+        cps = [limits.cp] if limits.cp else [n for n in powers if n <= MAX_CP] if long else [1]
         found = []
         for tp, cp in itertools.product(tps, cps):
             if tp * cp > node:
@@ -124,10 +127,12 @@ class SearchSpace:
 
         Each chip takes whole key and value heads.
         """
-        tps = [self.limits.tp] if self.limits.tp else [1 << i for i in range(node_chips.bit_length())]
-        fitting = [tp for tp in tps if tp <= node_chips and heads % tp == 0]
-        tokens = self.workload.sequence_length
-        return tuple(StageDegrees(tp=tp, sp=tp > 1 and tokens % tp == 0) for tp in fitting)
+        powers, tokens = [1 << i for i in range(node_chips.bit_length())], self.workload.sequence_length
+        tps = [self.limits.tp] if self.limits.tp else powers
+        longest = MAX_CP if tokens >= MIN_CP_SEQUENCE else 1
+        cps = [self.limits.cp] if self.limits.cp else [cp for cp in powers if cp <= longest]
+        fitting = [(tp, cp) for tp in tps for cp in cps if tp * cp <= node_chips and not (heads % tp or tokens % cp)]
+        return tuple(StageDegrees(tp=tp, cp=cp, sp=tp > 1 and tokens // cp % tp == 0) for tp, cp in fitting)
 
     def _expert_degrees(self, experts: int, chips: int) -> list[int]:
         if self.limits.ep:
