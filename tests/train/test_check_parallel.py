@@ -38,9 +38,9 @@ def test_a_plan_in_all_degrees_is_compared_with_one_process(tmp_path: Path) -> N
     found = check_parallel(plan, model, tmp_path / "runs")
     assert len(found.losses) == len(found.expected_losses) == 3
     assert found.losses[-1] != found.losses[0]
-    assert found.loss_difference < 1e-4
-    assert found.gradient_difference < 1e-4
-    assert found.state_difference < 1e-3
+    assert found.loss_error < 1e-4
+    assert found.gradient_error < 1e-4
+    assert found.state_error < 1e-3
 
 
 def test_an_unsupported_plan_is_refused_before_a_process_starts(tmp_path: Path) -> None:

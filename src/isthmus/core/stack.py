@@ -206,9 +206,9 @@ DEFAULT_EXCHANGES = TensorParallelExchanges(source="Megatron-LM, core/tensor_par
 class Stack(FrozenModel):
     """A training framework, its version, and what it does with memory and time; see `docs/design/memory-model.md`.
 
-    With `gradients_as_reduced` the buffer of gradients has the format in which they are reduced. `expert_launches` is
-    the host's time for the forward products of one expert over that for the launches of a dense layer, where they are
-    launched expert by expert.
+    With `gradients_as_reduced` the buffer of gradients has the format in which they are reduced.
+    `expert_launch_ratio` is the host's time for the forward products of one expert over that for the launches of a
+    dense layer, where they are launched expert by expert.
     """
 
     name: Name
@@ -227,7 +227,7 @@ class Stack(FrozenModel):
     attention_kernel: Literal["any", "flash2", "flash3", "cudnn", "sdpa"] = "any"
     traffic_ratio: PositiveFloat = 1.0
     traffic: tuple[TrafficRule, ...] = ()
-    expert_launches: NonNegativeFloat = 0.0
+    expert_launch_ratio: NonNegativeFloat = 0.0
     exchanges: TensorParallelExchanges = DEFAULT_EXCHANGES
     overlap_gradients: bool = False
     gradients_as_reduced: bool = False
@@ -239,7 +239,7 @@ class Stack(FrozenModel):
     @model_validator(mode="after")
     def _check_sources(self) -> Stack:
         """Raise unless each number beside the parts, which name their own, has a source."""
-        defaults = {"buffer_bytes": 0.0, "traffic_ratio": 1.0, "expert_launches": 0.0}
+        defaults = {"buffer_bytes": 0.0, "traffic_ratio": 1.0, "expert_launch_ratio": 0.0}
         unnamed = [key for key, none in defaults.items() if getattr(self, key) != none and key not in self.sources]
         if unnamed:
             raise ValueError(f"no source for {', '.join(unnamed)}; add them to `sources`")

@@ -88,7 +88,7 @@ class LayerProfile:
     """What selective recomputation of chosen modules repeats; None: as the stack does."""
     launch_ratio: float = 1.0
     """Kernel launches over those of a layer that is not compiled."""
-    expert_launches: float = 0.0
+    expert_launch_ratio: float = 0.0
     """Launches of the products of one expert on the chip, over those of a layer."""
 
     @property

@@ -57,7 +57,7 @@ def _layer(layer: LayerProfile, stack: Stack, narrow_bytes: float) -> LayerProfi
         exchanges=stack.exchanges,
         narrow_products=narrow_bytes > 0,
         attention_kernel=stack.attention_kernel,
-        expert_launches=stack.expert_launches,
+        expert_launch_ratio=stack.expert_launch_ratio,
     )
 
 

@@ -82,7 +82,7 @@ def layer_work(layer: LayerProfile, micro_batch: ChipMicroBatch) -> ChipWork:
         repeated_bytes=repeated + (0.0 if layer.repeated else residual * layer.repeated_traffic_share),
         repeated_collectives=tuple(repeated_exchanges(layer, micro_batch)),
         frozen_flops=sum(_frozen_flops(part, shard, micro_batch) for part in layer.components),
-        num_launches=layer.launch_ratio * (1 + layer.expert_launches * _experts_on_chip(layer, degrees)),
+        num_launches=layer.launch_ratio * (1 + layer.expert_launch_ratio * _experts_on_chip(layer, degrees)),
         collectives=tuple(layer_exchanges(layer, micro_batch)),
     )
 

@@ -9,7 +9,7 @@ from isthmus.schedule.searched.compute_orders import ComputeOrders, time_orders
 from isthmus.schedule.searched.list_schedule import ListPolicy, list_schedule
 from isthmus.schedule.searched.pipeline_costs import PipelineCosts
 
-_PATIENCE = (0.0, 0.5, 1.0, 0.25, 0.75)
+_IDLE_SHARES = (0.0, 0.5, 1.0, 0.25, 0.75)
 _SLACK = 1 - 1e-9
 
 
@@ -61,23 +61,23 @@ def _first_policies(costs: PipelineCosts, num_micro_batches: int, num_chunks: in
     full = _full_leads(costs, num_micro_batches, num_chunks)
     after = range(costs.num_stages - 1, -1, -1)
     depths = [full, *(tuple(min(most, k * n + 1) for most, n in zip(full, after, strict=True)) for k in (1, 2, 3, 4))]
-    for patience in _PATIENCE:
+    for idle_share in _IDLE_SHARES:
         for lead in depths:
             for forward_first in (False, True):
-                yield ListPolicy(lead=lead, forward_first=forward_first, patience=patience)
+                yield ListPolicy(lead=lead, forward_first=forward_first, idle_share=idle_share)
 
 
 def _neighbours(
     policy: ListPolicy, costs: PipelineCosts, num_micro_batches: int, num_chunks: int
 ) -> Iterator[ListPolicy]:
-    """Yield policies in which one stage's lead differs by one, and those with another patience."""
+    """Yield policies in which one stage's lead differs by one, and those with another share of idling."""
     full = _full_leads(costs, num_micro_batches, num_chunks)
     for stage, (lead, most) in enumerate(zip(policy.lead, full, strict=True)):
         for changed in (lead - 1, lead + 1):
             if 1 <= changed <= most:
                 yield replace(policy, lead=(*policy.lead[:stage], changed, *policy.lead[stage + 1 :]))
-    for patience in _PATIENCE:
-        yield replace(policy, patience=patience)
+    for idle_share in _IDLE_SHARES:
+        yield replace(policy, idle_share=idle_share)
     yield replace(policy, forward_first=not policy.forward_first)
 
 

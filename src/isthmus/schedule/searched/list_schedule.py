@@ -26,7 +26,7 @@ class ListPolicy:
     """Forwards that each stage may be ahead of its input gradients, over all chunks, (num_stages,)."""
     forward_first: bool = False
     """Whether a ready forward goes before a ready input gradient."""
-    patience: float = 0.0
+    idle_share: float = 0.0
     """The part of a weight gradient's time that a stage idles if a message is known to arrive within it."""
 
 
@@ -94,7 +94,7 @@ class _ListState:
         weight = next((c for c in self.later_first if self._defers(stage, c)), -1)
         if weight < 0:
             return None
-        patient_s = now_s + self.policy.patience * self.durations[stage][BACKWARD_WEIGHT]
+        patient_s = now_s + self.policy.idle_share * self.durations[stage][BACKWARD_WEIGHT]
         computes = waits_for_memory or min(gradient_s, forward_s) >= patient_s
         return (BACKWARD_WEIGHT, weight) if computes else None
 

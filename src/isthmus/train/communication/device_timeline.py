@@ -39,9 +39,9 @@ class HostTimeline:
         """Return the time."""
         return self._clock()
 
-    def elapsed_s(self, start: float, end: float) -> float:
+    def elapsed_s(self, start_s: float, end_s: float) -> float:
         """Return the difference."""
-        return end - start
+        return end_s - start_s
 
     def read(self, values: torch.Tensor) -> list[float]:
         """Return `values` [n]."""

@@ -33,11 +33,11 @@ class ParallelCheck:
     # Nats per token by step: of the plan, and of one process.
     losses: tuple[float, ...]
     expected_losses: tuple[float, ...]
-    loss_difference: float
+    loss_error: float
     # Of the norm of the gradient.
-    gradient_difference: float
+    gradient_error: float
     # Of the saved weights and moments, relative to the largest value of each tensor.
-    state_difference: float
+    state_error: float
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def check_parallel(
     return ParallelCheck(
         losses=found.losses,
         expected_losses=expected.losses,
-        loss_difference=_difference(found.losses, expected.losses),
-        gradient_difference=_difference(found.norms, expected.norms),
-        state_difference=max(_relative(found.state[name], one) for name, one in expected.state.items()),
+        loss_error=_difference(found.losses, expected.losses),
+        gradient_error=_difference(found.norms, expected.norms),
+        state_error=max(_relative(found.state[name], one) for name, one in expected.state.items()),
     )
 
 

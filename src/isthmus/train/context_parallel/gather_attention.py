@@ -47,7 +47,7 @@ class _GatherAttention(torch.autograd.Function):
         own = torch.stack((key, value))
         attention = TiledAttention(query, group.share, rule)
         attention.add(_gather(own, group), whole_sequence(group.num_tokens))
-        result, log_sum = attention.result()
+        result, log_sum = attention.merged()
         ctx.group, ctx.rule = group, rule
         ctx.save_for_backward(query, own, result, log_sum)
         return result

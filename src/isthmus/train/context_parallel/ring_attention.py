@@ -45,7 +45,7 @@ class _RingAttention(torch.autograd.Function):
         attention = TiledAttention(query, group.share, rule)
         for source, block in _Ring(group, own):
             attention.add(block, group.shares[source])
-        result, log_sum = attention.result()
+        result, log_sum = attention.merged()
         ctx.group, ctx.rule = group, rule
         ctx.save_for_backward(query, own, result, log_sum)
         return result

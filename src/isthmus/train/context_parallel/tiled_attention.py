@@ -42,7 +42,7 @@ class TiledAttention:
             found, log_sum = attend(self._query[:, :, rows], key, value, self._call(tile, share))
             self._merge(rows, found, log_sum)
 
-    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def merged(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the attention [B, N, Q, D] in the query's type, and its log-sum-exp [B, N, Q] in fp32."""
         if self._result is None:
             raise RuntimeError("a query sees no key, not even its own")
