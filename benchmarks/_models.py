@@ -129,7 +129,7 @@ def cluster(chip: str, chips: int, gbps: float) -> Pool:
 
 def even_plan(layers: int, *, tp: int, pp: int, dp: int, cp: int = 1, **fields: Any) -> Plan:
     """Return a plan of `dp` equal replicas on one cluster, layers dealt out evenly."""
-    own = {key: fields.pop(key) for key in list(fields) if key in Stage.model_fields}
+    own = {key: fields.pop(key) for key in list(fields) if key in Stage.model_fields and key not in Plan.model_fields}
     stages = tuple(
         Stage(
             replica=replica,

@@ -48,7 +48,7 @@ def plan_of(layers: int = 8, clusters: str = "ab", dp: int = 1, **fields: object
     stage's.
     """
     count = len(clusters)
-    own = {key: fields.pop(key) for key in list(fields) if key in Stage.model_fields}
+    own = {key: fields.pop(key) for key in list(fields) if key in Stage.model_fields and key not in Plan.model_fields}
     stages = tuple(
         Stage(
             replica=replica,

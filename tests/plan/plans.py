@@ -12,9 +12,9 @@ from isthmus.core.plan import Plan, Stage
 def staged(cuts: tuple[int, ...], *, dp: int = 1, clusters: str = "ab", **fields: object) -> Plan:
     """Return a plan of `dp` equal replicas whose stages have `cuts` layers, the first half on cluster a.
 
-    `fields` are the plan's or, known there, a stage's.
+    `fields` are the plan's or, known only there, a stage's.
     """
-    own = {key: fields.pop(key) for key in list(fields) if key in Stage.model_fields}
+    own = {key: fields.pop(key) for key in list(fields) if key in Stage.model_fields and key not in Plan.model_fields}
     stages = []
     for replica in range(dp):
         first = 0
