@@ -21,11 +21,13 @@ from isthmus.core.plan import Plan
 from isthmus.train.liveness.worker_events import read_events
 from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.verify import verify
+from isthmus.wan import links_in_background
 from tests.comm.relay import Relay
 from tests.data.corpora import conversation, write_lines, write_tokenizer
 from tests.schedule.wan_orders import wan_orders
 from tests.train.small_models import save_model, write_config
 from tests.train.worker_jobs import LIMIT_S, Workers, make_job, make_plan, run_job, started, whole
+from tests.wan.lab import pool_of
 
 STEPS = 20
 
@@ -77,6 +79,25 @@ def test_clusters_train_what_one_process_trains(tmp_path: Path, schedule: str) -
     assert alone.losses()[-1] < alone.losses()[0]
     assert verify(cut)["loss"] == pytest.approx(second.losses("validation_loss")[-1], rel=1e-4)
     assert list((tmp_path / "cut/checkpoints/tensorboard").glob("events*"))
+
+
+@pytest.mark.slow
+def test_a_searched_schedule_trains_over_a_wan_delay(tmp_path: Path) -> None:
+    """Orders made for a delay of three forwards, over a link that has it: the losses of one process, delay included."""
+    job = make_job(tmp_path, "llama-tied", steps=4, training={"global_batch_size": 12})
+    alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
+    orders = [{"stages": wan_orders(3, job.training.num_micro_batches)}]
+    plan = make_plan(job, [1, 3, 4], "aab", schedule="searched", orders=orders)
+    times = {"stage_time": {"forward_s": 0.01, "backward_s": 0.02}}
+    with links_in_background(pool_of({"between": ["a", "b"], "bandwidth_gbps": 1, "round_trip_ms": 60})) as links:
+        routes = {"b": links.routes["a"]["b"], "a": links.routes["b"]["a"]}
+        far = run_job(tmp_path / "far", moved(job, tmp_path / "far"), plan, routes=routes, **times)
+        carried = [link["bytes"] for link in links.statistics()]
+    assert far.losses() == pytest.approx(alone.losses(), rel=1e-6)
+    tokens = job.training.steps * job.training.global_batch_size * job.training.sequence_length
+    assert len(carried) == 2
+    assert min(carried) > tokens * 4  # a hidden state, or its gradient, of each token in fp32
+    assert all(one.values["step_s"] > 0.06 + 6 * 0.03 for one in far.metrics(0))
 
 
 @pytest.mark.slow
