@@ -151,6 +151,22 @@ def test_a_planning_request_has_all_clusters_of_few_and_all_that_the_job_names()
     assert len(plan_request(make_pool(300), owners=("hostile",)).pool.clusters) == MAX_PLANNED_CLUSTERS
 
 
+def test_the_only_cluster_that_may_read_the_data_is_planned_with_however_many_owners_are_faster() -> None:
+    """70 owners with faster clusters do not displace the one without which no plan of the job exists."""
+    pool = make_pool(71, "H200")
+    owned = tuple(
+        one.model_copy(update={"owner": f"owner-of-{one.name}"}) if one.owner == "hostile" else one
+        for one in pool.clusters
+    )
+    free = {one.name: {"g": 2} for one in owned}
+    slow = min(owned, key=lambda one: (one.node_groups[0].chip != "A100", one.name))
+    job = make_job()
+    job = job.model_copy(update={"placement": job.placement.model_copy(update={"data_owners": (slow.owner,)})})
+    kept = planned_clusters(owned, (), free, job, SMALL_MODEL)
+    assert len(kept) == MAX_PLANNED_CLUSTERS
+    assert slow in kept
+
+
 def test_clusters_without_free_chips_take_no_turn() -> None:
     """An owner's clusters without a free chip come after all others, so that they displace none."""
     pool = make_pool(70)

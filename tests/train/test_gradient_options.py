@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
@@ -39,16 +39,20 @@ ROWS, COLUMNS = 300, 70
 Steps = list[list[np.ndarray]]
 
 
-def reduced(options: GradientOptions, steps: Steps, clusters: str = CLUSTERS, **more: Any) -> list[GroupExchange]:
-    """Sum `steps[s][rank]` [ROWS, COLUMNS] in place over ranks in threads, one step after the other."""
+def reduced(
+    options: GradientOptions, steps: Steps, clusters: str = CLUSTERS, scales: Sequence[float] = (), **more: Any
+) -> list[GroupExchange]:
+    """Sum `steps[s][rank]` [ROWS, COLUMNS], times `scales[s]`, in place over ranks in threads, step after step."""
     held = [[HeldRows.full("w", (ROWS, COLUMNS))] for _ in clusters]
     groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(clusters))]
     exchanges = [GroupExchange(clusters, one) for one in groups]
 
     def run(rank: int) -> None:
         reducer = GradientReducer(make_buckets(held, clusters, 4096), rank, exchanges[rank], options=options, **more)
-        for values in steps:
+        for number, values in enumerate(steps):
             tensor = torch.from_numpy(values[rank])
+            if number and scales:
+                reducer.rescale_errors(scales[number] / scales[number - 1])
             reducer.reduce(lambda one: tensor[one.start : one.stop], to_all_owners=True)  # noqa: B023
         reducer.close()
 
@@ -103,6 +107,16 @@ def test_block_int8_gives_back_what_rounding_took() -> None:
     reduced(GradientOptions(wire_format="block-int8"), steps)
     error = np.abs(np.sum([values[0].astype(np.float64) for values in steps], axis=0) - wanted).max()
     assert 0 < error <= 4 * np.abs(exact_sums(random_steps(1))[0]).max() / 127
+
+
+def test_block_int8_gives_rounding_back_in_the_next_steps_loss_scale() -> None:
+    """Of fp16's scaled gradients: a rounding error of a step at 1024 times the scale is not added 1024 times."""
+    scales = [1024.0, 1.0, 1.0, 2.0]
+    steps = [[one * np.float32(scale) for one in random_steps(1)[0]] for scale in scales]
+    wanted = len(scales) * exact_sums(random_steps(1))[0]
+    reduced(GradientOptions(wire_format="block-int8"), steps, scales=scales)
+    found = np.sum([values[0].astype(np.float64) / scale for values, scale in zip(steps, scales, strict=True)], axis=0)
+    assert 0 < np.abs(found - wanted).max() <= 4 * np.abs(exact_sums(random_steps(1))[0]).max() / 127
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -11,11 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from isthmus.core.errors import PlanError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.train.process.check_plan_supported import check_plan_supported
+from isthmus.train.update.gradient_reducer import GradientReducer, SegmentView
 from isthmus.train.update.loss_scale import GROWTH_STEPS, INITIAL_SCALE, MAX_SCALE, MIN_SCALE, LossScale
+from isthmus.train.update.optimizer import LOSS_SCALE, Optimizer
 from tests.train.replica_threads import Cut, Replicas, curve, make_plan
 from tests.train.small_models import write_config
 from tests.train.test_replicas import LENGTH, make_training
@@ -50,6 +53,43 @@ def test_a_state_that_no_run_has_is_refused(state: list[float]) -> None:
     """A forged or damaged scale is an error, not a factor of gradients."""
     with pytest.raises(UnavailableError, match="no state of a run"):
         LossScale().load_state(torch.tensor(state))
+
+
+class RecordingReducer(GradientReducer):
+    """A reducer of one rank, which shares nothing, that records by what its rounding errors are multiplied."""
+
+    def __init__(self) -> None:
+        self.factors: list[float] = []
+
+    def reduce(self, view: SegmentView, *, to_all_owners: bool) -> None:
+        pass
+
+    def rescale_errors(self, factor: float) -> None:
+        self.factors.append(factor)
+
+
+def overflowed() -> tuple[Optimizer, RecordingReducer, dict[str, torch.Tensor]]:
+    """Return an optimizer after a step that overflowed, its reducer, and a checkpoint from before."""
+    weight, reducer = nn.Parameter(torch.ones(2, 3)), RecordingReducer()
+    optimizer = Optimizer([("w", weight)], make_training(precision="fp16"), reducer=reducer)
+    before = {name: one.clone() for name, one in optimizer.checkpoint_state().items()}
+    (weight.sum() * math.inf).backward()
+    assert optimizer.apply(0).skipped
+    return optimizer, reducer, before
+
+
+def test_a_change_of_the_loss_scale_reaches_the_rounding_errors_of_sums() -> None:
+    """They are in units of scaled gradients, which the next step sums in the new scale."""
+    optimizer, reducer, _ = overflowed()
+    assert (optimizer.gradient_scale, reducer.factors) == (INITIAL_SCALE / 2, [0.5])
+
+
+def test_a_checkpoint_without_a_loss_scale_restores_the_first_one() -> None:
+    """Ranks that go back to a checkpoint of a bf16 run after a loss have the scale of the process that replaced one."""
+    optimizer, _, before = overflowed()
+    assert before.pop(LOSS_SCALE)[0] == INITIAL_SCALE
+    optimizer.load_checkpoint_state(before)
+    assert optimizer.gradient_scale == INITIAL_SCALE
 
 
 @pytest.mark.integration

@@ -228,6 +228,12 @@ class PlacementConstraints(FrozenModel):
             and (not self.regions or region in self.regions)
         )
 
+    def may_read_data(self, owner: str, region: str) -> bool:
+        """Return whether a cluster of this owner and region may read the training data."""
+        return (not self.data_owners or owner in self.data_owners) and (
+            not self.data_regions or region in self.data_regions
+        )
+
 
 class ParallelDegrees(FrozenModel):
     """Parallelism degrees fixed by the user; the planner chooses the others."""

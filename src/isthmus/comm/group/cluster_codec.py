@@ -37,6 +37,10 @@ class ClusterCodec:
         data, decoded = self._feedback.encode(elements, value.numpy(), self._format)
         return torch.from_numpy(np.array(data)), torch.from_numpy(decoded)
 
+    def rescale_errors(self, factor: float) -> None:
+        """Multiply the rounding errors by `factor`; no sum is under way."""
+        self._feedback.rescale(factor)
+
     def decode(self, data: torch.Tensor, into: torch.Tensor) -> None:
         """Store the values of the message `data` in `into` [N]."""
         into.copy_(torch.from_numpy(self._format.decode(data.numpy(), into.numel())))

@@ -29,6 +29,11 @@ class ErrorFeedback:
         self._residuals[place] = values - decoded
         return data, decoded
 
+    def rescale(self, factor: float) -> None:
+        """Multiply the residuals by `factor`: later values are in another unit, such as a new loss scale."""
+        for residual in self._residuals.values():
+            residual *= np.float32(factor)
+
     @property
     def largest(self) -> float:
         """The largest magnitude of a residual."""

@@ -60,11 +60,7 @@ def check_clusters(placement: PlacementConstraints, joined: tuple[Cluster, ...],
             "placement: no cluster of the pool satisfies clusters, owners and regions together",
             hint="`isthmus pool` shows each cluster's owner and region",
         )
-    if not any(
-        (not placement.data_owners or one.owner in placement.data_owners)
-        and (not placement.data_regions or one.region in placement.data_regions)
-        for one in admitted
-    ):
+    if not any(placement.may_read_data(one.owner, one.region) for one in admitted):
         raise InputError(
             "placement: no admitted cluster may read the training data (data_owners, data_regions)",
             hint="the first and the last stage read it: admit a cluster with such an owner and region",

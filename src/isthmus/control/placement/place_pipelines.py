@@ -18,7 +18,7 @@ from isthmus.control.placement.filters.compute_search import ComputeSearch, Look
 from isthmus.control.placement.filters.explain_placement import explain_placement
 from isthmus.control.placement.filters.network_filter import NetworkFilter
 from isthmus.control.placement.filters.storage_filter import StorageFilter
-from isthmus.control.placement.resources.free_resources import ClusterResources, FreeResources
+from isthmus.control.placement.resources.free_resources import FreeResources
 from isthmus.control.placement.resources.pipeline_requirement import PipelineRequirement
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.plan import Refusal
@@ -93,18 +93,12 @@ def _cluster_capacities(
 ) -> list[ClusterCapacity]:
     """Return the capacity of every cluster that the constraints admit."""
     return [
-        ClusterCapacity(requirement, site, reads_data=_may_read_data(site, constraints))
+        ClusterCapacity(requirement, site, reads_data=constraints.may_read_data(site.owner, site.region))
         for site in resources.sites.values()
         if (not constraints.clusters or site.name in constraints.clusters)
         and (not constraints.owners or site.owner in constraints.owners)
         and (not constraints.regions or site.region in constraints.regions)
     ]
-
-
-def _may_read_data(site: ClusterResources, constraints: PlacementConstraints) -> bool:
-    return (not constraints.data_owners or site.owner in constraints.data_owners) and (
-        not constraints.data_regions or site.region in constraints.data_regions
-    )
 
 
 def _capacity_order(capacity: ClusterCapacity) -> tuple[float, int, str]:

@@ -35,7 +35,8 @@ def planned_clusters(
     """Return the clusters to plan a job on, in the order given: all of few, of many those of owners in turns.
 
     `free_chips` is by cluster and node group; `chips` are defined beside the catalogue. Clusters without a free chip
-    that the job allows come last, those that its placement excludes are left out.
+    that the job allows come last, those that its placement excludes are left out. If only some may read the training
+    data, these take the first turns, up to half of the places: no plan goes without one.
     """
     if len(clusters) <= MAX_PLANNED_CLUSTERS or job.engine == "command":
         return tuple(clusters)
@@ -45,13 +46,20 @@ def planned_clusters(
     tokens = job.training.global_batch_size * job.training.sequence_length
     flops, message_bytes = 72.0 * model.num_layers * model.hidden_size**2 * tokens, 2.0 * model.hidden_size * tokens
     least_s = _least_seconds(rates, links, flops, message_bytes)
+    readers = [one for one in allowed if job.placement.may_read_data(one.owner, one.region)]
+    first = [] if len(readers) == len(allowed) else _ranked(readers, least_s)[: MAX_PLANNED_CLUSTERS // 2]
+    ranked = dict.fromkeys(one.name for one in (*first, *_ranked(allowed, least_s)))
+    kept = {*itertools.islice(ranked, MAX_PLANNED_CLUSTERS), job.output_site}
+    return tuple(one for one in allowed if one.name in kept)
+
+
+def _ranked(clusters: Iterable[Cluster], least_s: Mapping[str, float]) -> list[Cluster]:
+    """Return `clusters` with free chips and then the others, owners of each taking turns with their fastest ones."""
     by_owner: dict[tuple[bool, str], list[Cluster]] = defaultdict(list)
-    for one in sorted(allowed, key=lambda one: (least_s[one.name], one.name)):
+    for one in sorted(clusters, key=lambda one: (least_s[one.name], one.name)):
         by_owner[least_s[one.name] == math.inf, one.owner].append(one)
     usable, full = ([some for (none, _), some in by_owner.items() if none is one] for one in (False, True))
-    ranked = itertools.chain(_in_turns(usable), _in_turns(full))
-    kept = {one.name for one in itertools.islice(ranked, MAX_PLANNED_CLUSTERS)} | {job.output_site}
-    return tuple(one for one in allowed if one.name in kept)
+    return [*_in_turns(usable), *_in_turns(full)]
 
 
 def _flop_per_s(cluster: Cluster, free: Mapping[str, int], job: Job, chips: Mapping[str, Chip]) -> float:

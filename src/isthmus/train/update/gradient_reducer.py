@@ -101,6 +101,11 @@ class GradientReducer:
         """Broadcast each segment from the leader of each cluster to the other owners in that cluster."""
         self._advance(self._make_reduction(Exchange.BROADCAST, view), lambda _: True, waits=True)
 
+    def rescale_errors(self, factor: float) -> None:
+        """Multiply the rounding errors that the next sums add by `factor`: its gradients have another loss scale."""
+        for one in self._codecs.values():
+            one.rescale_errors(factor)
+
     def close(self) -> None:
         """Free the slots at switches; no sum follows."""
         for one in self._passing.values():

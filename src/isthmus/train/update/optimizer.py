@@ -149,6 +149,8 @@ class Optimizer:
         self.clear_gradients()
         if self._loss_scale is not None:
             self._loss_scale.add_step(is_finite=math.isfinite(norm))
+            if self.reducer is not None and self.gradient_scale != scale:
+                self.reducer.rescale_errors(self.gradient_scale / scale)
         return UpdateResult(norm, rate, skipped=not math.isfinite(norm), loss=total_loss, loss_scale=scale)
 
     def checkpoint_state(self) -> NamedTensors:
@@ -184,9 +186,14 @@ class Optimizer:
         return {} if self._loss_scale is None else {LOSS_SCALE: self._loss_scale.state()}
 
     def _load_scale_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore the loss scale, if the run scales its loss; one of a run that did not starts afresh."""
-        if self._loss_scale is not None and LOSS_SCALE in tensors:
-            self._loss_scale.load_state(tensors[LOSS_SCALE])
+        """Restore the loss scale, if the run scales its loss; after a state of a run that did not, it starts afresh.
+
+        So it is the same on ranks that have trained on since that state and on a replacement.
+        """
+        if self._loss_scale is not None:
+            self._loss_scale = LossScale()
+            if LOSS_SCALE in tensors:
+                self._loss_scale.load_state(tensors[LOSS_SCALE])
 
     def share_state(self) -> None:
         """Give weights and moments that this rank leads to the owners in its cluster, and take theirs."""

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -45,7 +45,7 @@ class PassingOptions:
     """Host and UDP port of each `isthmus switch`."""
     job: str = "job"
     """Name under which the switches know the key."""
-    key: bytes = b""
+    key: bytes = field(default=b"", repr=False)
     """Key of the job; empty for switches on loopback without keys."""
     host: str = "127.0.0.1"
     """This rank's address towards the switches."""

@@ -65,9 +65,7 @@ def cluster_slots(
 
     `free_chips` None: all chips are free.
     """
-    reads = (not placement.data_owners or cluster.owner in placement.data_owners) and (
-        not placement.data_regions or cluster.region in placement.data_regions
-    )
+    reads = placement.may_read_data(cluster.owner, cluster.region)
     found = []
     for group in cluster.node_groups:
         count = group.num_chips if free_chips is None else free_chips.get(cluster.name, {}).get(group.name, 0)
