@@ -185,8 +185,8 @@ def test_explain_says_what_makes_an_overfull_plan_fit(files: Path) -> None:
     answer = plan(files, "--save", str(files / "plans"), "--top", "1", "--pp", "1", "--dp", "1")
     file = files / "plans" / f"{answer['plans'][0]['id']}.json"
     large = json.loads(file.read_text()) | {
-        "micro_batch_size": 8,
-        "micro_batches": 2,
+        "micro_batch_size": 16,
+        "micro_batches": 1,
         "model": str(files / "config.json"),
     }
     large |= {"sequence_length": 32768, "predicted": None}

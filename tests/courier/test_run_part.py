@@ -61,7 +61,7 @@ def test_a_program_far_away_leaves_what_it_would_leave_here(make: MakeWorker) ->
     worker.start(ticket, {"SOME_TOKEN": "hidden-word"})
     assert worker.wait() == 0
     words = (worker.folder / "log").read_text().split()
-    assert words[:3] == ["g/n/0,g/n/1", "0027", '{"keys":{},"copies":null}']
+    assert words[:3] == ["g/n/0,g/n/1", "0027", '{"keys":{},"copies":null,"switch":null}']
     assert worker.status == 7
     assert (worker.folder / "made").read_text() == "x\n"
     assert not (worker.folder / "keys.json").exists()

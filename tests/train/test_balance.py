@@ -87,8 +87,9 @@ def test_its_gradient_is_that_of_transformers(tmp_path: Path) -> None:
     state = {name: tensor.detach() for name, tensor in stage.global_named_parameters()}
     whole.load_state_dict(state, strict=False)
     ids = token_ids(2, 9)
-    out, balance = stage.compute(ids)
+    hidden, balance = stage.compute(ids)
     assert balance is not None
+    out = stage.lm_head(hidden)
     loss = torch.nn.functional.cross_entropy(out[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     (loss + stage.balance_coefficient * balance).backward()
     theirs = whole(input_ids=ids, labels=ids)
