@@ -83,7 +83,7 @@ def test_a_stage_of_any_degrees_is_one_process(tmp_path: Path) -> None:
     job = virtual_job(tmp_path)
     plan = virtual_plan(job, [2, 4], "ab", stage={"tp": 8, "cp": 2})
     real = Plan.model_validate(plan.model_dump() | {"compute": "real"})
-    assert (len(plan.ranks), len(real.ranks)) == (2, 16)
+    assert (len(plan.ranks), len(real.ranks)) == (2, 32)
     assert [part.ranks for part in plan.parts()] == [(0,), (1,)]
     assert plan.parts()[0].chips == real.parts()[0].chips == {"cpu": 16}
 

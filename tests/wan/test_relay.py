@@ -89,7 +89,7 @@ def test_two_flows_share_a_link_whichever_side_dialled() -> None:
     async def script(links: Links) -> None:
         clients = [await links.dial(b"s") for _ in range(2)]
         took_s = await asyncio.gather(*(one.swallow_s(num_bytes) for one in clients))
-        assert took_s == pytest.approx([0.26, 0.26], rel=0.03)
+        assert took_s == pytest.approx([0.26, 0.26], rel=0.08)
         carried = {ends[1]: one.delivered_bytes for ends, one in links.relay.directions.items()}
         assert carried == {"b": 2 * (num_bytes + 1), "a": 16}
 
