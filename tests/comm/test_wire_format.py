@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import struct
 import sys
@@ -56,18 +55,18 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield near, far
 
 
-NOTHING_ARRIVED, _ = os.pipe()
-
-
 class Unmarked:
     """A socket without a low-water mark, on which nothing waits."""
 
     def setsockopt(self, *_: int) -> None:
         """Take the mark, and ignore it."""
 
-    def fileno(self) -> int:
-        """Return a descriptor that is never readable."""
-        return NOTHING_ARRIVED
+    def gettimeout(self) -> float:
+        """Return some timeout."""
+        return 1.0
+
+    def settimeout(self, _: float) -> None:
+        """Take the timeout, and ignore it."""
 
 
 class SilentSocket(Unmarked):
@@ -244,8 +243,27 @@ def test_a_long_part_wakes_its_reader_once_for_many_packets(tcp_pair: tuple[sock
         reading.result(5)
     assert part == part_bytes
     assert far.num_reads == 1
+    assert far.gettimeout() == 5
     assert far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
     assert far.recv(9) == b"next"
+
+
+@pytest.mark.attack
+def test_a_dripping_part_takes_its_own_time_and_no_timeout_of_silence(
+    tcp_pair: tuple[socket.socket, CountedReads],
+) -> None:
+    """The first bytes count at once, however long the peer may be silent: here the read would wait for 5 s."""
+    near, far = tcp_pair
+    near.sendall(b"y" * 10)
+    times_s = iter([0.0, 0.0, 1.0, 20.0])
+
+    def drip() -> float:
+        near.sendall(b"y")
+        return next(times_s)
+
+    with pytest.raises(TimeoutError, match=r"within 10 s"):
+        receive_exactly(far, memoryview(bytearray(2 * LOW_WATER_BYTES)), timeout_s=10, clock=drip)
+    assert far.gettimeout() == 5
 
 
 @pytest.mark.attack

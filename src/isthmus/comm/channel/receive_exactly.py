@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-import select
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 CHUNK_BYTES = 2**20
 """Most bytes of a system call."""
 
 LOW_WATER_BYTES = 64 * 2**10
 """Bytes that a long read waits for at a time, where a link delivers packet by packet."""
+
+LOW_WATER_WAIT_S = 0.25
+"""Longest wait for `LOW_WATER_BYTES`, after which a read takes each packet as it arrives."""
 
 _SHORT_BYTES = 4 * 2**10
 
@@ -27,43 +30,51 @@ def receive_exactly(
     """Fill `buffer` within `timeout_s` from its first byte, so that a byte now and then keeps no connection alive.
 
     The socket's timeout bounds the silence before a read; both are ignored while `tolerate_silence()`. A long read
-    wakes this thread every `LOW_WATER_BYTES` rather than with each packet (`SO_RCVLOWAT`),
-    unless the link is too slow for that.
+    wakes this thread every `LOW_WATER_BYTES` rather than with each packet (`SO_RCVLOWAT`), unless the link is too slow
+    for that.
     """
-    size, begun_s, low_water_bytes = len(buffer), math.inf, 1
-    is_slow = size <= _SHORT_BYTES
-    while len(buffer):
-        wanted_bytes = 1 if is_slow else min(len(buffer), LOW_WATER_BYTES)
-        if wanted_bytes != low_water_bytes:
-            _set_low_water(sock, low_water_bytes := wanted_bytes)
-        try:
-            count = sock.recv_into(buffer[:CHUNK_BYTES])
-        except TimeoutError:
-            count = _receive_less(sock, buffer[:CHUNK_BYTES]) if low_water_bytes > 1 else 0
-            low_water_bytes, is_slow = 1, is_slow or count > 0
-            if not count:
-                if tolerate_silence():
-                    continue
-                raise
-        if count == 0:
-            raise ConnectionResetError("closed its connection")
-        buffer = buffer[count:]
-        if len(buffer) and timeout_s < math.inf:
-            begun_s = min(begun_s, clock())
-            if clock() - begun_s > timeout_s and not tolerate_silence():
-                raise TimeoutError(f"sent {size - len(buffer)} of {size} bytes within {timeout_s:g} s")
-    if low_water_bytes > 1:
-        _set_low_water(sock, 1)
+    size, begun_s = len(buffer), math.inf
+    low_water = _LowWater(sock) if size > _SHORT_BYTES else None
+    try:
+        while len(buffer):
+            if low_water:
+                low_water.set(min(len(buffer), LOW_WATER_BYTES))
+            try:
+                count = sock.recv_into(buffer[:CHUNK_BYTES])
+            except TimeoutError:
+                if low_water:
+                    low_water.reset()
+                    low_water = None
+                elif not tolerate_silence():
+                    raise
+                continue
+            if count == 0:
+                raise ConnectionResetError("closed its connection")
+            buffer = buffer[count:]
+            if len(buffer) and timeout_s < math.inf:
+                begun_s = min(begun_s, clock())
+                if clock() - begun_s > timeout_s and not tolerate_silence():
+                    raise TimeoutError(f"sent {size - len(buffer)} of {size} bytes within {timeout_s:g} s")
+    finally:
+        if low_water:
+            with suppress(OSError):  # closed meanwhile
+                low_water.reset()
 
 
-def _set_low_water(sock: socket.socket, num_bytes: int) -> None:
-    """Let a read of `sock` wait until `num_bytes` have arrived."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+class _LowWater:
+    """The bytes that a read of `sock` waits for, and for how long."""
 
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self._num_bytes, self._timeout_s = sock, 1, sock.gettimeout()
+        sock.settimeout(LOW_WATER_WAIT_S if self._timeout_s is None else min(LOW_WATER_WAIT_S, self._timeout_s))
 
-def _receive_less(sock: socket.socket, buffer: memoryview) -> int:
-    """Read what has arrived on `sock` below the low-water mark, which becomes 1; return its size."""
-    _set_low_water(sock, 1)
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return sock.recv_into(buffer) if poll.poll(0) else 0
+    def set(self, num_bytes: int) -> None:
+        """Let a read wait until `num_bytes` have arrived."""
+        if num_bytes != self._num_bytes:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+            self._num_bytes = num_bytes
+
+    def reset(self) -> None:
+        """Let a read wait for one byte, and for as long as before."""
+        self.set(1)
+        self._socket.settimeout(self._timeout_s)
