@@ -35,6 +35,8 @@ from isthmus.schedule import gpipe
 from isthmus.wan.netns import effective_capabilities, unavailable_reason
 
 CLUSTERS = "aabb"
+SENDERS = (0, 2)
+"""One rank of each cluster sends across: both share the line (`IsthmusOptions.senders`)."""
 ROUND_TRIP_MS = 20.0
 WIRE_SHARE = 0.965
 """What of a line's rate is left to payload: frames, IP and TCP take the rest."""
@@ -56,11 +58,16 @@ def line_ms(num_bytes: int, gbps: float) -> float:
 
 
 def sums(
-    bed: Bed, num_bytes: int, rounds: int, run: Callable[[StageJob, Connection], None], clusters: str = CLUSTERS
+    bed: Bed,
+    num_bytes: int,
+    rounds: int,
+    run: Callable[[StageJob, Connection], None],
+    clusters: str = CLUSTERS,
+    senders: tuple[int, ...] = (),
 ) -> tuple[list[float], list[float]]:
     """Return the milliseconds of each sum but the first, and the CPU milliseconds of all ranks in it."""
     shape = (num_bytes // 4, 1)
-    ranks: list[list[SumTime]] = launch(bed, clusters, gpipe(len(clusters), 1), (), shape, rounds, run)
+    ranks: list[list[SumTime]] = launch(bed, clusters, gpipe(len(clusters), 1), (), shape, rounds, run, senders=senders)
     each = list(zip(*(one[1:] for one in ranks), strict=True))
     walls = [1e3 * (max(one.end_s for one in part) - part[0].start_s) for part in each]
     return walls, [1e3 * sum(one.cpu_s for one in part) for part in each]
@@ -75,7 +82,7 @@ def measure(quick: bool) -> Iterator[Row]:
         with packets(pool_of(CLUSTERS, ROUND_TRIP_MS, gbps)) as bed:
             for _ in range(1 if quick else 2):
                 for name, run in (("isthmus", run_isthmus), ("gloo", run_gloo)):
-                    wall, cpu = sums(bed, num_bytes, rounds, run)
+                    wall, cpu = sums(bed, num_bytes, rounds, run, senders=SENDERS)
                     walls[name] += wall
                     cpus[name] += cpu
         yield from _rows(gbps, num_bytes, faster, wanted_ms, walls, cpus)
