@@ -5,6 +5,8 @@
 
 `precision` trains two stages of unlike precision, and compares the losses and the time of a step with those of fp32.
 
+`experts` trains a mixture of experts whose ranks share them, beside one process, and counts the bytes of its exchanges.
+
   python -m benchmarks.parallel                      # all
   python -m benchmarks.parallel --quick              # fewer cases
   python -m benchmarks.parallel --only schedules     # one part
@@ -17,12 +19,13 @@ import functools
 import sys
 from collections.abc import Callable
 
-from benchmarks import _parallel_precision, _parallel_schedules
+from benchmarks import _parallel_experts, _parallel_precision, _parallel_schedules
 from benchmarks.table import Row, print_rows, run_parts
 
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "schedules": _parallel_schedules.measure,
     "precision": _parallel_precision.measure,
+    "experts": _parallel_experts.measure,
 }
 
 
