@@ -9,6 +9,8 @@ replicas after the last backward pass and during it, and compares what a step wa
 `local` runs local SGD between two sites on virtual chips over an emulated link, beside what was predicted.
 `precision` trains two stages of unlike precision, and compares the losses and the time of a step with those of fp32.
 
+`experts` trains a mixture of experts whose ranks share them, beside one process, and counts the bytes of its exchanges.
+
   python -m benchmarks.parallel                      # all
   python -m benchmarks.parallel --quick              # fewer cases
   python -m benchmarks.parallel --only schedules     # one part
@@ -22,6 +24,7 @@ import sys
 from collections.abc import Callable
 
 from benchmarks import (
+    _parallel_experts,
     _parallel_local_steps,
     _parallel_losses,
     _parallel_precision,
@@ -36,6 +39,7 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "reduction": _parallel_reduction.measure,
     "local": _parallel_local_steps.measure,
     "precision": _parallel_precision.measure,
+    "experts": _parallel_experts.measure,
 }
 
 

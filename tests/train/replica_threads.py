@@ -17,10 +17,12 @@ from isthmus.schedule import make_schedule
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.kernels.working_precision import message_dtype, stage_precision
 from isthmus.train.model.model_chunks import ModelChunks
+from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.replica_layout import PipelinePosition, averaged_samples, rank_groups, replica_samples
+from tests.train.expert_threads import groups_of_plan
 from tests.train.threads import build_pieces, meet, random_batch, training_threads
 
 LIMIT_S = 900.0
@@ -82,8 +84,10 @@ class Replicas:
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(clusters))]
         places = [PipelinePosition.of_rank(plan, rank) for rank in range(len(clusters))]
         models = [
-            build_pieces(model, plan.chunk_layers(one.replica)[one.stage], training, plan.num_model_copies, device)
-            for one in places
+            build_pieces(
+                model, plan.chunk_layers(one.replica)[one.stage], training, plan.num_model_copies, device, experts
+            )
+            for one, experts in zip(places, groups_of_plan(plan), strict=True)
         ]
         met = meet(
             models, self.groups, clusters, training, shard=plan.zero == 1, bucket_elements=bucket_elements,
@@ -96,10 +100,17 @@ class Replicas:
             Rank(
                 place,
                 pieces,
-                StageExecutor(pieces, place.stage, place.ranks, exchange, dtype=dtype),
+                StageExecutor(
+                    pieces,
+                    place.stage,
+                    place.ranks,
+                    exchange,
+                    dtype=dtype,
+                    recompute=RecomputePolicy(plan.stage_of(rank).recompute, plan.stage_of(rank).recompute_layers),
+                ),
                 optimizer,
             )
-            for place, pieces, (exchange, optimizer) in zip(places, models, met, strict=True)
+            for rank, (place, pieces, (exchange, optimizer)) in enumerate(zip(places, models, met, strict=True))
         ]
 
     def train(self, steps: int, first: int = 0) -> list[UpdateResult]:

@@ -18,9 +18,9 @@ from tests.schedule.wan_orders import wan_orders
 from tests.train.worker_jobs import make_job, make_plan
 
 
-def both(folder: Path, fixed: dict[str, Any], **changes: Any) -> tuple[Plan, WorkerSpec]:
+def both(folder: Path, fixed: dict[str, Any], variant: str = "llama", **changes: Any) -> tuple[Plan, WorkerSpec]:
     """Return a plan of two stages for a small job, and the specification of its first worker."""
-    job = make_job(folder)
+    job = make_job(folder, variant)
     plan = make_plan(job, [2, 4], **changes).model_copy(update=fixed)
     return plan, WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=plan)
 
@@ -68,7 +68,16 @@ def test_local_steps_are_executed(tmp_path: Path) -> None:
         check_plan_supported(every_step)
 
 
-@pytest.mark.parametrize("stage", [{"cp": 2, "recompute": "selective"}, {"ep": 2}])
+def test_expert_parallelism_is_executed(tmp_path: Path) -> None:
+    """Both sides accept experts that the chips of a stage share."""
+    plan, spec = both(tmp_path, {}, variant="mixtral", stage={"tp": 2, "ep": 2})
+    assert runtime_incompatibility(plan) is None
+    assert check_plan_supported(spec).trains
+
+
+@pytest.mark.parametrize(
+    "stage", [{"cp": 2, "recompute": "selective"}, {"ep": 2}, {"cp": 2, "ep": 2, "recompute": "selective"}]
+)
 def test_what_is_refused_is_not_called_runnable(stage: dict[str, int], tmp_path: Path) -> None:
     """Both sides say no, each with its reason."""
     plan, spec = both(tmp_path, {}, stage=stage)

@@ -306,7 +306,7 @@ def test_a_plan_that_fits_is_accepted(tmp_path: Path) -> None:
         ({"stage": {"recompute": "full", "recompute_layers": 9}}, "9 recomputed layers of"),
         ({"stage": {"cp": 3}}, "cp 3, which does not divide 16 tokens.*nearest valid: cp 2"),
         ({"stage": {"cp": 2, "recompute": "selective"}}, "selective recomputation"),
-        ({"stage": {"ep": 2}}, "expert parallelism 2"),
+        ({"stage": {"ep": 2}}, "ep 2, which does not divide the 1 chips .*nearest valid: ep 1"),
         ({"stage": {"sp": True}}, "sequence parallelism"),
         ({"schedule": "unheard-of"}, "unknown schedule 'unheard-of'"),
         ({"schedule": "interleaved", "chunks": 2}, "one of them empty"),

@@ -21,6 +21,7 @@ from isthmus.schedule import forward_only, make_schedule
 from isthmus.train.communication.communicator import Communicator, TensorMessage
 from isthmus.train.communication.host_staging import HostStaging
 from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.stage_model import build_stage
 from isthmus.train.pipeline.micro_batches import MicroBatches
@@ -135,11 +136,14 @@ def build_pieces(
     training: TrainingConfig,
     num_copies: int = 1,
     device: str = "cpu",
+    experts: ExpertParallelGroup | None = None,
 ) -> ModelChunks:
     """Return pieces of the model with random weights, as a rank holds them."""
     return ModelChunks(
         [
-            build_stage(path, one, dtype=torch.float32, device=device, seed=training.seed, weights="random")
+            build_stage(
+                path, one, dtype=torch.float32, device=device, seed=training.seed, weights="random", experts=experts
+            )
             for one in layers
         ],
         num_copies,

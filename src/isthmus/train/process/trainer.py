@@ -15,6 +15,7 @@ from isthmus.train.communication.communicator import make_communicator
 from isthmus.train.communication.step_metrics import PendingCompute, StepTimer
 from isthmus.train.context_parallel.cp_communicator import CpCommunicator
 from isthmus.train.context_parallel.cp_process_group import join_cp_group
+from isthmus.train.expert_parallel.ep_process_group import join_ep_group
 from isthmus.train.kernels.working_precision import message_dtype, plan_precisions, stage_precision
 from isthmus.train.liveness.checkpoint_requests import CheckpointRequests
 from isthmus.train.model.recompute import RecomputePolicy
@@ -57,7 +58,7 @@ class Trainer:
         self.folder, self.checkpoint_requests, self.recovery = folder, CheckpointRequests(folder), recovery
         self.training, self.position = spec.job.training, PipelinePosition.of_rank(spec.plan, spec.rank)
         self.group = prepared.model_chunks.group
-        self.context = prepared.model_chunks.context
+        self.context, self.experts = prepared.model_chunks.context, prepared.model_chunks.experts
         self.reports_loss = (
             prepared.model_chunks.reports_loss and self.position.replica == 0 and self.group.tp_rank == 0
             and (self.context is None or self.context.cp_rank == 0)
@@ -101,7 +102,12 @@ class Trainer:
 
     def _waited_s(self) -> float:
         """Return the seconds spent so far in collectives inside the stage's computation."""
-        return self.group.waited_s + (0.0 if self.context is None else self.context.waited_s)
+        shared = (self.group, self.context, self.experts)
+        return sum(group.waited_s for group in shared if group is not None)
+
+    def _expert_bytes(self) -> int:
+        """Return the bytes of tokens sent so far to experts of other ranks, and back."""
+        return 0 if self.experts is None else self.experts.sent_bytes
 
     def _form_groups(self) -> Ownership:
         """Join the groups of the stage; return the ownership of all parameters."""
@@ -109,6 +115,7 @@ class Trainer:
         device = self.prepared.model_chunks.device
         join_tp_group(spec.plan, spec.rank, self.group, backend=spec.backend, device=device)
         join_cp_group(spec.plan, spec.rank, self.context, backend=spec.backend)
+        join_ep_group(spec.plan, spec.rank, self.experts, backend=spec.backend)
         return exchange_ownership(
             self.prepared.model_chunks,
             spec.rank,
@@ -165,7 +172,7 @@ class Trainer:
         batch_size = self.training.global_batch_size
         batches = self.batches.training_step(self.samples)
         updates: list[UpdateResult] = []
-        group_s = self._waited_s()
+        group_s, expert_bytes = self._waited_s(), self._expert_bytes()
         self.optimizer.begin_step()
         self.executor.gradient_scale = self.optimizer.gradient_scale
         losses = self.executor.run(self.schedule, batches, timer, lambda: updates.append(self._update(step)))
@@ -192,6 +199,8 @@ class Trainer:
             values["loss_scale"] = update.loss_scale
         is_last_scale = update.loss_scale <= MIN_SCALE  # a larger one is halved, and may do
         self.num_skipped = self.num_skipped + is_last_scale if update.skipped else 0
+        if self.experts is not None:
+            values["expert_bytes"] = float(self._expert_bytes() - expert_bytes)
         if self.reports_loss:
             values["loss"] = update.loss
         if losses.balance_loss is not None and self.group.tp_rank == 0:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from isthmus.core.errors import PlanError
 from isthmus.core.plan import Plan
 from isthmus.core.runs.plan_words import stated_words
+from isthmus.core.runs.runnable.expert_groups import expert_groups
 from isthmus.core.stack import find_stack
 from isthmus.plan.profile.stack_tensors import DEFAULT_STACK
 
@@ -25,12 +27,15 @@ def runtime_incompatibility(plan: Plan) -> str | None:
         return f"{name}: the runtime does only what its degrees, schedule and recomputation say"
     if plan.zero > 1:
         return f"ZeRO stage {plan.zero}: the runtime shards only the optimizer state (stage 1)"
-    most = max(stage.ep for stage in plan.stages)
-    if most > 1:
-        return f"ep {most}: the runtime splits a stage over chips by tp and cp only"
     for stage in plan.stages:
-        if stage.cp > 1 and stage.recompute == "selective":
-            return f"selective recomputation with cp {stage.cp}: the runtime repeats whole layers or experts there"
+        for name, degree in (("cp", stage.cp), ("ep", stage.ep)):
+            if degree > 1 and stage.recompute == "selective":
+                chosen = f"selective recomputation with {name} {degree}"
+                return f"{chosen}: the runtime repeats whole layers or experts there"
+    try:
+        expert_groups(plan)
+    except PlanError as error:
+        return error.message
     if plan.schedule not in RUNTIME_SCHEDULES:
         return f"schedule {plan.schedule}: the runtime supports {', '.join(RUNTIME_SCHEDULES)}"
     if plan.schedule == "searched" and not plan.orders:

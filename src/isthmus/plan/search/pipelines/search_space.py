@@ -105,7 +105,6 @@ class SearchSpace:
             node = min(slot.group.chips_per_node, slot.chips)
             return self._runtime_degrees(node, layer.attention.core.num_kv_heads if layer.attention.core else 1)
         heads = layer.attention.core.num_heads if layer.attention.core else 1
-        experts = max((one.feed_forward.num_experts for one in profile.layers), default=0)
         powers = [1 << i for i in range(node.bit_length()) if 1 << i <= node]
         tps = [limits.tp] if limits.tp else [n for n in powers if heads % n == 0]
         long = self.workload.sequence_length >= MIN_CP_SEQUENCE
@@ -114,7 +113,7 @@ class SearchSpace:
         for tp, cp in itertools.product(tps, cps):
             if tp * cp > node:
                 continue
-            for ep in self._expert_degrees(experts, tp * cp):
+            for ep in self._expert_degrees(tp * cp):
                 found.append(StageDegrees(tp=tp, cp=cp, ep=ep, sp=tp > 1))
         rules, tokens = limits.framework, self.workload.sequence_length
         if rules is not None:
@@ -132,9 +131,15 @@ class SearchSpace:
         longest = MAX_CP if tokens >= MIN_CP_SEQUENCE else 1
         cps = [self.limits.cp] if self.limits.cp else [cp for cp in powers if cp <= longest]
         fitting = [(tp, cp) for tp in tps for cp in cps if tp * cp <= node_chips and not (heads % tp or tokens % cp)]
-        return tuple(StageDegrees(tp=tp, cp=cp, sp=tp > 1 and tokens // cp % tp == 0) for tp, cp in fitting)
+        return tuple(
+            StageDegrees(tp=tp, cp=cp, ep=ep, sp=tp > 1 and tokens // cp % tp == 0)
+            for tp, cp in fitting
+            for ep in self._expert_degrees(tp * cp)
+        )
 
-    def _expert_degrees(self, experts: int, chips: int) -> list[int]:
+    def _expert_degrees(self, chips: int) -> list[int]:
+        """Return the expert-parallel degrees to try for a stage of `chips` chips; a fixed one may span replicas."""
+        experts = max((one.feed_forward.num_experts for one in self.workload.profile.layers), default=0)
         if self.limits.ep:
             return [self.limits.ep] if self.limits.ep <= chips or experts else []
         if not experts:
