@@ -109,6 +109,13 @@ def test_the_package_itself_offers_the_client_lazily() -> None:
     assert not {"httpx", "pydantic", "yaml", "isthmus.client"} & set(loaded.stdout.split())
 
 
+def test_a_server_starts_without_the_planner() -> None:
+    """Searches run in processes of their own, so that a server is up without loading `isthmus.plan`."""
+    code = "import sys, isthmus.control.server.run_server; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert not {"isthmus.plan", "isthmus.sim", "isthmus.schedule"} & set(loaded.stdout.split())
+
+
 def test_every_schedule_has_its_name() -> None:
     """A job file may name these schedules."""
     from isthmus.schedule import SCHEDULES

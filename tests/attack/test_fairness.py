@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.control.placement import MAX_PLANNED_CLUSTERS, PlanRequest, planned_clusters, propose_plans
+from isthmus.control.placement import MAX_PLANNED_CLUSTERS, PlanRequest, planned_clusters
+from isthmus.control.placement.propose_plans import propose_plans
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.rest.body_limit import BodyLimits
 from isthmus.control.service.planner_queue import PlannerQueue, make_plan_request

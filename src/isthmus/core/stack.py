@@ -18,6 +18,9 @@ from isthmus.core.errors import InputError
 StatePrecision = Literal["bf16", "fp32", "fp8"]
 Source = Annotated[str, Field(min_length=1)]
 
+DEFAULT_STACK = "isthmus"
+"""The stack of this project's runtime: exactly the tensors of the model classes."""
+
 
 class StateBytes(FrozenModel):
     """Bytes per parameter that a chip keeps, before sharding: weights, gradients, optimizer."""

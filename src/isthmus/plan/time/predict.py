@@ -16,12 +16,12 @@ from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanPart, StageTime
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_plan import require_possible
+from isthmus.core.stack import DEFAULT_STACK
 from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes, stage_memory_dict
 from isthmus.plan.memory.plan_stage_memory import stage_degrees
 from isthmus.plan.memory.stage_memory import StageMemory
 from isthmus.plan.profile.chosen_stack import chosen_stack
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
-from isthmus.plan.profile.stack_tensors import DEFAULT_STACK
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, ChipRates
 from isthmus.plan.time.chip_rates import with_chip_rates
 from isthmus.plan.time.model_flops import mfu_fraction

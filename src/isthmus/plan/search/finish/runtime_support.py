@@ -6,8 +6,7 @@ from isthmus.core.errors import PlanError
 from isthmus.core.plan import Plan
 from isthmus.core.runs.plan_words import stated_words
 from isthmus.core.runs.runnable.expert_groups import expert_groups
-from isthmus.core.stack import find_stack
-from isthmus.plan.profile.stack_tensors import DEFAULT_STACK
+from isthmus.core.stack import DEFAULT_STACK, find_stack
 
 RUNTIME_SCHEDULES = ("1f1b", "dualpipe", "gpipe", "interleaved", "overlapped", "searched", "zero_bubble")
 """Schedules that the runtime supports."""

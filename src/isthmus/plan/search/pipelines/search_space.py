@@ -53,6 +53,7 @@ class SearchSpace:
     # Whether some dimension was thinned.
     thinned: bool = False
     _cost_tables: dict[tuple[object, ...], StageCostTable] = field(default_factory=dict)
+    _degree_choices: dict[tuple[int, int, int], tuple[StageDegrees, ...]] = field(default_factory=dict)
 
     @cached_property
     def stage_counts(self) -> StageCounts:
@@ -98,6 +99,12 @@ class SearchSpace:
 
     def degree_choices(self, slot: ChipSlot) -> tuple[StageDegrees, ...]:
         """Return the tensor, context and expert parallel degrees to try at a slot, within a node."""
+        key = slot.group.num_linked_chips, slot.group.chips_per_node, slot.chips
+        if key not in self._degree_choices:
+            self._degree_choices[key] = self._make_degree_choices(slot)
+        return self._degree_choices[key]
+
+    def _make_degree_choices(self, slot: ChipSlot) -> tuple[StageDegrees, ...]:
         limits, profile = self.limits, self.workload.profile
         node = min(slot.group.num_linked_chips, slot.chips)
         layer = profile.layers[0]
