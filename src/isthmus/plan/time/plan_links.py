@@ -39,8 +39,8 @@ def simulated_links(
 
     Raises `PlanError` if neighbouring stages have no link, `InputError` for unknown clusters or node groups.
     """
-    for stage in plan.stages:
-        pool.node_group(stage.cluster, stage.node_group)
+    for place in dict.fromkeys((stage.cluster, stage.node_group) for stage in plan.stages):
+        pool.node_group(*place)
     links, names = {}, set(plan.clusters)
     known = {(one.source, one.target): one for one in pool.links if one.source in names and one.target in names}
     for a in plan.clusters:

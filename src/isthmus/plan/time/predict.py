@@ -13,10 +13,10 @@ from typing import Any
 
 from isthmus.core.chip import NARROW_PRECISIONS
 from isthmus.core.model import Model
-from isthmus.core.plan import Plan, PlanPart, StageTime
+from isthmus.core.plan import Plan, PlanPart
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_plan import require_possible
-from isthmus.core.stack import DEFAULT_STACK
+from isthmus.core.stack import DEFAULT_STACK, find_stack
 from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes, stage_memory_dict
 from isthmus.plan.memory.plan_stage_memory import stage_degrees
 from isthmus.plan.memory.stage_memory import StageMemory
@@ -350,9 +350,8 @@ def _replica_s(
     micro_batches: int,
     num_chunks: int,
 ) -> float:
-    times = [StageTime(forward_s=c.load.forward_s, backward_s=c.load.backward_s) for c in costs]
     hops = [_hop_s(a, b, links) for a, b in itertools.pairwise(costs)]
-    pipeline_s = iteration_estimate_s(times, hops, micro_batches, num_chunks)
+    pipeline_s = iteration_estimate_s([cost.load for cost in costs], hops, micro_batches, num_chunks)
     last_s = max(cost.load.update_s + _reduce_s(cost) for cost in costs)
     return pipeline_s + last_s
 
@@ -403,7 +402,8 @@ def used_parameter_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tup
     unused |= set() if any(stage.cp > 1 for stage in plan.stages) else {"context_factor"}
     names = [name for name in ChipRates.__dataclass_fields__ if name not in unused]
     keys = [calibration.scoped_key(name, chip) for chip in sorted(chips) for name in names]
-    keys += ["shape_time", *_shape_keys(plan, chips, calibration)]
+    keys += [calibration.scoped_key("stack_factor", find_stack(plan.stack).name), "shape_time"]
+    keys += _shape_keys(plan, chips, calibration)
     for replica in range(plan.dp):
         for a, b in plan.hops(replica):
             for x, y in ((a, b), (b, a)):
