@@ -19,7 +19,7 @@ from isthmus.core.pool import Pool
 from isthmus.plan import profile_model
 from tests.control.driver import seen
 from tests.control.samples import plan
-from tests.control.test_coordinator_ledger import linked, predicted
+from tests.control.test_coordinator_allocations import linked, predicted
 from tests.e2e.site import CONFIG, clusters_of, make_job
 
 UNLIKE = "aa|b"

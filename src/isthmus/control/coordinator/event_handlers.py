@@ -9,7 +9,7 @@ from isthmus.control.coordinator.catalogue.site_copies import follow_copies
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.coordinator.joint_preemption import abort_preemption, begin_preemption, timeout_reason
 from isthmus.control.coordinator.plan_requests import apply_plans, request_plans, withdraw_plan_request
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
@@ -68,7 +68,7 @@ def assign_chosen_plan(state: PoolState, event: PlanChosen) -> None:
     withdraw_plan_request(state, job)
     leave_site_queues(state, job)
     set_state_deadline(state, job, None)
-    ledger.assign_plan(state, job, next(plan for plan in plans if plan.id == event.plan_id))
+    allocations.assign_plan(state, job, next(plan for plan in plans if plan.id == event.plan_id))
     job.plan_fixed, job.refusals = True, 0
     unpark(state, job)
     job.history.add("planned", event.now_s, job.attempt, f"{event.plan_id} chosen by the user")

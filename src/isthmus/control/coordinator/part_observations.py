@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.job_records import PoolState
 from isthmus.control.state.site_records import PartRecord, PartState
 from isthmus.core.errors import IllegalTransitionError
@@ -49,7 +49,7 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
     _add_workers(state, part, seen)
     _record_checkpoint(part, seen)
     if part.state == "released":
-        ledger.free_part(state, part)
+        allocations.free_part(state, part)
     state.changed_jobs.add(part.job)
     return True
 

@@ -1,6 +1,6 @@
 """Records of jobs, and the complete state of the coordinator (`PoolState`). Plain mutable data.
 
-A part counts against its cluster from its allocation (`ledger`) until its site reports `released`.
+A part counts against its cluster from its allocation (`allocations`) until its site reports `released`.
 """
 
 from __future__ import annotations
