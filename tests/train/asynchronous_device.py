@@ -13,6 +13,8 @@ READS = frozenset(
 )
 """Operations whose result the host, or the shape of what it queues next, depends on."""
 
+from tests.train.storage_keys import storage_key
+
 EXECUTION_S = 1e-3
 
 
@@ -57,4 +59,4 @@ class AsynchronousDevice(TorchDispatchMode):
 
 
 def _storage(value: Any) -> int:
-    return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else 0
+    return storage_key(value.untyped_storage()) if isinstance(value, torch.Tensor) else 0

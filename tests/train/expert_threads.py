@@ -1,4 +1,4 @@
-"""Threads of this process that share experts, joined by gloo."""
+"""Threads of this process that share experts, joined by a group over memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TypeVar
 
-import torch
-import torch.distributed as dist
-
-from isthmus.comm.group.vendors.gloo_vendor import gloo_group
+from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.plan import Plan
 from isthmus.train.expert_parallel.ep_process_group import make_ep_group
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
@@ -39,15 +37,8 @@ def each(groups: Sequence[ExpertParallelGroup], run: Callable[[ExpertParallelGro
 
 
 def _join(groups: Sequence[ExpertParallelGroup]) -> None:
-    stores = {group.ranks: dist.HashStore() for group in groups}
-
-    def join(group: ExpertParallelGroup) -> None:
+    transports = {group.ranks: memory_transports(group.size) for group in groups}
+    for group in groups:
         if group.size > 1:
-            store, kind = stores[group.ranks], dist.ProcessGroup.BackendType.GLOO
-            gloo = gloo_group(store, group.expert_rank, group.size, "127.0.0.1", timedelta(seconds=30))
-            whole = dist.ProcessGroup(store, group.expert_rank, group.size)
-            whole._set_default_backend(kind)
-            whole._register_backend(torch.device("cpu"), kind, gloo)
-            group.join(whole)
-
-    each(groups, join)
+            transport = transports[group.ranks][group.expert_rank]
+            group.join(IsthmusGroup(transport, ["a"] * group.size, timeout=timedelta(seconds=30)))

@@ -13,6 +13,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from isthmus.core.errors import PeerError
 from isthmus.train.expert_parallel.expert_exchange import exchange_tokens
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
+from isthmus.train.model.transformers_model import choose_expert_kernels
 from tests.train.expert_threads import each, joined_groups
 
 EXPERTS, CHOICES, WIDTH, INNER = 8, 2, 16, 24
@@ -39,7 +40,7 @@ def experts_in_turn(num_tokens: int, _: torch.Generator) -> torch.Tensor:
 def whole_module() -> nn.Module:
     """Return a module of all experts with random weights."""
     config = MixtralConfig(hidden_size=WIDTH, intermediate_size=INNER, num_local_experts=EXPERTS)
-    config._experts_implementation = "eager"
+    choose_expert_kernels(config, "cpu")
     module, generator = MixtralExperts(config), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
