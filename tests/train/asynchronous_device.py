@@ -8,12 +8,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.train.storage_keys import storage_key
+
 READS = frozenset(
     getattr(torch.ops.aten, name).default for name in ("_local_scalar_dense", "nonzero", "equal", "is_nonzero")
 )
 """Operations whose result the host, or the shape of what it queues next, depends on."""
-
-from tests.train.storage_keys import storage_key
 
 EXECUTION_S = 1e-3
 
