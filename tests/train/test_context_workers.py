@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,28 @@ def test_shared_sequences_train_what_one_process_trains(tmp_path: Path) -> None:
     held_out = alone.losses("validation_loss")[-1]
     assert told(second, "validation_loss")[-1] == pytest.approx(held_out, rel=1e-4)
     assert verify(cut)["loss"] == pytest.approx(held_out, rel=1e-4)
+
+
+def test_a_rank_that_shares_sequences_is_replaced_in_place(tmp_path: Path) -> None:
+    """Its process is killed, another takes its place, the others keep theirs: the losses have the same bits."""
+    job = make_job(tmp_path, "qwen3", steps=30)
+    plan = shared_plan(job, [4], [{"cp": 2, "cp_kind": "ring"}])
+    straight = run_job(tmp_path / "straight", moved(job, tmp_path / "straight"), plan)
+    hit = tmp_path / "hit"
+    with started(hit, moved(job, hit), plan, program="supervisor") as workers:
+        workers.wait_for_step(3)
+        supervisor = str(workers.processes[1].pid)
+        listed = subprocess.run(["ps", "--ppid", supervisor, "-o", "pid="], capture_output=True, check=True)
+        os.kill(int(listed.stdout), signal.SIGKILL)
+        assert workers.wait() == [0, 0]
+    steps = {one.step: one.values["loss"] for one in workers.metrics(0)}
+    assert [steps[step] for step in range(30)] == told(straight)
+
+
+def test_shared_sequences_and_replicas_on_plain_gloo(tmp_path: Path) -> None:
+    """torch's own gloo serves as well, with ZeRO over the ranks that share sequences: the loss of one process."""
+    job = make_job(tmp_path, "mixtral", steps=3)
+    alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
+    plan = shared_plan(job, [4], [{"cp": 4}], "aa").model_copy(update={"zero": 1})
+    workers = run_job(tmp_path / "cut", moved(job, tmp_path / "cut"), plan, backend="gloo")
+    assert told(workers) == pytest.approx(alone.losses(), rel=1e-4)
