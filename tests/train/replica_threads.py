@@ -20,7 +20,7 @@ from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
-from isthmus.train.update.replica_layout import PipelinePosition, replica_samples
+from isthmus.train.update.replica_layout import PipelinePosition, averaged_samples, rank_groups, replica_samples
 from tests.train.threads import build_pieces, meet, random_batch, training_threads
 
 LIMIT_S = 900.0
@@ -89,6 +89,7 @@ class Replicas:
             models, self.groups, clusters, training, shard=plan.zero == 1, bucket_elements=bucket_elements,
             on_host=plan.optimizer_on_host, overlap=plan.overlap_gradients,
             precisions=[stage_precision(plan.stage_of(rank), training.precision) for rank in range(len(models))],
+            plan=plan,
         )  # fmt: skip
         dtype = message_dtype(plan, training.precision)
         self.ranks = [
@@ -101,12 +102,21 @@ class Replicas:
             for place, pieces, (exchange, optimizer) in zip(places, models, met, strict=True)
         ]
 
-    def train(self, steps: int) -> list[UpdateResult]:
-        """Train for `steps` steps; return what every rank agreed on."""
+    def train(self, steps: int, first: int = 0) -> list[UpdateResult]:
+        """Train for `steps` steps from step `first`; return what the ranks agreed on, or those of rank 0's group."""
         with training_threads(len(self.ranks)) as pool:
-            found = [one.result(LIMIT_S) for one in [pool.submit(self._run, r, steps) for r in self.ranks]]
-        assert all(repr(one) == repr(found[0]) for one in found), "all ranks see one loss and one norm, NaN too"
+            found = [one.result(LIMIT_S) for one in [pool.submit(self._run, r, first, steps) for r in self.ranks]]
+        groups = rank_groups(self.plan) or (0,) * len(found)
+        for group, one in zip(groups, found, strict=True):
+            assert repr(one) == repr(found[groups.index(group)]), "all ranks see one loss and one norm, NaN too"
         return found[0]
+
+    def restore(self, states: Sequence[dict[str, torch.Tensor]]) -> None:
+        """Load a result of `local_state` on each rank, all at the same time."""
+        with training_threads(len(self.ranks)) as pool:
+            loads = zip(self.ranks, states, strict=True)
+            for one in [pool.submit(rank.optimizer.load_local_state, state) for rank, state in loads]:
+                one.result(LIMIT_S)
 
     def weights(self, rank: int) -> dict[str, torch.Tensor]:
         """Return the parameters that a rank computes with, by their names in the whole model."""
@@ -116,14 +126,14 @@ class Replicas:
         for group in self.groups:
             group.shutdown()
 
-    def _run(self, rank: Rank, steps: int) -> list[UpdateResult]:
+    def _run(self, rank: Rank, first: int, steps: int) -> list[UpdateResult]:
         plan, replica = self.plan, rank.place.replica
         schedule = make_schedule(
             plan.schedule, len(rank.place.ranks), plan.micro_batches_of(replica), num_chunks=plan.num_chunks,
             orders=plan.orders_of(replica),
         )  # fmt: skip
         done: list[UpdateResult] = []
-        for step in range(steps):
+        for step in range(first, first + steps):
             input_ids, labels = random_batch(self.training, step)
             batches = MicroBatches.split(
                 len(input_ids),
@@ -132,6 +142,7 @@ class Replicas:
                 input_ids if rank.pieces.is_first else None,
                 labels if rank.pieces.is_last else None,
                 rows=replica_samples(plan, replica, len(input_ids)),
+                averaged=averaged_samples(plan, replica, len(input_ids)),
             )
 
             def update(step: int = step) -> None:

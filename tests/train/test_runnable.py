@@ -54,6 +54,20 @@ def test_every_kind_of_context_parallelism_is_executed(kind: str, tmp_path: Path
     assert check_plan_supported(spec).trains
 
 
+def test_local_steps_are_executed(tmp_path: Path) -> None:
+    """Both sides accept replicas that train apart, and the runtime only if the job admits it."""
+    job = make_job(tmp_path, training={"local_steps": 3})
+    stages = [{"replica": r, "cluster": "ab"[r], "node_group": "cpu", "layers": (0, 4)} for r in range(2)]
+    fixed = {"stages": stages, "dp": 2, "micro_batches": 2, "local_steps": 3}
+    plan = Plan.model_validate(make_plan(job, [4]).model_dump() | fixed)
+    assert runtime_incompatibility(plan) is None
+    spec = WorkerSpec(run="r", attempt=1, rank=1, job=job, plan=plan)
+    assert check_plan_supported(spec).trains
+    every_step = spec.model_copy(update={"job": make_job(tmp_path)})
+    with pytest.raises(PlanError, match="local_steps is 3 in the plan and 1 in the job"):
+        check_plan_supported(every_step)
+
+
 @pytest.mark.parametrize("stage", [{"cp": 2, "recompute": "selective"}, {"ep": 2}])
 def test_what_is_refused_is_not_called_runnable(stage: dict[str, int], tmp_path: Path) -> None:
     """Both sides say no, each with its reason."""

@@ -343,7 +343,7 @@ def test_a_plan_of_another_job_is_refused(tmp_path: Path) -> None:
         ({"sequence_length": 99}, "sequence_length is 99"),
         ({"stages": plan.stages[:1]}, "number of layers is 1"),
         ({"stages": tuple(doubled), "dp": 2}, "samples a step is 16"),
-        ({"stages": tuple(apart), "dp": 2, "local_steps": 4, "micro_batches": 2}, "fixes local_steps to 4"),
+        ({"stages": tuple(apart), "dp": 2, "local_steps": 4, "micro_batches": 2}, "local_steps is 4 in the plan"),
         (
             {"model": str(write_config(tmp_path / "other", "qwen3"))},
             f"model is {tmp_path}/other.* in the plan",

@@ -16,6 +16,7 @@ from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.base_model import TrainingPrecision
 from isthmus.core.job import TrainingConfig
+from isthmus.core.plan import Plan
 from isthmus.schedule import forward_only, make_schedule
 from isthmus.train.communication.communicator import Communicator, TensorMessage
 from isthmus.train.communication.host_staging import HostStaging
@@ -25,10 +26,12 @@ from isthmus.train.model.stage_model import build_stage
 from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
 from isthmus.train.update.buckets import BUCKET_ELEMENTS
+from isthmus.train.update.gradient_options import GradientOptions
 from isthmus.train.update.gradient_reducer import GradientReducer
+from isthmus.train.update.local_steps.make_local_steps import make_local_steps
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
-from isthmus.train.update.replica_layout import held_rows_of
+from isthmus.train.update.replica_layout import held_rows_of, rank_groups
 from tests.train.devices import staging_for
 
 LONG, SAMPLED, SHORT = 200, 60, 20
@@ -82,12 +85,16 @@ def meet(
     on_host: bool = False,
     overlap: bool = False,
     precisions: Sequence[TrainingPrecision] = (),
+    plan: Plan | None = None,
 ) -> list[tuple[GroupExchange, Optimizer]]:
-    """Return exchange and optimizer of every rank, given its pieces of the model."""
+    """Return exchange and optimizer of every rank, given its pieces of the model; `plan` says of local steps."""
     held, found = [held_rows_of(model) for model in models], []
     for rank, model in enumerate(models):
         exchange = GroupExchange(clusters, groups[rank], staging or staging_for(model.device))
-        own = Ownership(held, rank, clusters, shard_updates=shard, bucket_elements=bucket_elements)
+        own = Ownership(
+            held, rank, clusters, shard_updates=shard, bucket_elements=bucket_elements,
+            groups=rank_groups(plan) if plan else (),
+        )  # fmt: skip
         optimizer = Optimizer(
             model.global_named_parameters(),
             training,
@@ -98,6 +105,9 @@ def meet(
             overlap_reduction=overlap,
             precision=precisions[rank] if precisions else None,
             scales_loss="fp16" in (precisions or [training.precision]),
+            local=make_local_steps(plan, own, exchange, GradientOptions(), bucket_elements=bucket_elements)
+            if plan
+            else None,
         )
         found.append((exchange, optimizer))
     return found

@@ -28,10 +28,11 @@ from isthmus.train.tensor_parallel.tp_communicator import StageCommunicator, TpC
 from isthmus.train.tensor_parallel.tp_process_group import join_tp_group
 from isthmus.train.update.gradient_options import gradient_options
 from isthmus.train.update.gradient_reducer import GradientReducer
+from isthmus.train.update.local_steps.make_local_steps import make_local_steps
 from isthmus.train.update.loss_scale import MIN_SCALE
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
-from isthmus.train.update.replica_layout import PipelinePosition, exchange_ownership
+from isthmus.train.update.replica_layout import PipelinePosition, exchange_ownership, rank_groups
 
 _GENERATOR = "generator"
 """Name of torch's random generator state in a snapshot."""
@@ -68,18 +69,18 @@ class Trainer:
         self.ownership = self._form_groups()
         self.checkpoint_manager = CheckpointManager(spec, folder, self.ownership, self.communicator, keys.copies)
         self.peer_snapshots = PeerSnapshots(spec, folder, recovery, self.communicator)
+        options = gradient_options(spec, keys.switch)
         self.optimizer = Optimizer(
             prepared.model_chunks.global_named_parameters(),
             self.training,
             sum_over_all=self.peer_snapshots.sum_over_all,
             ownership=self.ownership,
-            reducer=GradientReducer(
-                self.ownership.buckets, spec.rank, self.communicator, options=gradient_options(spec, keys.switch)
-            ),
+            reducer=GradientReducer(self.ownership.buckets, spec.rank, self.communicator, options=options),
             on_host=spec.plan.optimizer_on_host,
             overlap_reduction=spec.plan.overlap_gradients,
             precision=stage_precision(spec.stage, self.training.precision),
             scales_loss="fp16" in plan_precisions(spec.plan, self.training.precision),
+            local=make_local_steps(spec.plan, self.ownership, self.communicator, options),
         )
         self.executor = StageExecutor(
             prepared.model_chunks,
@@ -114,6 +115,7 @@ class Trainer:
             spec.plan.rank_clusters,
             self.communicator,
             shard_updates=shard,
+            groups=rank_groups(spec.plan),
         )
 
     def load_checkpoint(self) -> int:

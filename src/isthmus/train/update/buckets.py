@@ -82,17 +82,22 @@ class GradientBucket:
 
 
 def make_buckets(
-    held: Sequence[Sequence[HeldRows]], clusters: Sequence[str], bucket_elements: int = BUCKET_ELEMENTS
+    held: Sequence[Sequence[HeldRows]],
+    clusters: Sequence[str],
+    bucket_elements: int = BUCKET_ELEMENTS,
+    *,
+    groups: Sequence[int] = (),
 ) -> tuple[GradientBucket, ...]:
-    """Return all buckets of a run; `held` and `clusters` are by rank.
+    """Return all buckets of a run; `held`, `clusters` and `groups` are by rank.
 
-    A bucket has at most `bucket_elements` elements, or a single segment of the minimum aligned size. The last
-    parameters come first, because their gradients are ready first. Leaders are chosen so that the ranks of a
-    cluster lead about the same number of elements.
+    Ranks of different `groups` (default: all are of one) own nothing together, even of one name. A bucket has at most
+    `bucket_elements` elements, or a single segment of the minimum aligned size. The last parameters come first, because
+    their gradients are ready first. Leaders are chosen so that the ranks of a cluster lead about the same number of
+    elements.
     """
     led = [0] * len(held)
     found = []
-    for (owners, adders), segments in _group_segments(held, bucket_elements):
+    for (owners, adders), segments in _group_segments(held, groups or [0] * len(held), bucket_elements):
         by_cluster: dict[str, list[int]] = {}
         for rank in owners:
             by_cluster.setdefault(clusters[rank], []).append(rank)
@@ -114,12 +119,12 @@ SegmentRanks = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _group_segments(
-    held: Sequence[Sequence[HeldRows]], bucket_elements: int
+    held: Sequence[Sequence[HeldRows]], groups: Sequence[int], bucket_elements: int
 ) -> Iterator[tuple[SegmentRanks, list[ParameterSegment]]]:
     """Yield groups of consecutive segments with equal ranks, each at most one bucket."""
     group: list[ParameterSegment] = []
     of_group: SegmentRanks = ((), ())
-    for sharers, dim, start, stop, row, name in _split_rows(held):
+    for sharers, dim, start, stop, row, name in _split_rows(held, groups):
         for first, last in _split_aligned(start, stop, row, bucket_elements):
             size = (last - first) * row
             full = sum(one.num_elements for one in group) + size > bucket_elements
@@ -132,13 +137,15 @@ def _group_segments(
         yield of_group, group
 
 
-def _split_rows(held: Sequence[Sequence[HeldRows]]) -> Iterator[tuple[SegmentRanks, int, int, int, int, str]]:
+def _split_rows(
+    held: Sequence[Sequence[HeldRows]], groups: Sequence[int]
+) -> Iterator[tuple[SegmentRanks, int, int, int, int, str]]:
     """Yield (ranks, dim, start, stop, row elements, name) of the rows between adjacent range ends."""
-    by_name: dict[str, list[tuple[int, HeldRows]]] = {}
-    for rank, of_rank in enumerate(held):
+    by_name: dict[tuple[int, str], list[tuple[int, HeldRows]]] = {}
+    for rank, (of_rank, group) in enumerate(zip(held, groups, strict=True)):
         for one in of_rank:
-            by_name.setdefault(one.name, []).append((rank, one))
-    for name, holders in reversed(by_name.items()):
+            by_name.setdefault((group, one.name), []).append((rank, one))
+    for (_, name), holders in reversed(by_name.items()):
         ends = sorted({end for _, one in holders for end in (one.start, one.stop)})
         for start, stop in itertools.pairwise(ends):
             here = [(rank, one) for rank, one in holders if one.start <= start and stop <= one.stop]

@@ -23,7 +23,8 @@ class Ownership:
 
     `held_rows` and `clusters` are by rank. With `shard_updates` the owners in a cluster shard the update and the
     moments: each updates the segments that it leads (ZeRO stage 1: S. Rajbhandari et al., "ZeRO: Memory Optimizations
-    Toward Training Trillion Parameter Models", SC 2020). Without it each owner updates all that it owns.
+    Toward Training Trillion Parameter Models", SC 2020). Without it each owner updates all that it owns. Ranks of
+    different `groups` (by rank; default: all are of one) own nothing together: each group has a state of its own.
     """
 
     def __init__(
@@ -34,9 +35,11 @@ class Ownership:
         *,
         shard_updates: bool = False,
         bucket_elements: int = BUCKET_ELEMENTS,
+        groups: Sequence[int] = (),
     ) -> None:
         self.rank, self.shard_updates = rank, shard_updates
-        self.buckets = make_buckets(held, clusters, bucket_elements)
+        self.group, self.num_groups = (groups[rank], max(groups) + 1) if groups else (0, 1)
+        self.buckets = make_buckets(held, clusters, bucket_elements, groups=groups)
         self.held_rows: dict[str, list[HeldRows]] = {}
         """Rows that this rank holds, by full-model name."""
         for one in held[rank]:
@@ -47,7 +50,7 @@ class Ownership:
             self.num_rows[segment.name] = max(self.num_rows.get(segment.name, 0), segment.stop)
         mine = [one for one in self.buckets if rank in chain(*one.owners)]
         self.norm_segments = tuple(chain(*(one.segments for one in mine if one.leaders[0] == rank)))
-        """Segments that this rank counts in the gradient norm; exactly one rank counts each."""
+        """Segments that this rank counts in the gradient norm; exactly one rank of a group counts each."""
         self.updated_rows = self._local_rows(
             mine if not shard_updates else [one for one in mine if rank in one.leaders]
         )

@@ -23,8 +23,6 @@ def runtime_incompatibility(plan: Plan) -> str | None:
         if name == "cp_kind":
             continue
         return f"{name}: the runtime does only what its degrees, schedule and recomputation say"
-    if plan.local_steps > 1:
-        return f"{plan.local_steps} local steps between averages: the runtime reduces gradients every step"
     if plan.zero > 1:
         return f"ZeRO stage {plan.zero}: the runtime shards only the optimizer state (stage 1)"
     most = max(stage.ep for stage in plan.stages)
