@@ -22,13 +22,15 @@ STEPS = 12
 def test_shared_sequences_train_what_one_process_trains(tmp_path: Path) -> None:
     """Loss, held-out loss and result of one process, also killed and resumed with other degrees.
 
-    1. One process trains 12 steps. 2. Two stages share sequences, unlike each other, until a rank is killed. 3. The
-    others end. 4. A plan of other degrees goes on from the newest checkpoint.
+    1. One process trains 12 steps. 2. Two stages share sequences, unlike each other, one of them unevenly, until a rank
+    is killed. 3. The others end. 4. A plan of other degrees goes on from the newest checkpoint.
     """
     job = make_job(tmp_path, "llama-tied", steps=STEPS, training={"evaluate_every": 6}, checkpoints={"every_steps": 4})
     alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
     cut = moved(job, tmp_path / "cut")
-    plan = shared_plan(job, [2, 4], [{"cp": 2, "cp_kind": "ring"}, {"cp": 2, "cp_kind": "all_to_all"}])
+    plan = shared_plan(
+        job, [2, 4], [{"cp": 2, "cp_kind": "ring", "cp_rates": (1.0, 0.4)}, {"cp": 2, "cp_kind": "all_to_all"}]
+    )
     with started(tmp_path / "cut", cut, plan) as first:
         first.wait_for_step(6)
         os.kill(first.processes[1].pid, signal.SIGKILL)

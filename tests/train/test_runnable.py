@@ -46,10 +46,10 @@ def test_a_searched_schedule_needs_its_orders(tmp_path: Path) -> None:
         check_plan_supported(spec)
 
 
-@pytest.mark.parametrize("kind", ["gather", "ring", "all_to_all"])
-def test_every_kind_of_context_parallelism_is_executed(kind: str, tmp_path: Path) -> None:
-    """Both sides accept the three kinds that a plan may name."""
-    plan, spec = both(tmp_path, {}, stage={"cp": 2, "cp_kind": kind})
+@pytest.mark.parametrize("more", [{}, {"cp_kind": "ring"}, {"cp_kind": "all_to_all"}, {"cp_rates": (1.0, 0.3)}])
+def test_every_kind_of_context_parallelism_is_executed(more: dict[str, Any], tmp_path: Path) -> None:
+    """Both sides accept the three kinds that a plan may name, and chips of unlike rates."""
+    plan, spec = both(tmp_path, {}, stage={"cp": 2, **more})
     assert runtime_incompatibility(plan) is None
     assert check_plan_supported(spec).trains
 

@@ -46,7 +46,8 @@ def stage_degrees(plan: Plan, stage: Stage) -> StageDegrees:
     dp = num_reducing_replicas(plan, stage.replica)
     formats, group = plan.formats or TensorFormats(), plan.sharding or ShardGroup()
     return StageDegrees(
-        tp=stage.tp, cp=stage.cp, ep=stage.ep, dp=dp, sp=stage.sp, zero=plan.zero, cp_kind=stage.cp_kind,
+        tp=stage.tp, cp=stage.cp, ep=stage.ep, dp=dp, sp=stage.sp, zero=plan.zero,
+        cp_kind=stage.cp_kind, cp_rates=stage.cp_rates,
         experts=plan.experts or ExpertExchange(), narrow_dispatch=formats.dispatch == "fp8",
         overlap_tp=plan.overlap_tp, shard_replicas=group.replicas, reshard=group.reshard,
     )  # fmt: skip

@@ -148,7 +148,8 @@ def _context_exchanges(layer: LayerProfile, micro_batch: ChipMicroBatch) -> Iter
     each = micro_batch.tokens * micro_batch.precision_bytes / degrees.tp
     pair, size, stride = each * layer.exchanged_kv_width, degrees.cp, degrees.tp
     if degrees.cp_kind == "gather":
-        yield CollectiveCall(kind="all_gather", num_bytes=pair * size, size=size, stride=stride, backward_ratio=2.0)
+        whole = pair * degrees.sequence_parts
+        yield CollectiveCall(kind="all_gather", num_bytes=whole, size=size, stride=stride, backward_ratio=2.0)
     elif degrees.cp_kind == "ring":
         yield CollectiveCall(kind="ring", num_bytes=pair, size=size, stride=stride, behind="core", backward_ratio=2.0)
     else:

@@ -415,7 +415,10 @@ def used_parameter_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tup
 
 def _shape_keys(plan: Plan, chips: set[str], calibration: Calibration) -> list[str]:
     """Return the keys of parts that were measured on these chips at the plan's number of tokens."""
-    tokens = {round(plan.micro_batch_size * plan.sequence_length / stage.cp) for stage in plan.stages}
+    tokens = {
+        round(plan.micro_batch_size * plan.sequence_length / stage_degrees(plan, stage).sequence_parts)
+        for stage in plan.stages
+    }
     marks = [f":n{number}:" for number in tokens]
     known = [key for key in calibration.parameters if key.partition(":")[0] in chips]
     return [key for key in known if any(mark in key for mark in marks)]

@@ -115,7 +115,7 @@ class MicroBatchShape:
     def per_chip(self, degrees: StageDegrees) -> ChipMicroBatch:
         """Return the part of the micro-batch that one chip processes."""
         return ChipMicroBatch(
-            tokens=self.micro_batch_size * self.sequence_length / degrees.cp,
+            tokens=self.micro_batch_size * self.sequence_length / degrees.sequence_parts,
             sequence_length=self.sequence_length,
             precision_bytes=self.precision_bytes,
             degrees=degrees,

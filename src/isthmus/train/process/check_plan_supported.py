@@ -72,7 +72,7 @@ def _check_plan_options(plan: Plan) -> None:
             hint="this runtime shards only the optimizer state: set zero to 1",
         )
     for name in stated_words(plan):
-        if name == "cp_kind":
+        if name in ("cp_kind", "cp_rates"):
             continue
         raise PlanError(f"the plan states {name}", hint=f"this runtime has no such choice: remove {name}")
     if plan.transport != "buffered":

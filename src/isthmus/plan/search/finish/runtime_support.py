@@ -20,7 +20,7 @@ def runtime_incompatibility(plan: Plan) -> str | None:
     if stack != DEFAULT_STACK:
         return f"stack {stack}: a plan for another framework"
     for name in stated_words(plan):
-        if name == "cp_kind":
+        if name in ("cp_kind", "cp_rates"):
             continue
         return f"{name}: the runtime does only what its degrees, schedule and recomputation say"
     if plan.zero > 1:
