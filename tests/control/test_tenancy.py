@@ -6,6 +6,7 @@ An operation without a rule in `RULES` fails: a new endpoint needs a rule here t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -128,6 +129,7 @@ RULES: dict[tuple[str, str], Rule] = {
 }
 
 
+@cache
 def operations() -> list[tuple[str, str]]:
     """Every operation of the document."""
     paths = create_app(ControlService(MemoryStore(), planner=plan_across)).openapi()["paths"]
