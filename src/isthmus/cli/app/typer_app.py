@@ -19,6 +19,7 @@ from isthmus.cli.commands import (
     server_commands,
     simulate_pool_commands,
 )
+from isthmus.cli.commands.accounting import ledger_commands
 from isthmus.cli.commands.catalogue import catalogue_commands
 from isthmus.cli.commands.site import duty_commands, join_commands, render_commands, site_commands
 from isthmus.cli.commands.strategies import strategy_commands
@@ -39,6 +40,7 @@ _COMMAND_MODULES = (
     duty_commands,
     join_commands,
     catalogue_commands,
+    ledger_commands,
     search_commands,
     simulate_pool_commands,
     plan_commands,

@@ -86,7 +86,7 @@ def open_attempt(state: PoolState, job: JobRecord, desired: DesiredState) -> Non
     if job.plan is None:
         raise IllegalTransitionError(f"job {job.id}: an attempt without a plan; its history: {job.history}")
     job.attempt = next_attempt(state, job)
-    job.rank_map, job.fault, job.saved_step = None, None, None
+    job.rank_map, job.fault, job.saved_step, job.lost_by = None, None, None, ""
     past = {key: part.ranks for key, part in job.parts.items() if part.state == "released" and part.committed}
     job.past_ranks = dict([*job.past_ranks.items(), *past.items()][-MAX_PAST_PARTS:])
     job.parts = {key: part for key, part in job.parts.items() if part.state != "released"}

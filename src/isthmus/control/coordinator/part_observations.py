@@ -80,6 +80,8 @@ def record_part_events(state: PoolState, part: PartRecord, seen: ObservedPart, n
         part.last_events[event.rank] = event.number
         step = event.step if event.step is None or event.step <= job.spec.training.steps else None
         job.worker_restarts += event.kind == "restarted"
+        if event.kind == "saved":
+            state.meter.note_checkpoint(job.id, part.attempt)
         job.history.add_worker_event(
             event.kind, min(event.time_s, now_s), part.attempt, event.detail, part.cluster, event.rank,
             step, event.seconds,
