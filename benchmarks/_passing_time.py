@@ -31,8 +31,8 @@ from isthmus.strategies import group_steps
 from isthmus.switch.packet import OVERHEAD_BYTES
 
 FULL_GBPS = (10.0, 1.0)
-FACTORS = {10.0: 2000, 1.0: 500}
-"""Emulated are 5 and 2 Mbit/s: below, a packet alone takes tens of milliseconds, and TCP is what is measured."""
+FACTORS = {10.0: 2000, 1.0: 200}
+"""Both are emulated by 5 Mbit/s: at less, a packet alone takes many milliseconds, and TCP is what is measured."""
 PART_INTEGERS = 256
 FRAME_BYTES = 14 + 20 + 8
 """Ethernet, IP and UDP headers of a packet."""
