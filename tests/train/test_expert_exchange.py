@@ -11,8 +11,8 @@ from transformers import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from isthmus.core.errors import PeerError
-from isthmus.train.expert_parallel.expert_exchange import exchange_tokens
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
+from isthmus.train.expert_parallel.token_exchange import exchange_tokens
 from isthmus.train.model.transformers_model import choose_expert_kernels
 from tests.train.expert_threads import each, joined_groups
 

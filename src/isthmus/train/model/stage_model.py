@@ -21,8 +21,8 @@ from isthmus.core.base_model import AttentionKernelName
 from isthmus.core.errors import PlanError
 from isthmus.train.context_parallel.attention_interface import use_context_attention
 from isthmus.train.context_parallel.context_parallel_group import ContextParallelGroup
-from isthmus.train.expert_parallel.expert_exchange import exchange_tokens
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
+from isthmus.train.expert_parallel.token_exchange import exchange_tokens
 from isthmus.train.kernels.compile_layers import compile_layers
 from isthmus.train.model.balance_loss import balance_coefficient, capture_balance_losses, find_router
 from isthmus.train.model.chunked_loss import LOSS_CHUNK_BYTES, chunked_loss, tokens_per_chunk
