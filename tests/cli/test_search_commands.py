@@ -140,7 +140,7 @@ def test_local_steps_are_planned_simulated_explained_and_exported_where_they_run
     explained = run(FakeServer(), "explain", *placed)
     assert "take 2000 local steps" in explained.out.replace("\n", " ")
     assert "local_steps: 2000" in run(FakeServer(), "export", *given, "--to", "isthmus").out
-    refused = run(FakeServer(), "export", *given, "--to", "megatron")
+    refused = run(FakeServer(), "export", *placed, "--to", "megatron")
     assert refused.status != 0
     assert "every 2000 steps" in refused.err.replace("\n", " ")
     shown = run(FakeServer(), "plan", job, "--pool", pool)
