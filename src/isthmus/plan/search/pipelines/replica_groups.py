@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from isthmus.plan.search.costs.slots import ChipSlot, pool_slots, pooled_combinations
-from isthmus.plan.search.pipelines.candidate_slots import WIDE_STEP
 from isthmus.plan.search.pipelines.search_space import SearchSpace
 from isthmus.plan.search.splits.partitions import Partition, all_partitions, nested_partitions
 
@@ -19,6 +18,9 @@ MAX_SLOTS_IN_PIPELINE = 3
 
 MAX_POOLED_CHIPS = 1024
 """Slots with more chips are neither pooled nor, beside many slots, tried as one pipeline."""
+
+LINKED_STEP = 2.0
+"""Ratio of the sizes of a set of slots linked each to each that are tried, where only some slots are combined."""
 
 ReplicaGroup = tuple[ChipSlot, ...]
 """The slots of one replica group."""
@@ -61,7 +63,7 @@ def _thinned_sets(
 ) -> Iterator[tuple[ReplicaGroup, ...]]:
     """Yield the sets for many slots: nested clusterings, and small subsets as one pipeline."""
     rates = {(a, b): _link_rate(space, a, b) for a, b in itertools.combinations(slots, 2)}
-    step = 1.0 if in_pipelines is None else WIDE_STEP
+    step = 1.0 if in_pipelines is None else LINKED_STEP
     for chosen in _candidate_slot_sets(slots, space, step):
         for partition in nested_partitions(len(chosen), lambda i, j, some=chosen: rates[some[i], some[j]]):  # type: ignore[misc]
             yield _to_groups(chosen, partition)
