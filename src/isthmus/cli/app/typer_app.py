@@ -20,6 +20,7 @@ from isthmus.cli.commands import (
     simulate_pool_commands,
 )
 from isthmus.cli.commands.catalogue import catalogue_commands
+from isthmus.cli.commands.rl import rl_commands
 from isthmus.cli.commands.site import duty_commands, join_commands, render_commands, site_commands
 from isthmus.cli.commands.strategies import strategy_commands
 from isthmus.cli.demo import demo_command
@@ -47,6 +48,7 @@ _COMMAND_MODULES = (
     calibrate_commands,
     export_commands,
     process_commands,
+    rl_commands,
     render_commands,
     server_commands,
     file_commands,
