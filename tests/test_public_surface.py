@@ -44,6 +44,10 @@ SURFACES = {
         RenderedPart Setting SiteRuntime Template TemplateConflictError find_image host_image make_blueprints mount
         oci_config render_part settings_document training_settings
     """,
+    "rl": """
+        LedgerConfig LedgerSummary TrajectoryLedger advantages check_ledger correction informative_groups k3_penalty
+        overlong_penalty policy_loss summarise_ledger
+    """,
     "schedule": """
         SCHEDULES SEARCHED Hop Operation OperationKind PipelineCosts Schedule SearchedSchedule StageCosts
         add_communication check_schedule dualpipe forward_only
@@ -81,6 +85,7 @@ SURFACES = {
         BackgroundLinks Namespaces PortRange dial emulated_namespaces format_address links_in_background listen
         local_address run_links
     """,
+    "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",
 }
 
 

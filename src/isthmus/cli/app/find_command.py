@@ -23,6 +23,7 @@ MODULES = {
     "isthmus.cli.commands.process_commands": ("agent", "links", "serve", "switch"),
     "isthmus.cli.commands.queue_commands": ("queue", "ranks", "show", "usage"),
     "isthmus.cli.commands.report_commands": ("report", "trace"),
+    "isthmus.cli.commands.rl.rl_commands": ("rl",),
     "isthmus.cli.commands.server_commands": ("server",),
     "isthmus.cli.commands.site.render_commands": ("images", "render"),
     "isthmus.cli.demo.demo_command": ("demo",),
