@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks._rollout_faults import RolloutWorld
 from benchmarks._weight_versions import Halves, adam_versions, entropy_bytes
 from benchmarks.table import Row, compared, print_rows, run_parts
-from isthmus.rl import LedgerConfig, check_ledger, summarise_ledger
+from isthmus.rl import LedgerConfig, check_trajectories, summarise_ledger
 from isthmus.weights import apply_delta, decode_changes, encode_changes, write_delta
 from isthmus.weights.weights_file import BLOCK_BYTES
 
@@ -134,7 +134,7 @@ def ledger_rows(quick: bool) -> list[Row]:
                     group=2 + seed % 3, batch_prompts=1 + seed % 4, max_staleness=staleness, num_prompts=12,
                     on_update=on_update, filter_groups=seed % 2 == 0,
                 )  # fmt: skip
-                world = RolloutWorld(rules, seed, 0.15, lambda ledger: check_ledger(ledger.state))
+                world = RolloutWorld(rules, seed, 0.15, lambda ledger: check_trajectories(ledger.state))
                 start_s = time.process_time()
                 world.run()
                 spent_s += time.process_time() - start_s

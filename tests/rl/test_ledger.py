@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks._rollout_faults import RolloutWorld
 from isthmus.core.errors import IllegalTransitionError, InputError
-from isthmus.rl import LedgerConfig, TrajectoryLedger, check_ledger, summarise_ledger
-from isthmus.rl.ledger.check_ledger import LedgerInvariantError
+from isthmus.rl import LedgerConfig, TrajectoryLedger, check_trajectories, summarise_ledger
+from isthmus.rl.ledger.check_trajectories import LedgerInvariantError
 from isthmus.rl.ledger.deadlines import meet_deadlines
 from isthmus.rl.ledger.ledger_records import SampleState
 from isthmus.rl.ledger.rollout_events import (
@@ -60,7 +60,7 @@ class Script:
     def do(self, event: RolloutEvent) -> list[RolloutInstruction]:
         """Handle an event and return the instructions."""
         found = self.ledger.handle(event)
-        check_ledger(self.ledger.state)
+        check_trajectories(self.ledger.state)
         return found
 
     def join(self, name: str = "a", slots: int = 9, version: int = 0) -> list[RolloutInstruction]:
@@ -305,15 +305,15 @@ def test_the_check_finds_what_is_wrong() -> None:
     state = story.ledger.state
     state.batches.append(state.batches[0])
     with pytest.raises(LedgerInvariantError, match="two batches"):
-        check_ledger(state)
+        check_trajectories(state)
     state.batches.pop()
     story.sample(0, 0).step = 1
     with pytest.raises(LedgerInvariantError, match="1 versions old"):
-        check_ledger(state)
+        check_trajectories(state)
     story.sample(0, 0).step = 0
     story.sample(0, 0).ranges *= 2
     with pytest.raises(LedgerInvariantError, match="tokens 0 after 3"):
-        check_ledger(state)
+        check_trajectories(state)
 
 
 @given(st.lists(st.integers(0, 6), max_size=8), st.integers(1, 3))
@@ -350,7 +350,7 @@ def test_faults_lose_and_double_nothing(on_update: str, max_staleness: int) -> N
             group=2 + seed % 2, batch_prompts=1 + seed % 3, max_staleness=max_staleness, num_prompts=12,
             on_update=on_update, filter_groups=seed % 2 == 0,
         )  # fmt: skip
-        world = RolloutWorld(rules, seed, 0.15, lambda ledger: check_ledger(ledger.state))
+        world = RolloutWorld(rules, seed, 0.15, lambda ledger: check_trajectories(ledger.state))
         world.run()
         assert world.problems() == [], f"seed {seed}"
         told = summarise_ledger(world.ledger.state)

@@ -4,7 +4,7 @@ from isthmus.rl.advantages import advantages
 from isthmus.rl.correction import correction
 from isthmus.rl.informative_groups import informative_groups
 from isthmus.rl.k3_penalty import k3_penalty
-from isthmus.rl.ledger.check_ledger import check_ledger
+from isthmus.rl.ledger.check_trajectories import check_trajectories
 from isthmus.rl.ledger.ledger_records import LedgerConfig
 from isthmus.rl.ledger.ledger_summary import LedgerSummary, summarise_ledger
 from isthmus.rl.ledger.trajectory_ledger import TrajectoryLedger
@@ -16,7 +16,7 @@ __all__ = [
     "LedgerSummary",
     "TrajectoryLedger",
     "advantages",
-    "check_ledger",
+    "check_trajectories",
     "correction",
     "informative_groups",
     "k3_penalty",

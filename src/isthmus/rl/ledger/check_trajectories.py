@@ -12,7 +12,7 @@ class LedgerInvariantError(Exception):
     """An invariant of the ledger is violated, which is a bug."""
 
 
-def check_ledger(ledger: LedgerState) -> None:
+def check_trajectories(ledger: LedgerState) -> None:
     """Raise `LedgerInvariantError` unless nothing is lost or doubled and no token is staler than it may be.
 
     Prompts are opened in order and each is open, in one batch, filtered or failed. Each of its places has one current
