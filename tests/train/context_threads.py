@@ -61,7 +61,8 @@ class ContextPipeline(Pipeline):
         clusters, count = "".join(self.plan.rank_clusters), len(self.plan.ranks)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(count)]
         stores = {ranks: dist.HashStore() for ranks in self._all_groups()}
-        self.experts = groups_of_plan(self.plan)
+        self.experts, carriers = groups_of_plan(self.plan)
+        self.groups += carriers
         with training_threads(count) as pool:
             waiting = [pool.submit(self._build, model, rank, stores) for rank in range(count)]
             models = [one.result(120) for one in waiting]

@@ -82,12 +82,14 @@ class Replicas:
         self.plan, self.training = plan, training
         clusters = "".join(stage.cluster for stage in plan.stages)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(clusters))]
+        experts, carriers = groups_of_plan(plan)
+        self.groups += carriers
         places = [PipelinePosition.of_rank(plan, rank) for rank in range(len(clusters))]
         models = [
             build_pieces(
-                model, plan.chunk_layers(one.replica)[one.stage], training, plan.num_model_copies, device, experts
+                model, plan.chunk_layers(one.replica)[one.stage], training, plan.num_model_copies, device, shared
             )
-            for one, experts in zip(places, groups_of_plan(plan), strict=True)
+            for one, shared in zip(places, experts, strict=True)
         ]
         met = meet(
             models, self.groups, clusters, training, shard=plan.zero == 1, bucket_elements=bucket_elements,

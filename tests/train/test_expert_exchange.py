@@ -13,6 +13,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from isthmus.core.errors import PeerError
 from isthmus.train.expert_parallel.expert_exchange import exchange_tokens
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
+from isthmus.train.model.transformers_model import choose_expert_kernels
 from tests.train.expert_threads import each, joined_groups
 
 EXPERTS, CHOICES, WIDTH, INNER = 8, 2, 16, 24
@@ -39,7 +40,7 @@ def experts_in_turn(num_tokens: int, _: torch.Generator) -> torch.Tensor:
 def whole_module() -> nn.Module:
     """Return a module of all experts with random weights."""
     config = MixtralConfig(hidden_size=WIDTH, intermediate_size=INNER, num_local_experts=EXPERTS)
-    config._experts_implementation = "eager"
+    choose_expert_kernels(config, "cpu")
     module, generator = MixtralExperts(config), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -69,7 +70,7 @@ def tokens_of(rank: int, num_tokens: int, routing: Routing) -> tuple[torch.Tenso
 @pytest.mark.parametrize("counts", [[6, 6], [7, 1], [5, 0, 3, 4]])
 def test_shared_experts_compute_what_one_module_computes(counts: list[int], routing: Routing) -> None:
     """Unlike numbers of tokens, also none, and ranks that no token chooses: results and all gradients."""
-    groups, whole, expected = joined_groups(len(counts)), whole_module(), []
+    whole, expected = whole_module(), []
     for rank, count in enumerate(counts):
         parts = tokens_of(rank, count, routing)
         result = whole(*parts) + 0 * parts[0] + 0 * parts[2].sum(1, keepdim=True)  # has gradients without tokens too
@@ -83,7 +84,8 @@ def test_shared_experts_compute_what_one_module_computes(counts: list[int], rout
         (result * (rank + 1)).square().sum().backward()
         return module, (result.detach(), parts[0].grad, parts[2].grad)
 
-    found = each(groups, run)
+    with joined_groups(len(counts)) as groups:
+        found = each(groups, run)
     for (_, tensors), others in zip(found, expected, strict=True):
         for one, other in zip(tensors, others, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
@@ -107,7 +109,8 @@ def test_the_bytes_of_an_exchange_are_those_of_the_choices(size: int) -> None:
         return [forward, group.sent_bytes - forward]
 
     one_way = num_tokens * CHOICES * WIDTH * 4 * (size - 1) // size
-    assert each(joined_groups(size), run) == [[2 * one_way, 2 * one_way]] * size
+    with joined_groups(size) as groups:
+        assert each(groups, run) == [[2 * one_way, 2 * one_way]] * size
 
 
 def test_tensor_parallel_ranks_send_each_token_once() -> None:
@@ -122,7 +125,8 @@ def test_tensor_parallel_ranks_send_each_token_once() -> None:
         result.backward(2 * expected.detach())
         return result.detach(), own[0].grad, group.sent_bytes
 
-    found = each(joined_groups(2), run)
+    with joined_groups(2) as groups:
+        found = each(groups, run)
     torch.testing.assert_close(found[0][0] + found[1][0], expected.detach(), rtol=1e-5, atol=1e-5)
     assert found[0][1] is not None
     assert found[1][1] is not None
