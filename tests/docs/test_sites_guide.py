@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.conftest import api_server
 from tests.kubernetes.newer_server import NewerServer
 from tests.ray.ray_cluster import RayCluster, missing_ray
-from tests.slurm.conftest import alpha
+from tests.slurm.conftest import running_cluster
 from tests.slurm.slurm_cluster import SlurmCluster
 
-__all__ = ["alpha", "api_server"]
+__all__ = ["api_server"]
 
 PAGE = ROOT / "docs" / "sites.md"
 STAYS = ("isthmus serve", "isthmus agent")
@@ -119,6 +120,12 @@ def follow(folder: Path, kind: str, changes: dict[str, str]) -> Terminal:
     return terminal
 
 
+@pytest.fixture(scope="module")
+def alpha(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """Two nodes with four cards each."""
+    yield from running_cluster("alpha", tmp_path_factory)
+
+
 @pytest.fixture
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -168,10 +175,12 @@ def test_the_page_takes_a_kubernetes_cluster_into_the_pool_and_out_again(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_page_takes_a_ray_cluster_into_the_pool_and_out_again(tmp_path: Path, free_port: int) -> None:
+def test_the_page_takes_a_ray_cluster_into_the_pool_and_out_again(whole: bool, tmp_path: Path, free_port: int) -> None:
     """For a real Ray; afterwards it lists no job and has all its cards."""
     if missing_ray():
         pytest.skip(f"needs Ray: {missing_ray()}")
+    if not whole:
+        pytest.skip("a Ray of its own takes a minute of CPU time: --whole tries it, tests/ray a site and its parts")
     ray = RayCluster(Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp")), cards=4)
     try:
         ray.start()
