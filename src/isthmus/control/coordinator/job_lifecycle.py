@@ -244,6 +244,7 @@ def _clear_victims(state: PoolState, job: JobRecord) -> None:
             victim.preemptor = None
             for part in victim.current_parts():
                 part.checkpoint_requested = part.checkpoint_requested and state.drained_site(victim) is not None
+            state.changed_jobs.add(victim.id)
     job.victims = ()
     state.indexes.preemptors.pop(job.id, None)
 
