@@ -9,7 +9,7 @@ from collections.abc import Callable
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
 
-LOOP = ("sh", "-c", 'echo "$ISTHMUS_CARDS" > "$1/cards"; while :; do sleep 0.05; done', "worker")
+LOOP = ("sh", "-c", 'echo "$ISTHMUS_CARDS" > "$1/cards"; while :; do sleep 0.2; done', "worker")
 """A worker that notes its cards and runs until it is stopped."""
 
 LIMIT_S = 120.0

@@ -138,8 +138,12 @@ def submit(client: ApiClient, job: Job) -> JobView:
     return client.submit(Submission(job=job, model=load_model(job.model)))
 
 
-def wait_until(what: str, condition: Callable[[], Any], timeout_s: float = 240.0) -> Any:
-    """Return the first true value of `condition`; fail with `what` when it does not come."""
+POLL_S = 0.1
+"""Between two looks at a pool: each costs its server and this process CPU time that its workers then lack."""
+
+
+def wait_until(what: str, condition: Callable[[], Any], timeout_s: float = 240.0, poll_s: float = POLL_S) -> Any:
+    """Return the first true value of `condition`, tried every `poll_s`; fail with `what` when it does not come."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = condition()
@@ -147,7 +151,7 @@ def wait_until(what: str, condition: Callable[[], Any], timeout_s: float = 240.0
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s} s: {what}")
-        time.sleep(0.05)
+        time.sleep(poll_s)
 
 
 def state_is(client: ApiClient, job: str, *states: str, timeout_s: float = 240.0) -> JobView:
@@ -172,11 +176,15 @@ def choose(client: ApiClient, job: str, wanted: Callable[[Plan], object] = bool)
 
 def at_step(client: ApiClient, job: str, step: int, attempt: int = 1, timeout_s: float = 240.0) -> None:
     """Wait until an attempt of a job, or a later one, has reached a step."""
-    wait_until(
-        f"{job} reaches step {step} in attempt {attempt}",
-        lambda: any(m.step >= step and m.attempt >= attempt for m in all_metrics(client, job)),
-        timeout_s,
-    )
+    cursor = 0
+
+    def reached() -> bool:
+        nonlocal cursor
+        page = client.metrics(job, after=cursor)
+        cursor = page.next
+        return any(m.step >= step and m.attempt >= attempt for m in page.metrics)
+
+    wait_until(f"{job} reaches step {step} in attempt {attempt}", reached, timeout_s, POLL_S / 2)
 
 
 def all_metrics(client: ApiClient, job: str) -> list[StepMetrics]:

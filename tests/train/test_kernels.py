@@ -52,13 +52,17 @@ def test_every_attention_kernel_of_a_cpu_trains_alike(tmp_path: Path, attention:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute of a Tensor:UserWarning")
-def test_compiled_layers_train_alike_and_are_kept(tmp_path: Path) -> None:
-    """Losses agree to 1e-5 with those of layers that are not compiled, recomputed too; the graphs lie in the folder."""
-    folder, before = write_config(tmp_path / "model", "llama", num_hidden_layers=2), dict(os.environ)
-    expected = curve(folder, num_layers=2)
+def test_compiled_layers_train_alike_and_are_kept(whole: bool, tmp_path: Path) -> None:
+    """Losses agree to 1e-5 with those of layers that are not compiled, recomputed too; the graphs lie in the folder.
+
+    Of one layer, or two with `--whole`: a C++ compiler takes many seconds for each.
+    """
+    num_layers = 2 if whole else 1
+    folder, before = write_config(tmp_path / "model", "llama", num_hidden_layers=num_layers), dict(os.environ)
+    expected = curve(folder, num_layers=num_layers)
     try:
         keep_compiled_graphs(tmp_path / "graphs")
-        found = [curve(folder, num_layers=2, compiled=True, recompute=one) for one in ("none", "full")]
+        found = [curve(folder, num_layers=num_layers, compiled=True, recompute=one) for one in ("none", "full")]
     finally:
         os.environ.clear()
         os.environ.update(before)

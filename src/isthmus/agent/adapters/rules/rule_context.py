@@ -23,7 +23,7 @@ MakeAdapter = Callable[[Sequence[str]], SchedulerAdapter]
 """Factory: takes a worker command (the folder is appended) and returns a new adapter of the same site."""
 
 RECORD_START = 'echo started >> "$1/starts"; '
-LOOP_FOREVER = "while :; do sleep 0.02; done"
+LOOP_FOREVER = "while :; do sleep 0.1; done"
 LEASE_S = 60.0
 """Lease of holds that no rule lets expire."""
 _POLL_S = 0.02
