@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks._weight_versions import adam_versions, entropy_bytes
 from isthmus.weights import DeltaError, decode_changes, encode_changes
 from isthmus.weights.bit_fields import ByteReader, pack_fields, unpack_fields, varint
-from isthmus.weights.class_ranks import BLOCK, ClassRanks
+from isthmus.weights.class_ranks import BLOCK, ClassRanks, count_bits
 from isthmus.weights.subset_code import decode_subset, encode_subset
 
 ROWS = st.binary(min_size=0, max_size=600).map(lambda data: np.frombuffer(data[: len(data) // 2 * 2], np.uint16))
@@ -81,6 +81,14 @@ def test_ranks_and_places_are_inverse(members: list[bool]) -> None:
     assert ranks.size == len(places)
     assert ranks.ranks_of(places).tolist() == list(range(len(places)))
     assert ranks.places_of(np.arange(len(places))).tolist() == places.tolist()
+
+
+@given(st.lists(st.integers(0, 2**64 - 1)))
+def test_bits_are_counted_with_and_without_the_function_of_numpy_2(words: list[int]) -> None:
+    """By sums of neighbouring bits as by any other way."""
+    found = count_bits(np.array(words, np.uint64), built_in=False)
+    assert found.tolist() == [one.bit_count() for one in words]
+    assert count_bits(np.array(words, np.uint64)).tolist() == found.tolist()
 
 
 @given(st.integers(0, 31).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, 2**n - 1)))))

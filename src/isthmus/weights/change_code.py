@@ -39,16 +39,18 @@ def encode_changes(old: Halves, new: Halves) -> bytes:
     places = np.flatnonzero(old != new)
     if len(places) == 0:
         return b""
-    steps = (_order(new[places]) - _order(old[places])).view(np.int16).astype(np.int64)
+    steps = (_order(new[places]) - _order(old[places])).view(np.int16)
     classes = _classes(old)
-    floor = _floor(classes[places])
-    np.maximum(classes, floor, out=classes)
     changed = classes[places]
-    present = np.unique(changed)
+    counts = np.bincount(changed)
+    floor = _floor(counts)
+    np.maximum(changed, floor, out=changed)
+    present = [floor, *(int(one) for one in np.flatnonzero(counts) if one > floor)]
+    members = np.empty(len(classes), bool)
     parts = [bytes([floor, len(present)])]
     for one in present:
-        mine = changed == one
-        ranks = ClassRanks(classes == one)
+        mine = np.flatnonzero(changed == one)
+        ranks = _ranks(classes, one, floor, members)
         parts += [bytes([one]), encode_subset(ranks.ranks_of(places[mine]), ranks.size), _encode_steps(steps[mine])]
     return b"".join(parts)
 
@@ -60,15 +62,15 @@ def decode_changes(old: Halves, code: bytes | memoryview) -> tuple[Halves, int]:
         return new, 0
     reader = ByteReader(code)
     floor, num_classes = (int(one) for one in reader.take(2))
-    classes = np.maximum(_classes(old), np.uint8(floor))
-    total, last = 0, -1
+    classes = _classes(old)
+    members = np.empty(len(classes), bool)
+    total, last = 0, floor - 1
     for _ in range(num_classes):
         one = int(reader.take(1)[0])
         if not last < one < _NO_CLASS:
             raise damaged(f"class {one} after {last}")
-        ranks, last = ClassRanks(classes == one), one
-        members = decode_subset(reader, ranks.size)
-        places = ranks.places_of(members)
+        ranks, last = _ranks(classes, one, floor, members), one
+        places = ranks.places_of(decode_subset(reader, ranks.size))
         steps = _decode_steps(reader, len(places))
         new[places] = _from_order(_order(old[places]) + steps.astype(np.int16).view(np.uint16))
         total += len(places)
@@ -77,18 +79,15 @@ def decode_changes(old: Halves, code: bytes | memoryview) -> tuple[Halves, int]:
     return new, total
 
 
-def _encode_steps(steps: Integers) -> bytes:
+def _encode_steps(steps: NDArray[np.int16]) -> bytes:
     """Return the code of steps [m], none of them 0."""
-    sizes = np.abs(steps)
-    parts = [pack_fields((steps < 0).astype(np.int64), 1)]
-    low_bits = np.frexp(sizes.astype(np.float64))[1] - 1
-    level, members = 0, np.arange(len(steps))
-    while len(members):
-        more = np.flatnonzero(low_bits[members] > level)
-        parts.append(encode_subset(more, len(members)))
-        ended = np.delete(members, more)
-        parts.append(pack_fields(sizes[ended] & ((1 << level) - 1), level))
-        members, level = members[more], level + 1
+    parts = [np.packbits(steps < 0, bitorder="little").tobytes()]
+    level, sizes = 0, np.abs(steps.astype(np.int64))
+    while len(sizes):
+        more = sizes >= 2 << level
+        parts.append(encode_subset(np.flatnonzero(more), len(sizes)))
+        parts.append(pack_fields(sizes[~more] & ((1 << level) - 1), level))
+        sizes, level = sizes[more], level + 1
     return b"".join(parts)
 
 
@@ -100,8 +99,9 @@ def _decode_steps(reader: ByteReader, count: int) -> Integers:
     while len(members):
         if level > _MAX_LOW_BITS:
             raise damaged("a change of more than 16 bits")
-        more = decode_subset(reader, len(members))
-        ended = np.delete(members, more)
+        more = np.zeros(len(members), bool)
+        more[decode_subset(reader, len(members))] = True
+        ended = members[~more]
         sizes[ended] = (1 << level) | unpack_fields(reader, len(ended), level)
         members, level = members[more], level + 1
     return np.where(negative, -sizes, sizes)
@@ -109,16 +109,22 @@ def _decode_steps(reader: ByteReader, count: int) -> Integers:
 
 def _classes(old: Halves) -> NDArray[np.uint8]:
     """Return the class of each element, padded to whole blocks, [n rounded up]."""
-    classes = np.full(-(-len(old) // BLOCK) * BLOCK, _NO_CLASS, np.uint8)
-    upper = old.astype("<u2", copy=False).view(np.uint8)[1::2]
-    np.bitwise_and(upper, 0x7F, out=classes[: len(old)])
+    classes = np.empty(-(-len(old) // BLOCK) * BLOCK, np.uint8)
+    classes[len(old) :] = _NO_CLASS
+    classes[: len(old)] = (old >> np.uint16(8)).astype(np.uint8) & np.uint8(0x7F)
     return classes
 
 
-def _floor(changed: NDArray[np.uint8]) -> int:
-    """Return the class that takes in all below it: the largest with a small share of the changes [m] below."""
-    counts = np.cumsum(np.bincount(changed))
-    return int(np.searchsorted(counts, counts[-1] * _RARE_SHARE, side="right"))
+def _ranks(classes: NDArray[np.uint8], one: int, floor: int, members: NDArray[np.bool_]) -> ClassRanks:
+    """Return the counts of a class; `floor` has all classes below it. `members` [n rounded up] is overwritten."""
+    compare = np.less_equal if one == floor else np.equal
+    return ClassRanks(compare(classes, np.uint8(one), out=members))
+
+
+def _floor(counts: NDArray[np.int64]) -> int:
+    """Return the class that takes in all below it: with it they have a small share of the changes [num_classes]."""
+    totals = np.cumsum(counts)
+    return int(np.searchsorted(totals, totals[-1] * _RARE_SHARE, side="right"))
 
 
 def _order(bits: Halves) -> Halves:
