@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +80,7 @@ class Replicas:
         device: str = "cpu",
     ) -> None:
         self.plan, self.training = plan, training
-        clusters = "".join(stage.cluster for stage in plan.stages)
+        clusters = "".join(plan.rank_clusters)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(clusters))]
         places = [PipelinePosition.of_rank(plan, rank) for rank in range(len(clusters))]
         models = [
@@ -86,7 +88,8 @@ class Replicas:
             for one in places
         ]
         met = meet(
-            models, self.groups, clusters, training, shard=plan.zero == 1, bucket_elements=bucket_elements,
+            models, self.groups, clusters, training, zero=plan.zero, bucket_elements=bucket_elements,
+            uses=3 * plan.micro_batches + 2,
             on_host=plan.optimizer_on_host, overlap=plan.overlap_gradients,
             precisions=[stage_precision(plan.stage_of(rank), training.precision) for rank in range(len(models))],
         )  # fmt: skip
@@ -95,7 +98,14 @@ class Replicas:
             Rank(
                 place,
                 pieces,
-                StageExecutor(pieces, place.stage, place.ranks, exchange, dtype=dtype),
+                StageExecutor(
+                    pieces,
+                    place.stage,
+                    place.ranks,
+                    exchange,
+                    dtype=dtype,
+                    final_backward=partial(_final_backward, pieces, optimizer),
+                ),
                 optimizer,
             )
             for place, pieces, (exchange, optimizer) in zip(places, models, met, strict=True)
@@ -142,6 +152,10 @@ class Replicas:
             rank.executor.gradient_scale = rank.optimizer.gradient_scale
             rank.executor.run(schedule, batches, StepTimer(), update)
         return done
+
+
+def _final_backward(pieces: ModelChunks, optimizer: Optimizer, chunk: int) -> AbstractContextManager[None]:
+    return optimizer.final_backward(pieces.names_of(chunk))
 
 
 def curve(

@@ -29,6 +29,7 @@ from isthmus.train.update.gradient_reducer import GradientReducer
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.replica_layout import held_rows_of
+from isthmus.train.update.sharding.shard_exchange import ShardExchange, summed_buckets
 from tests.train.devices import staging_for
 
 LONG, SAMPLED, SHORT = 200, 60, 20
@@ -77,23 +78,33 @@ def meet(
     training: TrainingConfig,
     *,
     staging: HostStaging | None = None,
-    shard: bool = False,
+    zero: int = 0,
+    uses: int = 0,
     bucket_elements: int = BUCKET_ELEMENTS,
     on_host: bool = False,
     overlap: bool = False,
     precisions: Sequence[TrainingPrecision] = (),
 ) -> list[tuple[GroupExchange, Optimizer]]:
-    """Return exchange and optimizer of every rank, given its pieces of the model."""
+    """Return exchange and optimizer of every rank, given its pieces of the model.
+
+    With ZeRO 2 or 3 shards are exchanged at most `uses` times a step.
+    """
     held, found = [held_rows_of(model) for model in models], []
     for rank, model in enumerate(models):
         exchange = GroupExchange(clusters, groups[rank], staging or staging_for(model.device))
-        own = Ownership(held, rank, clusters, shard_updates=shard, bucket_elements=bucket_elements)
+        own = Ownership(
+            held, rank, clusters, shard_updates=zero > 0, by_layer=zero > 1, bucket_elements=bucket_elements
+        )
+        summed, batch = summed_buckets(own, zero), 4 * bucket_elements
+        shared = ShardExchange(own.buckets, rank, exchange, max_uses=uses, batch_elements=batch) if zero > 1 else None
         optimizer = Optimizer(
             model.global_named_parameters(),
             training,
             sum_over_all=exchange.sum_over_all,
             ownership=own,
-            reducer=GradientReducer(own.buckets, rank, exchange, batch_elements=4 * bucket_elements),
+            reducer=GradientReducer(summed, rank, exchange, batch_elements=batch),
+            exchange=shared,
+            late=model.late_names,
             on_host=on_host,
             overlap_reduction=overlap,
             precision=precisions[rank] if precisions else None,

@@ -32,6 +32,7 @@ from isthmus.train.update.loss_scale import MIN_SCALE
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.replica_layout import PipelinePosition, exchange_ownership
+from isthmus.train.update.sharding.shard_exchange import ShardExchange, summed_buckets
 
 _GENERATOR = "generator"
 """Name of torch's random generator state in a snapshot."""
@@ -74,8 +75,13 @@ class Trainer:
             sum_over_all=self.peer_snapshots.sum_over_all,
             ownership=self.ownership,
             reducer=GradientReducer(
-                self.ownership.buckets, spec.rank, self.communicator, options=gradient_options(spec, keys.switch)
+                summed_buckets(self.ownership, spec.plan.zero),
+                spec.rank,
+                self.communicator,
+                options=gradient_options(spec, keys.switch),
             ),
+            exchange=self._shard_exchange(),
+            late=prepared.model_chunks.late_names,
             on_host=spec.plan.optimizer_on_host,
             overlap_reduction=spec.plan.overlap_gradients,
             precision=stage_precision(spec.stage, self.training.precision),
@@ -89,7 +95,16 @@ class Trainer:
             dtype=message_dtype(spec.plan, self.training.precision),
             stage_time=spec.stage_time,
             recompute=RecomputePolicy(spec.stage.recompute, spec.stage.recompute_layers),
+            final_backward=lambda chunk: self.optimizer.final_backward(prepared.model_chunks.names_of(chunk)),
         )
+
+    def _shard_exchange(self) -> ShardExchange | None:
+        """Return the exchange of gradients that are sharded; None if they are not."""
+        plan = self.spec.plan
+        if plan.zero < 2:
+            return None
+        most = max(plan.micro_batches_of(replica) for replica in range(plan.dp))
+        return ShardExchange(self.ownership.buckets, self.spec.rank, self.communicator, max_uses=most + 2)
 
     def _stage_communicator(self) -> StageCommunicator:
         """Return what carries messages between stages, in the parts of this rank."""
@@ -104,7 +119,7 @@ class Trainer:
 
     def _form_groups(self) -> Ownership:
         """Join the groups of the stage; return the ownership of all parameters."""
-        spec, shard = self.spec, self.spec.plan.zero == 1
+        spec = self.spec
         device = self.prepared.model_chunks.device
         join_tp_group(spec.plan, spec.rank, self.group, backend=spec.backend, device=device)
         join_cp_group(spec.plan, spec.rank, self.context, backend=spec.backend)
@@ -113,7 +128,7 @@ class Trainer:
             spec.rank,
             spec.plan.rank_clusters,
             self.communicator,
-            shard_updates=shard,
+            zero=spec.plan.zero,
         )
 
     def load_checkpoint(self) -> int:

@@ -9,7 +9,8 @@ shard only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +29,8 @@ from isthmus.train.update.learning_rate import learning_rate
 from isthmus.train.update.loss_scale import LossScale
 from isthmus.train.update.optimizer_state import STATE_KINDS, NamedTensors, OptimizerState
 from isthmus.train.update.ownership import Ownership
+from isthmus.train.update.sharding.gradient_shards import GradientShards
+from isthmus.train.update.sharding.shard_exchange import ShardExchange, share_values
 from isthmus.train.update.weight_shard import WeightShard, make_weight_shards, view_rows
 
 LOSS_SCALE = "loss_scale"
@@ -63,7 +66,8 @@ class Optimizer:
     copies. With `overlap_reduction` the reducer sums gradients during the last backward pass, as soon as they are final
     (S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.3):
     the same sums. `precision` is that of the stage (default: of the job). With `scales_loss` (default: in fp16)
-    gradients are those of the loss times `gradient_scale`, on all ranks.
+    gradients are those of the loss times `gradient_scale`, on all ranks. With `exchange` gradients are sharded as the
+    update is (`GradientShards`): `reducer` sums over the leaders of clusters, and those in `late` are exchanged once.
     """
 
     def __init__(
@@ -74,6 +78,8 @@ class Optimizer:
         sum_over_all: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
         ownership: Ownership | None = None,
         reducer: GradientReducer | None = None,
+        exchange: ShardExchange | None = None,
+        late: Collection[str] = (),
         on_host: bool = False,
         overlap_reduction: bool = False,
         precision: TrainingPrecision | None = None,
@@ -92,8 +98,13 @@ class Optimizer:
             self._shards += make_weight_shards(name, parameter, self._ownership, keeps_fp32=keeps_fp32, on_host=on_host)
             if not keeps_fp32:
                 self._gradients.lower(name)
-        self._counts = AccumulationCounts() if overlap_reduction and reducer is not None else None
-        if self._counts is not None:
+        self._exchange, self._sums = exchange, None
+        self._counts: AccumulationCounts | None = None
+        if exchange is not None and reducer is not None:
+            self._sums = GradientShards(self._gradients, self._ownership, exchange, reducer, late)
+            self._gradients.observe(self._sums.on_accumulated)
+        elif overlap_reduction and reducer is not None:
+            self._counts = AccumulationCounts()
             self._gradients.observe(self._on_accumulated)
         self.adam = _make_adamw(self._shards, training)
         self._state = OptimizerState(self._working_weights, self._shards, self._ownership, self.adam)
@@ -113,9 +124,15 @@ class Optimizer:
             self.reducer.close()
 
     def begin_step(self) -> None:
-        """Begin a step, at the same place on all ranks; needed with `overlap_reduction` only."""
+        """Begin a step, at the same place on all ranks; needed with `overlap_reduction` and `exchange` only."""
+        if self._exchange is not None:
+            self._exchange.begin()
         if self._counts is not None and self.reducer is not None:
             self.reducer.begin(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
+
+    def final_backward(self, names: Collection[str]) -> AbstractContextManager[None]:
+        """Return the context of a pass that completes the gradients of `names`, of a chunk, for a micro-batch."""
+        return nullcontext() if self._sums is None else self._sums.final_backward(names)
 
     def _on_accumulated(self, name: str) -> None:
         if self._counts is not None and self._counts.add(name) and self.reducer is not None:
@@ -127,13 +144,15 @@ class Optimizer:
         `loss` reads this rank's part of the loss; it is called where the host waits for the gradient norm in any case.
         """
         # Step 1: reduce the gradients over all owners.
-        if self.reducer is not None:
+        if self._sums is not None:
+            self._sums.finish_step()
+        elif self.reducer is not None:
             self._gradients.zero_missing_shared()
             self.reducer.reduce(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
         if self._counts is not None:
             self._counts.end_step()
         # Step 2: sum gradient norm and loss over all ranks.
-        squares_here = self._gradients.sum_of_squares()
+        squares_here = (self._sums or self._gradients).sum_of_squares()
         loss_here = loss()
         mine = torch.tensor([squares_here.item(), loss_here], dtype=torch.float64)
         squares, total_loss = self._sum_over_all(mine).tolist()
@@ -200,11 +219,15 @@ class Optimizer:
         if self.reducer is not None and not self._ownership.shard_updates:
             for kind in STATE_KINDS:
                 self.reducer.broadcast_in_cluster(partial(self._state.segment_view, kind))
+        if self._exchange is not None:
+            self._exchange.begin()
         self._refresh_working_weights()
 
     def clear_gradients(self) -> None:
         """Discard the accumulated gradients, and what has begun of their sums."""
         self._gradients.clear()
+        if self._sums is not None:
+            self._sums.clear()
         if self._counts is not None and self.reducer is not None:
             self._counts.discard_step()
             self.reducer.discard()
@@ -221,7 +244,9 @@ class Optimizer:
             if working.is_cuda and not new.is_cuda:  # convert before the transfer
                 new = empty_host_tensor(working).copy_(new)
             working.copy_(new)
-        if self.reducer is not None and self._ownership.shard_updates:
+        if self._exchange is not None:
+            share_values(self._exchange, self._working_view)
+        elif self.reducer is not None and self._ownership.shard_updates:
             self.reducer.broadcast_in_cluster(self._working_view)
 
     def _working_view(self, segment: ParameterSegment) -> torch.Tensor:
@@ -231,10 +256,10 @@ class Optimizer:
         """Assign each master weight its gradient over `scale`, clipped to a norm of `clip_norm` (0: no limit)."""
         weights, parts = [], []
         for one in self._shards:
-            gradient = self.gradient(one.name)
-            if gradient is not None and one.weight is not self._working_weights[one.name]:
+            gradient = self._shard_gradient(one)
+            if gradient is not None:
                 weights.append(one.weight)
-                parts.append(one.view_in(gradient))
+                parts.append(gradient)
         parts = copy_tensors_to_host(parts) if self._on_host else [part.contiguous() for part in parts]
         for weight, part in zip(weights, parts, strict=True):
             weight.grad = part
@@ -243,6 +268,14 @@ class Optimizer:
         factor = (limit / norm if 0 < limit < norm else 1.0) / scale
         if gradients and factor != 1.0:
             torch._foreach_mul_(gradients, factor)
+
+    def _shard_gradient(self, one: WeightShard) -> torch.Tensor | None:
+        """Return the gradient of a shard; None if it has none, or has it already as the weight of the model."""
+        if self._sums is not None:
+            return self._sums.rows(one.name, one.rows)
+        gradient = self.gradient(one.name)
+        is_model_weight = one.weight is self._working_weights[one.name]
+        return None if gradient is None or is_model_weight else one.view_in(gradient)
 
 
 def _make_adamw(shards: Iterable[WeightShard], training: TrainingConfig) -> torch.optim.AdamW:

@@ -50,12 +50,12 @@ def exchange_ownership(
     clusters: Sequence[str],
     communicator: Communicator,
     *,
-    shard_updates: bool,
+    zero: int,
 ) -> Ownership:
-    """Exchange the held rows with all ranks; return this rank's ownership."""
+    """Exchange the held rows with all ranks; return this rank's ownership under ZeRO stage `zero`."""
     gathered = communicator.all_gather_bytes(json.dumps([asdict(one) for one in held_rows_of(chunks)]).encode())
     held = [[HeldRows(**one) for one in json.loads(of_rank)] for of_rank in gathered]
-    return Ownership(held, rank, clusters, shard_updates=shard_updates)
+    return Ownership(held, rank, clusters, shard_updates=zero > 0, by_layer=zero > 1)
 
 
 def held_rows_of(chunks: ModelChunks) -> list[HeldRows]:

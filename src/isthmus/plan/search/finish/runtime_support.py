@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from isthmus.core.plan import Plan
 from isthmus.core.runs.plan_words import stated_words
+from isthmus.core.runs.sharding_problem import sharding_problem
 from isthmus.core.stack import find_stack
 from isthmus.plan.profile.stack_tensors import DEFAULT_STACK
 
@@ -20,13 +21,15 @@ def runtime_incompatibility(plan: Plan) -> str | None:
     if stack != DEFAULT_STACK:
         return f"stack {stack}: a plan for another framework"
     for name in stated_words(plan):
-        if name == "cp_kind":
+        if name == "cp_kind" or (name == "sharding" and plan.zero > 1):
             continue
         return f"{name}: the runtime does only what its degrees, schedule and recomputation say"
     if plan.local_steps > 1:
         return f"{plan.local_steps} local steps between averages: the runtime reduces gradients every step"
-    if plan.zero > 1:
-        return f"ZeRO stage {plan.zero}: the runtime shards only the optimizer state (stage 1)"
+    if plan.zero > 2:
+        return f"ZeRO stage {plan.zero}: the runtime shards only gradients and the optimizer state (stages 1 and 2)"
+    if (problem := sharding_problem(plan)) is not None:
+        return f"{problem.message}: {problem.hint}"
     most = max(stage.ep for stage in plan.stages)
     if most > 1:
         return f"ep {most}: the runtime splits a stage over chips by tp and cp only"
