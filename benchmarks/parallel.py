@@ -3,6 +3,9 @@
 `schedules` searches schedules for pipelines across 2 to 4 sites, at the peak memory of 1F1B, and simulates them beside
 1F1B, interleaved, zero-bubble and overlapped schedules; small pipelines are compared with their exact solution.
 
+`zero` trains by ZeRO 2 and 3 over four ranks: bytes of gradients and weights beside the memory model, and a step of
+ZeRO 3 beside torch's `fully_shard` over gloo.
+
 `precision` trains two stages of unlike precision, and compares the losses and the time of a step with those of fp32.
 
   python -m benchmarks.parallel                      # all
@@ -17,12 +20,13 @@ import functools
 import sys
 from collections.abc import Callable
 
-from benchmarks import _parallel_precision, _parallel_schedules
+from benchmarks import _parallel_precision, _parallel_schedules, _parallel_zero
 from benchmarks.table import Row, print_rows, run_parts
 
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "schedules": _parallel_schedules.measure,
     "precision": _parallel_precision.measure,
+    "zero": _parallel_zero.measure,
 }
 
 

@@ -19,10 +19,11 @@ from isthmus.schedule import make_schedule
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.kernels.working_precision import message_dtype, stage_precision
 from isthmus.train.model.model_chunks import ModelChunks
+from isthmus.train.model.recompute import NO_RECOMPUTE, RecomputePolicy
 from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
-from isthmus.train.update.replica_layout import PipelinePosition, replica_samples
+from isthmus.train.update.replica_layout import PipelinePosition, max_shard_uses, replica_samples
 from tests.train.threads import build_pieces, meet, random_batch, training_threads
 
 LIMIT_S = 900.0
@@ -78,6 +79,7 @@ class Replicas:
         training: TrainingConfig,
         bucket_elements: int = 512,
         device: str = "cpu",
+        recompute: RecomputePolicy = NO_RECOMPUTE,
     ) -> None:
         self.plan, self.training = plan, training
         clusters = "".join(plan.rank_clusters)
@@ -89,7 +91,7 @@ class Replicas:
         ]
         met = meet(
             models, self.groups, clusters, training, zero=plan.zero, bucket_elements=bucket_elements,
-            uses=3 * plan.micro_batches + 2,
+            uses=max_shard_uses(plan, 1),
             on_host=plan.optimizer_on_host, overlap=plan.overlap_gradients,
             precisions=[stage_precision(plan.stage_of(rank), training.precision) for rank in range(len(models))],
         )  # fmt: skip
@@ -104,6 +106,7 @@ class Replicas:
                     place.ranks,
                     exchange,
                     dtype=dtype,
+                    recompute=recompute,
                     final_backward=partial(_final_backward, pieces, optimizer),
                 ),
                 optimizer,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from isthmus.core.errors import PeerError, PlanError
 from isthmus.core.messages.worker_folder import WorkerSpec
@@ -16,7 +17,10 @@ from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
 from isthmus.plan import runtime_incompatibility
 from isthmus.plan.memory.plan_stage_memory import plan_stage_memory
+from isthmus.plan.memory.stage_memory import end_parameters, most_in_turn
+from isthmus.plan.profile.component import Sharding
 from isthmus.plan.profile.model_profile import profile_model
+from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.verify import verify
 from tests.train.replica_threads import Cut, Rank, Replicas, curve, make_plan
@@ -24,7 +28,7 @@ from tests.train.small_models import write_config
 from tests.train.test_replica_workers import told
 from tests.train.test_replicas import LENGTH, ONE, close, make_training
 from tests.train.test_worker import moved
-from tests.train.threads import LONG
+from tests.train.threads import LONG, training_threads
 from tests.train.worker_jobs import make_job, run_job, started, whole
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
@@ -53,7 +57,7 @@ CASES: list[tuple[str, Sequence[Cut], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("zero", [2])
+@pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize(("variant", "cuts", "changes", "precision"), CASES)
 def test_sharded_replicas_train_what_whole_ones_train(
     variant: str, cuts: Sequence[Cut], changes: dict[str, Any], precision: str, zero: int, tmp_path: Path
@@ -74,6 +78,8 @@ def test_sharded_replicas_train_what_whole_ones_train(
     [
         ("qwen3-tied-window", HYBRID, PAIRS, 2, False),
         ("qwen3-moe-tied-sparse", PIPELINES, {}, 2, True),
+        ("llama-tied", HYBRID, PAIRS, 3, True),
+        ("qwen3-moe-tied-sparse", PIPELINES, {}, 3, False),
     ],
 )
 def test_the_curves_of_200_steps_agree(
@@ -126,14 +132,64 @@ def test_gradients_take_the_memory_that_the_planner_counts(cuts: Sequence[Cut], 
     """The bytes of gradients that each rank holds at the update are those of the memory model, to 2 %."""
     model = write_config(tmp_path, "llama")
     profile = profile_model(load_model(model))
-    for zero, changes in ((0, {}), (2, {})):
-        plan = make_plan(cuts, LENGTH, zero=zero, precision=precision, **changes)
+    for zero in (0, 2, 3):
+        plan = make_plan(cuts, LENGTH, zero=zero, precision=precision)
         found = held_at_update(model, plan, precision)
         for rank, num_bytes in enumerate(found):
             stages = plan.pipeline(plan.stage_of(rank).replica)
             place = plan.ranks[rank].stage % len(stages)
             expected = plan_stage_memory(plan, profile, stages, place).gradients_bytes
             assert num_bytes == pytest.approx(expected, rel=0.02), (zero, rank)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("variant", "cuts"), [("llama", SINGLE), ("llama-tied", SINGLE), ("llama", PIPELINES)])
+def test_weights_take_the_memory_that_the_planner_counts(
+    variant: str, cuts: Sequence[Cut], precision: str, tmp_path: Path
+) -> None:
+    """ZeRO 3: the rows that a rank keeps, and the most that it has gathered, are those of the memory model, to 2 %.
+
+    Between steps nothing is gathered. Gathered again, all ranks of a stage have the same weights.
+    """
+    model, each = write_config(tmp_path, variant), 4 if precision == "fp32" else 2
+    profile = profile_model(load_model(model))
+    plan = make_plan(cuts, LENGTH, zero=3, precision=precision)
+    replicas = Replicas(model, plan, make_training(steps=1, precision=precision), bucket_elements=32)
+    try:
+        replicas.train(1)
+        gatherers = [one.optimizer.gatherer for one in replicas.ranks]
+        assert [one.num_bytes for one in gatherers] == [0] * len(gatherers)
+        with training_threads(len(gatherers)) as pool:
+            for waiting in [pool.submit(one.optimizer.gather_weights) for one in replicas.ranks]:
+                waiting.result(60)
+        whole = {}
+        for rank, one in enumerate(replicas.ranks):
+            stages = plan.pipeline(plan.stage_of(rank).replica)
+            place = plan.ranks[rank].stage % len(stages)
+            expected = plan_stage_memory(plan, profile, stages, place)
+            assert one.optimizer.gatherer.kept_bytes == pytest.approx(expected.weights_bytes, rel=0.02)
+            parts = [sum(part.parameters for part in layer.components) for layer in profile.layers]
+            if one.optimizer.by_layer is None:
+                assert one.optimizer.gatherer.num_bytes == each * sum(
+                    w.numel() for w in replicas.weights(rank).values()
+                )
+            else:
+                table, head = end_parameters(profile, Sharding())
+                most = each * most_in_turn([table, *parts, head], 2)
+                assert one.optimizer.by_layer.most_bytes == pytest.approx(most, rel=0.02)
+            for name, weight in replicas.weights(rank).items():
+                assert torch.equal(whole.setdefault(name, weight), weight), (rank, name)
+    finally:
+        replicas.close()
+
+
+@pytest.mark.parametrize("kind", ["full", "selective", "moe"])
+def test_recomputed_layers_have_their_weights_again(kind: str, tmp_path: Path) -> None:
+    """With ZeRO 3 a layer that is computed again in its backward pass gives the same bits."""
+    model, training = write_config(tmp_path, "qwen3-moe"), make_training(steps=2)
+    plan = make_plan(SINGLE, LENGTH, zero=3)
+    plain = curve(model, plan, training)
+    assert curve(model, plan, training, recompute=RecomputePolicy(kind)) == plain
 
 
 @pytest.mark.parametrize(
@@ -152,7 +208,7 @@ def test_what_cannot_be_sharded_is_refused_before_start(
 ) -> None:
     """Groups over clusters or in parts of one, two copies of a layer, replicas that work in another order."""
     job = make_job(tmp_path)
-    for zero in (2,):
+    for zero in (2, 3):
         plan = make_plan(cuts, job.training.sequence_length, zero=zero, **changes)
         batch = job.training.model_copy(update={"global_batch_size": plan.num_samples})
         spec = WorkerSpec(run="r", attempt=1, rank=0, job=job.model_copy(update={"training": batch}), plan=plan)
@@ -162,7 +218,7 @@ def test_what_cannot_be_sharded_is_refused_before_start(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("zero", "then"), [(2, 1)])
+@pytest.mark.parametrize(("zero", "then"), [(2, 3), (3, 0)])
 def test_a_killed_run_goes_on_with_another_stage_of_zero(zero: int, then: int, tmp_path: Path) -> None:
     """Loss, held-out loss and result are those of one process, also killed and resumed under another cut.
 

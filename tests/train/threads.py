@@ -29,6 +29,7 @@ from isthmus.train.update.gradient_reducer import GradientReducer
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.replica_layout import held_rows_of
+from isthmus.train.update.sharding.layer_gathering import layer_gathering
 from isthmus.train.update.sharding.shard_exchange import ShardExchange, summed_buckets
 from tests.train.devices import staging_for
 
@@ -105,11 +106,13 @@ def meet(
             reducer=GradientReducer(summed, rank, exchange, batch_elements=batch),
             exchange=shared,
             late=model.late_names,
+            gathers=zero == 3,
             on_host=on_host,
             overlap_reduction=overlap,
             precision=precisions[rank] if precisions else None,
             scales_loss="fp16" in (precisions or [training.precision]),
         )
+        optimizer.by_layer = layer_gathering(optimizer.gatherer, model)
         found.append((exchange, optimizer))
     return found
 

@@ -66,11 +66,6 @@ def _check_stage_degrees(index: int, stage: Stage) -> None:
 
 def _check_plan_options(plan: Plan) -> None:
     """Reject options of hand-written plans that this runtime does not support."""
-    if plan.zero > 2:
-        raise PlanError(
-            f"the plan fixes zero to {plan.zero}, which shards gradients and weights over replicas",
-            hint="this runtime shards only gradients and the optimizer state: set zero to 2",
-        )
     if (problem := sharding_problem(plan)) is not None:
         raise PlanError(problem.message, hint=problem.hint)
     for name in stated_words(plan):

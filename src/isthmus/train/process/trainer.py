@@ -31,7 +31,13 @@ from isthmus.train.update.gradient_reducer import GradientReducer
 from isthmus.train.update.loss_scale import MIN_SCALE
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
-from isthmus.train.update.replica_layout import PipelinePosition, exchange_ownership
+from isthmus.train.update.replica_layout import (
+    PipelinePosition,
+    evaluation_passes,
+    exchange_ownership,
+    max_shard_uses,
+)
+from isthmus.train.update.sharding.layer_gathering import layer_gathering
 from isthmus.train.update.sharding.shard_exchange import ShardExchange, summed_buckets
 
 _GENERATOR = "generator"
@@ -82,11 +88,14 @@ class Trainer:
             ),
             exchange=self._shard_exchange(),
             late=prepared.model_chunks.late_names,
+            gathers=spec.plan.zero == 3,
             on_host=spec.plan.optimizer_on_host,
             overlap_reduction=spec.plan.overlap_gradients,
             precision=stage_precision(spec.stage, self.training.precision),
             scales_loss="fp16" in plan_precisions(spec.plan, self.training.precision),
         )
+        if spec.plan.sharding is None or spec.plan.sharding.reshard:
+            self.optimizer.by_layer = layer_gathering(self.optimizer.gatherer, prepared.model_chunks)
         self.executor = StageExecutor(
             prepared.model_chunks,
             self.position.stage,
@@ -100,11 +109,10 @@ class Trainer:
 
     def _shard_exchange(self) -> ShardExchange | None:
         """Return the exchange of gradients that are sharded; None if they are not."""
-        plan = self.spec.plan
-        if plan.zero < 2:
+        if self.spec.plan.zero < 2:
             return None
-        most = max(plan.micro_batches_of(replica) for replica in range(plan.dp))
-        return ShardExchange(self.ownership.buckets, self.spec.rank, self.communicator, max_uses=most + 2)
+        most = max_shard_uses(self.spec.plan, self.training.evaluate_samples)
+        return ShardExchange(self.ownership.buckets, self.spec.rank, self.communicator, max_uses=most)
 
     def _stage_communicator(self) -> StageCommunicator:
         """Return what carries messages between stages, in the parts of this rank."""
@@ -179,6 +187,7 @@ class Trainer:
         batches = self.batches.training_step(self.samples)
         updates: list[UpdateResult] = []
         group_s = self._waited_s()
+        self.communicator.timer = timer
         self.optimizer.begin_step()
         self.executor.gradient_scale = self.optimizer.gradient_scale
         losses = self.executor.run(self.schedule, batches, timer, lambda: updates.append(self._update(step)))
@@ -222,11 +231,13 @@ class Trainer:
     def evaluate(self) -> dict[str, float | None]:
         """Compute the held-out loss; the last stage of the first replica reports it."""
         start_s, batches = time.time(), self.batches.validation()
-        loss = None
+        loss, size = None, self.training.evaluate_samples
+        self.optimizer.begin_passes()
         if batches.sizes:
             chunks = len(self.prepared.model_chunks.first_copy)
             schedule = forward_only(len(self.position.ranks), len(batches.sizes), chunks)
             loss = self.executor.run(schedule, batches, StepTimer()).loss
+        self.optimizer.end_evaluation(evaluation_passes(self.spec.plan, size) - len(batches.sizes))
         if self.spec.plan.dp > 1 or any(stage.cp > 1 for stage in self.spec.plan.stages):
             parts = torch.tensor([self._loss_share(loss)], dtype=torch.float64)
             loss = float(self.communicator.sum_over_all(parts))

@@ -30,7 +30,9 @@ from isthmus.train.update.loss_scale import LossScale
 from isthmus.train.update.optimizer_state import STATE_KINDS, NamedTensors, OptimizerState
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.sharding.gradient_shards import GradientShards
+from isthmus.train.update.sharding.layer_gathering import LayerGathering
 from isthmus.train.update.sharding.shard_exchange import ShardExchange, share_values
+from isthmus.train.update.sharding.weight_gatherer import WeightGatherer
 from isthmus.train.update.weight_shard import WeightShard, make_weight_shards, view_rows
 
 LOSS_SCALE = "loss_scale"
@@ -68,6 +70,7 @@ class Optimizer:
     the same sums. `precision` is that of the stage (default: of the job). With `scales_loss` (default: in fp16)
     gradients are those of the loss times `gradient_scale`, on all ranks. With `exchange` gradients are sharded as the
     update is (`GradientShards`): `reducer` sums over the leaders of clusters, and those in `late` are exchanged once.
+    `gathers` shards the model's weights too: `gatherer` gathers them for their use.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Optimizer:
         reducer: GradientReducer | None = None,
         exchange: ShardExchange | None = None,
         late: Collection[str] = (),
+        gathers: bool = False,
         on_host: bool = False,
         overlap_reduction: bool = False,
         precision: TrainingPrecision | None = None,
@@ -95,7 +99,9 @@ class Optimizer:
         self._gradients = GradientAccumulator(self._working_weights, self._ownership, dtype)
         self._shards: list[WeightShard] = []
         for name, parameter in self._working_weights.items():
-            self._shards += make_weight_shards(name, parameter, self._ownership, keeps_fp32=keeps_fp32, on_host=on_host)
+            self._shards += make_weight_shards(
+                name, parameter, self._ownership, keeps_fp32=keeps_fp32, on_host=on_host, apart=gathers
+            )
             if not keeps_fp32:
                 self._gradients.lower(name)
         self._exchange, self._sums = exchange, None
@@ -107,7 +113,13 @@ class Optimizer:
             self._counts = AccumulationCounts()
             self._gradients.observe(self._on_accumulated)
         self.adam = _make_adamw(self._shards, training)
-        self._state = OptimizerState(self._working_weights, self._shards, self._ownership, self.adam)
+        self._state = OptimizerState(self._working_weights, self._shards, self._ownership, self.adam, gathers=gathers)
+        self.gatherer: WeightGatherer | None = None
+        """What gathers the weights of the model for their use, if they are sharded."""
+        if gathers and exchange is not None:
+            self.gatherer = WeightGatherer(self._working_weights, self._shards, self._ownership, exchange)
+        self.by_layer: LayerGathering | None = None
+        """What gathers them layer by layer; None: all are gathered once a step."""
 
     @property
     def gradient_scale(self) -> float:
@@ -123,10 +135,32 @@ class Optimizer:
         if self.reducer is not None:
             self.reducer.close()
 
-    def begin_step(self) -> None:
-        """Begin a step, at the same place on all ranks; needed with `overlap_reduction` and `exchange` only."""
+    def begin_passes(self) -> None:
+        """Begin the passes of a step or an evaluation, at the same place on all ranks; gather sharded weights.
+
+        Weights that are gathered layer by layer follow in the passes.
+        """
         if self._exchange is not None:
             self._exchange.begin()
+        if self.gatherer is not None and self.by_layer is None:
+            self.gatherer.gather_all()
+
+    def gather_weights(self) -> None:
+        """Gather all weights of the model, if they are sharded, for an export; all ranks call this."""
+        if self._exchange is not None and self.gatherer is not None:
+            self._exchange.begin()
+            self.gatherer.gather_all()
+
+    def end_evaluation(self, num_missing: int) -> None:
+        """End the passes of an evaluation, of which this rank had `num_missing` fewer than another."""
+        if self.by_layer is not None:
+            self.by_layer.repeat_forward(num_missing)
+        if self.gatherer is not None:
+            self.gatherer.release_all()
+
+    def begin_step(self) -> None:
+        """Begin a step, at the same place on all ranks; needed for what begins before the update."""
+        self.begin_passes()
         if self._counts is not None and self.reducer is not None:
             self.reducer.begin(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
 
@@ -146,6 +180,8 @@ class Optimizer:
         # Step 1: reduce the gradients over all owners.
         if self._sums is not None:
             self._sums.finish_step()
+            if self.gatherer is not None:
+                self.gatherer.release_all()
         elif self.reducer is not None:
             self._gradients.zero_missing_shared()
             self.reducer.reduce(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
@@ -182,6 +218,8 @@ class Optimizer:
         Raises `UnavailableError` if a tensor has another shape.
         """
         self._state.load_checkpoint_state(tensors)
+        if self.gatherer is not None:
+            self.gatherer.refresh(self._shards)
         self._load_scale_state(tensors)
 
     def local_state(self) -> NamedTensors:
@@ -228,6 +266,8 @@ class Optimizer:
         self._gradients.clear()
         if self._sums is not None:
             self._sums.clear()
+        if self.gatherer is not None:
+            self.gatherer.release_all()
         if self._counts is not None and self.reducer is not None:
             self._counts.discard_step()
             self.reducer.discard()
@@ -236,6 +276,9 @@ class Optimizer:
 
     def _refresh_working_weights(self) -> None:
         """Copy the new master weights to the working weights, including those that other ranks updated."""
+        if self.gatherer is not None:
+            self.gatherer.refresh(self._shards)
+            return
         for one in self._shards:
             if one.is_view_of(self._working_weights[one.name]):
                 continue

@@ -20,7 +20,10 @@ STATE_KINDS = ("weight", *_MOMENTS)
 
 
 class OptimizerState:
-    """The state of `adam`, which updates `shards` of the stage's `working` weights (by full-model name)."""
+    """The state of `adam`, which updates `shards` of the stage's `working` weights (by full-model name).
+
+    With `gathers` these are gathered for their use, and have no memory otherwise.
+    """
 
     def __init__(
         self,
@@ -28,7 +31,10 @@ class OptimizerState:
         shards: Sequence[WeightShard],
         ownership: Ownership,
         adam: torch.optim.AdamW,
+        *,
+        gathers: bool = False,
     ) -> None:
+        self._gathers = gathers
         self._working, self._shards, self._ownership, self._adam = working, shards, ownership, adam
         self._shards_of: dict[str, list[WeightShard]] = {}
         for one in shards:
@@ -61,7 +67,8 @@ class OptimizerState:
                     f"the checkpoint holds '{name}' as {list(found)}, the model as {list(working.shape)}",
                     hint="it belongs to another model; use another checkpoint folder",
                 )
-            working.detach().copy_(tensors[f"weight/{name}"])
+            if not self._gathers:
+                working.detach().copy_(tensors[f"weight/{name}"])
         for one in self._shards:
             one.weight.detach().copy_(one.view_in(tensors[f"weight/{one.name}"]))
             self._adam.state[one.weight] = {

@@ -44,6 +44,22 @@ def replica_samples(plan: Plan, replica: int, num_samples: int) -> tuple[int, in
     return num_samples * before // sum(each), num_samples * (before + each[replica]) // sum(each)
 
 
+def evaluation_passes(plan: Plan, num_samples: int) -> int:
+    """Return the most micro-batches of a replica in an evaluation of `num_samples`."""
+    rows = (replica_samples(plan, replica, num_samples) for replica in range(plan.dp))
+    return max(-(-(last - first) // plan.micro_batch_size_of(n)) for n, (first, last) in enumerate(rows))
+
+
+def max_shard_uses(plan: Plan, evaluate_samples: int) -> int:
+    """Return how often at most a batch of a `ShardExchange` is used in a step or an evaluation of that many samples.
+
+    For each micro-batch the weights of a tied head are gathered twice in the forward pass and twice in the backward
+    pass, and gradients summed; after the passes come a sum and a copy.
+    """
+    most = max(plan.micro_batches_of(replica) for replica in range(plan.dp))
+    return 5 * max(most, evaluation_passes(plan, evaluate_samples)) + 2
+
+
 def exchange_ownership(
     chunks: ModelChunks,
     rank: int,

@@ -26,8 +26,6 @@ def runtime_incompatibility(plan: Plan) -> str | None:
         return f"{name}: the runtime does only what its degrees, schedule and recomputation say"
     if plan.local_steps > 1:
         return f"{plan.local_steps} local steps between averages: the runtime reduces gradients every step"
-    if plan.zero > 2:
-        return f"ZeRO stage {plan.zero}: the runtime shards only gradients and the optimizer state (stages 1 and 2)"
     if (problem := sharding_problem(plan)) is not None:
         return f"{problem.message}: {problem.hint}"
     most = max(stage.ep for stage in plan.stages)
