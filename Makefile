@@ -6,9 +6,9 @@ RUNS := $(VENV)/runs
 READY := $(VENV)/ready
 # One process of tests per CPU, 4 at most; each starts with a part of the list, and one that is done takes from the rest.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
-PYTEST := $(BIN)/python -m pytest -p xdist.plugin --numprocesses $(WORKERS) --dist worksteal
+PYTEST := $(BIN)/python -m pytest -p xdist.plugin --numprocesses $(WORKERS) --dist worksteal --slowest-files 25
 
-.PHONY: help setup demo test whole unit lint house audit mutants docs bench kubernetes clean
+.PHONY: help setup demo test whole unit lint types contracts house audit mutants docs bench kubernetes clean
 
 # Of the sources each process that the tests start would otherwise make its own bytecode.
 test whole unit: export PYTHONDONTWRITEBYTECODE =
@@ -39,7 +39,12 @@ unit: $(READY)  ## the fast tests of single parts only
 lint: $(READY)  ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target types contracts
+
+types:
 	$(BIN)/mypy
+
+contracts:
 	$(BIN)/lint-imports --no-cache
 
 house: $(READY)  ## print the figures that keep the code base in order, each with its limit

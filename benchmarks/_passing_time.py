@@ -2,7 +2,7 @@
 
 Hosts are network namespaces around a fabric; each has one link, limited in both directions, and ranks are processes
 that sum gradients by the runtime's reducer. A real chip and network would need a hundred times the processor's rate, so
-chips and links are scaled alike: bytes of gradients and rates of links are `FACTOR` times smaller, times stay as they
+chips and links are scaled alike: bytes of gradients and rates of links are `FACTORS` times smaller, times stay as they
 are. Rates, delays and the rate inside a host are measured on the same links with tensors sent to and fro.
 """
 
@@ -30,8 +30,9 @@ from isthmus.sim.synchronisation import SyncCluster, seconds
 from isthmus.strategies import group_steps
 from isthmus.switch.packet import OVERHEAD_BYTES
 
-FACTOR = 2000
 FULL_GBPS = (10.0, 1.0)
+FACTORS = {10.0: 2000, 1.0: 200}
+"""Both are emulated by 5 Mbit/s: at less, a packet alone takes many milliseconds, and TCP is what is measured."""
 PART_INTEGERS = 256
 FRAME_BYTES = 14 + 20 + 8
 """Ethernet, IP and UDP headers of a packet."""
@@ -65,12 +66,12 @@ class Measured:
 
 def link_mbps(gbps: float) -> float:
     """Return the rate of an emulated link that stands for one of `gbps`."""
-    return gbps * 1000 / FACTOR
+    return gbps * 1000 / FACTORS[gbps]
 
 
-def scaled_elements(parameters: int) -> int:
-    """Return the elements that stand for `parameters`, in whole rows."""
-    return max(parameters // FACTOR // ROW, 1) * ROW
+def scaled_elements(parameters: int, gbps: float) -> int:
+    """Return the elements that stand for `parameters` on links of `gbps`, in whole rows."""
+    return max(parameters // FACTORS[gbps] // ROW, 1) * ROW
 
 
 @contextmanager
@@ -181,7 +182,7 @@ def time_rows(quick: bool) -> Iterator[Row]:
         yield Row(what=f"PASSING time, {len(hosts)} x {chips}: skipped, {why}", ours=0, unit="rows")
         return
     for gbps in FULL_GBPS[:1] if quick else FULL_GBPS:
-        mbps, num = link_mbps(gbps), scaled_elements(MODELS["ResNet50" if quick else "VGG19"][0])
+        mbps, num = link_mbps(gbps), scaled_elements(MODELS["ResNet50" if quick else "VGG19"][0], gbps)
         with star_network(hosts, mbps) as star, switch_in(star) as switch:
             rates = micro(star, hosts, mbps)
             times = {
@@ -218,7 +219,7 @@ def step_rows(quick: bool) -> Iterator[Row]:
             with star_network(hosts, mbps) as star, switch_in(star) as switch:
                 rates = micro(star, hosts, mbps)
                 for name in ("ring", "passing") if quick else STRATEGIES:
-                    works = [(scaled_elements(num), computes_s) for num, computes_s in MODELS.values()]
+                    works = [(scaled_elements(num, gbps), computes_s) for num, computes_s in MODELS.values()]
                     spans = measured(star, hosts, chips, name, switch, works, 1 if quick else 2)
                     for model, (num, computes_s), found in zip(MODELS, works, spans, strict=True):
                         what = f"training step, {model}, {num_hosts} x {chips}, {gbps:g} Gbit/s, {name}"

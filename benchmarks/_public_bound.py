@@ -9,17 +9,19 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks._public_run import PublicRun
 from benchmarks.table import Row
+from isthmus.core.plan_parts.tensor_formats import TensorFormats
 
 
 def alike(runs: Iterable[PublicRun]) -> list[list[float]]:
     """Return the measured seconds of configurations that ran more than once, by configuration.
 
-    Two runs are alike if chips, model and plan are, whatever version of its stack or recipe of 8 bits they had.
+    Two runs are alike if chips, model and plan are, whatever version of its stack they had, or format of gathers.
     """
     found: dict[object, list[float]] = defaultdict(list)
     for run in runs:
         if run.measured_s is not None:
-            plan = run.plan.model_copy(update={"id": "one", "stack": "isthmus", "formats": None})
+            formats = TensorFormats(scales=run.plan.formats.scales) if run.plan.formats else TensorFormats()
+            plan = run.plan.model_copy(update={"id": "one", "stack": "isthmus", "formats": formats})
             found[id(run.profile), run.pool.model_dump_json(), plan.model_dump_json()].append(run.measured_s)
     return [measured for measured in found.values() if len(measured) > 1]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks._public_run import PublicRun
 from benchmarks.table import Row
+from isthmus.core.stack import find_stack
 from isthmus.plan import (
     DATA_SHEET,
     TIME_MODEL_PARAMETERS,
@@ -41,6 +42,7 @@ def calibrated_on(seen: Sequence[PublicRun]) -> Calibration:
     chips = sorted({run.pool.clusters[0].node_groups[0].chip for run in seen})
     observed = [Observation(name=r.name, measured_s=r.measured_s or 0, predict_s=closed_form(r)) for r in seen]
     keys = [f"{chip}/{key}" for chip in chips for key in FITTED]
+    keys += sorted({f"{find_stack(run.plan.stack).name}/stack_factor" for run in seen})
     start = with_prior_rates(DATA_SHEET, [(run.plan, run.pool) for run in seen], keys)
     return fit_calibration(start, keys, observed, name="public", source="public set")
 

@@ -156,6 +156,6 @@ def _added_rows(document: Mapping[str, Any]) -> list[Row]:
 
 def _fit(group: Mapping[str, Any], runs: list[Run]) -> Calibration:
     """Return the calibration of a group's chip on `runs`, in closed form."""
-    keys = [f"{group['chip']}/{name}" for name in FITTED]
+    keys = [*(f"{group['chip']}/{name}" for name in FITTED), "stack_factor"]
     seen = [Observation(name=run.name, measured_s=run.measured_s, predict_s=run.closed_form_s) for run in runs]
     return fit_calibration(DATA_SHEET, keys, seen, name=str(group["name"]), source=runs[0].source)

@@ -74,7 +74,7 @@ def _run(name: str, chip: str, title: str, row: dict[str, str], tokens_per_chip_
         profile.num_layers, **degrees, dp=dp, sp=degrees["tp"] > 1, micro_batches=count,
         micro_batch_size=batch // count, sequence_length=sequence, zero=3,
         stack=_stack(name, told), overlap_tp=True if "asynctp" in told or name.endswith("Async") else None,
-        formats=TensorFormats(gathers="fp8") if narrow and "rowwise" not in told else None,
+        formats=_formats(told) if narrow else None,
         precision="fp8" if narrow else "bf16",
         schedule="interleaved" if "interleaved" in what else "1f1b",
         recompute=next((mode for word, mode in _RECOMPUTE if word in title), "none"),
@@ -90,18 +90,19 @@ def _run(name: str, chip: str, title: str, row: dict[str, str], tokens_per_chip_
 def _stack(name: str, told: str) -> str | Stack:
     """Return the stack of a run: with layers compiled or not, with the loss compiled or not, by the set's versions.
 
-    The H200 runs started `torchrun` itself, so nothing set the expandable segments of torchtitan's own script; float8
-    with a scale per row gathers in 16 bits.
+    The H200 runs started `torchrun` itself, so nothing set the expandable segments of torchtitan's own script.
     """
     if "202412" in name:
         return "torchtitan-2024" if "compile" in told else "torchtitan-eager"
     stack = find_stack("torchtitan")
     if "h200" in name:
         return stack.model_copy(update={"name": "torchtitan-plain", "allocator": find_stack("hf-fsdp").allocator})
-    if "rowwise" in told:
-        exchanges = stack.exchanges.model_copy(update={"narrow_gathers": False})
-        return stack.model_copy(update={"name": "torchtitan-rowwise", "exchanges": exchanges})
     return stack
+
+
+def _formats(told: str) -> TensorFormats:
+    """Return the formats of a run with products of 8 bits: with a scale for each row nothing gathers in 8 bits."""
+    return TensorFormats(scales="row") if "rowwise" in told else TensorFormats(gathers="fp8")
 
 
 def _first(pattern: str, text: str, default: float) -> float:

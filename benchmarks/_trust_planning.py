@@ -51,9 +51,14 @@ def _plan_row(what: str, seconds: float, aim_s: float) -> Row:
 
 
 def make_pool(clusters: int, random_links: bool) -> Pool:
-    """Return a pool of sites of 8 chips, of which `NUM_HONEST` belong to five owners and the others to one."""
-    chance = random.Random(clusters)
+    """Return a pool of sites of 8 chips, of which `NUM_HONEST` belong to five owners and the others to one.
+
+    The links between honest sites are the same in every pool.
+    """
     names = [f"site{i:04}" for i in range(clusters)]
+    honest, others = names[:NUM_HONEST], names[NUM_HONEST:]
+    pairs = [*itertools.combinations(honest, 2), *itertools.product(honest, others)]
+    chance = random.Random(NUM_HONEST)
     return Pool.model_validate(
         {
             "clusters": [
@@ -66,12 +71,11 @@ def make_pool(clusters: int, random_links: bool) -> Pool:
             ],
             "links": [
                 {
-                    "between": [a, b],
+                    "between": ends,
                     "bandwidth_gbps": chance.uniform(1, 100) if random_links else 10,
                     "round_trip_ms": 10,
                 }
-                for i, a in enumerate(names[:NUM_HONEST])
-                for b in names[i + 1 :]
+                for ends in pairs
             ],
         }
     )

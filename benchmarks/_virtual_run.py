@@ -107,6 +107,7 @@ def _job(plan: Plan, model: Path, folder: Path, steps: int) -> Job:
                 "sequence_length": plan.sequence_length,
                 "micro_batch_size": plan.micro_batch_size,
                 "global_batch_size": plan.num_samples,
+                "local_steps": plan.local_steps,
             },
             "checkpoints": {"folder": str(folder / "none")},
             "output": str(folder / "none"),

@@ -24,12 +24,15 @@ REPOSITORY = "github.com/VIA-Research/vTrain"
 NETWORK_GBPS = 100.0
 """Of each chip: the nodes' 800 Gbit/s (its validation configurations) over eight."""
 
-KEYS = tuple(
-    f"A100/{name}"
-    for name in (
-        "matmul_share", "attention_share", "memory_share", "launch_s", "skew_s", "link_share",
-        "link_latency_s", "network_share", "network_latency_s", "step_s", "bias_factor",
-    )
+KEYS = (
+    *(
+        f"A100/{name}"
+        for name in (
+            "matmul_share", "attention_share", "memory_share", "launch_s", "skew_s", "link_share",
+            "link_latency_s", "network_share", "network_latency_s", "step_s", "bias_factor",
+        )
+    ),
+    "stack_factor",
 )  # fmt: skip
 SHARE = 0.1
 """Part of the points that a calibration may see."""

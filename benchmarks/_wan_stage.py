@@ -64,6 +64,7 @@ class StageJob:
     routes: dict[str, str] = field(default_factory=dict)
     namespace: str | None = None
     lanes: int = 4
+    senders: tuple[int, ...] = ()
     congestion_control: str | None = "bbr"
     transport: TransportKind = "thread"
 
@@ -152,7 +153,7 @@ def joined(job: StageJob, pipe: Connection) -> Iterator[Communicator]:
         rank=job.rank,
         world_size=size,
         timeout=timedelta(seconds=TIMEOUT_S),
-        pg_options=IsthmusOptions(transport, job.clusters, host, names_sources=True),
+        pg_options=IsthmusOptions(transport, job.clusters, host, names_sources=True, senders=job.senders),
     )
     yield Communicator(job.clusters, job.rank)
     dist.destroy_process_group()

@@ -35,6 +35,8 @@ from isthmus.schedule import gpipe
 from isthmus.wan.netns import effective_capabilities, unavailable_reason
 
 CLUSTERS = "aabb"
+SENDERS = (0, 2)
+"""One rank of each cluster sends across: both share the line (`IsthmusOptions.senders`)."""
 ROUND_TRIP_MS = 20.0
 WIRE_SHARE = 0.965
 """What of a line's rate is left to payload: frames, IP and TCP take the rest."""
@@ -56,11 +58,16 @@ def line_ms(num_bytes: int, gbps: float) -> float:
 
 
 def sums(
-    bed: Bed, num_bytes: int, rounds: int, run: Callable[[StageJob, Connection], None], clusters: str = CLUSTERS
+    bed: Bed,
+    num_bytes: int,
+    rounds: int,
+    run: Callable[[StageJob, Connection], None],
+    clusters: str = CLUSTERS,
+    senders: tuple[int, ...] = (),
 ) -> tuple[list[float], list[float]]:
     """Return the milliseconds of each sum but the first, and the CPU milliseconds of all ranks in it."""
     shape = (num_bytes // 4, 1)
-    ranks: list[list[SumTime]] = launch(bed, clusters, gpipe(len(clusters), 1), (), shape, rounds, run)
+    ranks: list[list[SumTime]] = launch(bed, clusters, gpipe(len(clusters), 1), (), shape, rounds, run, senders=senders)
     each = list(zip(*(one[1:] for one in ranks), strict=True))
     walls = [1e3 * (max(one.end_s for one in part) - part[0].start_s) for part in each]
     return walls, [1e3 * sum(one.cpu_s for one in part) for part in each]
@@ -75,7 +82,7 @@ def measure(quick: bool) -> Iterator[Row]:
         with packets(pool_of(CLUSTERS, ROUND_TRIP_MS, gbps)) as bed:
             for _ in range(1 if quick else 2):
                 for name, run in (("isthmus", run_isthmus), ("gloo", run_gloo)):
-                    wall, cpu = sums(bed, num_bytes, rounds, run)
+                    wall, cpu = sums(bed, num_bytes, rounds, run, senders=SENDERS)
                     walls[name] += wall
                     cpus[name] += cpu
         yield from _rows(gbps, num_bytes, faster, wanted_ms, walls, cpus)
@@ -130,15 +137,16 @@ def gradients(quick: bool) -> Iterator[Row]:
 
 def training(quick: bool) -> Iterator[Row]:
     """Yield the rows of torch's own parallelism: losses over two clusters, and the time of a step in one."""
-    steps = 4 if quick else 12
+    steps, rounds = (4, 1) if quick else (12, 3)
     for kind in KINDS:
         runs = {"isthmus": partial(run_over_isthmus, kind=kind), "gloo": partial(run_over_gloo, kind=kind)}
-        losses, times = {}, {}
+        losses, times = {}, {name: list[float]() for name in runs}
         for name, run in runs.items():
             two: list[Trained] = launch(Bed(), CLUSTERS, gpipe(len(CLUSTERS), 1), (), (256, 4), steps, run)
             losses[name] = two[0].losses
+        for name, run in list(runs.items()) * rounds:
             one: list[Trained] = launch(Bed(), "aaaa", gpipe(len(CLUSTERS), 1), (), (1024, 4), steps, run)
-            times[name] = [1e3 * max(each) for each in zip(*(rank.steps_s[1:] for rank in one), strict=True)]
+            times[name] += [1e3 * max(each) for each in zip(*(rank.steps_s[1:] for rank in one), strict=True)]
         apart = max(abs(a - b) / abs(b) for a, b in zip(losses["isthmus"], losses["gloo"], strict=True))
         yield Row(
             what=f"{kind} over two kinds of group: loss apart from gloo's", ours=apart, unit="of the loss",

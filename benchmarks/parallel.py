@@ -6,7 +6,13 @@
 `zero` trains by ZeRO 2 and 3 over four ranks: bytes of gradients and weights beside the memory model, and a step of
 ZeRO 3 beside torch's `fully_shard` over gloo.
 
+`losses` trains plans of random degrees (context, tensor, pipeline and data parallelism, ZeRO) in up to 8 processes on
+this machine, and compares the loss of each step with that of one process. `reduction` sums the gradients of two
+replicas after the last backward pass and during it, and compares what a step waits for; DDP over gloo is beside it.
+`local` runs local SGD between two sites on virtual chips over an emulated link, beside what was predicted.
 `precision` trains two stages of unlike precision, and compares the losses and the time of a step with those of fp32.
+
+`experts` trains a mixture of experts whose ranks share them, beside one process, and counts the bytes of its exchanges.
 
   python -m benchmarks.parallel                      # all
   python -m benchmarks.parallel --quick              # fewer cases
@@ -20,13 +26,25 @@ import functools
 import sys
 from collections.abc import Callable
 
-from benchmarks import _parallel_precision, _parallel_schedules, _parallel_zero
+from benchmarks import (
+    _parallel_experts,
+    _parallel_local_steps,
+    _parallel_losses,
+    _parallel_precision,
+    _parallel_reduction,
+    _parallel_schedules,
+    _parallel_zero,
+)
 from benchmarks.table import Row, print_rows, run_parts
 
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "schedules": _parallel_schedules.measure,
+    "losses": _parallel_losses.measure,
+    "reduction": _parallel_reduction.measure,
+    "local": _parallel_local_steps.measure,
     "precision": _parallel_precision.measure,
     "zero": _parallel_zero.measure,
+    "experts": _parallel_experts.measure,
 }
 
 

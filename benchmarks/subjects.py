@@ -111,6 +111,17 @@ SUBJECTS = (
         ),
     ),
     Subject(
+        "rl",
+        "Reinforcement learning",
+        "How many bytes a new version of weights takes, how fast it is coded, and what faults do to the trajectories.",
+        ("rl",),
+        (
+            Figure("rl", "bytes per changed weight, 1 % changed", r"bytes per changed weight, .*rate 1e-06"),
+            Figure("rl", "weights coded by a core", "coding: weights by CPU time"),
+            Figure("rl", "prompts lost over seeded faults", ".*: prompts lost"),
+        ),
+    ),
+    Subject(
         "transport",
         "Transport",
         "Whether emulated links behave as stated, and what distance and loss cost a pipeline across clusters.",

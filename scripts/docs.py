@@ -22,12 +22,12 @@ EXAMPLES = ROOT / "tests" / "core" / "formats"
 INTRODUCTION = """\
 # File formats
 
-`pool.yaml`, `job.yaml`, plans, an owner's `policy.yaml` and a site's `site.yaml` are YAML (JSON is YAML
-too). Each has a `version`, 1 today; a file of version 1 will load for as long as Isthmus exists, and a file
+`pool.yaml`, `job.yaml`, plans, an owner's `policy.yaml` and `tariff.yaml` and a site's `site.yaml` are YAML (JSON is
+YAML too). Each has a `version`, 1 today; a file of version 1 will load for as long as Isthmus exists, and a file
 of a later version is refused with a clear error. An unknown field is an error: a typing mistake never passes
 silently. Sizes may be written `64 MiB` or `96 GB`.
 
-`isthmus schema pool|job|plan|policy|site` prints the JSON Schema of a form, `isthmus check FILE` what is wrong
+`isthmus schema pool|job|plan|policy|site|tariff` prints the JSON Schema of a form, `isthmus check FILE` what is wrong
 with a file."""
 
 CHIPS_INTRODUCTION = """\

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import multiprocessing
+import os
 import random
 import re
 import sys
@@ -96,6 +97,7 @@ def run_mutants(package: MutatedPackage, mutants: Sequence[Mutant], children: in
         if status not in ("killed", "timeout"):
             print(f"{status}: {mutant.name}\n{mutant.difference}\n", flush=True)
 
+    os.environ.setdefault("TEST_PROFILE", "thorough")  # `tests/conftest.py`: a property test tries 100 examples
     plugin = MutantRuns(mutants, package.root / "src", children, report)
     arguments = ["-q", "-s", "-p", "no:cacheprovider", f"--rootdir={package.root}", "-m", DESELECTED]
     code = pytest.main([*arguments, *(str(package.root / test) for test in package.tests)], plugins=[plugin])

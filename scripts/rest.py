@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from isthmus.control.rest.access_endpoints import access_router
 from isthmus.control.rest.catalogue_endpoints import catalogue_router
 from isthmus.control.rest.endpoints import metrics_router, router
+from isthmus.control.rest.ledger_endpoints import ledger_router
 from isthmus.control.rest.site_endpoints import site_router
 
 INTRODUCTION = """\
@@ -36,6 +37,7 @@ def render() -> str:
     app.include_router(access_router)
     app.include_router(catalogue_router)
     app.include_router(site_router)
+    app.include_router(ledger_router)
     app.include_router(metrics_router)
     lines = ["| request | takes | answers | |", "|---|---|---|---|"]
     for path, by_method in app.openapi()["paths"].items():

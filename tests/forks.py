@@ -9,9 +9,13 @@ import gc
 import importlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import traceback
 import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -22,6 +26,42 @@ def preload(*modules: str) -> None:
     """Have `modules` loaded before the first process is forked."""
     _preloaded.extend(modules)
     FORKS.set_forkserver_preload(_preloaded)
+
+
+def run_ranks(num_ranks: int, run: Callable[[int], int]) -> int:
+    """Run each rank in a fork of this process, which has loaded all; return how many ended with another status than 0.
+
+    This process must have no threads.
+    """
+    processes = []
+    for rank in range(num_ranks):
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                gc.freeze()
+                status = run(rank)
+            except BaseException:  # a traceback for the test; the fork must not go on as its parent
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        processes.append(child)
+    return sum(os.waitpid(one, 0)[1] != 0 for one in processes)
+
+
+def output_of(command: Sequence[str], folder: Path, limit_s: float) -> tuple[int, str]:
+    """Run a program with all that it forks; return its status and output. Past the limit all of it is killed."""
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            said = process.communicate(timeout=limit_s)[0]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode, said
 
 
 class ForkedProgram:

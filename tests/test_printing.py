@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -54,6 +56,25 @@ def modules(folder: str = "") -> list[Path]:
     return sorted((SOURCE / folder).rglob("*.py"))
 
 
+class Printing(NamedTuple):
+    """What one module does of what these rules are about: the tree of each is made once for all of them."""
+
+    prints: set[str]
+    called: set[str]
+    imported: set[str | None]
+
+
+@cache
+def printing_of(file: Path) -> Printing:
+    """Return what a module prints, calls and imports."""
+    tree = ast.parse(file.read_text())
+    imported = {
+        *(one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)),
+        *(name.name for one in ast.walk(tree) if isinstance(one, ast.Import) for name in one.names),
+    }
+    return Printing(direct_prints(tree), {name for name, _ in calls(tree)}, imported)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -78,7 +99,7 @@ def test_the_command_line_prints_through_its_environment() -> None:
         place = file.relative_to(SOURCE).as_posix()
         if place in SEAM:
             continue
-        past = {name for name in direct_prints(ast.parse(file.read_text())) if f"{place} {name}" not in ALLOWED}
+        past = {name for name in printing_of(file).prints if f"{place} {name}" not in ALLOWED}
         assert not past, f"{place} calls {', '.join(sorted(past))}: print through CliEnvironment"
 
 
@@ -91,15 +112,14 @@ def test_packages_below_the_command_line_print_nothing() -> None:
     for file in modules():
         place = file.relative_to(SOURCE).as_posix()
         if not place.startswith(("cli/", *own_process)):
-            assert not direct_prints(ast.parse(file.read_text())), place
+            assert not printing_of(file).prints, place
 
 
 def test_logs_have_one_place_that_formats_them() -> None:
     """A second handler or formatter would write words from others raw."""
     for file in modules():
         place = file.relative_to(SOURCE).as_posix()
-        names = {name for name, _ in calls(ast.parse(file.read_text()))}
-        made = names & {"StreamHandler", "FileHandler", "basicConfig", "Formatter", "dictConfig"}
+        made = printing_of(file).called & {"StreamHandler", "FileHandler", "basicConfig", "Formatter", "dictConfig"}
         assert not made or place in ("cli/commands/process_commands.py", "cli/environment/json_log.py"), (place, made)
 
 
@@ -107,9 +127,4 @@ def test_pages_escape_with_one_function() -> None:
     """`page_text` of `core/text/html_page.py`: it escapes markup and shows hidden characters."""
     for file in modules():
         place = file.relative_to(SOURCE).as_posix()
-        tree = ast.parse(file.read_text())
-        imported = {
-            *(one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)),
-            *(name.name for one in ast.walk(tree) if isinstance(one, ast.Import) for name in one.names),
-        }
-        assert not imported & {"html", "xml.sax.saxutils"} or place == "core/text/html_page.py", place
+        assert not printing_of(file).imported & {"html", "xml.sax.saxutils"} or place == "core/text/html_page.py", place

@@ -44,6 +44,10 @@ SURFACES = {
         RenderedPart Setting SiteRuntime Template TemplateConflictError find_image host_image make_blueprints mount
         oci_config render_part settings_document training_settings
     """,
+    "rl": """
+        LedgerConfig LedgerSummary TrajectoryLedger advantages check_ledger correction informative_groups k3_penalty
+        overlong_penalty policy_loss summarise_ledger
+    """,
     "schedule": """
         SCHEDULES SEARCHED Hop Operation OperationKind PipelineCosts Schedule SearchedSchedule StageCosts
         add_communication check_schedule dualpipe forward_only
@@ -81,6 +85,7 @@ SURFACES = {
         BackgroundLinks Namespaces PortRange dial emulated_namespaces format_address links_in_background listen
         local_address run_links
     """,
+    "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",
 }
 
 
@@ -107,6 +112,13 @@ def test_the_package_itself_offers_the_client_lazily() -> None:
     code = "import sys, isthmus; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     assert not {"httpx", "pydantic", "yaml", "isthmus.client"} & set(loaded.stdout.split())
+
+
+def test_a_server_starts_without_the_planner() -> None:
+    """Searches run in processes of their own, so that a server is up without loading `isthmus.plan`."""
+    code = "import sys, isthmus.control.server.run_server; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert not {"isthmus.plan", "isthmus.sim", "isthmus.schedule"} & set(loaded.stdout.split())
 
 
 def test_every_schedule_has_its_name() -> None:

@@ -7,13 +7,16 @@ import itertools
 import resource
 import threading
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from isthmus.control.placement import MAX_PLANNED_CLUSTERS, PlanRequest, planned_clusters, propose_plans
+from isthmus.control.placement import MAX_PLANNED_CLUSTERS, PlanRequest, planned_clusters
+from isthmus.control.placement.planned_clusters import MAX_BESIDE_OTHERS
+from isthmus.control.placement.propose_plans import propose_plans
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.rest.body_limit import BodyLimits
 from isthmus.control.service.planner_queue import PlannerQueue, make_plan_request
@@ -132,11 +135,11 @@ def plan_request(pool: Pool, **placement: Any) -> PlanRequest:
 
 @pytest.mark.parametrize("chip", ["L40S", "H200"])
 def test_a_planning_request_grows_with_no_owners_clusters(chip: str) -> None:
-    """With 60 or 600 clusters of one owner it has 64, all six of others, and what concerns these only."""
+    """With 60 or 600 clusters of one owner it has 24 of them, all six of others, and what concerns these only."""
     found = [plan_request(make_pool(number, chip)) for number in (60, 600)]
     for one in found:
         names = {cluster.name for cluster in one.pool.clusters}
-        assert len(names) == MAX_PLANNED_CLUSTERS
+        assert len(names) == 6 + MAX_BESIDE_OTHERS
         assert {f"site{i}" for i in range(6)} <= names == set(one.free_chips)
         assert {end for link in one.pool.links for end in (link.source, link.target)} <= names
         assert len(one.free_gbps) == len(one.pool.links)
@@ -168,13 +171,25 @@ def test_the_only_cluster_that_may_read_the_data_is_planned_with_however_many_ow
 
 
 def test_clusters_without_free_chips_take_no_turn() -> None:
-    """An owner's clusters without a free chip come after all others, so that they displace none."""
+    """An owner's clusters without a free chip come after its others, so that they displace none."""
     pool = make_pool(70)
     busy = {"site0", "site3", *(f"flood{i:03}" for i in range(8))}
     free = {one.name: {"g": 0 if one.name in busy else 2} for one in pool.clusters}
     kept = planned_clusters(pool.clusters, pool.links, free, make_job(), SMALL_MODEL)
-    assert len(kept) == MAX_PLANNED_CLUSTERS
-    assert not busy & {one.name for one in kept}
+    assert len(kept) == 6 + MAX_BESIDE_OTHERS
+    assert busy & {one.name for one in kept} == {"site0", "site3"}
+
+
+def test_owners_who_have_as_much_as_all_others_share_all_places() -> None:
+    """Of two owners with 50 clusters each has 32; one with 50 beside one with 40 has no fewer than that."""
+    for count in (50, 40):
+        pool = make_pool(94)
+        owned = tuple(
+            one.model_copy(update={"owner": "a" if place < count else "b"}) for place, one in enumerate(pool.clusters)
+        )
+        free = {one.name: {"g": 2} for one in owned}
+        kept = planned_clusters(owned[: count + 50], pool.links, free, make_job(), SMALL_MODEL)
+        assert Counter(one.owner for one in kept) == {"a": 32, "b": 32}
 
 
 def test_replicas_over_all_linked_slots_are_tried_however_many_there_are() -> None:

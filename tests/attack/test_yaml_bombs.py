@@ -91,9 +91,15 @@ def test_every_user_file_has_the_same_limits(load: Callable[[Path], object], tmp
             load(file)
 
 
+SAMPLED = ("a billion values by aliases", "deep keys", "a million fields", "a file of 100 MB", "a Python object")
+"""Bombs of each limit, for other readers of such files."""
+
+
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_the_context_file_of_the_client_has_the_same_limits(bomb: str, tmp_path: Path) -> None:
+def test_the_context_file_of_the_client_has_the_same_limits(bomb: str, whole: bool, tmp_path: Path) -> None:
     """It is read by every command: a bomb in it is an error of that file, within the same bounds."""
+    if not whole and bomb not in SAMPLED:
+        pytest.skip("one of the bombs that --whole tries here; in a job file all are tried")
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
     file = context_path(environ)
     file.parent.mkdir()

@@ -10,6 +10,7 @@ import pytest
 from benchmarks._models import even_plan
 from benchmarks._public_bound import alike, bound_rows, least_error, scatter
 from benchmarks._public_run import PublicRun, public_cluster, public_model
+from isthmus.core.plan_parts.tensor_formats import TensorFormats
 
 
 def run(measured_s: float | None, stack: str = "megatron", **fields: object) -> PublicRun:
@@ -29,6 +30,13 @@ def test_runs_are_alike_whatever_the_version_of_their_stack() -> None:
     runs = [first, run(1.2, "torchtitan"), run(3.0, micro_batch_size=2), run(None), other]
     assert alike(runs) == [[1.0, 1.2]]
     assert bound_rows("set", [first, other]) == []
+
+
+def test_runs_with_a_scale_for_each_row_are_apart_from_those_with_one_for_a_tensor() -> None:
+    """A plan tells them apart by `formats.scales`; how weights are gathered does not part runs."""
+    formats = (TensorFormats(gathers="fp8"), TensorFormats(), TensorFormats(scales="row"))
+    runs = [run(1.0 + i, "torchtitan", precision="fp8", formats=one) for i, one in enumerate(formats)]
+    assert alike(runs) == [[1.0, 2.0]]
 
 
 def test_the_scatter_is_that_within_groups() -> None:

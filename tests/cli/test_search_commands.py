@@ -122,7 +122,7 @@ def test_fixed_degrees_are_kept(files: Path) -> None:
         assert one["micro_batch_size"] == 2
 
 
-def test_local_steps_are_planned_simulated_explained_and_refused_where_they_cannot_run(files: Path) -> None:
+def test_local_steps_are_planned_simulated_explained_and_exported_where_they_run(files: Path) -> None:
     """A job that admits them gets such a plan over a thin link; every command says what it is."""
     job, pool = files / "job.yaml", files / "pool.yaml"
     job.write_text(job.read_text().replace("steps: 100,", "steps: 2000, local_steps: 2000,"))
@@ -130,7 +130,7 @@ def test_local_steps_are_planned_simulated_explained_and_refused_where_they_cann
     answer = plan(files, "--save", str(files / "plans"))
     local = next(one for one in answer["plans"] if one["local_steps"] > 1)
     assert local["local_steps"] == 2000
-    assert local["id"] not in answer["search"]["runnable"]
+    assert local["id"] in answer["search"]["runnable"]
     assert any(one["local_steps"] == 1 for one in answer["plans"])
     given = [files / "plans" / f"{local['id']}.json", "--model", files / "config.json"]
     placed = [*given, "--pool", pool]
@@ -139,9 +139,10 @@ def test_local_steps_are_planned_simulated_explained_and_refused_where_they_cann
     assert "every 2000 steps" in simulated.out
     explained = run(FakeServer(), "explain", *placed)
     assert "take 2000 local steps" in explained.out.replace("\n", " ")
-    refused = run(FakeServer(), "export", *given, "--to", "isthmus")
+    assert "local_steps: 2000" in run(FakeServer(), "export", *given, "--to", "isthmus").out
+    refused = run(FakeServer(), "export", *placed, "--to", "megatron")
     assert refused.status != 0
-    assert "2000 local steps between averages" in refused.err.replace("\n", " ")
+    assert "every 2000 steps" in refused.err.replace("\n", " ")
     shown = run(FakeServer(), "plan", job, "--pool", pool)
     assert "average their parameters every 2000 steps" in (files / "plans" / f"{local['id']}.json").read_text()
     assert shown.status == 0

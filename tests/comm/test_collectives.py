@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from isthmus.comm.group.create_group import IsthmusOptions
 from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.group.transport_messages import GROUP_TAGS
 from isthmus.comm.transport.memory_transport import MemoryTransport, memory_transports
 from isthmus.core.errors import PeerError, PlanError
 from isthmus.strategies import RANK_STRATEGIES, group_steps
@@ -185,6 +186,32 @@ def test_a_group_sums_by_a_named_strategy(name: str) -> None:
         steps = group_steps(name, "abba", num)
         assert _sent_bytes(transports) - before == sum(one.stop - one.start for one in steps) * dtype.itemsize
     close(groups)
+
+
+def test_only_senders_send_across_and_the_sums_are_the_same() -> None:
+    """Ranks 0 and 2 of two clusters send for the others, also in a group of some ranks."""
+    transports = memory_transports(4)
+    for ranks in ((0, 1, 2, 3), (1, 2, 3)):
+        groups = [
+            IsthmusGroup(transports[one], "aabb", senders=(0, 2), ranks=ranks, tag_base=(len(ranks) - 3) * GROUP_TAGS)
+            for one in ranks
+        ]
+        before = _sent_by_pair(transports)
+        tensors = [torch.arange(100_000.0) * (place + 1) for place in range(len(ranks))]
+        for work in [group.allreduce([one]) for group, one in zip(groups, tensors, strict=True)]:
+            work.wait()
+        total = torch.arange(100_000.0) * sum(range(len(ranks) + 1))
+        assert all(torch.equal(one, total) for one in tensors)
+        sent = _sent_by_pair(transports)
+        across = {
+            one for (one, peer), num in sent.items() if num > before.get((one, peer), 0) and (one < 2) != (peer < 2)
+        }
+        assert across == {0 if 0 in ranks else 1, 2}
+    close(groups)
+
+
+def _sent_by_pair(transports: Sequence[MemoryTransport]) -> dict[tuple[int, int], int]:
+    return {(rank, to): now.sent_bytes for rank, one in enumerate(transports) for to, now in one.traffic().items()}
 
 
 def _sent_bytes(transports: Sequence[MemoryTransport]) -> int:

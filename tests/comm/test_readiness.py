@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import accumulate
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from isthmus.comm.tcp.send_queue import MAX_FRAGMENT_BYTES, Fragment, SendQueue
-from isthmus.comm.tcp.socket_readiness import SendReadiness, is_probing_rtt
+from isthmus.comm.tcp.send_queue import Fragment, SendQueue
+from isthmus.comm.tcp.socket_readiness import MAX_UNSENT_BYTES, MIN_PART_BYTES, SendReadiness, TcpState, tcp_state
+from isthmus.comm.tcp.wire_format import MAX_FRAGMENT_BYTES
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -60,7 +65,9 @@ def test_a_connection_that_probes_rests_for_the_length_of_a_probe_and_not_for_ev
 
 def test_a_connection_that_has_sent_little_does_not_probe(pair: Pair) -> None:
     _of_bbr(pair[0], [0.0], [False])
-    assert not is_probing_rtt(pair[0])
+    state = tcp_state(pair[0])
+    assert state is not None
+    assert not state.is_probing_rtt
 
 
 @pytest.mark.parametrize(
@@ -86,7 +93,51 @@ def test_a_probe_is_told_from_what_the_kernel_says(
             return bytes(info)
 
     with Told() as connection:
-        assert is_probing_rtt(connection) is probes
+        found = tcp_state(connection)
+    assert found == (state == 0, packet_bytes, round_trip_us / 1e6, window)
+    assert found.is_probing_rtt is probes
+
+
+@pytest.mark.parametrize(
+    ("round_trip_s", "window", "part_bytes"),
+    [
+        pytest.param(0.02, 10, MIN_PART_BYTES, id="a connection that begins"),
+        pytest.param(0.02, 40, 40 * 1448, id="an eighth of 0.1 Gbit/s over 20 ms: 58 KB"),
+        pytest.param(0.02, 1000, MAX_UNSENT_BYTES, id="a fat link"),
+        pytest.param(1e-4, 10, MAX_UNSENT_BYTES, id="a near peer"),
+        pytest.param(0.0, 10, MAX_UNSENT_BYTES, id="no round trip yet"),
+    ],
+)
+def test_a_connection_takes_what_it_sends_in_some_milliseconds(
+    pair: Pair, round_trip_s: float, window: int, part_bytes: int
+) -> None:
+    """A slow connection leaves the rest of a message to the others."""
+    state = TcpState(is_open=True, packet_bytes=1448, round_trip_s=round_trip_s, window_packets=window)
+    readiness = SendReadiness(pair[0], state=lambda _: state)
+    assert readiness.wait_ready()
+    assert readiness.part_bytes == part_bytes
+    limit = pair[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+    assert part_bytes < limit <= min(4 * part_bytes, MAX_UNSENT_BYTES) or limit == MAX_UNSENT_BYTES
+
+
+@given(st.lists(st.integers(1, MAX_FRAGMENT_BYTES), min_size=1, max_size=20), st.integers(0, 2 * MAX_FRAGMENT_BYTES))
+def test_connections_share_a_message_in_parts_of_their_own(parts: list[int], size: int) -> None:
+    """Parts of any sizes cover the message once; those of a broken connection are sent again as they were."""
+    outbox, data = SendQueue(), random.Random(0).randbytes(size)
+    outbox.put(1, "x", memoryview(data), 0.0)
+    taken: list[Fragment] = []
+    for part in parts:
+        if (found := outbox.take(part_bytes=part)) is not None:
+            assert len(found.payload) <= part
+            taken.append(found)
+    outbox.requeue(taken)
+    again: list[Fragment] = []
+    while (found := outbox.take(part_bytes=MAX_FRAGMENT_BYTES if len(again) >= len(taken) else 1)) is not None:
+        again.append(found)
+    assert again[: len(taken)] == taken
+    assert [one.header.offset for one in again] == list(accumulate((len(one.payload) for one in again[:-1]), initial=0))
+    assert b"".join(one.payload for one in again) == data
+    assert {one.header.payload_bytes - len(one.payload) for one in again} == {0}
 
 
 def test_a_broken_connection_is_ready_so_that_who_writes_sees_it(pair: Pair) -> None:
@@ -114,4 +165,8 @@ def _of_bbr(connection: socket.socket, now_s: list[float], probes: list[bool]) -
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
     except OSError:
         pytest.skip("the kernel has no BBR: modprobe tcp_bbr")
-    return SendReadiness(connection, probing=lambda _: probes[0], clock=lambda: now_s[0])
+
+    def state(_: socket.socket) -> TcpState:
+        return TcpState(True, 1448, 0.04, 4 if probes[0] else 10)
+
+    return SendReadiness(connection, state=state, clock=lambda: now_s[0])

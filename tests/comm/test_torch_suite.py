@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.forks import output_of
 
 ROOT = Path(__file__).parents[2]
 CLUSTERS = "aabb"
@@ -36,22 +37,7 @@ SAMPLE = (
 def run_suite(names: Sequence[str], folder: Path) -> list[list[tuple[str, str, str]]]:
     """Return (name, outcome, reason) of each test at each rank."""
     (folder / "names").write_text("\n".join(names), encoding="utf-8")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.comm.torch_suite", str(rank), str(folder), CLUSTERS],
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(len(CLUSTERS))
-    ]
-    try:
-        for one in ranks:
-            one.wait(LIMIT_S)
-    finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
+    output_of([sys.executable, "-W", "ignore", "-m", "tests.comm.torch_suite", str(folder), CLUSTERS], ROOT, LIMIT_S)
     files = [folder / f"{rank}.results" for rank in range(len(CLUSTERS))]
     lines = [one.read_text(encoding="utf-8").splitlines() if one.exists() else [] for one in files]
     return [[tuple(json.loads(line)) for line in of] for of in lines]

@@ -1,6 +1,7 @@
 """What torch's own parallelism computes over an isthmus group, beside gloo: run by four processes of one machine.
 
-`python -m tests.comm.torch_programs RANK FOLDER`: the ranks meet by files in FOLDER; rank `r` is in cluster "aabb"[r].
+`python -m tests.comm.torch_programs FOLDER`: the ranks, forks of this process, meet by files in FOLDER; rank `r` is in
+cluster "aabb"[r].
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from isthmus.comm.transport.transport import JoinedTransport
 from isthmus.core.errors import PeerError
 from isthmus.strategies import RANK_STRATEGIES
 from isthmus.wan import listen
+from tests.forks import run_ranks
 
 CLUSTERS = "aabb"
 SIZE = len(CLUSTERS)
@@ -235,9 +238,8 @@ def disagreement(rank: int) -> Iterator[str]:
     dist.barrier()
 
 
-def main() -> None:
-    """Run one rank; exits with what differs."""
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+def run(rank: int, folder: Path) -> int:
+    """Run one rank; print what differs, and return 1 if anything does."""
     torch.set_num_threads(1)
     transport = meet(rank, folder, CLUSTERS)
     register_backend()
@@ -257,8 +259,9 @@ def main() -> None:
         found += alone(rank)
     dist.barrier()
     dist.destroy_process_group()
-    sys.exit("\n".join(found) or None)
+    print(*found, sep="\n", flush=True)
+    return bool(found)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_ranks(SIZE, partial(run, folder=Path(sys.argv[1]))))

@@ -1,9 +1,9 @@
-"""A rank that runs torch's tests of backends over isthmus: `python -m tests.comm.torch_suite RANK FOLDER CLUSTERS`.
+"""Ranks that run torch's tests of backends over isthmus: `python -m tests.comm.torch_suite FOLDER CLUSTERS`.
 
 The tests are those of `torch.testing._internal.distributed.distributed_test`, which torch installs with itself and runs
-for gloo, NCCL and MPI. Rank `r` is in cluster CLUSTERS[r]. FOLDER has `names`, the tests to run in this order, in one
-process group; the rank writes a line of JSON for each to `RANK.results`: name, outcome (passed, skipped, failed) and
-reason. It ends after the first failure.
+for gloo, NCCL and MPI. Rank `r` is in cluster CLUSTERS[r]; the ranks are forks of this process, which has loaded the
+tests. FOLDER has `names`, the tests to run in this order, in one process group; a rank writes a line of JSON a test to
+`RANK.results`: name, outcome (passed, skipped, failed) and reason. It ends after the first failure.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import unittest
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from tests.forks import run_ranks
 
 BACKEND = "isthmus"
 
@@ -32,20 +34,26 @@ def set_environment(folder: Path, num_ranks: int) -> None:
     }
 
 
-def run(names: list[str], rank: int, folder: Path, clusters: str) -> None:
+def torchs_tests() -> type:
+    """Return the class of torch's tests; `set_environment` comes first."""
+    from torch.testing._internal import common_distributed
+
+    common_distributed.DistTestCases.backend_feature["ddp"].add(BACKEND)
+    from torch.testing._internal.distributed import distributed_test
+
+    found: type = vars(distributed_test.DistributedTest)["_DistTestBase"]
+    return found
+
+
+def run(tests: type, names: list[str], rank: int, folder: Path, clusters: str) -> None:
     """Run the tests `names` in the process group that this makes."""
     import torch
     import torch.distributed as dist
     from torch.testing._internal import common_distributed
     from torch.testing._internal.common_utils import TestCase
 
-    common_distributed.DistTestCases.backend_feature["ddp"].add(BACKEND)
-    from torch.testing._internal.distributed import distributed_test
-
     from isthmus.comm.group.create_group import IsthmusOptions, register_backend
     from tests.comm.torch_programs import meet
-
-    tests = vars(distributed_test.DistributedTest)["_DistTestBase"]
 
     class Ranked(TestCase, tests):
         """Torch's tests in a process that has its rank already, as under MPI."""
@@ -104,12 +112,18 @@ def _outcome(test: unittest.TestCase, exits: dict[int, str]) -> tuple[str, str]:
     return ("failed", failed[0][1]) if failed else ("passed", "")
 
 
-def main() -> None:
-    """Run one rank."""
-    rank, folder, clusters = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+def main() -> int:
+    """Run all ranks; return how many failed."""
+    folder, clusters = Path(sys.argv[1]), sys.argv[2]
     set_environment(folder, len(clusters))
-    run((folder / "names").read_text(encoding="utf-8").split(), rank, folder, clusters)
+    tests, names = torchs_tests(), (folder / "names").read_text(encoding="utf-8").split()
+
+    def run_rank(rank: int) -> int:
+        run(tests, names, rank, folder, clusters)
+        return 0
+
+    return run_ranks(len(clusters), run_rank)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

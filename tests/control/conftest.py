@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,6 +14,20 @@ from tests.control import postgres as real
 from tests.control.test_server_api import Server
 
 _numbers = itertools.count()
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
+    """Load schemathesis' plugin, whose imports take a second, for the one module that it collects."""
+    if file_path.name == "test_fuzz.py":
+        parent.config.pluginmanager.import_plugin("schemathesis.pytest.plugin")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Fuzz a third of the operations, a second of CPU time each, or all with `--whole`."""
+    fuzzed = [item for item in items if item.path.name == "test_fuzz.py"]
+    for number, item in enumerate(fuzzed):
+        if number % 3 and not config.getoption("--whole"):
+            item.add_marker(pytest.mark.skip(reason="one of the operations that --whole tries"))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from isthmus.control.coordinator.accounting.check_metering import metering_problems
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.state.events import (
     AgentReported,
@@ -65,6 +66,8 @@ class Driver:
         self.storage_bytes: dict[str, int] = {}
         self.identities: dict[str, AgentIdentity] = {}
         self.run_lease_s = 0.0
+        # The time on the agents' own clocks; None: they do not tell it.
+        self.clock_s: float | None = None
         for name in names:
             self.report(name)
 
@@ -78,6 +81,7 @@ class Driver:
             if isinstance(instruction, MakePlans):
                 self.asked[instruction.job_id] = instruction
         assert violations(self.coordinator.state, self.now_s, grace_s=1e9) == []
+        assert list(metering_problems(self.coordinator.state)) == []
         return instructions
 
     def submit(
@@ -153,6 +157,7 @@ class Driver:
             checks=site in self.checking,
             copies=self.copies.get(site),
             fetch_gbps=self.fetch_gbps.get(site),
+            clock_s=self.clock_s,
         )
         told = self.tell(AgentReported.from_report(report, self.now_s))
         self.coordinator.record_report(site, self.now_s, report)

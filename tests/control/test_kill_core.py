@@ -98,13 +98,13 @@ def _durable(state: PoolState) -> PoolState:
     return state
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_kills_lose_and_double_nothing(seed: int) -> None:
     """Whichever process dies at whichever point, every acknowledged job ends once, and all devices are free."""
     assert sum(run(seed, MemoryLog()).values()) > 0
 
 
-@pytest.mark.parametrize("seed", range(1000, 1003))
+@pytest.mark.parametrize("seed", [1000])
 def test_kills_with_the_real_store_lose_nothing(seed: int, tmp_path: Path) -> None:
     """The same with SQLite on a disk, its log torn where the server dies between write and flush."""
     disk = SqliteEventLog(tmp_path)

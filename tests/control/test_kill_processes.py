@@ -50,7 +50,12 @@ def kill_somebody(pool: RealPool, chance: random.Random) -> None:
     pool.start(victim)
 
 
-@pytest.mark.parametrize("seed", range(20))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try a sample of the seeds, or all with `--whole`."""
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(20 if metafunc.config.getoption("--whole") else 6))
+
+
 def test_whoever_is_killed_every_acknowledged_job_ends_once(pool: RealPool, seed: int) -> None:
     """The script: submit two jobs; kill three times, anywhere; then all is done, once, and all is free."""
     chance = random.Random(seed)

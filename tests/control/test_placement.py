@@ -72,7 +72,7 @@ def test_switches_that_no_cluster_satisfies_at_once_are_refused(placement: dict[
     [
         ({"pp": 33}, PlanError, "the model has 32 layers"),
         ({"tp": 5}, PlanError, "does not divide the 32 key and value heads"),
-        ({"ep": 2}, PlanError, "the runtime splits a stage over chips by tp and cp only"),
+        ({"ep": 2}, PlanError, "ep 2 for a model without experts"),
         ({"pp": 20, "cp": 2}, InputError, r"40 chips \(pp 20 x cp 2\), placement.max_chips allows 39"),
     ],
 )

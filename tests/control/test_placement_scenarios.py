@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.placement import PlanRequest, propose_plans
+from isthmus.control.placement import PlanRequest
+from isthmus.control.placement.propose_plans import propose_plans
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, ParallelDegrees, PlacementConstraints, TrainingConfig
 from isthmus.core.model import Model, load_model
 from isthmus.core.plan import PlanSet

@@ -9,10 +9,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.control.placement import FreeResources, PipelineRequirement, PlanRequirement, place_pipelines, place_plan
+from isthmus.control.placement import FreeResources, PipelineRequirement, place_pipelines
+from isthmus.control.placement.place_plan import place_plan
 from isthmus.control.placement.resources.free_resources import FreeNodeGroup
 from isthmus.control.placement.resources.gradient_traffic import GradientTraffic
-from isthmus.control.placement.resources.plan_requirement import EqualPipelines
+from isthmus.control.placement.resources.plan_requirement import EqualPipelines, PlanRequirement
 from isthmus.core.job import PlacementConstraints
 from tests.control.placing import (
     CHIPS,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.placement import PlanRequest, propose_plans
+from isthmus.control.placement import PlanRequest
+from isthmus.control.placement.propose_plans import propose_plans
 from isthmus.control.service.planner_process import (
     COMMAND,
     PlannerProcess,
@@ -137,8 +138,9 @@ def test_the_process_ends_with_its_server() -> None:
 @pytest.mark.slow
 def test_no_job_makes_the_planner_eat_the_machine() -> None:
     """Its memory is bounded, and to run out of it is an answer like any other bug."""
-    code = "from isthmus.control.service import planner_process as p; "
-    code += "p.propose_plans = lambda *_, **__: bytearray(2**40); p.main()"
+    code = "from isthmus.control.placement import propose_plans as made; "
+    code += "from isthmus.control.service import planner_process as p; "
+    code += "made.propose_plans = lambda *_, **__: bytearray(2**40); p.main()"
     planner = PlannerProcess(command=(sys.executable, "-c", code))
     with pytest.raises(PlanError, match="the planner failed: MemoryError"):
         ask(planner)

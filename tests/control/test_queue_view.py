@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from isthmus.control.queries.explain_wait import answer_query, query_job, query_queue
 from isthmus.control.queries.forecast_inputs import ACTIVE_STATES, JobProgress
 from isthmus.control.service.progress_tracker import ProgressTracker
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.job_records import TERMINAL_STATES
 from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.messages.queue_status import QueueStatus
@@ -218,6 +218,6 @@ def test_whatever_happens_every_job_that_does_not_run_yet_is_told_where_it_stand
         if one.start_s is not None:
             assert pool.now_s <= (one.earliest_s or 0.0) <= one.start_s
             assert one.latest_s is None or one.start_s <= one.latest_s
-        lacks = not ledger.fits(state, state.jobs[one.id].needs or {}, {})
+        lacks = not allocations.fits(state, state.jobs[one.id].needs or {}, {})
         assert bool(one.refused) == lacks or state.jobs[one.id].plan is None
         assert stand(pool, one.id, None).place == one.place

@@ -34,7 +34,12 @@ def pool(tmp_path: Path, postgres: str) -> Iterator[Replicas]:
     pool.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try a sample of the seeds, or all with `--whole`."""
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(4 if metafunc.config.getoption("--whole") else 2))
+
+
 def test_whichever_server_is_killed_every_acknowledged_job_ends_once(pool: Replicas, seed: int) -> None:
     """The script: kill the leader, or a server at a point in its store; submit; thrice; all is done once."""
     chance = random.Random(seed)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.placement import PlanRequest, propose_plans
+from isthmus.control.placement import PlanRequest
+from isthmus.control.placement.propose_plans import propose_plans
 from isthmus.control.queries.catalogue.bring_forecast import site_fetches
 from isthmus.control.queries.catalogue.catalogue_versions import list_entries
 from isthmus.control.queries.dry_run import dry_run_requests

@@ -18,7 +18,7 @@ from isthmus.control.server.connection_limits import ConnectionCaps
 from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
 from isthmus.control.service.change_feed import Change, ChangeFeed
 from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics
-from tests.control.processes import until
+from tests.control.processes import UNVERIFIED, until
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
 
 pytestmark = pytest.mark.integration
@@ -57,7 +57,8 @@ class Streaming:
         return {"Authorization": f"Bearer {self.tokens[who]}"}
 
     def call(self, method: str, path: str, who: str = "ann", body: object = None) -> httpx.Response:
-        return httpx.request(method, self.url + path, json=body, headers=self.headers(who), timeout=10)
+        headers = self.headers(who)
+        return httpx.request(method, self.url + path, json=body, headers=headers, timeout=10, verify=UNVERIFIED)
 
     def submit(self, who: str = "ann", **fields: object) -> str:
         body = submission(**fields).model_dump(mode="json")  # type: ignore[arg-type]
@@ -66,7 +67,9 @@ class Streaming:
     @contextmanager
     def events(self, who: str = "ann", after: int | None = None, **query: str) -> Iterator[Iterator[Told]]:
         headers = self.headers(who) | ({} if after is None else {"Last-Event-ID": str(after)})
-        with httpx.stream("GET", f"{self.url}/v1/events", params=query, headers=headers, timeout=10) as answer:
+        with httpx.stream(
+            "GET", f"{self.url}/v1/events", params=query, headers=headers, timeout=10, verify=UNVERIFIED
+        ) as answer:
             assert answer.status_code == 200
             assert answer.headers["content-type"].startswith("text/event-stream")
             yield _parsed(answer)

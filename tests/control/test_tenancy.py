@@ -6,6 +6,7 @@ An operation without a rule in `RULES` fails: a new endpoint needs a rule here t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -108,6 +109,14 @@ RULES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/join"): Rule(may=(), body={"cluster": EAST.model_dump(mode="json"), "key": "0" * 64}),  # codes only
     # An owner sees who has used its own clusters, a user what it has used itself.
     ("GET", "/v1/usage"): Rule(may=TOKENS),
+    ("POST", "/v1/tariffs"): Rule(
+        may=("owner-east", "root"),
+        body={"currency": "EUR", "prices": [{"cluster": "east", "node_group": "h20", "per_chip_hour": "1"}]},
+    ),
+    # Entries of its own accounts alone (`test_ledger_api.py`).
+    ("GET", "/v1/ledger"): Rule(may=TOKENS),
+    ("GET", "/v1/ledger/check"): Rule(may=("root",)),
+    ("GET", "/v1/statements/{party}/{name}"): Rule(may=("root",), query="?month=2027-01"),
     ("POST", "/v1/tokens"): Rule(may=("root",), body={"role": "user", "name": "eve"}),
     ("GET", "/v1/tokens"): Rule(may=TOKENS),
     ("POST", "/v1/tokens/{token_id}/revoke"): ANN,
@@ -128,6 +137,7 @@ RULES: dict[tuple[str, str], Rule] = {
 }
 
 
+@cache
 def operations() -> list[tuple[str, str]]:
     """Every operation of the document."""
     paths = create_app(ControlService(MemoryStore(), planner=plan_across)).openapi()["paths"]
@@ -180,7 +190,7 @@ def test_a_token_reads_and_changes_only_what_is_its_own(
         return
     before = server.job(job)
     pool_before = server.shell.pool()
-    entry = {"kind": "data", "owner": "ann", "name": "words", "version": "0" * 64}
+    entry = {"kind": "data", "owner": "ann", "name": "words", "version": "0" * 64, "party": "user"}
     where = (path + rule.query).format(job_id=job, cluster="east", plan_id="p1", token_id=ANNS_TOKEN, **entry)
     answer = server.call(method, where, rule.body, token=token or None)
     assert answer.status_code < 500

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.placement import FreeResources, PlanRequest, place_plan, plan_requirement_of, propose_plans
+from isthmus.control.placement import FreeResources, PlanRequest
+from isthmus.control.placement.place_plan import place_plan
+from isthmus.control.placement.propose_plans import propose_plans
 from isthmus.control.placement.relocate_plan import relocate_plan
+from isthmus.control.placement.resources.plan_requirement import plan_requirement_of
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, PlanSet
@@ -16,7 +19,7 @@ from isthmus.core.pool import Pool
 from isthmus.plan import profile_model
 from tests.control.driver import seen
 from tests.control.samples import plan
-from tests.control.test_coordinator_ledger import linked, predicted
+from tests.control.test_coordinator_allocations import linked, predicted
 from tests.e2e.site import CONFIG, clusters_of, make_job
 
 UNLIKE = "aa|b"

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from isthmus.agent.adapters.worker_limits import require_confined
 from isthmus.agent.service.agent_state_folder import devices_for, ranks_of_node
 from isthmus.client.read_job import read_job
+from isthmus.control.placement import PlanRequest
 from isthmus.control.placement.command_plans import command_plans
-from isthmus.control.placement.propose_plans import PlanRequest, propose_plans
+from isthmus.control.placement.propose_plans import propose_plans
 from isthmus.control.preflight.plan_checks import own_checks
 from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.core.errors import FileError, InputError

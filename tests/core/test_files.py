@@ -17,6 +17,7 @@ from isthmus.core.files.user_files import (
     load_plan,
     load_policy,
     load_pool,
+    load_tariff,
 )
 
 POOL = """\
@@ -58,12 +59,19 @@ sequence_length: 128
 """
 
 POLICY = "pool_share: 0.5\n"
+TARIFF = """\
+currency: EUR
+prices:
+  - {cluster: a, node_group: g, per_chip_hour: 0.1, hours: "06:00-18:00"}
+  - {cluster: a, node_group: g, per_chip_hour: 2, hours: "18:00-06:00"}
+"""
 
 LOADERS = {
     "pool": (load_pool, POOL),
     "job": (load_job, JOB),
     "plan": (load_plan, PLAN),
     "policy": (load_policy, POLICY),
+    "tariff": (load_tariff, TARIFF),
 }
 
 
@@ -119,6 +127,11 @@ def test_between_names_both_directions_and_a_node_group_is_named_after_its_chip(
         ("pool", "name: b", "name: a", 1, ["'a' appears twice"]),
         ("pool", "- name: a", " name: a", 3, ["is not YAML"]),
         ("pool", "    owner: o", "    owner: o\n    owner: q", 4, ["clusters[0].owner", "appears twice"]),
+        ("tariff", "0.1,", "-0.1,", 3, ["prices[0].per_chip_hour", "at least 0"]),
+        ("tariff", "18:00-06:00", "17:59-06:00", 4, ["overlaps price 1", "at 17:59"]),
+        ("tariff", "18:00-06:00", "18:00-05:00", 3, ["no price for class low from 05:00 to 06:00"]),
+        ("tariff", "EUR", "euro", 1, ["currency"]),
+        ("tariff", "per_chip_hour: 2", "per_card_hour: 2", 4, ["'per_card_hour'", "'per_chip_hour'"]),
         ("job", "steps: 10", "steps: 0", 6, ["training.steps", "0"]),
         ("job", "steps: 10", "stepz: 10", 6, ["'stepz'", "'steps'"]),
         ("job", "name: first", "name: first\npolicy: autom", 2, ["policy", "'autom'", "'auto'"]),

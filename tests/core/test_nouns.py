@@ -217,6 +217,25 @@ def test_groups_never_share_a_cluster_and_cannot_be_parted(clusters):
         assert {i for i, group in enumerate(groups) if group == groups[number]} == grown
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"cp_rates": (1.0, 0.5)}, "with cp 1"),
+        ({"cp": 3, "cp_rates": (1.0, 0.5)}, "with cp 3: give one for each part"),
+        ({"cp": 2, "cp_rates": (0.9, 0.5)}, "1 for the fastest"),
+        ({"cp": 2, "cp_rates": (1.0, 0.0)}, "greater than 0"),
+        ({"cp": 2, "cp_rates": (1.0, 2.0)}, "less than or equal to 1"),
+        ({"cp": 2, "cp_rates": (1.0, 0.5), "cp_kind": "all_to_all"}, "which deals heads equally"),
+    ],
+)
+def test_rates_of_chips_that_share_a_sequence_are_one_for_each_and_the_fastest_is_1(fields, reason):
+    """A stage whose rates cannot be is refused where it is read."""
+    known = {"cluster": "a", "node_group": "g", "layers": (0, 2)}
+    assert Stage.model_validate(known | {"cp": 2, "cp_rates": (0.25, 1.0)}).cp_rates == (0.25, 1.0)
+    with pytest.raises(ValidationError, match=reason):
+        Stage.model_validate(known | fields)
+
+
 def test_local_steps_and_sizes_of_a_plan_must_mean_something():
     """Local steps need groups that may differ; the sizes are one per replica, the plan's the largest."""
     apart = [stage("a", 0, 2), stage("b", 0, 2, replica=1)]

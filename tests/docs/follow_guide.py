@@ -45,11 +45,14 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def copy_repository(folder: Path) -> Path:
-    """Copy what a guide may edit or run to `folder`, and return it."""
+    """Copy what a guide may edit or run to `folder`, and return it.
+
+    Bytecode goes along: it names the time of its source, which the copy keeps, so that only edited files are compiled.
+    """
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))  # some are being written
         else:
             shutil.copy(source, folder / name)
     return folder
@@ -109,7 +112,7 @@ def _run(folder: Path, command: str, expected: str) -> None:
     environment = os.environ | {
         "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
     }
     done = subprocess.run(
         ["bash", "-c", command],

@@ -50,7 +50,7 @@ def test_every_file_a_page_names_exists(page):
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda page: page.name)
 def test_every_file_a_design_note_lists_exists(page):
-    """Design notes name files of the package they are about by the end of their path: `ledger.py`."""
+    """Design notes name files of the package they are about by the end of their path: `allocations.py`."""
     files = {file for folder in FOLDERS for file in map(str, (ROOT / folder).rglob("*.py"))}
     named = re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8"))
     assert not [name for name in named if not any(file.endswith(f"/{name}") for file in files)]

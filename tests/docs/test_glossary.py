@@ -12,7 +12,7 @@ TERMS = [row[0].strip() for row in ROWS]
 
 NOUNS = """
 pool, site, cluster, owner, node group, chip, device, plan, part, rank, replica, replica group, stage, micro-batch,
-schedule, attempt, incarnation, agent, coordinator, lease, fence, ledger, link, route, victim, order, snapshot,
+schedule, attempt, incarnation, agent, coordinator, lease, fence, allocation, link, route, victim, order, snapshot,
 checkpoint, supervisor, worker, transport, connection, calibration, profile, placement, refusal
 """
 

@@ -28,16 +28,20 @@ WORDS: list[tuple[str, object]] = [
     ("offload", {}),
     ("recompute_modules", ["mlp"]),
     ("cp_kind", "ring"),
+    ("cp_rates", [1.0, 0.5]),
 ]
 
 
 def worded(name: str, value: object) -> Plan:
     """Return a plan that states one word, with the degrees that it needs."""
-    more = {"recompute_modules": {"recompute": "selective"}, "cp_kind": {"cp": 2}, "overlap_tp": {"tp": 2, "sp": True}}
+    more = {
+        "recompute_modules": {"recompute": "selective"}, "cp_kind": {"cp": 2}, "cp_rates": {"cp": 2},
+        "overlap_tp": {"tp": 2, "sp": True},
+    }  # fmt: skip
     return staged((4, 4), dp=2, zero=1, **more.get(name, {}), **{name: value})
 
 
-@pytest.mark.parametrize(("name", "value"), [one for one in WORDS if one[0] != "cp_kind"])
+@pytest.mark.parametrize(("name", "value"), [one for one in WORDS if not one[0].startswith("cp_")])
 def test_the_runtime_refuses_each_word_by_name(name, value):
     """No word is read and ignored."""
     plan = worded(name, value)
@@ -47,7 +51,7 @@ def test_the_runtime_refuses_each_word_by_name(name, value):
         to_isthmus_runtime(plan, model_of())
 
 
-@pytest.mark.parametrize("name", ["sharding", "kernels", "lora", "packed_tokens", "offload"])
+@pytest.mark.parametrize("name", ["sharding", "kernels", "lora", "packed_tokens", "offload", "cp_rates"])
 def test_megatron_refuses_what_it_is_not_told(name):
     """The reason names the field."""
     with pytest.raises(PlanError, match=f"{name} is not exported"):

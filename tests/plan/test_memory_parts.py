@@ -294,7 +294,7 @@ def test_replicas_that_average_every_step_are_all_or_the_group():
     assert [num_reducing_replicas(plan, replica) for replica in range(3)] == [3, 3, 3]
     plan.local_steps = 4
     assert [num_reducing_replicas(plan, replica) for replica in range(3)] == [2, 2, 1]
-    one = SimpleNamespace(replica=2, tp=1, cp=2, ep=4, sp=False, cp_kind="gather")
+    one = SimpleNamespace(replica=2, tp=1, cp=2, ep=4, sp=False, cp_kind="gather", cp_rates=())
     assert stage_degrees(plan, one) == StageDegrees(cp=2, ep=4, dp=1)
 
 

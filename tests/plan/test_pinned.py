@@ -8,17 +8,24 @@ from benchmarks._planning import TOY, job, pool
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
 from isthmus.plan import SearchLimits, SearchRequest, SearchResult, search_plans
+from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
+from tests.plan.hand import model_of
 
 pytestmark = pytest.mark.integration
 
+MIXTURE = profile_model(
+    model_of(6, 1024, num_local_experts=8, num_experts_per_tok=2).model_copy(
+        update={"architecture": "MixtralForCausalLM"}
+    )
+)
 TWO_SITES = pool({"a": [("H20", 16)], "b": [("H20", 16)]}, 100, 1)
 
 
-def ask(limits: SearchLimits | None = None, **fields: object) -> SearchResult:
+def ask(limits: SearchLimits | None = None, model: ModelProfile = TOY, **fields: object) -> SearchResult:
     """Plans of the toy model of six layers and sixteen heads on two clusters of sixteen chips."""
     asked = Job.model_validate(job(16).model_dump() | fields)
-    question = SearchRequest(job=asked, model=TOY, pool=TWO_SITES, limits=limits or SearchLimits())
+    question = SearchRequest(job=asked, model=model, pool=TWO_SITES, limits=limits or SearchLimits())
     return search_plans(question)
 
 
@@ -60,9 +67,7 @@ def test_degrees_that_no_pool_could_keep_are_refused(parallel: dict[str, int], r
 
 
 def test_what_the_runtime_does_not_run_is_refused() -> None:
-    """Experts over several chips, and tokens that chips cannot share equally, each with the reason."""
-    with pytest.raises(PlanError, match=r"parallel.ep 2: the runtime .* parallel.ep 1"):
-        ask(SearchLimits(executable=True), parallel={"ep": 2})
+    """Tokens that chips cannot share equally, with the reason."""
     with pytest.raises(PlanError, match=r"parallel.cp 3 does not divide the .* parallel.cp 2"):
         ask(SearchLimits(executable=True), parallel={"cp": 3})
 
@@ -72,6 +77,18 @@ def test_the_runtime_gets_plans_that_share_sequences() -> None:
     plans = ask(SearchLimits(executable=True), parallel={"cp": 2}).plans
     assert {stage.cp for plan in plans for stage in plan.stages} == {2}
     assert not [plan for plan in plans if runtime_incompatibility(plan)]
+
+
+def test_the_runtime_gets_plans_that_share_experts() -> None:
+    """A job to be run that fixes ep gets plans of that degree, inside a stage or over like replicas of a cluster."""
+    executable = SearchLimits(executable=True)
+    for parallel in ({"tp": 2, "ep": 2}, {"tp": 1, "pp": 2, "dp": 4, "ep": 4}):
+        plans = ask(executable, MIXTURE, parallel=parallel).plans
+        assert plans
+        assert {stage.ep for plan in plans for stage in plan.stages} == {parallel["ep"]}
+        assert not [plan for plan in plans if runtime_incompatibility(plan)]
+    with pytest.raises(PlanError, match=r"ep 3 does not divide the 8 experts"):
+        ask(executable, MIXTURE, parallel={"ep": 3})
 
 
 def test_the_runtime_gets_plans_with_replicas() -> None:

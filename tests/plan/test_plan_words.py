@@ -187,6 +187,22 @@ def test_a_long_sequence_is_faster_in_a_ring_than_gathered():
     assert times["ring"] < times["gather"]
 
 
+@pytest.mark.parametrize("kind", ["gather", "ring"])
+def test_unlike_chips_share_a_sequence_by_their_rates(kind):
+    """Two chips, one of half the rate: the time of 1.5 chips, and the faster one holds two thirds of the tokens."""
+    equal, unlike = ({"cp": 2, "cp_kind": kind, "cp_rates": rates} for rates in ((1.0, 1.0), (1.0, 0.5)))
+    assert loads(**equal) == loads(cp=2, cp_kind=kind)
+    alone, two, three_halves = loads(), loads(**equal), loads(**unlike)
+    assert two.forward_s < three_halves.forward_s < alone.forward_s
+    assert two.activation_bytes < three_halves.activation_bytes < alone.activation_bytes
+    assert three_halves.activation_bytes / alone.activation_bytes == pytest.approx(2 / 3, rel=0.05)
+    whole = ChipMicroBatch(
+        tokens=TOKENS / 1.5, sequence_length=TOKENS, precision_bytes=2, degrees=StageDegrees(cp=2, cp_rates=(1.0, 0.5))
+    )
+    (call,) = (one for one in layer_exchanges(PROFILE.layers[0], whole) if one.kind == "all_gather")
+    assert call.num_bytes == TOKENS * 2 * KV * 2
+
+
 # --- experts
 
 

@@ -156,6 +156,24 @@ def test_biases_of_many_chips_fitted_one_after_another_agree_with_one_fit():
     assert 0 < made.relative_uncertainty("bias_factor") < 0.1
 
 
+def test_runs_of_one_stack_teach_others_of_it():
+    """Two stacks on two chips, one took 15 % longer: its factor is 1.15 of the other's, on chips without runs too."""
+
+    def run(chip: str, stack: str, measured: float) -> Observation:
+        def predict_s(calibration: Calibration) -> float:
+            return calibration.value("bias_factor", chip) * calibration.value("stack_factor", stack)
+
+        return Observation(name=f"{chip} {stack} {measured}", measured_s=measured, predict_s=predict_s)
+
+    runs = [run(chip, "megatron", 1.0 + i / 1000) for chip in ("A100", "H100") for i in range(4)]
+    runs += [run(chip, "deepspeed", 1.15 + i / 1000) for chip in ("A100", "H100") for i in range(4)]
+    keys = ["A100/bias_factor", "H100/bias_factor", "megatron/stack_factor", "deepspeed/stack_factor"]
+    made = fit_calibration(DATA_SHEET, keys, runs, name="f", source="s")
+    ratio = made.value("stack_factor", "deepspeed") / made.value("stack_factor", "megatron")
+    assert ratio == pytest.approx(1.15, abs=0.02)
+    assert made.value("stack_factor", "torchtitan") == 1.0, "a stack without runs keeps its prior"
+
+
 def test_a_report_says_what_was_learned_what_not_and_what_is_out_of_reach():
     """A parameter that no run informs is named; so is a run that took four times what the prior allows."""
     keys = [f"{CHIP}/bias_factor", f"{CHIP}/link_share"]

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
 from isthmus.plan.search.costs.search_limits import SearchLimits
+from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 from isthmus.plan.search.search_plans import SearchRequest, search_plans
 from tests.plan.test_search_properties import PROFILE, check_plan, links, make_pool, sites
 
@@ -41,12 +42,18 @@ def test_a_thin_link_makes_averaging_pay_and_the_plan_says_what_it_costs():
     assert any(plan.local_steps == 1 for plan in few.plans)  # the other kind stays a candidate
 
 
-@pytest.mark.parametrize("limits", [SearchLimits(executable=True), SearchLimits(dp=2)])
-def test_limits_that_admit_one_chain_have_no_local_steps(limits):
-    """Our runtime reduces gradients every step, and a fixed dp is that of one pipeline."""
-    answer = ask(make_pool(PAIR, **THIN), 500, limits)
+def test_limits_that_admit_one_chain_have_no_local_steps():
+    """A fixed dp is that of one pipeline."""
+    answer = ask(make_pool(PAIR, **THIN), 500, SearchLimits(dp=2))
     assert answer.plans
     assert all(plan.local_steps == 1 for plan in answer.plans)
+
+
+def test_plans_with_local_steps_are_offered_to_the_runtime():
+    """Restricted to what the runtime executes, the search finds them too, and the runtime says so of each plan."""
+    answer = ask(make_pool(PAIR, **THIN), 500, SearchLimits(executable=True))
+    assert {plan.local_steps for plan in answer.plans} == {1, 500}
+    assert [runtime_incompatibility(plan) for plan in answer.plans] == [None] * len(answer.plans)
 
 
 def test_planning_near_a_plan_with_local_steps_keeps_to_its_branch():

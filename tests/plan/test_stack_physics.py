@@ -12,7 +12,9 @@ from benchmarks._public_run import public_cluster
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.model import load_model
 from isthmus.core.plan_parts.shard_group import ShardGroup
+from isthmus.core.plan_parts.tensor_formats import TensorFormats
 from isthmus.core.pool import NodeGroup
+from isthmus.core.runs.check_plan_words import word_problems
 from isthmus.core.stack import Stack, find_stack
 from isthmus.plan.memory.exchange_buffers import exchange_buffer_bytes
 from isthmus.plan.memory.memory_limit import reserved_bytes
@@ -20,6 +22,7 @@ from isthmus.plan.memory.plan_stage_memory import plan_stage_memory
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.memory.stage_memory import MicroBatchLoad, StageMemory, stage_memory
 from isthmus.plan.profile.model_profile import LayerProfile, profile_model
+from isthmus.plan.profile.planned_profile import planned_profile
 from isthmus.plan.profile.stack_tensors import stacked_profile
 from isthmus.plan.time.calibration import DATA_SHEET
 from isthmus.plan.time.layer_exchanges import ChipMicroBatch, layer_exchanges
@@ -62,6 +65,74 @@ def test_products_of_8_bits_cast_what_they_multiply() -> None:
     plain, narrow = (per_token(layer_work(layer_of("torchtitan", kind), batch())) for kind in ("bf16", "fp8"))
     assert narrow[0] - plain[0] == pytest.approx(4 * (HIDDEN + HIDDEN + FFN) + 6 * HIDDEN)
     assert narrow[1] - plain[1] == pytest.approx(4 * (HIDDEN + 2 * KV + 2 * FFN + 2 * HIDDEN))
+
+
+def row_scaled_layer() -> LayerProfile:
+    """A decoder layer of Llama 3.1 8B in torchtitan whose products of 8 bits have a scale for each row."""
+    plan = even_plan(32, tp=1, pp=1, dp=8, micro_batches=1, micro_batch_size=1, sequence_length=TOKENS,
+                     stack="torchtitan", precision="fp8", formats=TensorFormats(scales="row"))  # fmt: skip
+    return planned_profile(LLAMA, plan).layers[0]
+
+
+def test_products_with_a_scale_for_each_row_cast_rows_and_columns() -> None:
+    """8 bytes an element of an input, 6 where a kernel before reads it; 8 and 6 of gradients, columns all backward."""
+    plain, rows = (per_token(layer_work(one, batch())) for one in (layer_of("torchtitan"), row_scaled_layer()))
+    assert rows[0] - plain[0] == pytest.approx(3 * (HIDDEN + HIDDEN) + 3 * HIDDEN + 1 * FFN)
+    inputs, gradients = 5 * (3 * HIDDEN + FFN), 6 * (HIDDEN + 2 * KV + 2 * FFN) + 8 * 2 * HIDDEN
+    assert rows[1] - plain[1] == pytest.approx(inputs + gradients)
+
+
+def test_what_is_gathered_before_the_cast_is_cast_whole() -> None:
+    """With eight chips of tensor parallelism hidden states are cast by each of them, the rest is divided."""
+    degrees = batch(tp=8, sp=True)
+    plain, rows = (layer_work(one, degrees).moved_bytes for one in (layer_of("torchtitan"), row_scaled_layer()))
+    assert (rows - plain) / TOKENS == pytest.approx(3 * 2 * HIDDEN + (3 * HIDDEN + FFN) / 8)
+
+
+def test_gathers_of_products_with_a_scale_for_each_row_stay_wide_and_exposed() -> None:
+    """16 bits; where a plan overlaps exchanges, only the scatters, half of them, run beside products."""
+    (call,) = layer_exchanges(row_scaled_layer(), batch(tp=8, sp=True))
+    assert call.num_bytes == next(layer_exchanges(layer_of("torchtitan"), batch(tp=8, sp=True))).num_bytes
+    scatters, gathers = layer_exchanges(row_scaled_layer(), batch(tp=8, sp=True, overlap_tp=True))
+    assert (scatters.behind, gathers.behind) == ("products", "none")
+    assert scatters.num_calls == gathers.num_calls == call.num_calls / 2
+
+
+@pytest.mark.parametrize(("stack", "precision"), [("torchtitan", "bf16"), ("megatron", "fp8")])
+def test_scales_of_rows_that_nothing_states_are_refused(stack: str, precision: str) -> None:
+    """Products of 16 bits have none, and a stack without `row_scaled` says nothing of their casts."""
+    plan = even_plan(32, tp=1, pp=1, dp=8, micro_batches=1, micro_batch_size=1, sequence_length=TOKENS,
+                     stack=stack, precision=precision, formats=TensorFormats(scales="row"))  # fmt: skip
+    (problem,) = word_problems(plan)
+    assert problem.field == "formats.scales"
+
+
+def test_torch_merges_the_attention_of_each_block_with_kernels_of_its_own() -> None:
+    """46 bytes forward and 60 backward an element of the result, for each of three blocks of other chips."""
+    for kind, merges in (("gather", 3), ("all_to_all", 0)):
+        bare, torch = (
+            layer_work(layer_of(stack), batch(cp=4, cp_kind=kind)) for stack in (_without_merges(), "torchtitan")
+        )
+        elements = merges * HIDDEN * TOKENS / 4
+        assert torch.moved_bytes - bare.moved_bytes == pytest.approx(46 * elements)
+        assert (torch.moved_back_bytes or 0) - (bare.moved_back_bytes or 0) == pytest.approx(60 * elements)
+
+
+def _without_merges() -> Stack:
+    stack = find_stack("torchtitan")
+    exchanges = stack.exchanges.model_copy(update={"merge_forward_bytes": 0.0, "merge_backward_bytes": 0.0})
+    return stack.model_copy(update={"name": "bare", "exchanges": exchanges})
+
+
+def test_a_stack_s_factor_scales_its_passes_alone() -> None:
+    """A factor of 1.2 of torchtitan: 1.2 times its passes; those of another stack stay."""
+    slower = DATA_SHEET.with_values({"torchtitan/stack_factor": 1.2})
+    pool = public_cluster("A100", 8, 400.0)
+    for stack, ratio in (("torchtitan", 1.2), ("megatron", 1.0)):
+        plan = even_plan(32, tp=1, pp=1, dp=8, micro_batches=1, micro_batch_size=1, sequence_length=TOKENS, stack=stack)
+        plain, scaled = (stage_costs(plan, pool, LLAMA, one)[0].load for one in (DATA_SHEET, slower))
+        assert scaled.forward_s == pytest.approx(ratio * plain.forward_s)
+        assert scaled.backward_s == pytest.approx(ratio * plain.backward_s)
 
 
 def test_eager_layers_move_every_operator_by_itself() -> None:

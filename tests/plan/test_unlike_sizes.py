@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -79,8 +80,9 @@ def chosen(pool, **limits):
     return search_plans(question)
 
 
+@cache
 def gaining(count):
-    """Pools in which the fastest plan has unlike sizes."""
+    """Pools in which the fastest plan has unlike sizes; most pools have none, so the search for them takes long."""
     chance, found = random.Random(5), []
     while len(found) < count:
         pool = near_pool(chance)
@@ -127,10 +129,10 @@ def check_replica(plan, pool, replica):
 
 
 @pytest.mark.slow
-def test_the_search_finds_what_enumeration_finds():
-    """Every layout of small spaces, of one size and of unlike ones; the gap is at most a hundredth."""
+def test_the_search_finds_what_enumeration_finds(whole):
+    """Every layout of 4 small spaces, or 12 with `--whole`, of one size and of unlike ones; the gap is at most 1 %."""
     chance, seen = random.Random(3), 0
-    while seen < 12:
+    while seen < (12 if whole else 4):
         found = compared(near_pool(chance))
         if found is not None:
             alike, unlike, ours = found

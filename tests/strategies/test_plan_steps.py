@@ -114,6 +114,21 @@ def test_all_ranks_of_a_cluster_send_across() -> None:
     assert len(sent) == 6
 
 
+@given(CLUSTERS, st.sets(st.integers(0, 11)), st.booleans())
+def test_only_senders_send_across_where_a_cluster_has_some(clusters: str, senders: set[int], direct: bool) -> None:
+    """The sums stay right, and no more bytes cross."""
+    of = regions.all_reduce(240, len(clusters))
+    steps = plan_steps(of, clusters, 12, direct=direct, senders=frozenset(senders))
+    check_steps(steps, of)
+    assert crossing_elements(steps, clusters) == crossing_elements(
+        plan_steps(of, clusters, 12, direct=direct), clusters
+    )
+    having = {clusters[one] for one in senders if one < len(clusters)}
+    for step in steps:
+        if clusters[step.sender] != clusters[step.receiver]:
+            assert step.sender in senders or clusters[step.sender] not in having
+
+
 @given(st.data(), st.integers(1, 5))
 def test_all_to_all_needs_a_ranks_own_row_and_column_only(data: st.DataObject, size: int) -> None:
     """Ranks know only their own sizes; their programs fit together, and each block goes straight to its receiver."""

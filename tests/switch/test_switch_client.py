@@ -243,3 +243,27 @@ def test_fixed_point_keeps_its_bound(num, values, shuffle):
     bound = point.error_bound(magnitude)
     rounding = np.maximum(np.abs(exact) * 2.0**-23, 2.0**-149)
     assert (np.abs(got.astype(np.float64) - exact) <= bound + rounding).all()
+
+
+def test_a_switch_that_stalls_gets_one_probe_and_not_one_for_each_packet() -> None:
+    """A switch or a worker that waits for a processor for 50 ms has lost nothing, so no integers come twice."""
+    scene = Scene(2, 32, Faults(), 0)
+    numbers = np.random.default_rng(0)
+    parts = [numbers.normal(size=(400, WIDTH)).astype(np.float32) for _ in range(2)]
+    held: list[tuple[Datagram, float]] = []
+    answer = scene._at_switch
+
+    def stalling(datagram: Datagram) -> None:
+        if 0.006 <= scene.clock.now_s < 0.056:
+            held.append((datagram, scene.clock.now_s))
+            scene.clock.at(0.056, lambda: answer(held.pop(0)[0]))
+        else:
+            answer(datagram)
+
+    scene._at_switch = stalling  # type: ignore[method-assign]
+    for worker in range(2):
+        scene.start(worker, parts[worker])
+    scene.run()
+    assert all(np.array_equal(client.sums, exact_sum(parts)) for client in scene.clients)
+    assert [client.counters["resent"] for client in scene.clients] == [0, 0]
+    assert [client.counters["probes"] for client in scene.clients] == [7, 7]

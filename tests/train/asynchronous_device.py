@@ -8,6 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.train.storage_keys import storage_key
+
 READS = frozenset(
     getattr(torch.ops.aten, name).default for name in ("_local_scalar_dense", "nonzero", "equal", "is_nonzero")
 )
@@ -57,4 +59,4 @@ class AsynchronousDevice(TorchDispatchMode):
 
 
 def _storage(value: Any) -> int:
-    return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else 0
+    return storage_key(value.untyped_storage()) if isinstance(value, torch.Tensor) else 0

@@ -25,6 +25,7 @@ from isthmus.train.pipeline.stage_executor import StageExecutor
 from isthmus.train.tensor_parallel.tp_communicator import TpCommunicator
 from isthmus.train.tensor_parallel.tp_process_group import make_tp_group
 from isthmus.train.update.replica_layout import PipelinePosition
+from tests.train.expert_threads import groups_of_plan
 from tests.train.threads import Pipeline, Stage, meet, training_threads
 
 
@@ -60,6 +61,7 @@ class ContextPipeline(Pipeline):
         clusters, count = "".join(self.plan.rank_clusters), len(self.plan.ranks)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(count)]
         stores = {ranks: dist.HashStore() for ranks in self._all_groups()}
+        self.experts = groups_of_plan(self.plan)
         with training_threads(count) as pool:
             waiting = [pool.submit(self._build, model, rank, stores) for rank in range(count)]
             models = [one.result(120) for one in waiting]
@@ -96,7 +98,7 @@ class ContextPipeline(Pipeline):
                 target.join(gloo_group(stores[tuple(ranks)], own, len(ranks), "127.0.0.1", timedelta(seconds=60)))
         stage = build_stage(
             model, plan.stages[mine.stage].layers, dtype=torch.float32, device="cpu", seed=self.training.seed,
-            weights="random", group=group, context=context,
+            weights="random", group=group, context=context, experts=self.experts[rank],
         )  # fmt: skip
         return ModelChunks([stage])
 

@@ -19,11 +19,18 @@ from isthmus.schedule import make_schedule
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.kernels.working_precision import message_dtype, stage_precision
 from isthmus.train.model.model_chunks import ModelChunks
-from isthmus.train.model.recompute import NO_RECOMPUTE, RecomputePolicy
+from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
-from isthmus.train.update.replica_layout import PipelinePosition, max_shard_uses, replica_samples
+from isthmus.train.update.replica_layout import (
+    PipelinePosition,
+    averaged_samples,
+    max_shard_uses,
+    rank_groups,
+    replica_samples,
+)
+from tests.train.expert_threads import groups_of_plan
 from tests.train.threads import build_pieces, meet, random_batch, training_threads
 
 LIMIT_S = 900.0
@@ -79,21 +86,23 @@ class Replicas:
         training: TrainingConfig,
         bucket_elements: int = 512,
         device: str = "cpu",
-        recompute: RecomputePolicy = NO_RECOMPUTE,
     ) -> None:
         self.plan, self.training = plan, training
         clusters = "".join(plan.rank_clusters)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(clusters))]
         places = [PipelinePosition.of_rank(plan, rank) for rank in range(len(clusters))]
         models = [
-            build_pieces(model, plan.chunk_layers(one.replica)[one.stage], training, plan.num_model_copies, device)
-            for one in places
+            build_pieces(
+                model, plan.chunk_layers(one.replica)[one.stage], training, plan.num_model_copies, device, experts
+            )
+            for one, experts in zip(places, groups_of_plan(plan), strict=True)
         ]
         met = meet(
             models, self.groups, clusters, training, zero=plan.zero, bucket_elements=bucket_elements,
             uses=max_shard_uses(plan, 1),
             on_host=plan.optimizer_on_host, overlap=plan.overlap_gradients,
             precisions=[stage_precision(plan.stage_of(rank), training.precision) for rank in range(len(models))],
+            plan=plan,
         )  # fmt: skip
         dtype = message_dtype(plan, training.precision)
         self.ranks = [
@@ -106,20 +115,29 @@ class Replicas:
                     place.ranks,
                     exchange,
                     dtype=dtype,
-                    recompute=recompute,
+                    recompute=RecomputePolicy(plan.stage_of(rank).recompute, plan.stage_of(rank).recompute_layers),
                     final_backward=partial(_final_backward, pieces, optimizer),
                 ),
                 optimizer,
             )
-            for place, pieces, (exchange, optimizer) in zip(places, models, met, strict=True)
+            for rank, (place, pieces, (exchange, optimizer)) in enumerate(zip(places, models, met, strict=True))
         ]
 
-    def train(self, steps: int) -> list[UpdateResult]:
-        """Train for `steps` steps; return what every rank agreed on."""
+    def train(self, steps: int, first: int = 0) -> list[UpdateResult]:
+        """Train for `steps` steps from step `first`; return what the ranks agreed on, or those of rank 0's group."""
         with training_threads(len(self.ranks)) as pool:
-            found = [one.result(LIMIT_S) for one in [pool.submit(self._run, r, steps) for r in self.ranks]]
-        assert all(repr(one) == repr(found[0]) for one in found), "all ranks see one loss and one norm, NaN too"
+            found = [one.result(LIMIT_S) for one in [pool.submit(self._run, r, first, steps) for r in self.ranks]]
+        groups = rank_groups(self.plan) or (0,) * len(found)
+        for group, one in zip(groups, found, strict=True):
+            assert repr(one) == repr(found[groups.index(group)]), "all ranks see one loss and one norm, NaN too"
         return found[0]
+
+    def restore(self, states: Sequence[dict[str, torch.Tensor]]) -> None:
+        """Load a result of `local_state` on each rank, all at the same time."""
+        with training_threads(len(self.ranks)) as pool:
+            loads = zip(self.ranks, states, strict=True)
+            for one in [pool.submit(rank.optimizer.load_local_state, state) for rank, state in loads]:
+                one.result(LIMIT_S)
 
     def weights(self, rank: int) -> dict[str, torch.Tensor]:
         """Return the parameters that a rank computes with, by their names in the whole model."""
@@ -129,14 +147,14 @@ class Replicas:
         for group in self.groups:
             group.shutdown()
 
-    def _run(self, rank: Rank, steps: int) -> list[UpdateResult]:
+    def _run(self, rank: Rank, first: int, steps: int) -> list[UpdateResult]:
         plan, replica = self.plan, rank.place.replica
         schedule = make_schedule(
             plan.schedule, len(rank.place.ranks), plan.micro_batches_of(replica), num_chunks=plan.num_chunks,
             orders=plan.orders_of(replica),
         )  # fmt: skip
         done: list[UpdateResult] = []
-        for step in range(steps):
+        for step in range(first, first + steps):
             input_ids, labels = random_batch(self.training, step)
             batches = MicroBatches.split(
                 len(input_ids),
@@ -145,6 +163,7 @@ class Replicas:
                 input_ids if rank.pieces.is_first else None,
                 labels if rank.pieces.is_last else None,
                 rows=replica_samples(plan, replica, len(input_ids)),
+                averaged=averaged_samples(plan, replica, len(input_ids)),
             )
 
             def update(step: int = step) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,15 @@ STEPS = 12
 def test_shared_sequences_train_what_one_process_trains(tmp_path: Path) -> None:
     """Loss, held-out loss and result of one process, also killed and resumed with other degrees.
 
-    1. One process trains 12 steps. 2. Two stages share sequences, unlike each other, until a rank is killed. 3. The
-    others end. 4. A plan of other degrees goes on from the newest checkpoint.
+    1. One process trains 12 steps. 2. Two stages share sequences, unlike each other, one of them unevenly, until a rank
+    is killed. 3. The others end. 4. A plan of other degrees goes on from the newest checkpoint.
     """
     job = make_job(tmp_path, "llama-tied", steps=STEPS, training={"evaluate_every": 6}, checkpoints={"every_steps": 4})
     alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
     cut = moved(job, tmp_path / "cut")
-    plan = shared_plan(job, [2, 4], [{"cp": 2, "cp_kind": "ring"}, {"cp": 2, "cp_kind": "all_to_all"}])
+    plan = shared_plan(
+        job, [2, 4], [{"cp": 2, "cp_kind": "ring", "cp_rates": (1.0, 0.4)}, {"cp": 2, "cp_kind": "all_to_all"}]
+    )
     with started(tmp_path / "cut", cut, plan) as first:
         first.wait_for_step(6)
         os.kill(first.processes[1].pid, signal.SIGKILL)
@@ -41,3 +44,28 @@ def test_shared_sequences_train_what_one_process_trains(tmp_path: Path) -> None:
     held_out = alone.losses("validation_loss")[-1]
     assert told(second, "validation_loss")[-1] == pytest.approx(held_out, rel=1e-4)
     assert verify(cut)["loss"] == pytest.approx(held_out, rel=1e-4)
+
+
+def test_a_rank_that_shares_sequences_is_replaced_in_place(tmp_path: Path) -> None:
+    """Its process is killed, another takes its place, the others keep theirs: the losses have the same bits."""
+    job = make_job(tmp_path, "qwen3", steps=30)
+    plan = shared_plan(job, [4], [{"cp": 2, "cp_kind": "ring"}])
+    straight = run_job(tmp_path / "straight", moved(job, tmp_path / "straight"), plan)
+    hit = tmp_path / "hit"
+    with started(hit, moved(job, hit), plan, program="supervisor") as workers:
+        workers.wait_for_step(3)
+        supervisor = str(workers.processes[1].pid)
+        listed = subprocess.run(["ps", "--ppid", supervisor, "-o", "pid="], capture_output=True, check=True)
+        os.kill(int(listed.stdout), signal.SIGKILL)
+        assert workers.wait() == [0, 0]
+    steps = {one.step: one.values["loss"] for one in workers.metrics(0)}
+    assert [steps[step] for step in range(30)] == told(straight)
+
+
+def test_shared_sequences_and_replicas_on_plain_gloo(tmp_path: Path) -> None:
+    """torch's own gloo serves as well, with ZeRO over the ranks that share sequences: the loss of one process."""
+    job = make_job(tmp_path, "mixtral", steps=3)
+    alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
+    plan = shared_plan(job, [4], [{"cp": 4}], "aa").model_copy(update={"zero": 1})
+    workers = run_job(tmp_path / "cut", moved(job, tmp_path / "cut"), plan, backend="gloo")
+    assert told(workers) == pytest.approx(alone.losses(), rel=1e-4)

@@ -17,11 +17,11 @@ from isthmus.train.liveness.stall import FROZEN_AFTER_S, detect_stall
 from isthmus.train.liveness.straggler import NUM_CONSECUTIVE, StragglerDetector
 from isthmus.train.liveness.worker_events import EventLog, read_events
 
-SAMPLED = [6, 8, 12, 33]
-"""All killed, a supervisor killed, killed while a checkpoint is written, killed twice at the end."""
+SAMPLED = [6, 12, 33]
+"""All killed, killed while a checkpoint is written, killed twice at the end."""
 
-WHOLE = [*SAMPLED, 0, 18]
-"""And killed once at the end, and twice as the ranks meet anew."""
+WHOLE = [*SAMPLED, 0, 8, 18]
+"""And killed once at the end, a supervisor killed (as `tests/e2e/test_whole_way.py` does), twice as the ranks meet."""
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from isthmus.plan.profile.model_profile import profile_model
 from isthmus.train.model.recompute import RecomputeKind, RecomputePolicy, run_layer
 from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.small_models import write_config
+from tests.train.storage_keys import storage_key
 from tests.train.test_stage_model_memory import LiveBytes
 
 pytestmark = pytest.mark.slow
@@ -48,7 +49,7 @@ def kept_bytes(stage: StageModel, x: torch.Tensor, kind: RecomputeKind) -> int:
     places = stage.position_cache.get(x)
     known = [*stage.parameters(), *stage.buffers(), *(places.rotation or ()), x]
     live = LiveBytes()
-    live.known |= {one.untyped_storage()._cdata for one in known}
+    live.known |= {storage_key(one.untyped_storage()) for one in known}
     hidden = x.requires_grad_()
     with live:
         for layer in stage.model.layers.values():

@@ -241,6 +241,20 @@ def test_gradients_that_cross_clusters_are_sent(tmp_path: Path, schedule: str) -
 
 
 @pytest.mark.slow
+def test_replica_groups_send_what_they_average_every_few_steps(tmp_path: Path) -> None:
+    """With two local steps nothing crosses in the first; in the second, and in the last, all parameters do."""
+    job = virtual_job(tmp_path, steps=3, training={"precision": "bf16", "local_steps": 2})
+    plan = Plan.model_validate(virtual_plan(job, [2, 4], "ab").model_dump() | APART | {"local_steps": 2})
+    workers = run_job(tmp_path, job, plan, stage_time=TIME)
+    sent = [
+        sum(one.values["wan_bytes"] or 0 for rank in range(4) for one in workers.metrics(rank) if one.step == step)
+        for step in range(3)
+    ]
+    whole = 2 * 4 * profile_model(load_model(job.model)).num_parameters
+    assert sent == [0, whole, whole]
+
+
+@pytest.mark.slow
 def test_a_rehearsal_that_is_asked_for_protection_has_nothing_to_protect(tmp_path: Path) -> None:
     """An agent that wants the work saved is answered at the end of the step: nothing was learned, 0 bytes."""
     job = virtual_job(tmp_path, "llama-tied", steps=10_000)

@@ -18,9 +18,9 @@ from tests.schedule.wan_orders import wan_orders
 from tests.train.worker_jobs import make_job, make_plan
 
 
-def both(folder: Path, fixed: dict[str, Any], **changes: Any) -> tuple[Plan, WorkerSpec]:
+def both(folder: Path, fixed: dict[str, Any], variant: str = "llama", **changes: Any) -> tuple[Plan, WorkerSpec]:
     """Return a plan of two stages for a small job, and the specification of its first worker."""
-    job = make_job(folder)
+    job = make_job(folder, variant)
     plan = make_plan(job, [2, 4], **changes).model_copy(update=fixed)
     return plan, WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=plan)
 
@@ -46,15 +46,38 @@ def test_a_searched_schedule_needs_its_orders(tmp_path: Path) -> None:
         check_plan_supported(spec)
 
 
-@pytest.mark.parametrize("kind", ["gather", "ring", "all_to_all"])
-def test_every_kind_of_context_parallelism_is_executed(kind: str, tmp_path: Path) -> None:
-    """Both sides accept the three kinds that a plan may name."""
-    plan, spec = both(tmp_path, {}, stage={"cp": 2, "cp_kind": kind})
+@pytest.mark.parametrize("more", [{}, {"cp_kind": "ring"}, {"cp_kind": "all_to_all"}, {"cp_rates": (1.0, 0.3)}])
+def test_every_kind_of_context_parallelism_is_executed(more: dict[str, Any], tmp_path: Path) -> None:
+    """Both sides accept the three kinds that a plan may name, and chips of unlike rates."""
+    plan, spec = both(tmp_path, {}, stage={"cp": 2, **more})
     assert runtime_incompatibility(plan) is None
     assert check_plan_supported(spec).trains
 
 
-@pytest.mark.parametrize("stage", [{"cp": 2, "recompute": "selective"}, {"ep": 2}])
+def test_local_steps_are_executed(tmp_path: Path) -> None:
+    """Both sides accept replicas that train apart, and the runtime only if the job admits it."""
+    job = make_job(tmp_path, training={"local_steps": 3})
+    stages = [{"replica": r, "cluster": "ab"[r], "node_group": "cpu", "layers": (0, 4)} for r in range(2)]
+    fixed = {"stages": stages, "dp": 2, "micro_batches": 2, "local_steps": 3}
+    plan = Plan.model_validate(make_plan(job, [4]).model_dump() | fixed)
+    assert runtime_incompatibility(plan) is None
+    spec = WorkerSpec(run="r", attempt=1, rank=1, job=job, plan=plan)
+    assert check_plan_supported(spec).trains
+    every_step = spec.model_copy(update={"job": make_job(tmp_path)})
+    with pytest.raises(PlanError, match="local_steps is 3 in the plan and 1 in the job"):
+        check_plan_supported(every_step)
+
+
+def test_expert_parallelism_is_executed(tmp_path: Path) -> None:
+    """Both sides accept experts that the chips of a stage share."""
+    plan, spec = both(tmp_path, {}, variant="mixtral", stage={"tp": 2, "ep": 2})
+    assert runtime_incompatibility(plan) is None
+    assert check_plan_supported(spec).trains
+
+
+@pytest.mark.parametrize(
+    "stage", [{"cp": 2, "recompute": "selective"}, {"ep": 2}, {"cp": 2, "ep": 2, "recompute": "selective"}]
+)
 def test_what_is_refused_is_not_called_runnable(stage: dict[str, int], tmp_path: Path) -> None:
     """Both sides say no, each with its reason."""
     plan, spec = both(tmp_path, {}, stage=stage)

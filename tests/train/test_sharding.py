@@ -20,7 +20,6 @@ from isthmus.plan.memory.plan_stage_memory import plan_stage_memory
 from isthmus.plan.memory.stage_memory import end_parameters, most_in_turn
 from isthmus.plan.profile.component import Sharding
 from isthmus.plan.profile.model_profile import profile_model
-from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.verify import verify
 from tests.train.replica_threads import Cut, Rank, Replicas, curve, make_plan
@@ -188,8 +187,8 @@ def test_recomputed_layers_have_their_weights_again(kind: str, tmp_path: Path) -
     """With ZeRO 3 a layer that is computed again in its backward pass gives the same bits."""
     model, training = write_config(tmp_path, "qwen3-moe"), make_training(steps=2)
     plan = make_plan(SINGLE, LENGTH, zero=3)
-    plain = curve(model, plan, training)
-    assert curve(model, plan, training, recompute=RecomputePolicy(kind)) == plain
+    stages = tuple(one.model_copy(update={"recompute": kind}) for one in plan.stages)
+    assert curve(model, plan.model_copy(update={"stages": stages}), training) == curve(model, plan, training)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +198,7 @@ def test_recomputed_layers_have_their_weights_again(kind: str, tmp_path: Path) -
         (HYBRID, {"sharding": {"replicas": 4}}, "shards over 4 replicas .sharding.replicas 4., and cluster a"),
         (SINGLE, PAIRS, "shards over 2 replicas .sharding.replicas 2., and cluster a has layers .0, 4. of 4"),
         (PIPELINES, {"schedule": "dualpipe"}, "schedule dualpipe holds two copies"),
+        (HYBRID, {"local_steps": 2}, "the plan states local_steps 2 with ZeRO"),
         ([SINGLE[0], Cut(ends=[4], clusters="a", micro_batches=1, size=2)], {}, "they run 2 and 1 micro-batches"),
         ([NEAR[0], SINGLE[0]], {}, "unlike layers or places"),
     ],

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.small_models import save_model, write_config
+from tests.train.storage_keys import storage_key
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _watch(self, storage: torch.UntypedStorage) -> None:
-        key, num_bytes = storage._cdata, storage.nbytes()
+        key, num_bytes = storage_key(storage), storage.nbytes()
         if key in self.known:
             return
         self.known.add(key)

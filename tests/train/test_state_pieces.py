@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -36,11 +37,11 @@ Cut = list[list[HeldRows]]
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> Cut:
-    """Up to four ranks, each parameter in up to three ranges of rows of one dimension, copied by some."""
+def cuts(draw: st.DrawFn, dims: Mapping[str, int] | None = None) -> Cut:
+    """Up to four ranks, each parameter in up to three ranges of rows of one dimension (`dims`), copied by some."""
     ranks: Cut = [[] for _ in range(draw(st.integers(1, 4)))]
     for name, shape in SHAPES.items():
-        dim = draw(st.integers(0, len(shape) - 1))
+        dim = dims[name] if dims else draw(st.integers(0, len(shape) - 1))
         row = torch.Size(shape).numel() // shape[dim]
         bounds = sorted({0, shape[dim], *draw(st.lists(st.integers(1, shape[dim]), max_size=2))})
         ends = [0] * len(ranks)
@@ -61,12 +62,12 @@ def updated(tensor: torch.Tensor, rows: tuple[LocalRows, ...]) -> torch.Tensor:
     return torch.cat([tensor.narrow(one.dim, one.at, one.num_rows) for one in rows], rows[0].dim)
 
 
-def state_of(state: Tensors, ownership: Ownership) -> Tensors:
-    """What a rank's optimizer holds: the rows that it updates."""
+def state_of(state: Tensors, ownership: Ownership, more: Sequence[str] = ()) -> Tensors:
+    """What a rank's optimizer holds: the rows that it updates, of all kinds and those of `more`."""
     found: Tensors = {}
     for name, rows in ownership.updated_rows.items():
         found[f"step/{name}"] = state[f"step/{name}"]
-        for kind in KINDS:
+        for kind in (*KINDS, *more):
             found[f"{kind}/{name}"] = updated(own(state, f"{kind}/{name}", ownership.held_rows[name]), rows)
     return found
 

@@ -116,7 +116,7 @@ def test_shares_that_can_be_dealt_out_are_accepted(tmp_path: Path) -> None:
         ({"sp": True}, "sequence parallelism but tp 1"),
         ({"cp": 3}, "cp 3, which does not divide 16 tokens.*nearest valid: cp 2"),
         ({"cp": 4, "cp_kind": "all_to_all"}, "cp 4 of kind all_to_all.*2 KV heads.*nearest valid: cp 2"),
-        ({"ep": 2}, "expert parallelism 2"),
+        ({"ep": 2}, "ep 2, which does not divide the 1 chips .*nearest valid: ep 1"),
     ],
 )
 def test_shares_that_cannot_be_dealt_out_are_refused(tmp_path: Path, stage: dict[str, Any], why: str) -> None:

@@ -306,7 +306,7 @@ def test_a_plan_that_fits_is_accepted(tmp_path: Path) -> None:
         ({"stage": {"recompute": "full", "recompute_layers": 9}}, "9 recomputed layers of"),
         ({"stage": {"cp": 3}}, "cp 3, which does not divide 16 tokens.*nearest valid: cp 2"),
         ({"stage": {"cp": 2, "recompute": "selective"}}, "selective recomputation"),
-        ({"stage": {"ep": 2}}, "expert parallelism 2"),
+        ({"stage": {"ep": 2}}, "ep 2, which does not divide the 1 chips .*nearest valid: ep 1"),
         ({"stage": {"sp": True}}, "sequence parallelism"),
         ({"schedule": "unheard-of"}, "unknown schedule 'unheard-of'"),
         ({"schedule": "interleaved", "chunks": 2}, "one of them empty"),
@@ -343,7 +343,7 @@ def test_a_plan_of_another_job_is_refused(tmp_path: Path) -> None:
         ({"sequence_length": 99}, "sequence_length is 99"),
         ({"stages": plan.stages[:1]}, "number of layers is 1"),
         ({"stages": tuple(doubled), "dp": 2}, "samples a step is 16"),
-        ({"stages": tuple(apart), "dp": 2, "local_steps": 4, "micro_batches": 2}, "fixes local_steps to 4"),
+        ({"stages": tuple(apart), "dp": 2, "local_steps": 4, "micro_batches": 2}, "local_steps is 4 in the plan"),
         (
             {"model": str(write_config(tmp_path / "other", "qwen3"))},
             f"model is {tmp_path}/other.* in the plan",

@@ -16,19 +16,23 @@ from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.base_model import TrainingPrecision
 from isthmus.core.job import TrainingConfig
+from isthmus.core.plan import Plan
 from isthmus.schedule import forward_only, make_schedule
 from isthmus.train.communication.communicator import Communicator, TensorMessage
 from isthmus.train.communication.host_staging import HostStaging
 from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.stage_model import build_stage
 from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
 from isthmus.train.update.buckets import BUCKET_ELEMENTS
+from isthmus.train.update.gradient_options import GradientOptions
 from isthmus.train.update.gradient_reducer import GradientReducer
+from isthmus.train.update.local_steps.make_local_steps import make_local_steps
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
-from isthmus.train.update.replica_layout import held_rows_of
+from isthmus.train.update.replica_layout import held_rows_of, rank_groups
 from isthmus.train.update.sharding.layer_gathering import layer_gathering
 from isthmus.train.update.sharding.shard_exchange import ShardExchange, summed_buckets
 from tests.train.devices import staging_for
@@ -85,8 +89,9 @@ def meet(
     on_host: bool = False,
     overlap: bool = False,
     precisions: Sequence[TrainingPrecision] = (),
+    plan: Plan | None = None,
 ) -> list[tuple[GroupExchange, Optimizer]]:
-    """Return exchange and optimizer of every rank, given its pieces of the model.
+    """Return exchange and optimizer of every rank, given its pieces of the model; `plan` says of local steps.
 
     With ZeRO 2 or 3 shards are exchanged at most `uses` times a step.
     """
@@ -94,8 +99,9 @@ def meet(
     for rank, model in enumerate(models):
         exchange = GroupExchange(clusters, groups[rank], staging or staging_for(model.device))
         own = Ownership(
-            held, rank, clusters, shard_updates=zero > 0, by_layer=zero > 1, bucket_elements=bucket_elements
-        )
+            held, rank, clusters, shard_updates=zero > 0, by_layer=zero > 1, bucket_elements=bucket_elements,
+            groups=rank_groups(plan) if plan else (),
+        )  # fmt: skip
         summed, batch = summed_buckets(own, zero), 4 * bucket_elements
         shared = ShardExchange(own.buckets, rank, exchange, max_uses=uses, batch_elements=batch) if zero > 1 else None
         optimizer = Optimizer(
@@ -111,6 +117,9 @@ def meet(
             overlap_reduction=overlap,
             precision=precisions[rank] if precisions else None,
             scales_loss="fp16" in (precisions or [training.precision]),
+            local=make_local_steps(plan, own, exchange, GradientOptions(), bucket_elements=bucket_elements)
+            if plan
+            else None,
         )
         optimizer.by_layer = layer_gathering(optimizer.gatherer, model)
         found.append((exchange, optimizer))
@@ -139,11 +148,14 @@ def build_pieces(
     training: TrainingConfig,
     num_copies: int = 1,
     device: str = "cpu",
+    experts: ExpertParallelGroup | None = None,
 ) -> ModelChunks:
     """Return pieces of the model with random weights, as a rank holds them."""
     return ModelChunks(
         [
-            build_stage(path, one, dtype=torch.float32, device=device, seed=training.seed, weights="random")
+            build_stage(
+                path, one, dtype=torch.float32, device=device, seed=training.seed, weights="random", experts=experts
+            )
             for one in layers
         ],
         num_copies,

@@ -133,6 +133,25 @@ class TestAsRoot:
             assert answered == 60 - sum(lost.values())
             assert 2 <= sum(lost.values()) <= 25
 
+    @pytest.mark.parametrize("loss", [0.0, 0.001])
+    def test_a_stream_crosses_whole_and_counts_its_segments(self, loss: float) -> None:
+        """8 MB at 1 Gbit/s: as runs of segments without loss, one by one with it; counted are packets of the MTU."""
+        serve = "import socket, sys\nserver = socket.create_server((sys.argv[1], 7000)); print('up', flush=True)\n"
+        serve += "near, _ = server.accept(); found = b''\nwhile part := near.recv(2**20): found += part\n"
+        serve += "print(len(found), found == bytes(range(250)) * 32_000)"
+        send = "import socket, sys\nwith socket.create_connection((sys.argv[1], 7000)) as far:\n"
+        send += " far.sendall(bytes(range(250)) * 32_000)"
+        with emulated_namespaces(joined(loss=loss, round_trip_ms=2)) as namespaces:
+            address = namespaces.sites["b"].address
+            serving = [sys.executable, "-c", serve, address]
+            with namespaces.run_in("b", serving, stdout=subprocess.PIPE, text=True) as server:
+                assert server.stdout is not None
+                assert server.stdout.readline() == "up\n"
+                assert namespaces.run_in("a", [sys.executable, "-c", send, address]).wait(60) == 0
+                assert server.stdout.read().strip() == "8000000 True"
+            assert counted(namespaces, "packets")["b"] >= 8_000_000 / 1460
+            assert counted(namespaces, "bytes")["b"] >= 8_000_000 + 40 * 8_000_000 / 1460
+
     def test_nothing_stays_behind_even_after_an_exception(self) -> None:
         """Namespaces, relay and processes started in them are gone when the block is left, however."""
         with pytest.raises(ZeroDivisionError), emulated_namespaces(joined()) as namespaces:  # noqa: PT012

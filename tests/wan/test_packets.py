@@ -5,22 +5,34 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus.wan.packet_relay import PacketLink, PacketRelay
+from isthmus.wan.tun_packet import HEADER_BYTES, measure_packet
 from tests.wan.lab import link_of, pool_of
 
 A, B = "10.213.0.1", "10.213.0.2"
 
 
-def packet(to: str, number: int = 0, size: int = 1500) -> bytes:
-    """An IPv4 packet as far as the relay looks: version, target, and a number to know it by."""
-    return bytes([0x45]) + bytes(15) + socket.inet_aton(to) + number.to_bytes(4, "big") + bytes(size - 24)
+def packet(to: str, number: int = 0, size: int = 1500, segment_bytes: int = 0) -> bytes:
+    """A packet of a device, as far as the relay looks: header, version, target, a number to know it by, TCP header."""
+    head = struct.pack("=BBHHHH", 0, int(segment_bytes > 0), 40, segment_bytes, 0, 0)
+    start = bytes([0x45]) + bytes(15) + socket.inet_aton(to) + number.to_bytes(4, "big") + bytes(8) + b"\x50"
+    return (head + start + bytes(size))[: size + HEADER_BYTES]
+
+
+def enqueue(link: PacketLink, now_s: float, data: bytes) -> None:
+    found = measure_packet(data)
+    assert found is not None
+    link.enqueue(now_s, data, found)
 
 
 @pytest.fixture
@@ -47,21 +59,42 @@ class Clock:
 def test_packets_come_when_due_and_in_order(wire: tuple[socket.socket, socket.socket]) -> None:
     """Two packets of 1500 bytes at 1 Gbit/s are 12 microseconds apart, after the one-way delay."""
     link = PacketLink(link_of(delay_ms=10), link_of(delay_ms=10), Random(0), wire[0].fileno())
-    link.enqueue(1.0, packet(B, 1))
-    link.enqueue(1.0, packet(B, 2))
+    enqueue(link, 1.0, packet(B, 1))
+    enqueue(link, 1.0, packet(B, 2))
     link.deliver(1.010011)
     assert link.num_packets == 0
     link.deliver(1.010013)
     assert (link.num_packets, link.num_bytes) == (1, 1500)
     link.deliver(1.010025)
-    assert [wire[1].recv(2000)[20:24] for _ in range(2)] == [b"\0\0\0\1", b"\0\0\0\2"]
+    assert [wire[1].recv(2000)[HEADER_BYTES + 20 : HEADER_BYTES + 24] for _ in range(2)] == [b"\0\0\0\1", b"\0\0\0\2"]
+
+
+def test_segments_that_come_as_one_packet_cross_as_segments(wire: tuple[socket.socket, socket.socket]) -> None:
+    """10,000 bytes of payload in segments of 1,460 are seven packets, each with its headers of 40 bytes."""
+    link = PacketLink(link_of(delay_ms=10), link_of(delay_ms=10), Random(0), wire[0].fileno())
+    enqueue(link, 0.0, packet(B, size=10_040, segment_bytes=1460))
+    link.deliver(0.010 + 10_280 * 8e-9 - 1e-6)
+    assert link.num_packets == 0
+    link.deliver(0.010 + 10_280 * 8e-9 + 1e-6)
+    assert (link.num_packets, link.num_bytes) == (7, 10_280)
+
+
+@pytest.mark.attack
+@given(st.binary(max_size=100))
+def test_no_packet_of_a_device_breaks_the_relay(data: bytes) -> None:
+    """Any bytes are either a packet with at least one segment, of its size at least, or none."""
+    found = measure_packet(data)
+    if found is not None:
+        assert found.num_segments >= 1
+        assert found.num_bytes >= len(data) - HEADER_BYTES
+        assert len(found.target) == 4
 
 
 def test_a_full_queue_drops_the_tail(wire: tuple[socket.socket, socket.socket]) -> None:
     """The queue holds one round trip of the rate; what comes on top is dropped and counted, not delayed."""
     link = PacketLink(link_of(bandwidth_gbps=0.12), link_of(), Random(0), wire[0].fileno())
     for number in range(1000):
-        link.enqueue(0.0, packet(B, number))
+        enqueue(link, 0.0, packet(B, number))
     in_round_trip = round(0.12e9 / 8 * 0.020 / 1500)
     assert len(link.in_flight) == pytest.approx(in_round_trip, abs=2)
     assert link.num_dropped == 1000 - len(link.in_flight)
@@ -73,7 +106,7 @@ def test_the_stated_share_of_packets_is_lost(wire: tuple[socket.socket, socket.s
     for seed in (1, 1, 2):
         link = PacketLink(link_of(loss=0.05), link_of(), Random(seed), wire[0].fileno())
         for number in range(20_000):
-            link.enqueue(number * 1e-3, packet(B, number, 100))
+            enqueue(link, number * 1e-3, packet(B, number, 100))
         counts.append(link.num_lost)
     assert counts[0] / 20_000 == pytest.approx(0.05, rel=0.1)
     assert counts[0] == counts[1] != counts[2]
@@ -85,7 +118,7 @@ def test_a_device_that_is_down_costs_the_packet_and_not_the_relay() -> None:
     right.close()
     with left:
         link = PacketLink(link_of(), link_of(), Random(0), left.fileno())
-        link.enqueue(0.0, packet(B))
+        enqueue(link, 0.0, packet(B))
         link.deliver(1.0)
     assert (link.num_packets, link.num_dropped) == (0, 1)
 
@@ -107,7 +140,7 @@ def test_the_relay_routes_by_address_and_ends_with_its_control() -> None:
         relay = PacketRelay(pool, {"a": (A, sites["a"][1].fileno()), "b": (B, sites["b"][1].fileno())}, 0, now_s.get)
         thread = threading.Thread(target=relay.run, args=(control[0], answer[1]))
         thread.start()
-        for data in (b"\x60" + bytes(40), packet("10.9.9.9"), packet(B, 7)):
+        for data in (b"", bytes(HEADER_BYTES) + b"\x60" + bytes(40), packet("10.9.9.9"), packet(B, 7)):
             sites["a"][0].send(data)
         for time_s, num_packets in ((0.0, 0), (0.0199, 0), (0.0201, 1)):
             now_s.set(time_s)

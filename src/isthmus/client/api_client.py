@@ -37,6 +37,7 @@ from isthmus.core.messages.api_views import (
     VictimView,
 )
 from isthmus.core.messages.catalogue_views import EntryView, GrantChange, VersionAddition
+from isthmus.core.messages.ledger_views import LedgerCheckView, LedgerPage, PartyKind, StatementView, TariffView
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.messages.rank_views import RankView
@@ -50,6 +51,7 @@ from isthmus.core.messages.site_views import (
     LeaveView,
 )
 from isthmus.core.messages.usage_views import UsageView
+from isthmus.core.owner.tariff import Tariff
 from isthmus.core.plan import PlanSet
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
@@ -167,6 +169,23 @@ class ApiClient:
     def usage(self) -> UsageView:
         """Return the chip-hours that owners have given and users have taken, as far as the caller may see them."""
         return self._call(UsageView, "GET", "/v1/usage")
+
+    def publish_tariff(self, tariff: Tariff) -> TariffView:
+        """Publish prices of the caller's clusters (an admin: of any cluster and of links)."""
+        return self._call(TariffView, "POST", "/v1/tariffs", json=_json_body(tariff))
+
+    def ledger(self, *, after: int = 0, limit: int = 1000) -> LedgerPage:
+        """Return entries of the caller's accounts (an admin: all) in transactions after number `after`."""
+        return self._call(LedgerPage, "GET", "/v1/ledger", params={"after": after, "limit": limit})
+
+    def check_ledger(self) -> LedgerCheckView:
+        """Recount the ledger (admin only)."""
+        return self._call(LedgerCheckView, "GET", "/v1/ledger/check")
+
+    def statement(self, party: PartyKind, name: str, month: str) -> StatementView:
+        """Return the statement of an owner, a user or a job for a month `YYYY-MM`."""
+        path = f"/v1/statements/{party}/{_quote_segment(name)}"
+        return self._call(StatementView, "GET", path, params={"month": month})
 
     def choose(self, job: str, plan: str) -> JobView:
         """Choose the plan of a job."""
@@ -391,7 +410,7 @@ def _entry_path(kind: EntryKind, owner: str, name: str) -> str:
 
 _Body = (
     Submission | TokenGrant | TokenRequest | TokenRotation | VersionAddition | GrantChange | DrainRequest
-    | InvitationRequest | JoinRequest
+    | InvitationRequest | JoinRequest | Tariff
 )  # fmt: skip
 
 

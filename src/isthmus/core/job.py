@@ -90,7 +90,9 @@ class TrainingConfig(FrozenModel):
 
     `local_steps` above 1 also admits plans with local SGD between clusters (DiLoCo): replicas take that many
     steps before they average their parameters. This changes the training result and divides the traffic by
-    `local_steps`. Plans that reduce gradients every step remain candidates.
+    `local_steps`. Plans that reduce gradients every step remain candidates. The average is a step of
+    `outer_learning_rate` along the mean change of the parameters, with Nesterov momentum `outer_momentum`; 1 and 0
+    are a plain average.
 
     `precision: fp16` scales the loss by a power of two, which an overflow halves, at all ranks alike; the step of an
     overflow updates nothing. A stage of a plan may compute in another precision.
@@ -110,6 +112,8 @@ class TrainingConfig(FrozenModel):
     micro_batch_size: PositiveInt = 1
     global_batch_size: Annotated[PositiveInt, Field(le=10**6)] = 8
     local_steps: PositiveInt = 1
+    outer_learning_rate: PositiveFloat = 0.7
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     learning_rate: PositiveFloat = 3e-4
     min_learning_rate: NonNegativeFloat = 0.0
     warmup_steps: NonNegativeInt = 0

@@ -51,9 +51,10 @@ class Stage(FrozenModel):
     (default: as the stack does).
 
     `cp_kind` is how chips that share a sequence exchange it: `gather` gathers keys and values, `ring` passes them
-    round behind the computation, `all_to_all` exchanges tokens for heads (Ulysses). `offload` keeps activations in
-    host memory. `precision` is that of the stage, where it differs from the job's: chips that lack one compute in
-    another.
+    round behind the computation, `all_to_all` exchanges tokens for heads (Ulysses). `cp_rates` are the rates at which
+    unlike chips compute, 1 for the fastest: each shares the sequence in proportion (default: equally). `offload` keeps
+    activations in host memory. `precision` is that of the stage, where it differs from the job's: chips that lack one
+    compute in another.
     """
 
     replica: NonNegativeInt = 0
@@ -63,6 +64,7 @@ class Stage(FrozenModel):
     tp: PositiveInt = 1
     cp: PositiveInt = 1
     cp_kind: Literal["gather", "ring", "all_to_all"] = "gather"
+    cp_rates: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(max_length=1024)] = ()
     ep: PositiveInt = 1
     sp: bool = False
     recompute: Literal["none", "selective", "full", "moe"] = "none"
@@ -70,6 +72,17 @@ class Stage(FrozenModel):
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(max_length=7)] = ()
     offload: ActivationOffload | None = None
     precision: TrainingPrecision | None = None
+
+    @model_validator(mode="after")
+    def _check_rates(self) -> Stage:
+        if self.cp_rates and (len(self.cp_rates) != self.cp or max(self.cp_rates) != 1):
+            raise ValueError(
+                f"cp_rates {list(self.cp_rates)} with cp {self.cp}: give one for each part of the sequence, 1 for the "
+                "fastest"
+            )
+        if self.cp_rates and self.cp_kind == "all_to_all":
+            raise ValueError("cp_rates with cp_kind all_to_all, which deals heads equally: choose ring or gather")
+        return self
 
     @property
     def num_layers(self) -> int:

@@ -290,7 +290,7 @@ class Pool(FrozenModel):
 
     def link(self, source: str, target: str) -> Link | None:
         """Return the link from `source` to `target`, or None."""
-        return next((x for x in self.links if (x.source, x.target) == (source, target)), None)
+        return next((one for one in self.links if one.source == source and one.target == target), None)
 
 
 class UnknownNameError(ValueError):

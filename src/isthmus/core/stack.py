@@ -18,6 +18,9 @@ from isthmus.core.errors import InputError
 StatePrecision = Literal["bf16", "fp32", "fp8"]
 Source = Annotated[str, Field(min_length=1)]
 
+DEFAULT_STACK = "isthmus"
+"""The stack of this project's runtime: exactly the tensors of the model classes."""
+
 
 class StateBytes(FrozenModel):
     """Bytes per parameter that a chip keeps, before sharding: weights, gradients, optimizer."""
@@ -82,13 +85,15 @@ class TrafficRule(FrozenModel):
 
     A rule for `always` counts element-wise work by operator: a stack with one moves what its rules say, in place of
     twice the bytes that it keeps. A rule for `fp8` is added with products of 8 bits: casts of what they multiply; one
-    with `added` always: passes over tensors that the kept ones do not show.
+    with `added` always: passes over tensors that the kept ones do not show. A rule for a `gathered` tensor counts the
+    tokens of all chips of tensor parallelism, which sequence parallelism divides otherwise.
     """
 
     tensors: str
     forward_bytes: NonNegativeFloat = 0.0
     backward_bytes: NonNegativeFloat = 0.0
     when: Literal["always", "added", "fp8"] = "always"
+    gathered: bool = False
     source: Source
 
 
@@ -111,16 +116,33 @@ class TensorParallelExchanges(FrozenModel):
 
     With `hides_backward` the exchanges of the backward pass run beside weight gradients, but with `gathers_before` and
     sequence parallelism not the gathers that its products wait for, half of them. Exchanges that a plan overlaps
-    with products do so in the backward pass too with `overlaps_backward`. With `narrow_gathers` products
-    of 8 bits gather their inputs in 8 bits (they are scattered in 16). With `expands_keys` keys and values are repeated
-    for every query head before chips that share a sequence exchange them.
+    with products do so in the backward pass too with `overlaps_backward`; without `overlaps_gathers` only their
+    scatters do. With `narrow_gathers` products of 8 bits gather their inputs in 8 bits (they are scattered in 16). With
+    `expands_keys` keys and values are repeated for every query head before chips that share a sequence exchange them.
+    Where they merge the attention of a block at a time with kernels of their own, these move `merge_forward_bytes` and
+    `merge_backward_bytes` per element of the result for each block that another chip sent.
     """
 
     hides_backward: bool = True
     gathers_before: bool = False
     overlaps_backward: bool = True
+    overlaps_gathers: bool = True
     narrow_gathers: bool = False
     expands_keys: bool = False
+    merge_forward_bytes: NonNegativeFloat = 0.0
+    merge_backward_bytes: NonNegativeFloat = 0.0
+    source: Source
+
+
+class RowScaledProducts(FrozenModel):
+    """What differs with `formats.scales: row`, in products of 8 bits whose operands have a scale for each row.
+
+    `traffic` replaces the stack's rules for `fp8`; the others replace those of the stack's `exchanges`.
+    """
+
+    traffic: tuple[TrafficRule, ...]
+    narrow_gathers: bool = False
+    overlaps_gathers: bool = True
     source: Source
 
 
@@ -229,6 +251,7 @@ class Stack(FrozenModel):
     attention_kernel: Literal["any", "flash2", "flash3", "cudnn", "sdpa"] = "any"
     traffic_ratio: PositiveFloat = 1.0
     traffic: tuple[TrafficRule, ...] = ()
+    row_scaled: RowScaledProducts | None = None
     expert_launch_ratio: NonNegativeFloat = 0.0
     exchanges: TensorParallelExchanges = DEFAULT_EXCHANGES
     overlap_gradients: bool = False

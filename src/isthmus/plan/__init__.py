@@ -3,6 +3,7 @@
 This is the API for notebooks; see `docs/guide/plan.md` and `docs/guide/simulate.md`.
 """
 
+from isthmus.core.stack import DEFAULT_STACK
 from isthmus.plan.calibrate.fit_calibration import Observation, fit_calibration
 from isthmus.plan.calibrate.fit_memory import fit_memory
 from isthmus.plan.calibrate.fit_report import FitReport, describe_fit
@@ -37,7 +38,7 @@ from isthmus.plan.profile.layer_matrix import (
     render_layer_matrix,
 )
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
-from isthmus.plan.profile.stack_tensors import DEFAULT_STACK, stacked_profile
+from isthmus.plan.profile.stack_tensors import stacked_profile
 from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.costs.job_limits import job_limits
 from isthmus.plan.search.costs.plan_value import ObjectiveWeights

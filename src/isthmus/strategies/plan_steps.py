@@ -21,6 +21,7 @@ def plan_steps(
     *,
     direct: bool = False,
     first_piece: int = 0,
+    senders: frozenset[int] = frozenset(),
 ) -> tuple[Step, ...]:
     """Return the steps that compute `regions`, which do not overlap, sorted by round.
 
@@ -39,13 +40,14 @@ def plan_steps(
     a rank has `FAN_OUT` + 1 neighbours there, however large the cluster. Every receiver gets identical bits.
 
     Leaders and homes follow from the numbers of the pieces, which begin with `first_piece`: regions that are summed
-    in parts share the work as those of one sum do.
+    in parts share the work as those of one sum do. Only `senders` lead, where a cluster has one that can: ranks behind
+    one network card that several of them would crowd.
     """
     depth = _depth(max(map(len, _by_cluster(range(len(cluster_of)), cluster_of).values()), default=1)) if direct else 1
     steps = [
         step
         for number, piece in enumerate(_cut(regions, piece_elements, len(set(cluster_of))), first_piece)
-        for step in _piece_steps(piece, number, cluster_of, depth, direct=direct)
+        for step in _piece_steps(piece, number, cluster_of, depth, senders, direct=direct)
     ]
     return tuple(sorted(steps, key=lambda step: (step.round, step.start)))
 
@@ -64,12 +66,15 @@ def _cut(regions: Sequence[Region], piece_elements: int, num_clusters: int) -> I
             yield Region(start, stop, one.contributors, one.receivers)
 
 
-def _piece_steps(piece: Region, number: int, cluster_of: Sequence[str], depth: int, *, direct: bool) -> Iterator[Step]:
+def _piece_steps(
+    piece: Region, number: int, cluster_of: Sequence[str], depth: int, senders: frozenset[int], *, direct: bool
+) -> Iterator[Step]:
     """Yield the steps of `piece`: sums inside clusters take `depth` rounds, and then exchange and copies follow."""
     exchange, back, fan_out = depth, depth + 1, FAN_OUT if direct else len(cluster_of)
     giving, taking = _by_cluster(piece.contributors, cluster_of), _by_cluster(piece.receivers, cluster_of)
     leaders = {
-        cluster: _leader(giving.get(cluster, ()), taking.get(cluster, ()), number) for cluster in {*giving, *taking}
+        cluster: _leader(giving.get(cluster, ()), taking.get(cluster, ()), number, senders)
+        for cluster in {*giving, *taking}
     }
 
     sums = len(piece.contributors) > 1
@@ -119,10 +124,11 @@ def _by_cluster(ranks: Sequence[int], cluster_of: Sequence[str]) -> dict[str, tu
     return found
 
 
-def _leader(givers: Sequence[int], takers: Sequence[int], number: int) -> int:
-    """Return the leader of a cluster for piece `number`: a rank that does both, else a receiver."""
+def _leader(givers: Sequence[int], takers: Sequence[int], number: int, senders: frozenset[int]) -> int:
+    """Return the leader of a cluster for piece `number`: a rank that does both, else a receiver; a sender, if any."""
     receiving = frozenset(takers)
     ranks = [rank for rank in givers if rank in receiving] or takers or givers
+    ranks = [rank for rank in ranks if rank in senders] or ranks
     return ranks[number % len(ranks)]
 
 

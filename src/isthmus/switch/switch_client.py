@@ -193,6 +193,8 @@ class SwitchClient:
         self._sent_s = np.zeros(width)
         self._tries = np.zeros(width, np.int64)
         self._base = 0
+        self._newest_answered_s = -np.inf  # when the newest packet left that has its result
+        self._result_s = -np.inf  # when the last result came
 
     def _start(self, start: Start, now_s: float, out: Instructions) -> None:
         if self.state in _WAITING:
@@ -341,6 +343,11 @@ class SwitchClient:
             return  # of a probe before the part was sent again
         index = (number - 1) * self.slots + slot
         self.counters["resent"] += 1
+        with_it = self._waiting & (self._sent_s <= self._sent_s[slot]) & (self._tries == 0)
+        self._due_s[with_it] = now_s
+        self._newest_answered_s = max(
+            self._newest_answered_s, np.nextafter(self._sent_s[slot], np.inf) + self._disorder_s
+        )
         if number:
             scales = self._fixed_point.scales(self._sum_bits[index : index + 1])
             integers = self._fixed_point.to_integers(self._values[index : index + 1], scales)
@@ -358,7 +365,7 @@ class SwitchClient:
             if now_s >= self._join_s:
                 self._join(now_s, out)
         else:
-            due = np.flatnonzero(self._waiting & (self._due_s <= now_s))
+            due = self._find_overdue(now_s)
             for slot in due.tolist():
                 part = self._base + int(self._rounds[slot]) * self.slots + slot
                 self._tries[slot] += 1
@@ -368,6 +375,29 @@ class SwitchClient:
             self._due_s[due] = now_s + np.minimum(
                 self._resend_s() * 2.0 ** np.minimum(self._tries[due], 16), self.settings.max_resend_s
             )
+
+    def _find_overdue(self, now_s: float) -> NDArray[np.intp]:
+        """Return the slots to probe: a packet is lost if newer ones have their results, or if no more results come.
+
+        Time alone says little where switch and workers wait for a processor: the results of probes then come twice.
+        The order of packets is what RFC 8985 (RACK) goes by; a quarter of a round trip allows for disorder. After a
+        silence the oldest packet is probed, then twice as many each time, and all that left with one that is lost.
+        """
+        due = self._waiting & (self._due_s <= now_s)
+        quiet_s = self._result_s + self._resend_s()
+        if now_s >= quiet_s:
+            found = np.flatnonzero(due)
+            found = found[np.argsort(self._sent_s[found], kind="stable")]
+            num = 2 ** min(int(self._tries[found].max(initial=0)), 16)
+            self._due_s[found[num:]] = now_s + self._resend_s() * num
+            return found[:num]
+        overtaken = self._sent_s < self._newest_answered_s - self._disorder_s
+        self._due_s[due & ~overtaken] = quiet_s
+        return np.flatnonzero(due & overtaken)
+
+    @property
+    def _disorder_s(self) -> float:
+        return (self._smoothed_s or 0.0) / 4
 
     def _wake_s(self) -> float | None:
         if self.state not in _WAITING:
@@ -381,6 +411,8 @@ class SwitchClient:
     def _measure(self, slot: int, now_s: float) -> None:
         """Take the time to a result (RFC 6298), also after probes: else a switch that is always late is never known."""
         sample_s = now_s - float(self._sent_s[slot])
+        self._newest_answered_s = max(self._newest_answered_s, float(self._sent_s[slot]))
+        self._result_s = now_s
         if self._smoothed_s is None:
             self._smoothed_s, self._deviation_s = sample_s, sample_s / 2
         else:

@@ -22,16 +22,19 @@ from isthmus.core.pool import Link, Pool
 from isthmus.wan.netns import delete_namespaces
 from isthmus.wan.precise_timing import request_prompt_wakeup
 from isthmus.wan.shaper import Shaper, links_both_ways
+from isthmus.wan.tun_packet import WirePacket, measure_packet
 
 _MAX_READ_PACKETS = 64
 """Packets to read from one device before delivering due packets."""
+
+_MAX_READ_BYTES = 2**16 + 64
 
 
 @dataclass
 class PacketLink:
     """One direction of a link: delays packets, tail-drops at `queue_s` of backlog and loses at random.
 
-    Sizes are those of IP packets.
+    Sizes are those of IP packets. Several TCP segments that come as one packet are dropped or lost together.
     """
 
     link: Link
@@ -39,10 +42,10 @@ class PacketLink:
     rng: Random
     target_fd: int
     """TUN descriptor of the receiving site."""
-    in_flight: deque[tuple[float, bytes]] = field(default_factory=deque)
-    """(delivery time in seconds, packet), in order."""
+    in_flight: deque[tuple[float, bytes, WirePacket]] = field(default_factory=deque)
+    """(delivery time in seconds, header and packet, what it is on the wire), in order."""
     num_packets: int = 0
-    """Packets delivered."""
+    """Packets delivered, each segment as one."""
     num_bytes: int = 0
     """Bytes delivered."""
     num_lost: int = 0
@@ -54,29 +57,29 @@ class PacketLink:
         shaper = Shaper(self.link, self.rng, self.reverse)
         self.path, self.queue_s = shaper.path, shaper.queue_s
 
-    def enqueue(self, now_s: float, packet: bytes) -> None:
+    def enqueue(self, now_s: float, data: bytes, packet: WirePacket) -> None:
         """Enqueue a packet from the sending site, drop it (queue full) or lose it (at random)."""
         if self.path.backlog_s(now_s) > self.queue_s:
-            self.num_dropped += 1
+            self.num_dropped += packet.num_segments
             return
-        arrival_s = self.path.admit(now_s, len(packet))
+        arrival_s = self.path.admit(now_s, packet.num_bytes)
         if self.link.loss and self.rng.random() < self.link.loss:
-            self.num_lost += 1
+            self.num_lost += packet.num_segments
             return
-        self.in_flight.append((arrival_s, packet))
+        self.in_flight.append((arrival_s, data, packet))
 
     def deliver(self, now_s: float) -> None:
         """Write due packets to the receiving site's device."""
         due, target = self.in_flight, self.target_fd
         while due and due[0][0] <= now_s:
-            packet = due.popleft()[1]
+            _, data, packet = due.popleft()
             try:
-                os.write(target, packet)
+                os.write(target, data)
             except OSError:  # the device is down or full
-                self.num_dropped += 1
+                self.num_dropped += packet.num_segments
                 continue
-            self.num_packets += 1
-            self.num_bytes += len(packet)
+            self.num_packets += packet.num_segments
+            self.num_bytes += packet.num_bytes
 
 
 class PacketRelay:
@@ -133,12 +136,13 @@ class PacketRelay:
         outgoing, now_s = self._outgoing[descriptor], self._clock()
         for _ in range(_MAX_READ_PACKETS):
             try:
-                packet = os.read(descriptor, 65536)
+                data = os.read(descriptor, _MAX_READ_BYTES)
             except BlockingIOError:
                 return
-            link = outgoing.get(packet[16:20]) if packet[0] >> 4 == 4 else None
-            if link is not None:
-                link.enqueue(now_s, packet)
+            packet = measure_packet(data)
+            link = outgoing.get(packet.target) if packet else None
+            if packet is not None and link is not None:
+                link.enqueue(now_s, data, packet)
 
 
 def main() -> None:

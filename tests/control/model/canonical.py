@@ -32,7 +32,7 @@ _JOB = _TEXTS | _TIMES | {
     "id", "number", "user", "packed", "round", "last_planned_free", "last_planned_total", "parts", "plans",
     "refusals", "needs", "plan_parts", "allocated_kbps", "started_s", "predicted_run_s",
     "expected_end_s", "user_deadline_s", "file_clusters", "victims",
-    "planner_input", "waiting_job", "fits_inventory_version", "past_ranks",
+    "planner_input", "waiting_job", "fits_inventory_version", "past_ranks", "lost_by",
 }  # fmt: skip
 _PART = _TEXTS | _TIMES | {
     "job", "cluster", "ranks", "chips", "storage_bytes", "workers", "cached_order", "spec", "plan", "place",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.queries.preemption_victims import find_victims
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
@@ -186,7 +186,7 @@ def wrong_in(coordinator: Coordinator) -> str:
     for job in state.live_jobs.values():
         if job.fits_inventory_version == state.indexes.inventory_version:
             job.fits_inventory_version = -1
-            if not ledger.pool_can_hold(state, job):
+            if not allocations.pool_can_hold(state, job):
                 return f"job {job.id} is noted as holdable, and is not"
     return ""
 

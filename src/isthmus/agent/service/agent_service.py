@@ -319,6 +319,7 @@ class AgentService:
         batch, identity = self.outbox.collect(), self._identity
         self._sent_s = self._clock()
         report = AgentReport(
+            clock_s=self._sent_s,
             cluster=self.cluster,
             incarnation=incarnation,
             identity=identity and identity.model_copy(update={"saves": self._table.saves}),

@@ -13,6 +13,7 @@ import typer
 from isthmus.cli.app.root_command import make_app
 
 MODULES = {
+    "isthmus.cli.commands.accounting.ledger_commands": ("bill", "ledger", "tariff"),
     "isthmus.cli.commands.catalogue.catalogue_commands": ("data", "models"),
     "isthmus.cli.commands.chip_commands": ("chips",),
     "isthmus.cli.commands.file_commands": ("check", "schema"),
@@ -22,6 +23,7 @@ MODULES = {
     "isthmus.cli.commands.process_commands": ("agent", "links", "serve", "switch"),
     "isthmus.cli.commands.queue_commands": ("queue", "ranks", "show", "usage"),
     "isthmus.cli.commands.report_commands": ("report", "trace"),
+    "isthmus.cli.commands.rl.rl_commands": ("rl",),
     "isthmus.cli.commands.server_commands": ("server",),
     "isthmus.cli.commands.site.render_commands": ("images", "render"),
     "isthmus.cli.demo.demo_command": ("demo",),

@@ -19,7 +19,9 @@ from isthmus.cli.commands import (
     server_commands,
     simulate_pool_commands,
 )
+from isthmus.cli.commands.accounting import ledger_commands
 from isthmus.cli.commands.catalogue import catalogue_commands
+from isthmus.cli.commands.rl import rl_commands
 from isthmus.cli.commands.site import duty_commands, join_commands, render_commands, site_commands
 from isthmus.cli.commands.strategies import strategy_commands
 from isthmus.cli.demo import demo_command
@@ -39,6 +41,7 @@ _COMMAND_MODULES = (
     duty_commands,
     join_commands,
     catalogue_commands,
+    ledger_commands,
     search_commands,
     simulate_pool_commands,
     plan_commands,
@@ -47,6 +50,7 @@ _COMMAND_MODULES = (
     calibrate_commands,
     export_commands,
     process_commands,
+    rl_commands,
     render_commands,
     server_commands,
     file_commands,

@@ -20,6 +20,7 @@ from isthmus.core.files.user_files import (
     load_policy,
     load_pool,
     load_site,
+    load_tariff,
 )
 from isthmus.core.files.yaml_lines import read_yaml
 from isthmus.core.model import load_model, require_trainable
@@ -57,7 +58,7 @@ def schema(
 )
 def check(
     env: CliEnvironment,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pool, a job, a plan, a policy or a site.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pool, a job, a plan, a policy, a site or a tariff.")],
     kind: Annotated[
         FileKind | None,
         typer.Option(metavar=KINDS, help="The kind of file (default: detected)."),
@@ -92,14 +93,16 @@ def _detect_kind(file: Path) -> FileKind:
         ("job", "training"),
         ("plan", "stages"),
         ("site", "kind"),
+        ("tariff", "prices"),
         *(("policy", key) for key in sorted(OwnerPolicy.model_fields) if key != "version"),
     )
     for kind, key in characteristic:
         if key in keys:
             return kind
     raise InputError(
-        f"{file} is none of pool (clusters), job (training), plan (stages), policy (pool_share) and site (kind)",
-        hint="set --kind to pool, job, plan, policy or site",
+        f"{file} is none of pool (clusters), job (training), plan (stages), policy (pool_share), site (kind) and "
+        "tariff (prices)",
+        hint="set --kind to pool, job, plan, policy, site or tariff",
     )
 
 
@@ -134,6 +137,11 @@ def _check_site(file: Path) -> dict[str, Any]:
     return {"kind": site.kind, "node_groups": len(site.node_groups)}
 
 
+def _check_tariff(file: Path) -> dict[str, Any]:
+    tariff = load_tariff(file)
+    return {"currency": tariff.currency, "prices": len(tariff.prices)}
+
+
 _CHECKS = {
-    "pool": _check_pool, "job": _check_job, "policy": _check_policy, "site": _check_site,
+    "pool": _check_pool, "job": _check_job, "policy": _check_policy, "site": _check_site, "tariff": _check_tariff,
 }  # fmt: skip

@@ -100,13 +100,13 @@ def fit_runs(
 
 
 def _require_known(keys: list[str], runs: Sequence[PlannedRun]) -> None:
-    """Raise `InputError` for an unknown parameter, or for a chip or link that no run uses."""
+    """Raise `InputError` for an unknown parameter, or for a chip, stack or link that no run uses."""
     if not keys:
         raise InputError("no parameter to fit", hint="choose with --fit from " + ", ".join(TIME_MODEL_PARAMETERS))
     chips = [chip for run in runs for chip in run.chips]
     pairs = [pair for run in runs for pair in run.joined]
     links = [f"{a}>{b}" for pair in pairs for a, b in itertools.permutations(pair.split("<>"))]
-    scopes = dict.fromkeys([*chips, *pairs, *links])
+    scopes = dict.fromkeys([*chips, *(run.stack for run in runs), *pairs, *links])
     for key in keys:
         scope, slash, name = key.rpartition("/")
         if name not in TIME_MODEL_PARAMETERS:

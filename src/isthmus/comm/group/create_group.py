@@ -42,6 +42,10 @@ class IsthmusOptions:
     names_sources: bool = False
     """Whether no rank calls `dist.recv` without `src`. Then gloo, which costs less and has no keys, carries messages
     inside each cluster of a group that spans several. Equal at all ranks."""
+    senders: tuple[int, ...] = ()
+    """Ranks that send collectives to other clusters; default: all, so that every network card does. One of each host is
+    faster where its ranks share a thin link, of 1 Gbit/s or less, on which their connections would displace each other.
+    Equal at all ranks."""
 
     def __post_init__(self) -> None:
         if self.synchronisation is not None and self.synchronisation not in RANK_STRATEGIES:
@@ -81,6 +85,7 @@ def create_group(options: Any, group_options: IsthmusOptions | None) -> IsthmusG
         clusters,
         synchronisation=group_options.synchronisation,
         names_sources=group_options.names_sources,
+        senders=group_options.senders,
         name=options.group_id,
         timeout=options.timeout,
     )
@@ -124,6 +129,7 @@ def _part_of(world: Any, options: Any, group_options: Any) -> IsthmusGroup:
         agree([world.vendors[one] for one in ranks], [clusters[one] for one in ranks]),
         synchronisation=chosen.synchronisation,
         names_sources=world.options.names_sources,
+        senders=world.options.senders,
         ranks=ranks,
         tag_base=number * GROUP_TAGS,
         name=name,

@@ -43,7 +43,7 @@ class GroupCollectives:
 
     `libraries` are the vendors' groups of the ranks in this cluster, by type of device; a group inside one cluster
     calls them. `composition` says how sums of a group that spans clusters use them; a named `strategy` replaces it for
-    all-reduces.
+    all-reduces. Only `senders` send to other clusters, if any are given; tensors on the host then go by steps alone.
     """
 
     def __init__(
@@ -55,7 +55,9 @@ class GroupCollectives:
         composition: Composition | None,
         loss_message: Callable[[], str],
         strategy: str | None = None,
+        senders: frozenset[int] = frozenset(),
     ) -> None:
+        self._senders = senders
         self._runner, self._rank, self._clusters = runner, rank, tuple(clusters)
         self._libraries, self._loss_message = libraries, loss_message
         self._is_local, self._strategy = len(set(clusters)) == 1, strategy
@@ -226,8 +228,19 @@ class GroupCollectives:
         """Reduce the blocks of `tensor` [ranks * N], in rank order, each into the output [N] of its rank."""
         if tensor.numel() != output.numel() * self.size or output.dtype != tensor.dtype:
             raise PlanError(f"{tensor_label(tensor)} does not have a {tensor_label(output)} for {self.size} ranks")
-        parts = list(tensor.detach().contiguous().view(-1).split(max(output.numel(), 1))) if tensor.numel() else []
-        return self.reduce_scatter(output, parts or [tensor] * self.size, operation, opts)
+        library = self._local_library(output, operation)
+        if library is None or not output.is_contiguous():
+            parts = list(tensor.detach().contiguous().view(-1).split(max(output.numel(), 1))) if tensor.numel() else []
+            return self.reduce_scatter(output, parts or [tensor] * self.size, operation, opts)
+        sent, got = _memory([tensor], library, read=True), _memory([output], library, read=False)
+
+        def finish() -> None:
+            operation.finish(got.flat[0], self.size)
+            got.store()
+
+        sent.synchronize()
+        work = library.reduce_scatter_flat(got.flat[0], sent.flat[0], operation)
+        return self._local_work(work, "reduce_scatter", [output], finish)
 
     def all_to_all(self, outputs: Tensors, inputs: Tensors, opts: Any) -> dist.Work:
         """Send `inputs[d]` to rank `d`, and receive `outputs[s]` from rank `s`; sizes may all differ."""
@@ -317,6 +330,7 @@ class GroupCollectives:
                 self._clusters,
                 self._rank,
                 max((piece_bytes or pieces) // element_bytes, 1),
+                self._senders,
                 direct=num_bytes <= DIRECT_BYTES,
             ),
             inputs,
@@ -343,6 +357,8 @@ class GroupCollectives:
         """Return the way of the sum of `tensor` (of any shape) over several clusters."""
         if self._composed is None or self._strategy is not None or not tensor.numel():
             return SumPath.STEPS
+        if self._senders and tensor.device.type == "cpu":
+            return SumPath.STEPS
         return self._composed.composition.path(tensor.nbytes, tensor.dtype, operation, len(set(self._clusters)))
 
     def _local_work(
@@ -353,10 +369,16 @@ class GroupCollectives:
 
 @lru_cache(maxsize=128)
 def _program(
-    of: tuple[Region, ...], clusters: tuple[str, ...], rank: int, piece_elements: int, *, direct: bool
+    of: tuple[Region, ...],
+    clusters: tuple[str, ...],
+    rank: int,
+    piece_elements: int,
+    senders: frozenset[int],
+    *,
+    direct: bool,
 ) -> RankProgram:
     """Return the program of `rank` for the regions `of`."""
-    return rank_program(plan_steps(of, clusters, piece_elements, direct=direct), of, rank)
+    return rank_program(plan_steps(of, clusters, piece_elements, direct=direct, senders=senders), of, rank)
 
 
 @lru_cache(maxsize=128)

@@ -60,7 +60,8 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     in this cluster, by type of device; `composition` says how sums over several clusters use them; a strategy named by
     `synchronisation` replaces it for all-reduces. Tags of the group begin at `tag_base`; `name` is the one that torch
     knows it by. Tensors may be on any device, and be changed once the work is done. A lost peer surfaces at `wait()` as
-    `PeerError`. Point-to-point works over the transport report when the message was `under_way`; if the program
+    `PeerError`. Only `senders` of the transport's ranks send collectives to other clusters, if any are given.
+    Point-to-point works over the transport report when the message was `under_way`; if the program
     `names_sources` of all that it receives, or the group is inside one cluster, the library carries those in a cluster.
     """
 
@@ -73,6 +74,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         *,
         synchronisation: str | None = None,
         names_sources: bool = False,
+        senders: Sequence[int] = (),
         ranks: Sequence[int] = (),
         tag_base: int = 0,
         name: str = "",
@@ -91,6 +93,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._runner = CollectiveRunner(transport, self._ranks, tag_base, timeout.total_seconds())
         self._loss_message = partial(_loss_message, transport)
         self._synchronisation, self._names_sources = synchronisation, names_sources
+        self._senders = frozenset(place for place, one in enumerate(self._ranks) if one in senders)
         self._method: AllReduceMethod | None = None
         self.use_libraries(libraries or {}, composition)
 
@@ -107,8 +110,9 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._is_local = len(set(own)) == 1
         self._gloo_ranks = places if self._is_local or self._names_sources else {}
         self._collectives = GroupCollectives(
-            self._runner, self.rank(), own, libraries, composition, self._loss_message, self._synchronisation
-        )
+            self._runner, self.rank(), own, libraries, composition, self._loss_message, self._synchronisation,
+            self._senders,
+        )  # fmt: skip
 
     def has_library(self, device_type: str) -> bool:
         """Return whether a vendor's library carries collectives on devices of this type; only inside a cluster."""

@@ -182,7 +182,8 @@ class Connection:
         if fragment is not None:
             return fragment
         if owner.send_queue.has_fragments():
-            return owner.send_queue.take() if self._readiness.wait_ready() else None
+            is_ready = self._readiness.wait_ready()
+            return owner.send_queue.take(part_bytes=self._readiness.part_bytes) if is_ready else None
         if owner.send_queue.wait_for_work(self._interval_s, lambda: self.dead or owner.close_reason is not None):
             return None
         is_idle = time.monotonic() - self._last_message_s > _IDLE_HEARTBEATS * self._heartbeat_s

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from isthmus.comm.tcp.wire_format import ACK, DATA, MAX_FRAGMENT_BYTES, NOTICE, FrameHeader
 from isthmus.core.errors import PeerError
@@ -17,10 +17,18 @@ MAX_UNACKED_MESSAGES = 256
 
 @dataclass(eq=False)
 class Fragment:
-    """A fragment of a message, or a control frame, as header and payload."""
+    """A fragment of a message, or a control frame, as header and payload; once taken it keeps its bytes."""
 
     header: FrameHeader
     payload: memoryview
+    is_taken: bool = False
+
+    def split(self, num_bytes: int) -> tuple[Fragment, Fragment]:
+        """Return the first `num_bytes` and the rest."""
+        first, rest = self.payload[:num_bytes], self.payload[num_bytes:]
+        header = replace(self.header, payload_bytes=len(first))
+        behind = replace(self.header, offset=self.header.offset + len(first), payload_bytes=len(rest))
+        return Fragment(header, first), Fragment(behind, rest)
 
 
 @dataclass(eq=False)
@@ -84,16 +92,27 @@ class SendQueue:
             self._acks.append(Fragment(header, memoryview(text)))
             self._changed.notify_all()
 
-    def take(self, max_bytes: int = MAX_FRAGMENT_BYTES) -> Fragment | None:
-        """Return the next fragment to send; None if there is none or it is longer than `max_bytes`."""
+    def take(self, max_bytes: int = MAX_FRAGMENT_BYTES, part_bytes: int = MAX_FRAGMENT_BYTES) -> Fragment | None:
+        """Return the next fragment to send; None if there is none or it is longer than `max_bytes`.
+
+        One that no connection has taken before is cut to `part_bytes`, and the next caller gets the rest. One that is
+        sent again stays as it was, because its receiver knows fragments by their first byte.
+        """
         with self._changed:
             while True:
                 queue = self._acks or self._fragments
                 if not queue or len(queue[0].payload) > max_bytes:
                     return None
                 fragment = queue.popleft()
-                if fragment.header.kind != DATA or fragment.header.number in self._unacked:
+                if fragment.header.kind != DATA:
                     return fragment
+                if fragment.header.number not in self._unacked:
+                    continue
+                if not fragment.is_taken and len(fragment.payload) > part_bytes:
+                    fragment, rest = fragment.split(part_bytes)
+                    queue.appendleft(rest)
+                fragment.is_taken = True
+                return fragment
 
     def has_fragments(self) -> bool:
         """Return whether message fragments are queued."""

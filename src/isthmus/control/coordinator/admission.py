@@ -12,6 +12,7 @@ from isthmus.control.queries.peer_checks import describe_unreached, unreached_pa
 from isthmus.control.queries.preemption_victims import victims_suffice
 from isthmus.control.queries.preflight_status import has_passed_once, needs_preflight
 from isthmus.control.queries.sites.probation_rules import probation_refusals
+from isthmus.control.state.allocations import takes_parts
 from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
@@ -38,7 +39,6 @@ from isthmus.control.state.job_records import (
     JobRecord,
     PoolState,
 )
-from isthmus.control.state.ledger import takes_parts
 from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.control.state.reconcile_log import hold_reason, is_awaited
 from isthmus.control.state.update_indexes import is_checking

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from isthmus.control.coordinator.accounting.metered_holdings import owner_of_part
 from isthmus.control.coordinator.attempts import (
     end_if_released,
     fail_attempt,
@@ -54,7 +55,8 @@ def _advance_preparing(state: PoolState, job: JobRecord, now_s: float) -> None:
     waits = ("ordered", "queued", "ready", "prepared")
     for part in job.current_parts():
         if part.state not in waits:
-            refuse_attempt(state, job, f"{part.cluster} {part_failure_text(part)}", now_s)
+            lost_by = _owner_at_fault(state, part)
+            refuse_attempt(state, job, f"{part.cluster} {part_failure_text(part)}", now_s, lost_by=lost_by)
             return
     if all(part.state == "prepared" for part in job.current_parts()) and may_start_now(state, job):
         move_job(state, job, "starting", now_s)
@@ -121,4 +123,15 @@ def _root_cause(parts: list[PartRecord]) -> PartRecord:
 
 def _fail_for_part(state: PoolState, job: JobRecord, part: PartRecord, now_s: float) -> None:
     reason = f"{part.cluster} {part_failure_text(part)}"
-    fail_attempt(state, job, reason, now_s, part.fault or "own", cluster=part.cluster)
+    lost_by = _owner_at_fault(state, part)
+    fail_attempt(state, job, reason, now_s, part.fault or "own", cluster=part.cluster, lost_by=lost_by)
+
+
+def _owner_at_fault(state: PoolState, part: PartRecord) -> str:
+    """Return the owner of a part that was lost by the site, not by the job; "" for a fault of the job.
+
+    A fault of the job has a cause that the site reports. A site that refuses, evicts or forgets a part, that is lost
+    with it, or that has no contact with the server when it fails, has lost it itself.
+    """
+    by_site = part.fault in (None, "evicted") or state.meter.is_away(part.job, (part.attempt, part.cluster))
+    return owner_of_part(state, part) if by_site else ""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from isthmus.control.coordinator.part_observations import apply_observation, record_part_events
 from isthmus.control.coordinator.reachability import record_peer_checks
 from isthmus.control.queries.enrolled_agent import is_new_session
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.events import AgentReported
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.reconcile_log import note_report
@@ -140,7 +140,7 @@ def _observe_parts(
     found: dict[str, JobRecord] = {}
     for key in [key for key in record.parts if key in keys]:
         part, seen = record.parts[key], record.reported_parts.get(key)
-        ledger.update_held(record, part, seen)
+        allocations.update_held(record, part, seen)
         if seen is None and agent_restarted and part.state in ("queued", "ready", "prepared", "running"):
             seen = _lost_part(part)
         if seen is not None:

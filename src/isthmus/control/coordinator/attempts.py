@@ -48,6 +48,8 @@ def end_if_released(state: PoolState, job: JobRecord, now_s: float) -> None:
     for part in job.unreleased_parts():
         if part.committed or state.clusters[part.cluster].connected:
             return
+    if job.lost_by:
+        state.meter.lose(job.id, job.attempt, job.lost_by)
     move_job(state, job, job.state_after_stop, now_s, job.reason, _told_at_end(job))
     if job.state == "waiting" and job.auto_plan and job.last_planned_free is None:
         request_plans(state, job)
@@ -62,9 +64,10 @@ def _told_at_end(job: JobRecord) -> str:
     return f"restarts used: {job.restarts} of {job.max_restarts}"
 
 
-def refuse_attempt(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None:
-    """Stop the attempt before its commit; the job is retried after a back-off."""
+def refuse_attempt(state: PoolState, job: JobRecord, reason: str, now_s: float, *, lost_by: str = "") -> None:
+    """Stop the attempt before its commit; the job is retried after a back-off. `lost_by` is the owner at fault."""
     job.refusals += 1
+    job.lost_by = lost_by
     stop_attempt(state, job, "waiting", reason, now_s, kind="refused")
 
 
@@ -88,12 +91,14 @@ def fail_attempt(
     fault: FailureCause = "own",
     *,
     cluster: str | None = None,
+    lost_by: str = "",
 ) -> None:
     """Stop the attempt after its commit; restart unless the fault is permanent or no restarts are left.
 
-    An eviction by the owner uses no restart: the job waits in the queue again. `cluster` is the site of the cause.
+    An eviction by the owner uses no restart: the job waits in the queue again. `cluster` is the site of the cause,
+    `lost_by` the owner at fault.
     """
-    job.fault = fault
+    job.fault, job.lost_by = fault, lost_by
 
     def stop(ending: StateAfterStop, text: str) -> None:
         stop_attempt(state, job, ending, text, now_s, kind="lost", told=reason, cluster=cluster)

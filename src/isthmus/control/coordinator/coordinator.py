@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from isthmus.control.coordinator.accounting.meter_jobs import meter_jobs
 from isthmus.control.coordinator.admission import require_job
 from isthmus.control.coordinator.agent_reports import record_unsaved_work
 from isthmus.control.coordinator.event_rules import EVENT_RULES
@@ -100,8 +101,10 @@ class Coordinator:
             return []
         state.changed_jobs.clear()
         state.chip_use.advance(event.now_s)
+        state.meter.advance(event.now_s)
         rule.handle(state, event)
         asked = schedule_queue(state, event.now_s)
+        meter_jobs(state, event)
         forget = [ForgetJob(job_id=event.job_id)] if isinstance(event, JobDeleted) else []
         changed = [JobChanged(job_id=job_id) for job_id in sorted(state.changed_jobs)]
         return [*forget, *changed, *(self._planner_request(job) for job in asked)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from isthmus.control.coordinator.accounting.metered_holdings import owner_of_part
 from isthmus.control.coordinator.advance_job import advance_job, notify_preemptor
 from isthmus.control.coordinator.agent_reports import apply_report
 from isthmus.control.coordinator.attempts import fail_attempt, refuse_attempt, stop_attempt
@@ -9,7 +10,7 @@ from isthmus.control.coordinator.catalogue.site_copies import follow_copies
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.coordinator.joint_preemption import abort_preemption, begin_preemption, timeout_reason
 from isthmus.control.coordinator.plan_requests import apply_plans, request_plans, withdraw_plan_request
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
@@ -68,7 +69,7 @@ def assign_chosen_plan(state: PoolState, event: PlanChosen) -> None:
     withdraw_plan_request(state, job)
     leave_site_queues(state, job)
     set_state_deadline(state, job, None)
-    ledger.assign_plan(state, job, next(plan for plan in plans if plan.id == event.plan_id))
+    allocations.assign_plan(state, job, next(plan for plan in plans if plan.id == event.plan_id))
     job.plan_fixed, job.refusals = True, 0
     unpark(state, job)
     job.history.add("planned", event.now_s, job.attempt, f"{event.plan_id} chosen by the user")
@@ -125,15 +126,15 @@ def _revoke_excess(state: PoolState, record: ClusterRecord, now_s: float) -> Non
                 break
             if part.allocated and part.desired != "released" and group in part.chips:
                 reason = f"{record.cluster.name} now has {chips} {group} in total, fewer than allocated"
-                _revoke(state, state.jobs[part.job], reason, now_s)
+                _revoke(state, state.jobs[part.job], reason, now_s, owner_of_part(state, part))
 
 
-def _revoke(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None:
-    """End the current attempt for lack of chips: requeue before the commit, restart after it."""
+def _revoke(state: PoolState, job: JobRecord, reason: str, now_s: float, owner: str) -> None:
+    """End the current attempt for lack of chips of `owner`: requeue before the commit, restart after it."""
     if job.state == "preempting":
         abort_preemption(state, job, reason, now_s)
     else:
-        (refuse_attempt if job.state == "preparing" else fail_attempt)(state, job, reason, now_s)
+        (refuse_attempt if job.state == "preparing" else fail_attempt)(state, job, reason, now_s, lost_by=owner)
     notify_preemptor(state, job, now_s)
 
 
@@ -160,9 +161,11 @@ def end_overdue_state(state: PoolState, event: DeadlinePassed) -> None:
     elif job.state == "preempting":
         abort_preemption(state, job, timeout_reason(state, job), now_s)
     elif job.state == "preparing":
-        slow = ", ".join(part.cluster for part in job.current_parts() if part.state != "prepared")
+        slow = [part for part in job.current_parts() if part.state != "prepared"]
+        names = ", ".join(part.cluster for part in slow)
         limit_s = state.config.eviction_timeout_s if job.victims else state.config.reservation_timeout_s
-        refuse_attempt(state, job, f"{slow} did not prepare within {limit_s:g} s", now_s)
+        lost_by = owner_of_part(state, slow[0]) if slow and not job.victims else ""
+        refuse_attempt(state, job, f"{names} did not prepare within {limit_s:g} s", now_s, lost_by=lost_by)
     else:
         late = [
             f"{rank} at {part.cluster}"

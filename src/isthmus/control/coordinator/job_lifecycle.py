@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.job_records import MAX_PAST_PARTS, JobRecord, PoolState
 from isthmus.control.state.reconcile_log import next_attempt
 from isthmus.control.state.site_records import PartRecord
@@ -86,7 +86,7 @@ def open_attempt(state: PoolState, job: JobRecord, desired: DesiredState) -> Non
     if job.plan is None:
         raise IllegalTransitionError(f"job {job.id}: an attempt without a plan; its history: {job.history}")
     job.attempt = next_attempt(state, job)
-    job.rank_map, job.fault, job.saved_step = None, None, None
+    job.rank_map, job.fault, job.saved_step, job.lost_by = None, None, None, ""
     past = {key: part.ranks for key, part in job.parts.items() if part.state == "released" and part.committed}
     job.past_ranks = dict([*job.past_ranks.items(), *past.items()][-MAX_PAST_PARTS:])
     job.parts = {key: part for key, part in job.parts.items() if part.state != "released"}
@@ -97,7 +97,7 @@ def open_attempt(state: PoolState, job: JobRecord, desired: DesiredState) -> Non
             cluster=cut.cluster,
             ranks=cut.ranks,
             chips=dict(cut.chips),
-            storage_bytes=ledger.storage_bytes_at(job.plan, cut.cluster),
+            storage_bytes=allocations.storage_bytes_at(job.plan, cut.cluster),
             desired=desired,
         )
         job.parts[job.attempt, cut.cluster] = part
@@ -129,7 +129,7 @@ def _no_action(_state: PoolState, _job: JobRecord, _now_s: float) -> None:
 def _discard_plan(state: PoolState, job: JobRecord, _now_s: float) -> None:
     """Discard the plan, so that the user can choose again."""
     leave_site_queues(state, job)
-    ledger.assign_plan(state, job, None)
+    allocations.assign_plan(state, job, None)
 
 
 def _back_off(state: PoolState, job: JobRecord, now_s: float) -> float | None:
@@ -141,7 +141,7 @@ def _back_off(state: PoolState, job: JobRecord, now_s: float) -> float | None:
 def _allocate(state: PoolState, job: JobRecord, now_s: float) -> float:
     """Allocate the resources of all parts at once."""
     _begin_attempt(state, job, "prepared")
-    ledger.allocate(state, job, job.current_parts())
+    allocations.allocate(state, job, job.current_parts())
     return now_s + state.config.reservation_timeout_s
 
 
@@ -151,7 +151,7 @@ def _allocate_with_victims(state: PoolState, job: JobRecord, now_s: float) -> fl
     state.indexes.preemptors[job.id] = None
     for part in job.current_parts():
         _borrow_from_victims(state, job, part)
-    ledger.allocate(state, job, job.current_parts())
+    allocations.allocate(state, job, job.current_parts())
     for one in job.victims:
         if one.attempt:
             state.jobs[one.job].preemptor = job.id
@@ -231,7 +231,7 @@ def _finish(state: PoolState, job: JobRecord, now_s: float) -> None:
 
 def _drop_claims(state: PoolState, job: JobRecord) -> None:
     """Release the attempt's links and victims."""
-    ledger.release_links(state, job)
+    allocations.release_links(state, job)
     _clear_victims(state, job)
     job.preemptor = None
 

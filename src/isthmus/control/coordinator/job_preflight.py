@@ -15,7 +15,7 @@ from isthmus.control.coordinator.plan_requests import request_plans, withdraw_pl
 from isthmus.control.preflight.conflicts import describe_conflicts, excluded_clusters, is_excluded, valid_conflicts
 from isthmus.control.preflight.preflight_record import PreflightRecord
 from isthmus.control.queries.preflight_status import executes_checks, has_passed_once, needs_preflight
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.events import PreflightTimedOut, SiteChecked
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.update_indexes import index_preflight, reindex_job
@@ -129,20 +129,20 @@ def leave_plan(state: PoolState, job: JobRecord, others: tuple[Plan, ...], now_s
         move_job(state, job, "waiting", now_s)
     job.plan_fixed, job.refusals = False, 0
     job.last_restart_reason = f"plan {dropped.id} failed its checks: {why}"
-    whole = ledger.total_chips(state)
+    whole = allocations.total_chips(state)
     if others and not job.auto_plan:
         move_job(state, job, "choosing", now_s, f"{job.last_restart_reason}; choose another plan")
     elif others:
         reserved = state.indexes.reserved
-        fitting = next((plan for plan in others if ledger.plan_fits(state, job, plan, reserved)), others[0])
-        ledger.assign_plan(state, job, fitting)
+        fitting = next((plan for plan in others if allocations.plan_fits(state, job, plan, reserved)), others[0])
+        allocations.assign_plan(state, job, fitting)
         job.reason = job.last_restart_reason
         reindex_job(state, job)
     elif whole.keys() <= excluded_clusters(job.conflicts, {name: sum(one.values()) for name, one in whole.items()}):
-        ledger.assign_plan(state, job, None)
+        allocations.assign_plan(state, job, None)
         move_job(state, job, "failed", now_s, f"{job.last_restart_reason}; the pool has no other site")
     else:
-        ledger.assign_plan(state, job, None)
+        allocations.assign_plan(state, job, None)
         job.last_planned_free = job.last_planned_total = None
         job.reason = f"{job.last_restart_reason}; planning without the site"
         request_plans(state, job)

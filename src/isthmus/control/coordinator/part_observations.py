@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.job_records import PoolState
 from isthmus.control.state.site_records import PartRecord, PartState
 from isthmus.core.errors import IllegalTransitionError
@@ -49,7 +49,7 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
     _add_workers(state, part, seen)
     _record_checkpoint(part, seen)
     if part.state == "released":
-        ledger.free_part(state, part)
+        allocations.free_part(state, part)
     state.changed_jobs.add(part.job)
     return True
 
@@ -80,6 +80,8 @@ def record_part_events(state: PoolState, part: PartRecord, seen: ObservedPart, n
         part.last_events[event.rank] = event.number
         step = event.step if event.step is None or event.step <= job.spec.training.steps else None
         job.worker_restarts += event.kind == "restarted"
+        if event.kind == "saved":
+            state.meter.note_checkpoint(job.id, part.attempt)
         job.history.add_worker_event(
             event.kind, min(event.time_s, now_s), part.attempt, event.detail, part.cluster, event.rank,
             step, event.seconds,

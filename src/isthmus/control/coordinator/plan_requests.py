@@ -12,7 +12,7 @@ from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_jo
 from isthmus.control.preflight.conflicts import excluded_clusters, valid_conflicts
 from isthmus.control.queries.catalogue.bring_forecast import unable_to_fetch
 from isthmus.control.queries.sites.probation_rules import sites_that_refuse
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.job_records import NO_PLAN_AT_ALL, FreeChips, JobRecord, PlannerInput, PoolState
 from isthmus.control.state.update_indexes import job_at_key, park, queue_key, reindex_job
 from isthmus.core.plan import SEARCH_ENDED_EARLY, PlanSet
@@ -70,10 +70,10 @@ def _needs_planner(state: PoolState, job: JobRecord, now_s: float) -> bool:
         return True
     job.conflicts = valid_conflicts(job.conflicts, now_s, state.config.conflict_valid_s)
     chips = _plannable_chips(state, job)
-    if chips == ledger.total_chips(state) or _may_use_some(state, job, chips):
+    if chips == allocations.total_chips(state) or _may_use_some(state, job, chips):
         return True
     job.last_planned_free = chips
-    if job.plan is not None and ledger.pool_can_hold(state, job):
+    if job.plan is not None and allocations.pool_can_hold(state, job):
         return False
     job.for_whole_pool, job.plans = True, None
     return True
@@ -145,7 +145,7 @@ def _send_planner_request(state: PoolState, job: JobRecord, now_s: float) -> Non
 
     Sites at which a check of the job has failed are left out.
     """
-    storage, gbps = ({}, {}) if job.for_whole_pool else ledger.free_storage_and_links(state)
+    storage, gbps = ({}, {}) if job.for_whole_pool else allocations.free_storage_and_links(state)
     job.conflicts = valid_conflicts(job.conflicts, now_s, state.config.conflict_valid_s)
     chips = _plannable_chips(state, job)
     job.round += 1
@@ -159,11 +159,11 @@ def _send_planner_request(state: PoolState, job: JobRecord, now_s: float) -> Non
 def _plannable_chips(state: PoolState, job: JobRecord) -> dict[str, dict[str, int]]:
     """Return the chips on which the job is planned: all, or the free ones, of clusters that are not excluded."""
     if job.for_whole_pool:
-        chips = ledger.total_chips(state)
+        chips = allocations.total_chips(state)
     elif job.number in state.indexes.reservers:
-        chips = ledger.copy_free_chips(state)
+        chips = allocations.copy_free_chips(state)
     else:
-        chips = ledger.unreserved_chips(state)
+        chips = allocations.unreserved_chips(state)
     for name in _excluded_clusters(state, job):
         chips.pop(name, None)
     return chips
@@ -177,16 +177,16 @@ def _excluded_clusters(state: PoolState, job: JobRecord) -> set[str]:
     found = (unable_to_fetch(state) if job.versions else set()) | sites_that_refuse(state, job)
     if not job.conflicts:
         return found
-    sizes = {name: sum(groups.values()) for name, groups in ledger.total_chips(state).items()}
+    sizes = {name: sum(groups.values()) for name, groups in allocations.total_chips(state).items()}
     return found | excluded_clusters(job.conflicts, sizes)
 
 
 def _handle_no_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float) -> None:
     """Handle an answer without plans: plan on the whole pool; if that failed too, wait or park."""
     why = "; ".join(dict.fromkeys(refusal.reason for refusal in plans.refused)) or "no cluster is free"
-    if job.plan is not None and ledger.pool_can_hold(state, job):
+    if job.plan is not None and allocations.pool_can_hold(state, job):
         return
-    if not job.for_whole_pool and job.last_planned_free != ledger.total_chips(state):
+    if not job.for_whole_pool and job.last_planned_free != allocations.total_chips(state):
         job.plans = plans
         request_plans(state, job, for_whole_pool=True)
         return
@@ -196,19 +196,19 @@ def _handle_no_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: flo
     why = "; ".join(dict.fromkeys(refusal.reason for refusal in refused)) or why
     if job.conflicts and job.state == "waiting" and not job.has_run:
         sites = ", ".join(sorted(_excluded_clusters(state, job)))
-        ledger.assign_plan(state, job, None)
+        allocations.assign_plan(state, job, None)
         move_job(state, job, "failed", now_s, f"{job.last_restart_reason}; no plan without {sites}: {why}")
         return
     job.plans = PlanSet(plans=(), refused=refused)
     leave_site_queues(state, job)
-    ledger.assign_plan(state, job, None)
+    allocations.assign_plan(state, job, None)
     reason = _no_plan_reason(state, job, plans, why)
     if job.state == "planning":
         move_job(state, job, "waiting", now_s, reason)
     elif reason != job.reason:
         job.reason = reason
         state.changed_jobs.add(job.id)
-    if has_more_free(job.last_planned_total or job.last_planned_free, ledger.total_chips(state)):
+    if has_more_free(job.last_planned_total or job.last_planned_free, allocations.total_chips(state)):
         request_plans(state, job)  # the pool has grown since the request
         reindex_job(state, job)
     else:
@@ -221,7 +221,7 @@ def _no_plan_reason(state: PoolState, job: JobRecord, plans: PlanSet, why: str) 
     The second is the answer to a request on all connected chips, in use or not, if the search came to its end.
     """
     reasons = tuple(dict.fromkeys(refusal.reason for refusal in plans.refused))
-    whole = ledger.total_chips(state)
+    whole = allocations.total_chips(state)
     asked_for_all = job.for_whole_pool or job.last_planned_free == whole
     if whole and asked_for_all and reasons and not any(one.startswith(SEARCH_ENDED_EARLY) for one in reasons):
         return f"{NO_PLAN_AT_ALL}: {'; '.join(reasons)}"
@@ -250,12 +250,12 @@ def _offer_plans(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float)
 def _assign_fastest_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float) -> None:
     """Assign the fastest plan that fits; if none does, keep the job's plan or wait for the fastest."""
     reserved = {} if job.number in state.indexes.reservers else state.indexes.reserved
-    fitting = next((plan for plan in plans.plans if ledger.plan_fits(state, job, plan, reserved)), None)
+    fitting = next((plan for plan in plans.plans if allocations.plan_fits(state, job, plan, reserved)), None)
     before = job.plan
-    if fitting is None and before is not None and ledger.pool_can_hold(state, job):
+    if fitting is None and before is not None and allocations.pool_can_hold(state, job):
         return
     chosen = fitting or plans.plans[0]
-    ledger.assign_plan(state, job, chosen)
+    allocations.assign_plan(state, job, chosen)
     if not job.for_whole_pool or job.plans is None:
         job.plans = plans
     else:

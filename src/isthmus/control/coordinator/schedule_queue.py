@@ -24,7 +24,7 @@ from isthmus.control.coordinator.wound_wait import wound
 from isthmus.control.queries.catalogue.catalogue_versions import missing_versions
 from isthmus.control.queries.preflight_status import executes_checks, needs_preflight
 from isthmus.control.queries.sites.probation_rules import probation_refusals
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
 from isthmus.control.state.queue_order import is_fair, queue_head
@@ -59,10 +59,10 @@ def schedule_queue(state: PoolState, now_s: float) -> list[JobRecord]:
 
 def _unpark_jobs(state: PoolState) -> None:
     """Return parked jobs to the queue if the pool can now hold their plan, or may allow another plan."""
-    whole = ledger.total_chips(state)
+    whole = allocations.total_chips(state)
     for number in sorted(state.indexes.parked):
         job = state.jobs[state.indexes.ids_by_number[number]]
-        if job.plan is None or not ledger.pool_can_hold(state, job):
+        if job.plan is None or not allocations.pool_can_hold(state, job):
             if job.plan_fixed or not has_more_free(job.last_planned_total or job.last_planned_free, whole):
                 continue
             request_plans(state, job)
@@ -78,7 +78,7 @@ def _start_newly_queued(state: PoolState, now_s: float) -> bool:
         job = job_at_key(state, key)
         if _is_unholdable(state, job) or not _may_start(state, job, now_s):
             continue
-        if ledger.fits(state, job.needs or {}, indexes.reserved):
+        if allocations.fits(state, job.needs or {}, indexes.reserved):
             _start_or_check(state, job, now_s)
             continue
         if job.plan_fixed and job.state == "waiting":
@@ -128,7 +128,7 @@ def _schedule_head(state: PoolState, now_s: float) -> None:
 
 
 def _order_and_start(state: PoolState, waiting: list[JobRecord], now_s: float) -> None:
-    free: ledger.Amounts = {}
+    free: allocations.Amounts = {}
     requests = _candidates(state, waiting, free, now_s)
     order = global_order(
         requests,
@@ -140,7 +140,7 @@ def _order_and_start(state: PoolState, waiting: list[JobRecord], now_s: float) -
     )
     first = [*order.start, *order.reserve]
     for job in (state.jobs[job_id] for job_id in first):
-        if job.id in order.start and ledger.fits(state, job.needs or {}, {}):
+        if job.id in order.start and allocations.fits(state, job.needs or {}, {}):
             _start_or_check(state, job, now_s)
             continue
         _reserve(state, job)
@@ -150,7 +150,9 @@ def _order_and_start(state: PoolState, waiting: list[JobRecord], now_s: float) -
             move_job(state, job, "blocked", now_s)
 
 
-def _candidates(state: PoolState, waiting: list[JobRecord], free: ledger.Amounts, now_s: float) -> list[WaitingJob]:
+def _candidates(
+    state: PoolState, waiting: list[JobRecord], free: allocations.Amounts, now_s: float
+) -> list[WaitingJob]:
     """Return the jobs that fit or may reserve chips; add the free amounts that they need to `free`.
 
     Leaving out the other jobs does not change the order. A job that is only first by arrival and waits for an
@@ -164,13 +166,13 @@ def _candidates(state: PoolState, waiting: list[JobRecord], free: ledger.Amounts
         fits = True
         for key, chips in request.needs.items():
             if key not in free:
-                free[key] = ledger.free_amount(state, key)
+                free[key] = allocations.free_amount(state, key)
             fits = fits and free[key] >= chips
         reserves = now_s - job.submitted_s > state.patience_s
         reserves = reserves or (state.objective == "deadline" and job.user_deadline_s is not None)
         if fits:
             found.append(request)
-        elif reserves or (first and not ledger.blocked_by_owner_work(state, request.needs)):
+        elif reserves or (first and not allocations.blocked_by_owner_work(state, request.needs)):
             found.append(request)
             first = False
     return found
@@ -187,7 +189,7 @@ def _waiting_job(job: JobRecord) -> WaitingJob:
         return job.waiting_job
     job.waiting_job = WaitingJob(
         job=job.id,
-        needs=ledger.chip_needs(job.needs or {}),
+        needs=allocations.chip_needs(job.needs or {}),
         submitted_s=job.submitted_s,
         priority=job.priority,
         deadline_s=job.user_deadline_s,
@@ -199,7 +201,7 @@ def _waiting_job(job: JobRecord) -> WaitingJob:
 def _next_releases(state: PoolState) -> list[Release]:
     ends = (state.indexes.expected_ends[index] for index in range(min(MAX_RELEASES, len(state.indexes.expected_ends))))
     jobs = ((end_s, state.jobs[state.indexes.ids_by_number[number]]) for end_s, number in ends)
-    return [Release(at_s=end_s, chips=ledger.chip_needs(job.needs or {})) for end_s, job in jobs]
+    return [Release(at_s=end_s, chips=allocations.chip_needs(job.needs or {})) for end_s, job in jobs]
 
 
 def _start_or_check(state: PoolState, job: JobRecord, now_s: float) -> None:
@@ -215,14 +217,14 @@ def _reserve(state: PoolState, job: JobRecord) -> None:
     """Reserve the free resources of the job, up to its need."""
     indexes = state.indexes
     for key, amount in (job.needs or {}).items():
-        left = ledger.free_amount(state, key) - indexes.reserved.get(key, 0)
+        left = allocations.free_amount(state, key) - indexes.reserved.get(key, 0)
         indexes.reserved[key] = indexes.reserved.get(key, 0) + max(0, min(amount, left))
     indexes.reservers |= {job.number}
 
 
 def _is_unholdable(state: PoolState, job: JobRecord) -> bool:
     """Return whether the pool can no longer hold the job's plan; then replan or park the job."""
-    if ledger.pool_can_hold(state, job):
+    if allocations.pool_can_hold(state, job):
         return False
     if not job.plan_fixed and (job.last_planned_free is None or job.last_planned_free != state.free_chips()):
         if not is_plan_requested(state, job):
@@ -236,7 +238,7 @@ def _replan_waiting(state: PoolState) -> None:
     """Replan the first waiting jobs if enough chips are free for their size."""
     free = state.free_chips()
     total = sum(chips for groups in free.values() for chips in groups.values())
-    total -= sum(ledger.chip_needs(state.indexes.reserved).values())
+    total -= sum(allocations.chip_needs(state.indexes.reserved).values())
     indexes = state.indexes
     first = [job_at_key(state, key) for key in queue_head(state, MAX_REPLANNED_JOBS)]
     undecided = [
@@ -257,7 +259,7 @@ def _replan_waiting(state: PoolState) -> None:
 def _min_chips(job: JobRecord) -> int:
     """Return the number of chips of the job's plan, otherwise of its smallest candidate."""
     if job.needs is not None:
-        return sum(ledger.chip_needs(job.needs).values())
+        return sum(allocations.chip_needs(job.needs).values())
     plans = job.plans.plans if job.plans else ()
     return min((sum(stage.num_chips for stage in plan.stages) for plan in plans), default=0)
 
@@ -285,7 +287,7 @@ def _advertise(state: PoolState, now_s: float) -> None:
             break
         job = jobs[ids[key[2]]]
         if job.plan is not None and job.state in WAITING_STATES and job.state_deadline_s is None:
-            if not job.in_site_queues and ledger.pool_can_hold(state, job) and may_start_now(state, job):
+            if not job.in_site_queues and allocations.pool_can_hold(state, job) and may_start_now(state, job):
                 join_site_queues(state, job)
             is_new = has_checks and (job.preflight is None or job.preflight.plan_id != job.plan.id)
             if is_new and needs_preflight(state, job):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from isthmus.control.coordinator.attempts import stop_attempt
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.update_indexes import queue_key
 from isthmus.core.pool_resource import PoolResource
@@ -17,7 +17,7 @@ from isthmus.core.pool_resource import PoolResource
 
 def wound(state: PoolState, job: JobRecord, now_s: float, spared: Collection[str] = ()) -> None:
     """Requeue later jobs that only prepare, except those `spared`, if `job` can then start."""
-    lacking = ledger.missing_amounts(state, job.needs or {})
+    lacking = allocations.missing_amounts(state, job.needs or {})
     if not lacking:
         return
     mine, later = queue_key(job), list[JobRecord]()
@@ -50,7 +50,7 @@ def wound(state: PoolState, job: JobRecord, now_s: float, spared: Collection[str
         )
 
 
-def _freed_by(job: JobRecord) -> ledger.Amounts:
+def _freed_by(job: JobRecord) -> allocations.Amounts:
     """Return the amounts that become free if a job that only prepares is stopped."""
     found = dict(job.allocated_kbps)
     for part in job.current_parts():

@@ -1,7 +1,8 @@
 """Placement: candidate places for a job's pipelines on free chips, storage and links; and refusals.
 
 See `docs/design/placement.md`. `place_pipelines` is pure: requirement, free resources and constraints in, candidates
-out.
+out. `propose_plans.py`, `place_plan.py` and `plan_requirement.py` use the planner and are imported where they are: the
+server, whose planners are processes of their own, starts without them.
 """
 
 from isthmus.control.placement.check_placement_names import (
@@ -11,16 +12,14 @@ from isthmus.control.placement.check_placement_names import (
 )
 from isthmus.control.placement.check_satisfiable import NO_FIXED_DEGREES, check_clusters, check_degrees
 from isthmus.control.placement.place_pipelines import Candidate, PlacementResult, place_pipelines
-from isthmus.control.placement.place_plan import place_plan
+from isthmus.control.placement.plan_request import PlanRequest
 from isthmus.control.placement.planned_clusters import MAX_PLANNED_CLUSTERS, planned_clusters
-from isthmus.control.placement.propose_plans import PlanRequest, propose_plans
 from isthmus.control.placement.resources.free_resources import FreeLink, FreeResources
 from isthmus.control.placement.resources.pipeline_requirement import (
     PipelineRequirement,
     StageRequirement,
     WanRequirement,
 )
-from isthmus.control.placement.resources.plan_requirement import PlanRequirement, plan_requirement_of
 
 __all__ = [
     "MAX_PLANNED_CLUSTERS",
@@ -31,7 +30,6 @@ __all__ = [
     "PipelineRequirement",
     "PlacementResult",
     "PlanRequest",
-    "PlanRequirement",
     "StageRequirement",
     "WanRequirement",
     "check_clusters",
@@ -40,8 +38,5 @@ __all__ = [
     "check_owner_name",
     "check_placement_names",
     "place_pipelines",
-    "place_plan",
-    "plan_requirement_of",
     "planned_clusters",
-    "propose_plans",
 ]

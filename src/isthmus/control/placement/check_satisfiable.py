@@ -8,8 +8,7 @@ from isthmus.core.errors import InputError
 from isthmus.core.job import Job, ParallelDegrees, PlacementConstraints
 from isthmus.core.model import Model
 from isthmus.core.pool import Cluster, Pool
-from isthmus.core.stack import find_stack
-from isthmus.plan import DATA_SHEET, DEFAULT_STACK, SearchLimits, TrainingWorkload, job_limits, profile_model
+from isthmus.core.stack import DEFAULT_STACK, find_stack
 
 NO_FIXED_DEGREES = ParallelDegrees()
 """A job that fixes no degree."""
@@ -28,6 +27,8 @@ def check_degrees(job: Job, model: Model) -> None:
         )
     if job.parallel == NO_FIXED_DEGREES:
         return
+    from isthmus.plan import DATA_SHEET, SearchLimits, TrainingWorkload, job_limits, profile_model  # slow to load
+
     degrees = {name: value for name, value in job.parallel if value is not None and name != "ep"}
     chips, max_chips = math.prod(degrees.values()), job.placement.max_chips
     if max_chips is not None and chips > max_chips:

@@ -1,15 +1,16 @@
 """`planned_clusters`: the clusters that a request to the planner carries, at most `MAX_PLANNED_CLUSTERS`.
 
 A search reads all clusters and links of its request and tries every cluster alone. Of more clusters, owners take turns,
-each with the clusters on which a step takes least time, so that one owner's clusters neither displace those of others
-nor make their jobs' planning longer. Times are estimates from peak speeds; the search ranks what is left exactly.
+each with the clusters on which a step takes least time, and no owner gets more places than all others together beyond
+those that one plan can combine. So one owner's clusters neither displace those of others nor make their jobs' planning
+longer. Times are estimates from peak speeds; the search ranks what is left exactly.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from isthmus.core.chip import Chip, chip_catalogue
@@ -19,6 +20,9 @@ from isthmus.core.pool import Cluster, Link
 
 MAX_PLANNED_CLUSTERS = 64
 """Largest number of clusters of one request to the planner: the clusters that one owner may register."""
+
+MAX_BESIDE_OTHERS = 24
+"""Clusters of an owner for which the places of all others do not count: as many as a search combines."""
 
 EFFICIENCY = 0.4
 """Share of the chips' peak speed that the estimate assumes."""
@@ -54,10 +58,18 @@ def planned_clusters(
 
 
 def _ranked(clusters: Iterable[Cluster], least_s: Mapping[str, float]) -> list[Cluster]:
-    """Return `clusters` with free chips and then the others, owners of each taking turns with their fastest ones."""
+    """Return `clusters` with free chips and then the others, owners of each taking turns with their fastest ones.
+
+    Beside other owners, an owner has at most as many as all of them together, or `MAX_BESIDE_OTHERS` if that is more.
+    """
     by_owner: dict[tuple[bool, str], list[Cluster]] = defaultdict(list)
-    for one in sorted(clusters, key=lambda one: (least_s[one.name], one.name)):
-        by_owner[least_s[one.name] == math.inf, one.owner].append(one)
+    ordered = sorted(clusters, key=lambda one: (least_s[one.name], one.name))
+    counts = Counter(one.owner for one in ordered)
+    places = {owner: max(MAX_BESIDE_OTHERS, len(ordered) - count) for owner, count in counts.items()}
+    for one in ordered:
+        if places[one.owner] or len(counts) == 1:
+            places[one.owner] -= 1
+            by_owner[least_s[one.name] == math.inf, one.owner].append(one)
     usable, full = ([some for (none, _), some in by_owner.items() if none is one] for one in (False, True))
     return [*_in_turns(usable), *_in_turns(full)]
 

@@ -10,22 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from pydantic import Field
-
 from isthmus.control.placement.bring_files import clusters_to_prefer, ready_to_end_s, with_bringing
 from isthmus.control.placement.command_plans import command_plans
 from isthmus.control.placement.place_plan import place_plan
+from isthmus.control.placement.plan_request import PlanRequest
 from isthmus.control.placement.planned_placement_refusals import planned_placement_refusals
 from isthmus.control.placement.relocate_plan import relocate_plan
 from isthmus.control.placement.resources.free_resources import ClusterPair, FreeResources
 from isthmus.control.placement.resources.gradient_traffic import GradientTraffic
 from isthmus.control.placement.resources.plan_requirement import plan_requirement_of
 from isthmus.control.placement.resources.storage_requirement import storage_bytes_by_stage
-from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.job import Job
-from isthmus.core.messages.site_fetch import SiteFetch
-from isthmus.core.model import Model
 from isthmus.core.plan import SEARCH_ENDED_EARLY, Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
 from isthmus.core.pool_resource import PoolResource
@@ -38,24 +34,6 @@ MAX_REDUCTIONS, MAX_REDUCED_CHIPS = 4, 256
 
 MAX_REFUSALS = 128
 """Upper limit on the refusals in an answer."""
-
-
-class PlanRequest(FrozenModel):
-    """A job and the free resources. Storage and links that are not named are free as in the pool."""
-
-    job: Job
-    model: Model
-    pool: Pool
-    # By cluster and node group.
-    free_chips: dict[str, dict[str, int]]
-    # By cluster.
-    free_storage_bytes: dict[str, int] = Field(default_factory=dict)
-    # By link, `FROM>TO`.
-    free_gbps: dict[str, float] = Field(default_factory=dict)
-    # What clusters would have to bring first; those without an entry nothing.
-    fetches: dict[str, SiteFetch] = Field(default_factory=dict)
-    # Only plans that the Isthmus runtime supports.
-    executable: bool = True
 
 
 def propose_plans(request: PlanRequest, keep: int = 5, should_continue: Callable[[], bool] = lambda: True) -> PlanSet:

@@ -9,7 +9,7 @@ from isthmus.control.queries.catalogue.bring_forecast import site_fetches, unabl
 from isthmus.control.queries.explain_wait import WaitQuery, query_job
 from isthmus.control.queries.forecast_inputs import ProgressByJob
 from isthmus.control.queries.user_views import job_view
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.catalogue_records import job_versions
 from isthmus.control.state.events import MakePlans
 from isthmus.control.state.job_records import JobRecord, PoolState
@@ -22,8 +22,8 @@ DRY_RUN_JOB_ID = "dry-run"
 
 def dry_run_requests(state: PoolState, user: str, submission: Submission) -> tuple[MakePlans, MakePlans]:
     """Return the planner requests: on the free resources, and on the idle pool."""
-    storage, gbps = ledger.free_storage_and_links(state)
-    whole, free = ledger.total_chips(state), ledger.unreserved_chips(state)
+    storage, gbps = allocations.free_storage_and_links(state)
+    whole, free = allocations.total_chips(state), allocations.unreserved_chips(state)
     versions = job_versions(submission.job)
     for name in unable_to_fetch(state) if versions else ():
         whole.pop(name, None)
@@ -72,6 +72,6 @@ def query_dry_run(
     """Return the query for a job with these plans that is submitted now, as its user sees it."""
     job = JobRecord.create(DRY_RUN_JOB_ID, state.num_submitted + 1, user, submission, now_s)
     job.state, job.plans = "waiting", plans
-    ledger.assign_plan(state, job, plans.plans[0] if plans.plans else None)
+    allocations.assign_plan(state, job, plans.plans[0] if plans.plans else None)
     victims = job_view(state, job, details=True).offer
     return DryRunQuery(query=query_job(state, job, now_s, progress, user), victims=victims)

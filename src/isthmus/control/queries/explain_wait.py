@@ -26,7 +26,7 @@ from isthmus.control.queries.forecast_inputs import (
 )
 from isthmus.control.queries.peer_checks import describe_unreached
 from isthmus.control.queries.shortages import refusals, shortages
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.job_records import NO_PLAN_AT_ALL, JobRecord, PoolState
 from isthmus.control.state.queue_order import is_fair, queue_head, queue_place, share_note
 from isthmus.control.state.update_indexes import is_checking, job_at_key, queue_key
@@ -120,7 +120,7 @@ def _queue_head(state: PoolState) -> list[JobRecord]:
 
 
 def _pool_can_hold(state: PoolState, job: JobRecord) -> bool:
-    return wanted_plan(job) is not None and ledger.has_capacity(state, wanted_parts(job))
+    return wanted_plan(job) is not None and allocations.has_capacity(state, wanted_parts(job))
 
 
 def _build_query(
@@ -213,7 +213,7 @@ def _reason(state: PoolState, job: JobRecord, plan: Plan | None) -> str:
         if job.reason.startswith(NO_PLAN_AT_ALL):
             return NO_PLAN_AT_ALL
         return "waiting for the planner" if job.state == "planning" else "no plan fits the free resources"
-    if not ledger.has_capacity(state, wanted_parts(job)):
+    if not allocations.has_capacity(state, wanted_parts(job)):
         return f"the connected pool cannot hold plan {plan.id}"
     if awaits_choice(job):
         return f"the user must choose one of {len(job.plans.plans if job.plans else ())} plans"
@@ -227,6 +227,6 @@ def _reason(state: PoolState, job: JobRecord, plan: Plan | None) -> str:
         return f"waits for its model and data: {bringing}"
     if is_checking(job) and job.preflight is not None:
         return f"{', '.join(job.preflight.waits_for)} must check the job's files and storage before it starts"
-    if not ledger.fits(state, job.needs or {}, state.indexes.reserved):
+    if not allocations.fits(state, job.needs or {}, state.indexes.reserved):
         return "the resources are free, but reserved for jobs ahead of it"
     return describe_unreached(state, wanted_parts(job)) or "the resources are free: it starts next"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from isthmus.control.algorithms.global_order import Release, WaitingJob
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord
 from isthmus.core.plan import Plan, PlanPart
@@ -55,9 +55,9 @@ def wanted_parts(job: JobRecord) -> tuple[PlanPart, ...]:
     return job.plan_parts or (plan.parts() if plan else ())
 
 
-def wanted_needs(job: JobRecord) -> ledger.Amounts:
+def wanted_needs(job: JobRecord) -> allocations.Amounts:
     """Return the needs of the plan that a job waits for: chips only, as long as it is a candidate."""
-    return ledger.chip_needs_of(wanted_parts(job)) if job.needs is None else job.needs
+    return allocations.chip_needs_of(wanted_parts(job)) if job.needs is None else job.needs
 
 
 def waiting_job_of(job: JobRecord, plan: Plan, progress: ProgressByJob, turn: int = 0) -> WaitingJob:
@@ -66,7 +66,7 @@ def waiting_job_of(job: JobRecord, plan: Plan, progress: ProgressByJob, turn: in
     step_s = plan.predicted.iteration_s if plan.predicted else 0.0
     return WaitingJob(
         job=job.id,
-        needs=ledger.chip_needs_of(wanted_parts(job)),
+        needs=allocations.chip_needs_of(wanted_parts(job)),
         submitted_s=job.submitted_s,
         priority=job.priority,
         deadline_s=job.user_deadline_s,
@@ -77,7 +77,7 @@ def waiting_job_of(job: JobRecord, plan: Plan, progress: ProgressByJob, turn: in
 
 def expected_releases(state: PoolState, now_s: float, progress: ProgressByJob) -> list[Release]:
     """Return the allocated chips of every job, each released at its expected end, and those of sites' own jobs."""
-    found: dict[str, ledger.Amounts] = {}
+    found: dict[str, allocations.Amounts] = {}
     for record in state.clusters.values():
         for part in record.parts.values():
             if part.allocated:
@@ -109,7 +109,7 @@ def local_releases(record: ClusterRecord, now_s: float) -> Iterator[Release]:
             for name, num in job.chips.items():
                 queued[name] = queued.get(name, 0) + num
     for at_s, _, job in heapq.nsmallest(MAX_LOCAL_RELEASES, ending):
-        chips: ledger.Amounts = {}
+        chips: allocations.Amounts = {}
         for name, num in job.chips.items():
             taken = 0 if record.free_chips.get(name) else min(num, queued.get(name, 0))
             queued[name] = queued.get(name, 0) - taken

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.indexes import PRIORITY_RANK
 from isthmus.control.state.job_records import WAITING_STATES, ClusterVictim, JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
@@ -40,7 +40,7 @@ class VictimCandidate:
 
 def find_victims(state: PoolState, job: JobRecord) -> tuple[VictimCandidate, ...]:
     """Return the victims that a waiting job needs to start now; empty if no set of victims suffices."""
-    if job.state not in WAITING_STATES or job.needs is None or not ledger.pool_can_hold(state, job):
+    if job.state not in WAITING_STATES or job.needs is None or not allocations.pool_can_hold(state, job):
         return ()
     lacking = _chip_shortage(state, job)
     if not lacking:
@@ -64,7 +64,7 @@ def find_victims(state: PoolState, job: JobRecord) -> tuple[VictimCandidate, ...
 
 def victims_suffice(state: PoolState, job: JobRecord, victims: Iterable[ClusterVictim]) -> bool:
     """Return whether a waiting job may preempt exactly `victims` and could then start."""
-    if job.state not in WAITING_STATES or job.needs is None or not ledger.pool_can_hold(state, job):
+    if job.state not in WAITING_STATES or job.needs is None or not allocations.pool_can_hold(state, job):
         return False
     lacking, named = _chip_shortage(state, job), set(victims)
     if not lacking:
@@ -74,15 +74,15 @@ def victims_suffice(state: PoolState, job: JobRecord, victims: Iterable[ClusterV
     return complete and _within_inventory(state, job, known)
 
 
-def _chip_shortage(state: PoolState, job: JobRecord) -> ledger.Amounts:
+def _chip_shortage(state: PoolState, job: JobRecord) -> allocations.Amounts:
     """Return the missing chips; empty if storage or links are missing too, which no victim can free."""
-    short = ledger.missing_amounts(state, job.needs or {})
-    return short if len(short) == len(ledger.chip_needs(short)) else {}
+    short = allocations.missing_amounts(state, job.needs or {})
+    return short if len(short) == len(allocations.chip_needs(short)) else {}
 
 
 def _within_inventory(state: PoolState, job: JobRecord, sources: Sequence[VictimCandidate]) -> bool:
     """Return whether the inventory covers the job's chips beyond those that pool victims free."""
-    for key, chips in ledger.chip_needs(job.needs or {}).items():
+    for key, chips in allocations.chip_needs(job.needs or {}).items():
         record, group = state.clusters[key.cluster], key.name
         given = sum(one.freed_chips.get(key, 0) for one in sources if one.victims[0].attempt)
         if chips - given > record.capacity(group) - record.allocated_chips.get(group, 0):
@@ -90,7 +90,7 @@ def _within_inventory(state: PoolState, job: JobRecord, sources: Sequence[Victim
     return True
 
 
-def _still_lacking(lacking: Mapping[PoolResource, int], sources: Sequence[VictimCandidate]) -> ledger.Amounts:
+def _still_lacking(lacking: Mapping[PoolResource, int], sources: Sequence[VictimCandidate]) -> allocations.Amounts:
     left = {key: n - sum(one.freed_chips.get(key, 0) for one in sources) for key, n in lacking.items()}
     return {key: n for key, n in left.items() if n > 0}
 

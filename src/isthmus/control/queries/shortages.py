@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.job_records import PoolState
 from isthmus.core.plan import Refusal
 from isthmus.core.pool_resource import PoolResource
@@ -27,9 +27,9 @@ class Shortage:
 def shortages(state: PoolState, needs: Mapping[PoolResource, int]) -> Iterator[Shortage]:
     """Yield what is missing of `needs`, in their order; each cluster that is away once."""
     away = set[str]()
-    for resource, missing in ledger.missing_amounts(state, needs).items():
+    for resource, missing in allocations.missing_amounts(state, needs).items():
         cluster, needed = resource.cluster, needs[resource]
-        if resource.kind == "link" or ledger.takes_parts(state, cluster):
+        if resource.kind == "link" or allocations.takes_parts(state, cluster):
             yield Shortage(resource=resource, needed=needed, free=needed - missing)
         elif cluster not in away:
             away.add(cluster)
@@ -75,7 +75,7 @@ def _refusal(state: PoolState, one: Shortage) -> Refusal:
             clusters=(resource.cluster, resource.name),
             stage="network",
             owner=owner,
-            lacking_gbps=missing / ledger.KBPS_PER_GBPS,
+            lacking_gbps=missing / allocations.KBPS_PER_GBPS,
             reason=f"network: {resource.cluster} to {resource.name} has {_free_of_needed(one)}",
         )
     if resource.kind == "storage":
@@ -103,5 +103,5 @@ def _free_of_needed(one: Shortage, of_what: str = "") -> str:
         return f"{one.free} {one.resource.name} free of the {one.needed} needed"
     if one.resource.kind == "storage":
         return f"{format_bytes(one.free)}{of_what} left of the {format_bytes(one.needed)} needed"
-    free_gbps, needed_gbps = (kbps / ledger.KBPS_PER_GBPS for kbps in (one.free, one.needed))
+    free_gbps, needed_gbps = (kbps / allocations.KBPS_PER_GBPS for kbps in (one.free, one.needed))
     return f"{free_gbps:.3g} Gbit/s left of the {needed_gbps:.3g} needed"

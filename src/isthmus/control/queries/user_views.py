@@ -12,7 +12,7 @@ from isthmus.control.queries.preemption_victims import find_victims
 from isthmus.control.queries.preflight_status import has_passed_once, needs_preflight
 from isthmus.control.queries.shortages import describe_shortages
 from isthmus.control.queries.sites.probation_rules import PROBATION_JOBS, PROBATION_S
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.job_records import (
     TERMINAL_STATES,
     WAITING_STATES,
@@ -225,7 +225,7 @@ def _wait_reason(state: PoolState, job: JobRecord) -> str:
         why = f"waits for its model and data: {bringing}"
     elif is_checking(job) and job.preflight is not None:
         why = f"{', '.join(job.preflight.waits_for)} must check the job's files and storage before it starts"
-    elif not ledger.fits(state, job.needs or {}, state.indexes.reserved):
+    elif not allocations.fits(state, job.needs or {}, state.indexes.reserved):
         why = f"the chips of plan {job.plan.id} are reserved for jobs ahead of it in the queue"
     else:
         why = job.reason
@@ -249,7 +249,7 @@ def _offered_victims(state: PoolState, job: JobRecord) -> Iterator[VictimView]:
     """Yield the jobs that it could preempt, once its sites have passed its checks."""
     if job.id in state.jobs and needs_preflight(state, job) and not has_passed_once(job):
         return
-    if missing_versions(state, job) or not ledger.has_capacity(state, job.plan_parts):
+    if missing_versions(state, job) or not allocations.has_capacity(state, job.plan_parts):
         return
     for source in find_victims(state, job):
         for one in source.victims:

@@ -20,6 +20,7 @@ from isthmus.control.rest.catalogue_endpoints import catalogue_router
 from isthmus.control.rest.endpoints import check_protocol, metrics_router, router
 from isthmus.control.rest.event_stream import OpenStreams
 from isthmus.control.rest.interface_page import interface_page
+from isthmus.control.rest.ledger_endpoints import ledger_router
 from isthmus.control.rest.middleware import HeadMiddleware, TokenMiddleware, error_response
 from isthmus.control.rest.request_batcher import RequestBatcher
 from isthmus.control.rest.site_endpoints import site_router
@@ -37,7 +38,7 @@ def create_app(service: ControlService) -> FastAPI:
     app.state.service = service
     app.state.streams = OpenStreams()
     app.state.batcher = RequestBatcher(service.execute)
-    for part in (router, metrics_router, access_router, catalogue_router, site_router):
+    for part in (router, metrics_router, access_router, catalogue_router, site_router, ledger_router):
         app.router.routes += part.routes  # `include_router` would make each route again, 60 ms of CPU
     _describe(app)
     quotas = service.quotas

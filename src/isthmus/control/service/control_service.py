@@ -31,6 +31,7 @@ from isthmus.control.queries.quotas import Quotas
 from isthmus.control.queries.usage_view import usage_view
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.catalogue_access import CatalogueAccess
+from isthmus.control.service.access.ledger_access import LedgerAccess
 from isthmus.control.service.access.site_admin import SiteAdmin
 from isthmus.control.service.access.site_keys import SiteKeys
 from isthmus.control.service.access.token_admin import TokenAdmin
@@ -188,6 +189,7 @@ class ControlService:
         )
         self.site_keys = SiteKeys(self._actor, self.gate.registry, self.audit, clock)
         self.sites = SiteAdmin(self._actor, self.site_keys, self.audit, clock)
+        self.ledger = LedgerAccess(self._actor, self.audit, clock)
         self._tick_thread = threading.Thread(target=self._tick_loop, name="ticks", daemon=True)
         # Its own thread: a tick may take long, and a revoked token is rejected within a second.
         self._token_thread = threading.Thread(target=self._token_loop, name="tokens", daemon=True)

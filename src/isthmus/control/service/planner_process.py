@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from isthmus.control.placement import PlanRequest, propose_plans
+from isthmus.control.placement import PlanRequest
 from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.plan import PlanSet
@@ -179,6 +179,8 @@ def answer_request(line: str, cpu_s: float = SEARCH_CPU_S) -> PlannerReply:
 
     The search ends after `cpu_s` of this process with the best plans so far.
     """
+    from isthmus.control.placement.propose_plans import propose_plans  # only this process loads the planner
+
     end_s = time.process_time() + cpu_s
     try:
         with collection_paused():

@@ -196,6 +196,7 @@ class SimulatedAgent:
         self._reported_changes = self.machine.site.num_changes
         self._sent_s = self._kernel.now_s
         report = AgentReport(
+            clock_s=self._sent_s,
             cluster=self.cluster,
             incarnation=f"{self.name}-{self._incarnation}",
             identity=AgentIdentity(

@@ -35,6 +35,7 @@ from isthmus.core.messages.api_views import Submission
 from isthmus.core.messages.preflight import PreflightAnswer
 from isthmus.core.messages.site_fetch import SiteFetch
 from isthmus.core.model import Model
+from isthmus.core.owner.tariff import Tariff
 from isthmus.core.plan import PlanSet, with_stored_rank_order
 from isthmus.core.pool import Cluster, Link
 
@@ -147,6 +148,7 @@ class AgentReported(_EventBase):
     checks: bool = False
     copies: Annotated[tuple[HeldCopy, ...] | None, Field(exclude_if=lambda copies: copies is None)] = None
     fetch_gbps: Annotated[PositiveFloat | None, Field(exclude_if=operator.not_)] = None
+    clock_s: Annotated[NonNegativeFloat | None, Field(exclude_if=lambda clock_s: clock_s is None)] = None
 
     @classmethod
     def from_report(cls, report: AgentReport, now_s: float) -> AgentReported:
@@ -167,6 +169,7 @@ class AgentReported(_EventBase):
             checks=report.checks,
             copies=report.copies,
             fetch_gbps=report.fetch_gbps,
+            clock_s=report.clock_s,
         )
 
 
@@ -411,6 +414,15 @@ class PoolSet(_EventBase):
     share_weights: tuple[tuple[Name, Annotated[float, Field(gt=0)]], ...] = ()
 
 
+class TariffPublished(_EventBase):
+    """An owner published prices of its clusters; `owner` is "" for the operator, which may price all and links."""
+
+    kind: Literal["tariff-published"] = "tariff-published"
+    by: Name
+    owner: Name | Literal[""] = ""
+    tariff: Tariff
+
+
 class Restarted(_EventBase):
     """The server started and rebuilt its state. Never logged.
 
@@ -456,6 +468,7 @@ Event = Annotated[
     | EntryGranted
     | VersionRemoved
     | PoolSet
+    | TariffPublished
     | Restarted,
     Field(discriminator="kind"),
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.check_indexes import index_violations
 from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
 from isthmus.control.state.site_records import PartRecord
@@ -76,7 +76,7 @@ def _links_within_capacity(state: PoolState) -> Iterator[str]:
     if +on_links != Counter(state.allocated_kbps):
         yield f"the allocated bandwidth is {dict(on_links)}, the state has {state.allocated_kbps}"
     for key, kbps in on_links.items():
-        most = ledger.link_kbps(state.links[key].bandwidth_gbps) if key in state.links else 0
+        most = allocations.link_kbps(state.links[key].bandwidth_gbps) if key in state.links else 0
         if kbps > most:
             yield f"{key}: {kbps} kbit/s allocated of {most}"
 

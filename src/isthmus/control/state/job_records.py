@@ -1,6 +1,6 @@
 """Records of jobs, and the complete state of the coordinator (`PoolState`). Plain mutable data.
 
-A part counts against its cluster from its allocation (`ledger`) until its site reports `released`.
+A part counts against its cluster from its allocation (`allocations`) until its site reports `released`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from isthmus.control.accounting.meter import Meter
 from isthmus.control.algorithms.chip_use import ChipUse
 from isthmus.control.algorithms.fair_share import FairShare
 from isthmus.control.algorithms.global_order import Objective, WaitingJob
@@ -76,6 +77,8 @@ class JobRecord:
     last_restart_reason: str = ""
     # Origin of the failure of the current attempt, as far as known.
     fault: FailureCause | None = None
+    # The owner by whose fault the current attempt ended; "": by none.
+    lost_by: str = ""
     attempt: int = 0
     restarts: int = 0
     # Refusals in a row; they set the back-off.
@@ -255,6 +258,8 @@ class PoolState:
     shares: FairShare = field(default_factory=FairShare)
     # What each owner has given and each user has taken, for accounting.
     chip_use: ChipUse = field(default_factory=ChipUse)
+    # What jobs hold at what price, and the ledger of what they are charged.
+    meter: Meter = field(default_factory=Meter)
     # Ids of the jobs whose view the current event has changed.
     changed_jobs: set[str] = field(default_factory=set)
     indexes: Indexes = field(default_factory=Indexes, compare=False)

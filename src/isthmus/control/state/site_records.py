@@ -47,7 +47,7 @@ class PartRecord:
     fault: FailureCause | None = None
     # The site was ordered to run the part: processes may exist until it is released.
     committed: bool = False
-    # The part counts in the ledger, without its `borrowed` chips.
+    # The part counts as allocated, without its `borrowed` chips.
     allocated: bool = False
     # The chips of the part that count in `PoolState.chip_use`, and whose they are; "": it was never counted.
     used_chips: int = 0

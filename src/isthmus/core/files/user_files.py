@@ -1,4 +1,4 @@
-"""Read user files (pool, job, plan, owner policy, site) and return their JSON Schema.
+"""Read user files (pool, job, plan, owner policy, site, tariff) and return their JSON Schema.
 
 An invalid file raises `FileError` with file, line, field, value and, for a misspelt word, a suggestion.
 """
@@ -22,8 +22,10 @@ from isthmus.core.files.validation_errors import to_file_error
 from isthmus.core.files.yaml_lines import LineNumbers, format_location, read_yaml
 from isthmus.core.job import MAX_TEMPLATE_CHARS, PLAIN_TEMPLATE, Job, ResumeSource, is_folder, is_template_text
 from isthmus.core.model import HUB_SCHEME, HubName
+from isthmus.core.owner.check_tariff import check_tariff
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.site_file import SiteFile
+from isthmus.core.owner.tariff import Tariff
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_job import job_problems
@@ -31,7 +33,7 @@ from isthmus.core.runs.check_plan import plan_problems
 from isthmus.core.runs.field_problem import FieldProblem
 from isthmus.core.stack import Stack, find_stack, is_stack_file
 
-FileKind = Literal["pool", "job", "plan", "policy", "site", "stack"]
+FileKind = Literal["pool", "job", "plan", "policy", "site", "stack", "tariff"]
 FILE_KINDS: dict[str, type[BaseModel]] = {
     "pool": Pool,
     "job": Job,
@@ -39,6 +41,7 @@ FILE_KINDS: dict[str, type[BaseModel]] = {
     "policy": OwnerPolicy,
     "site": SiteFile,
     "stack": Stack,
+    "tariff": Tariff,
 }
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -57,6 +60,17 @@ def load_policy(path: str | Path) -> OwnerPolicy:
 def load_site(path: str | Path) -> SiteFile:
     """Read `site.yaml`."""
     return _load(Path(path), SiteFile)
+
+
+def load_tariff(path: str | Path) -> Tariff:
+    """Read `tariff.yaml`; raises `FileError` also for prices that overlap or leave a gap (`check_tariff`)."""
+    tariff = _load(Path(path), Tariff)
+    try:
+        check_tariff(tariff)
+    except FieldError as error:
+        place = tuple(int(step) if step.isdecimal() else step for step in error.place)
+        raise place_error(path, place, error.problem, error.hint) from error
+    return tariff
 
 
 def load_stack(path: str | Path) -> Stack:

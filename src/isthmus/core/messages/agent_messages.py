@@ -138,13 +138,18 @@ class PartEvent(FrozenModel):
     seconds: NonNegativeFloat | None = None
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class ObservedPart(FrozenModel):
     """The observed state of one part. After a failure `fault` classifies the cause and `detail` describes it.
 
     Both are reported until the part is dropped, so a lost report loses no reason. `unsaved_s` is the work
     since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`. `waiting` says
     what the part's rank that has waited longest waits for, since `waiting_since_s` (epoch). `events` are the
-    newest events of its workers; reports repeat them.
+    newest events of its workers; reports repeat them. `released_at_s` is when the devices of a released part became
+    free, by the clock of `AgentReport.clock_s`.
     """
 
     job: Name
@@ -158,6 +163,7 @@ class ObservedPart(FrozenModel):
     waiting: Annotated[str, Field(max_length=400)] = ""
     waiting_since_s: NonNegativeFloat | None = None
     events: Annotated[tuple[PartEvent, ...], Field(max_length=MAX_PART_EVENTS)] = ()
+    released_at_s: Annotated[NonNegativeFloat | None, Field(exclude_if=_is_none)] = None
 
 
 PortNumber = Annotated[int, Field(ge=1, le=65535)]
@@ -282,7 +288,8 @@ class AgentReport(FrozenModel):
     executes the checks of `AgentOrders.preflights`, whose answers are `preflights`. `run_lease_s`: every worker of the
     site ends itself this long after the last contact with the server; 0: not all workers do. `fence` is the highest
     one of the orders that the agent has obeyed. `copies` are the site's copies of versions of the catalogue (None: the
-    agent fetches none), and `fetch_gbps` the rate at which it has fetched lately.
+    agent fetches none), and `fetch_gbps` the rate at which it has fetched lately. `clock_s` is the time on the
+    agent's own clock, which is never set (None: not told): only differences to it count.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -302,6 +309,7 @@ class AgentReport(FrozenModel):
     copies: Annotated[tuple[HeldCopy, ...], Field(max_length=MAX_COPIES)] | None = None
     fetch_gbps: PositiveFloat | None = None
     fence: Fence = 0
+    clock_s: NonNegativeFloat | None = None
     metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
 

@@ -12,10 +12,12 @@ class TensorFormats(FrozenModel):
 
     `activations: fp8` keeps the inputs of products in 8 bits, whatever they compute in. `gathers: fp8` gathers the
     weights of ZeRO in 8 bits, `dispatch: fp8` sends tokens to experts in 8 bits (they come back in 16). `gradients`
-    is the format in which gradients are reduced.
+    is the format in which gradients are reduced. `scales: row` gives each row of an operand of a product of 8 bits its
+    own scale, where its whole tensor has one (`tensor`).
     """
 
     activations: Literal["fp8"] | None = None
     gathers: Literal["bf16", "fp8"] | None = None
     dispatch: Literal["bf16", "fp8"] | None = None
     gradients: Literal["bf16", "fp32"] | None = None
+    scales: Literal["tensor", "row"] | None = None

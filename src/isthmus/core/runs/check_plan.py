@@ -120,9 +120,10 @@ def _recompute_problems(stage: Stage, place: str) -> Iterator[FieldProblem]:
 
 def _sharing_problems(plan: Plan, stage: Stage, place: str) -> Iterator[FieldProblem]:
     """Yield what chips that share a micro-batch cannot: parts of its tokens, experts over fewer chips than parts."""
-    parts = stage.cp * (stage.tp if stage.sp else 1)
+    parts = (1 if stage.cp_rates else stage.cp) * (stage.tp if stage.sp else 1)
     if plan.sequence_length % parts:
         shares = f"cp {stage.cp}" + (f" x tp {stage.tp} with sp" if stage.sp else "")
+        shares = f"tp {stage.tp} with sp" if stage.cp_rates else shares
         nearest = max(1, plan.sequence_length // parts) * parts
         message = f"{shares} does not divide the {plan.sequence_length} tokens of a sequence"
         hint = f"nearest valid: cp {divisor_below(plan.sequence_length, stage.cp)}, or sequence_length {nearest}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.runs.field_problem import FieldProblem
 from isthmus.core.runs.planned_sizes import ModelSizes
+from isthmus.core.stack import find_stack
 
 
 def word_problems(plan: Plan) -> Iterator[FieldProblem]:
@@ -21,6 +22,19 @@ def word_problems(plan: Plan) -> Iterator[FieldProblem]:
     if formats is not None and formats.gathers is not None and plan.zero == 0:
         message = "without ZeRO no weights are gathered"
         yield FieldProblem("formats.gathers", formats.gathers, message, "nearest valid: zero 1, or leave it out")
+    if formats is not None and formats.scales == "row":
+        yield from _row_scale_problems(plan)
+
+
+def _row_scale_problems(plan: Plan) -> Iterator[FieldProblem]:
+    """Yield why products have no scale for each row: their precision, or a stack that states no casts for them."""
+    hint = "nearest valid: scales tensor, or leave it out"
+    if plan.precision is not None and plan.precision != "fp8":
+        yield FieldProblem("formats.scales", "row", f"products of {plan.precision} have no scales of rows", hint)
+    stack = find_stack(plan.stack)
+    if stack.row_scaled is None:
+        message = f"stack '{stack.name}' states nothing for products with a scale for each row"
+        yield FieldProblem("formats.scales", "row", message, f"{hint}; or a stack with `row_scaled`")
 
 
 def _sharding_problems(plan: Plan) -> Iterator[FieldProblem]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from isthmus.core.plan import Plan
 
 _PLAN_WORDS = ("experts", "sharding", "kernels", "formats", "lora", "overlap_tp", "packed_tokens")
-_STAGE_WORDS = ("recompute_modules", "offload")
+_STAGE_WORDS = ("recompute_modules", "offload", "cp_rates")
 
 
 def stated_words(plan: Plan) -> Iterator[str]:

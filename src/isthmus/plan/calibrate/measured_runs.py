@@ -17,6 +17,7 @@ from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_plan import require_possible
+from isthmus.core.stack import find_stack
 from isthmus.plan.calibrate.fit_calibration import Observation
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.time.calibration import Calibration, ChipRates
@@ -82,6 +83,11 @@ class PlannedRun:
         return tuple(dict.fromkeys(names))
 
     @property
+    def stack(self) -> str:
+        """Name of the plan's stack."""
+        return find_stack(self.plan.stack).name
+
+    @property
     def joined(self) -> tuple[str, ...]:
         """Pairs of clusters `A<>B` whose links the plan uses, for messages or for gradients."""
         pairs = [*self.plan.all_hops()]
@@ -134,10 +140,14 @@ def planned_run(run: MeasuredRun, model: str | None = None) -> PlannedRun:
 def default_keys(runs: Sequence[PlannedRun]) -> tuple[str, ...]:
     """Return the keys that a fit to `runs` takes unless others are named.
 
-    All parameters with an uncertainty of the chips that the plans use, and of each pair of linked clusters one share
-    for both directions.
+    All parameters with an uncertainty of the chips that the plans use, a factor of each stack, and of each pair of
+    linked clusters one share for both directions.
     """
     chips = dict.fromkeys(chip for run in runs for chip in run.chips)
     pairs = dict.fromkeys(pair for run in runs for pair in run.joined)
     names = [name for name in ChipRates.__dataclass_fields__ if TIME_MODEL_PARAMETERS[name].relative]
-    return (*(f"{chip}/{name}" for chip in chips for name in names), *(f"{pair}/wan_share" for pair in pairs))
+    return (
+        *(f"{chip}/{name}" for chip in chips for name in names),
+        *dict.fromkeys(f"{run.stack}/stack_factor" for run in runs),
+        *(f"{pair}/wan_share" for pair in pairs),
+    )

@@ -95,7 +95,7 @@ def megatron_incompatibilities(plan: Plan, model: Model) -> Iterator[Incompatibi
     yield from recompute_incompatibilities(plan)
     yield from word_incompatibilities(plan, ("recompute_modules", "cp_kind", "experts", "formats", "overlap_tp"))
     formats = plan.formats
-    if formats is not None and (formats.activations or formats.gathers or formats.dispatch):
+    if formats is not None and (formats.activations or formats.gathers or formats.dispatch or formats.scales):
         yield Incompatibility("formats other than that of gradients are not exported")
     if plan.experts is not None and plan.experts.overlap:
         yield Incompatibility("overlapped expert exchanges are not exported")

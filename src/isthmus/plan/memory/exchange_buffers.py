@@ -19,7 +19,7 @@ def exchange_buffer_bytes(layer: LayerProfile, degrees: StageDegrees, load: Micr
     if degrees.cp > 1 and core is not None:
         pair = each * layer.exchanged_kv_width / degrees.tp
         own = each * core.num_heads * (core.key_dim + core.value_dim) / degrees.tp
-        context = {"gather": degrees.cp * pair, "ring": 2 * pair, "all_to_all": pair + own}[degrees.cp_kind]
+        context = {"gather": degrees.sequence_parts * pair, "ring": 2 * pair, "all_to_all": pair + own}[degrees.cp_kind]
     if degrees.ep > 1 and layer.feed_forward.num_experts and degrees.experts.dispatcher == "all_gather":
         experts = degrees.ep * each * layer.hidden_size / (degrees.tp if degrees.sp else 1)
     return max(context, experts)

@@ -17,6 +17,8 @@ from isthmus.plan.profile.component import Recompute
 from isthmus.plan.profile.model_profile import ModelProfile
 from isthmus.plan.profile.planned_profile import stage_profile
 
+_NO_FORMATS, _ALL_REPLICAS, _DEFAULT_EXCHANGE = TensorFormats(), ShardGroup(), ExpertExchange()
+
 
 def plan_stage_memory(plan: Plan, profile: ModelProfile, stages: Sequence[Stage], index: int) -> StageMemory:
     """Return the memory of stage `index` of a replica with one micro-batch in flight.
@@ -44,10 +46,11 @@ def max_in_flight(memory: StageMemory, limit_bytes: float) -> int:
 def stage_degrees(plan: Plan, stage: Stage) -> StageDegrees:
     """Return the degrees of parallelism of a stage of `plan`; `dp` is `num_reducing_replicas`."""
     dp = num_reducing_replicas(plan, stage.replica)
-    formats, group = plan.formats or TensorFormats(), plan.sharding or ShardGroup()
+    formats, group = plan.formats or _NO_FORMATS, plan.sharding or _ALL_REPLICAS
     return StageDegrees(
-        tp=stage.tp, cp=stage.cp, ep=stage.ep, dp=dp, sp=stage.sp, zero=plan.zero, cp_kind=stage.cp_kind,
-        experts=plan.experts or ExpertExchange(), narrow_dispatch=formats.dispatch == "fp8",
+        tp=stage.tp, cp=stage.cp, ep=stage.ep, dp=dp, sp=stage.sp, zero=plan.zero,
+        cp_kind=stage.cp_kind, cp_rates=stage.cp_rates,
+        experts=plan.experts or _DEFAULT_EXCHANGE, narrow_dispatch=formats.dispatch == "fp8",
         overlap_tp=plan.overlap_tp, shard_replicas=group.replicas, reshard=group.reshard,
     )  # fmt: skip
 

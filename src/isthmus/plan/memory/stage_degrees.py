@@ -27,6 +27,8 @@ class StageDegrees:
     sp: bool = False
     zero: Literal[0, 1, 2, 3] = 0
     cp_kind: Literal["gather", "ring", "all_to_all"] = "gather"
+    cp_rates: tuple[float, ...] = ()
+    """Rates of the chips that share a sequence over the fastest one's; empty: equal ones."""
     experts: ExpertExchange = _DEFAULT_EXCHANGE
     """How tokens reach their experts."""
     narrow_dispatch: bool = False
@@ -43,6 +45,14 @@ class StageDegrees:
             degree = getattr(self, name)
             if degree is not None and degree < 1:
                 raise PlanError(f"{name} is {getattr(self, name)}", hint="a degree must be at least 1")
+
+    @property
+    def sequence_parts(self) -> float:
+        """Number of chips of the fastest one's rate that would compute a sequence in the same time.
+
+        One of them, the fastest of the stage, has a `1 / sequence_parts` of the tokens, and no other more.
+        """
+        return sum(self.cp_rates) or self.cp
 
     @property
     def etp(self) -> int:

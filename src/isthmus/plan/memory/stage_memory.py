@@ -133,10 +133,11 @@ def stage_memory(
     """
     # Step 1: the memory of each layer and the static memory of the stage.
     degrees = degrees or StageDegrees(tp=tp, cp=cp, ep=ep, dp=dp, sp=sp, zero=zero)
-    tp, cp, ep, sp, zero = degrees.tp, degrees.cp, degrees.ep, degrees.sp, degrees.zero
+    tp, ep, sp, zero = degrees.tp, degrees.ep, degrees.sp, degrees.zero
     each = _COMPUTE_BYTES[precision]
     load = MicroBatchLoad(
-        tokens=micro_batch_size * sequence_length / cp, sequence_length=sequence_length, precision_bytes=each,
+        tokens=micro_batch_size * sequence_length / degrees.sequence_parts, sequence_length=sequence_length,
+        precision_bytes=each,
         fused_weight_gradients=profile.stack.fused_weight_gradients,
     )  # fmt: skip
     modes = _layer_recompute(profile, layers, recompute, recompute_layers)

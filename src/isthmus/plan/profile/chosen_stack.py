@@ -8,7 +8,7 @@ from isthmus.core.chip import Precision
 from isthmus.core.plan import Plan
 from isthmus.core.plan_parts.kernel_choice import KernelChoice
 from isthmus.core.plan_parts.tensor_formats import TensorFormats
-from isthmus.core.stack import LossMemory, Stack, StackState, TensorRule, find_stack
+from isthmus.core.stack import LossMemory, RowScaledProducts, Stack, StackState, TensorRule, find_stack
 
 _NORMS = "one kernel (Transformer Engine, Apex): the input in its own precision and its statistics are kept"
 _COMPILED = "torch.compile fuses element-wise work with its neighbours, and the backward pass computes it again"
@@ -61,7 +61,16 @@ def _changed(
         changes["attention_kernel"] = "any" if kernels.attention == "eager" else kernels.attention
     if formats.gradients == "bf16" and stack.gradients_as_reduced:
         changes["state"] = _narrow_gradients(stack.state)
+    if formats.scales == "row" and stack.row_scaled is not None:
+        changes |= _with_row_scales(stack, stack.row_scaled)
     return stack.model_copy(update=changes)
+
+
+def _with_row_scales(stack: Stack, rows: RowScaledProducts) -> dict[str, object]:
+    """Return what changes of a stack whose products of 8 bits have a scale for each row."""
+    kept = tuple(rule for rule in stack.traffic if rule.when != "fp8")
+    exchanges = {"narrow_gathers": rows.narrow_gathers, "overlaps_gathers": rows.overlaps_gathers}
+    return {"traffic": (*kept, *rows.traffic), "exchanges": stack.exchanges.model_copy(update=exchanges)}
 
 
 def _narrow_gradients(state: StackState) -> StackState:

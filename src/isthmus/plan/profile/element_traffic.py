@@ -37,5 +37,6 @@ def _moved(part: Component, rule: TrafficRule, shard: Sharding, sizes: tuple[flo
     matching = tuple(replace(one, element_bytes=1.0) for one in part.saved if fnmatchcase(one.name, rule.tensors))
     if not matching:
         return 0.0, 0.0
-    elements = replace(part, saved=matching).activation_bytes(*sizes, shard=shard)
+    held = replace(shard, sp=False) if rule.gathered else shard
+    elements = replace(part, saved=matching).activation_bytes(*sizes, shard=held)
     return rule.forward_bytes * elements, rule.backward_bytes * elements

@@ -12,9 +12,6 @@ from isthmus.core.stack import AddedTensor, Stack, TensorRule, find_stack
 from isthmus.plan.profile.component import Component, SavedTensor, input_width
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
 
-DEFAULT_STACK = "isthmus"
-"""The stack of this project's runtime: exactly the tensors of the model classes."""
-
 
 def stacked_profile(profile: ModelProfile, choice: str | Stack, precision: Precision | None) -> ModelProfile:
     """Return `profile` as the chosen stack trains it with products of `precision`; a stacked profile stays as it is.

@@ -281,7 +281,7 @@ def _run_searches(
         warm_start=_warm_start_branches(request, 1),
     )
     explorers = [_run_search(explorer, groups)]
-    if training.local_steps > 1 and not limits.executable and limits.framework is None:
+    if training.local_steps > 1 and limits.framework is None:
         apart = replace(space, workload=replace(workload, local_steps=training.local_steps), _cost_tables={})
         near, found = (
             _warm_start_branches(request, training.local_steps),

@@ -84,8 +84,14 @@ def _tensor_exchanges(layer: LayerProfile, micro_batch: ChipMicroBatch, num_call
     """Yield the exchanges of hidden states, apart those whose backward gathers nothing hides.
 
     With sequence parallelism the backward pass of a scatter is a gather, which the product after it waits for; that of
-    a gather is a scatter, beside the weight gradient.
+    a gather is a scatter, beside the weight gradient. Where a stack overlaps no gathers, only scatters run beside
+    products.
     """
+    if micro_batch.degrees.overlap_tp and not layer.exchanges.overlaps_gathers:
+        half = tensor_exchange(layer, micro_batch, num_calls / 2)
+        yield half
+        yield replace(half, behind="none")
+        return
     if not (layer.exchanges.gathers_before and micro_batch.degrees.sp) or micro_batch.degrees.overlap_tp is not None:
         yield tensor_exchange(layer, micro_batch, num_calls)
         return
@@ -148,7 +154,8 @@ def _context_exchanges(layer: LayerProfile, micro_batch: ChipMicroBatch) -> Iter
     each = micro_batch.tokens * micro_batch.precision_bytes / degrees.tp
     pair, size, stride = each * layer.exchanged_kv_width, degrees.cp, degrees.tp
     if degrees.cp_kind == "gather":
-        yield CollectiveCall(kind="all_gather", num_bytes=pair * size, size=size, stride=stride, backward_ratio=2.0)
+        whole = pair * degrees.sequence_parts
+        yield CollectiveCall(kind="all_gather", num_bytes=whole, size=size, stride=stride, backward_ratio=2.0)
     elif degrees.cp_kind == "ring":
         yield CollectiveCall(kind="ring", num_bytes=pair, size=size, stride=stride, behind="core", backward_ratio=2.0)
     else:

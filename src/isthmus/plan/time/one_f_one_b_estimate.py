@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from isthmus.core.plan import StageTime
+
+class StagePasses(Protocol):
+    """Seconds of the passes of one micro-batch at a stage."""
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds of a forward pass."""
+
+    @property
+    def backward_s(self) -> float:
+        """Seconds of a backward pass."""
 
 
-def micro_batch_interval_s(times: Sequence[StageTime], hop_s: Sequence[float]) -> float:
+def micro_batch_interval_s(times: Sequence[StagePasses], hop_s: Sequence[float]) -> float:
     """Return a lower bound on the steady-state seconds per micro-batch of 1F1B.
 
     Stage `i` of `S` has `S - i` micro-batches in flight, and each returns only after a round trip through all
@@ -24,7 +35,7 @@ def micro_batch_interval_s(times: Sequence[StageTime], hop_s: Sequence[float]) -
 
 
 def iteration_estimate_s(
-    times: Sequence[StageTime], hop_s: Sequence[float], micro_batches: int, num_chunks: int = 1
+    times: Sequence[StagePasses], hop_s: Sequence[float], micro_batches: int, num_chunks: int = 1
 ) -> float:
     """Return a quick estimate of the seconds of a 1F1B step, to rank candidates before simulating them.
 

@@ -18,6 +18,8 @@ def share_key(calibration: Calibration, link: Link) -> str:
     Fitted, measured or given shares count for every link; without one, a link of class `reserved` reaches
     `reserved_share`, since no other traffic takes part of its rate.
     """
+    if not calibration.parameters:
+        return "reserved_share" if link.link_class == "reserved" else "wan_share"
     key = calibration.scoped_key("wan_share", f"{link.source}>{link.target}")
     return "reserved_share" if link.link_class == "reserved" and key not in calibration.parameters else key
 
@@ -39,8 +41,8 @@ def simulated_links(
 
     Raises `PlanError` if neighbouring stages have no link, `InputError` for unknown clusters or node groups.
     """
-    for stage in plan.stages:
-        pool.node_group(stage.cluster, stage.node_group)
+    for place in dict.fromkeys((stage.cluster, stage.node_group) for stage in plan.stages):
+        pool.node_group(*place)
     links, names = {}, set(plan.clusters)
     known = {(one.source, one.target): one for one in pool.links if one.source in names and one.target in names}
     for a in plan.clusters:

@@ -13,15 +13,15 @@ from typing import Any
 
 from isthmus.core.chip import NARROW_PRECISIONS
 from isthmus.core.model import Model
-from isthmus.core.plan import Plan, PlanPart, StageTime
+from isthmus.core.plan import Plan, PlanPart
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_plan import require_possible
+from isthmus.core.stack import DEFAULT_STACK, find_stack
 from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes, stage_memory_dict
 from isthmus.plan.memory.plan_stage_memory import stage_degrees
 from isthmus.plan.memory.stage_memory import StageMemory
 from isthmus.plan.profile.chosen_stack import chosen_stack
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
-from isthmus.plan.profile.stack_tensors import DEFAULT_STACK
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, ChipRates
 from isthmus.plan.time.chip_rates import with_chip_rates
 from isthmus.plan.time.model_flops import mfu_fraction
@@ -350,9 +350,8 @@ def _replica_s(
     micro_batches: int,
     num_chunks: int,
 ) -> float:
-    times = [StageTime(forward_s=c.load.forward_s, backward_s=c.load.backward_s) for c in costs]
     hops = [_hop_s(a, b, links) for a, b in itertools.pairwise(costs)]
-    pipeline_s = iteration_estimate_s(times, hops, micro_batches, num_chunks)
+    pipeline_s = iteration_estimate_s([cost.load for cost in costs], hops, micro_batches, num_chunks)
     last_s = max(cost.load.update_s + _reduce_s(cost) for cost in costs)
     return pipeline_s + last_s
 
@@ -403,7 +402,8 @@ def used_parameter_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tup
     unused |= set() if any(stage.cp > 1 for stage in plan.stages) else {"context_factor"}
     names = [name for name in ChipRates.__dataclass_fields__ if name not in unused]
     keys = [calibration.scoped_key(name, chip) for chip in sorted(chips) for name in names]
-    keys += ["shape_time", *_shape_keys(plan, chips, calibration)]
+    keys += [calibration.scoped_key("stack_factor", find_stack(plan.stack).name), "shape_time"]
+    keys += _shape_keys(plan, chips, calibration)
     for replica in range(plan.dp):
         for a, b in plan.hops(replica):
             for x, y in ((a, b), (b, a)):
@@ -415,7 +415,10 @@ def used_parameter_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tup
 
 def _shape_keys(plan: Plan, chips: set[str], calibration: Calibration) -> list[str]:
     """Return the keys of parts that were measured on these chips at the plan's number of tokens."""
-    tokens = {round(plan.micro_batch_size * plan.sequence_length / stage.cp) for stage in plan.stages}
+    tokens = {
+        round(plan.micro_batch_size * plan.sequence_length / stage_degrees(plan, stage).sequence_parts)
+        for stage in plan.stages
+    }
     marks = [f":n{number}:" for number in tokens]
     known = [key for key in calibration.parameters if key.partition(":")[0] in chips]
     return [key for key in known if any(mark in key for mark in marks)]

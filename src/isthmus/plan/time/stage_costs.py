@@ -37,6 +37,8 @@ from isthmus.plan.time.stage_time import (
 )
 from isthmus.sim import StageLoad, SyncServers
 
+_NO_FORMATS = TensorFormats()
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageCost:
@@ -71,11 +73,36 @@ def stage_costs(
 ) -> tuple[StageCost, ...]:
     """Return the cost of every stage of a replica, (num_stages,).
 
-    The plan must pass `require_possible`. Raises `InputError` for unknown clusters or node groups.
+    Equal stages have equal costs, which are computed once. The plan must pass `require_possible`. Raises `InputError`
+    for unknown clusters or node groups.
     """
     profile = planned_profile(profile, plan)
     stages, chip_models = plan.pipeline(replica), _ChipModels(pool, calibration)
-    return tuple(_stage_cost(plan, profile, chip_models, stages, index) for index in range(len(stages)))
+    known: dict[tuple[object, ...], StageCost] = {}
+    costs: list[StageCost] = []
+    for index, stage in enumerate(stages):
+        kind = _stage_kind(plan, profile, stages, index)
+        like = known.get(kind)
+        if like is None:
+            cost = known[kind] = _stage_cost(plan, profile, chip_models, stages, index)
+        else:
+            cost = replace(like, stage=stage, load=replace(like.load, layers=stage.layers))
+        costs.append(cost)
+    return tuple(costs)
+
+
+def _stage_kind(plan: Plan, profile: ModelProfile, stages: Sequence[Stage], index: int) -> tuple[object, ...]:
+    """Return all that the cost of a stage depends on: its layers, degrees and place, its successor, its peers."""
+    stage = stages[index]
+    follower = stages[index + 1] if index + 1 < len(stages) else None
+    return (
+        profile.layers[slice(*stage.layers)],
+        index == 0,
+        tuple(value for name, value in stage if name not in ("replica", "layers")),
+        follower and (follower.cluster, follower.node_group, follower.num_chips),
+        tuple(plan.reducing_replicas(stage).items()),
+        index if plan.num_model_copies > 1 else None,  # a mirror stage shares the chips
+    )
 
 
 class _ChipModels:
@@ -189,7 +216,7 @@ def _stage_load(plan: Plan, profile: ModelProfile, placed: _PlacedStage) -> Stag
     stage, host, degrees, memory = placed.stage, placed.chip_model, placed.degrees, placed.memory
     each = weight_element_bytes(plan)
     parameters, trained = _num_parameters(plan, profile, placed, each)
-    dealt, formats = degrees.zero_shards(1), plan.formats or TensorFormats()
+    dealt, formats = degrees.zero_shards(1), plan.formats or _NO_FORMATS
     boundary = profile.boundary_bytes(
         placed.micro_batch.micro_batch_size * plan.sequence_length, placed.micro_batch.precision_bytes
     )
@@ -257,7 +284,7 @@ def _exposed_gradient_bytes(
     backward of the last micro-batch (`behind_s`). Groups of replicas that shard among themselves (HSDP) take the
     seconds of their own collectives.
     """
-    formats, dp = plan.formats or TensorFormats(), placed.degrees.dp
+    formats, dp = plan.formats or _NO_FORMATS, placed.degrees.dp
     gradient = 2 if formats.gradients == "bf16" else GRADIENT_BYTES
     weight = 1 if formats.gathers == "fp8" else min(2, weight_element_bytes(plan))
     in_passes = plan.zero == 3 and placed.degrees.reshard

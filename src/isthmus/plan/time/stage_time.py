@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from isthmus.core.chip import NARROW_PRECISIONS, Chip, Precision
 from isthmus.core.pool import NodeGroup
+from isthmus.core.stack import Stack
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.component import Recompute
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
@@ -79,6 +80,10 @@ class ChipModel:
         scope = vocabulary_scope(self.chip.name, profile.hidden_size, micro_batch.tokens, profile.vocab_size)
         return self.calibration.value(name, scope)
 
+    def bias_of(self, stack: Stack) -> float:
+        """Return the factor on the time of a pass that the chip's and the stack's bias make together."""
+        return self.rates.bias_factor * self.calibration.value("stack_factor", stack.name)
+
     @classmethod
     def of(cls, group: NodeGroup, chip: Chip, calibration: Calibration) -> ChipModel:
         """Return the model of a node group's chips under a calibration; the network rate is per chip."""
@@ -115,7 +120,7 @@ class MicroBatchShape:
     def per_chip(self, degrees: StageDegrees) -> ChipMicroBatch:
         """Return the part of the micro-batch that one chip processes."""
         return ChipMicroBatch(
-            tokens=self.micro_batch_size * self.sequence_length / degrees.cp,
+            tokens=self.micro_batch_size * self.sequence_length / degrees.sequence_parts,
             sequence_length=self.sequence_length,
             precision_bytes=self.precision_bytes,
             degrees=degrees,
@@ -303,7 +308,7 @@ def stage_pass_time(
         total = total + head_pass_time(profile, chip_model, share, wide).scaled(
             chip_model.end_factor("head_time", profile, share)
         )
-    return total.scaled(chip_model.rates.bias_factor)
+    return total.scaled(chip_model.bias_of(profile.stack))
 
 
 def embedding_pass_time(

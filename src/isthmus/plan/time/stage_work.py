@@ -65,6 +65,7 @@ def layer_work(layer: LayerProfile, micro_batch: ChipMicroBatch) -> ChipWork:
     written, written_back = element_traffic(layer, sizes, shard, 2 * kept * layer.traffic_ratio)
     repeated = written * (layer.repeated_traffic_share if layer.repeated is None else layer.repeated.traffic_share)
     core, core_backward = _attention_core_work(layer.attention, degrees, micro_batch)
+    merged, merged_back = _merged_bytes(layer, micro_batch)
     return ChipWork(
         matmul_flops=sum(one[0] for one in counts),
         overlapping_flops=sum(one[1] for one in counts),
@@ -77,14 +78,24 @@ def layer_work(layer: LayerProfile, micro_batch: ChipMicroBatch) -> ChipWork:
             _repeated_flops(part, layer.repeated_weights, shard, micro_batch) for part in layer.components
         ),
         repeats_attention=layer.repeats_attention,
-        moved_bytes=written + residual,
-        moved_back_bytes=written_back + 2 * residual,
+        moved_bytes=written + residual + merged,
+        moved_back_bytes=written_back + 2 * residual + merged_back,
         repeated_bytes=repeated + (0.0 if layer.repeated else residual * layer.repeated_traffic_share),
         repeated_collectives=tuple(repeated_exchanges(layer, micro_batch)),
         frozen_flops=sum(_frozen_flops(part, shard, micro_batch) for part in layer.components),
         num_launches=layer.launch_ratio * (1 + layer.expert_launch_ratio * _experts_on_chip(layer, degrees)),
         collectives=tuple(layer_exchanges(layer, micro_batch)),
     )
+
+
+def _merged_bytes(layer: LayerProfile, micro_batch: ChipMicroBatch) -> tuple[float, float]:
+    """Return the bytes that merges of the attention of the blocks of other chips move, forward and backward."""
+    core, degrees, rule = layer.attention.core, micro_batch.degrees, layer.exchanges
+    if core is None or degrees.cp_kind == "all_to_all":
+        return 0.0, 0.0
+    elements = micro_batch.tokens * core.num_heads * core.value_dim / min(degrees.tp, core.num_heads)
+    merges = (degrees.cp - 1) * elements
+    return rule.merge_forward_bytes * merges, rule.merge_backward_bytes * merges
 
 
 def _experts_on_chip(layer: LayerProfile, degrees: StageDegrees) -> int:

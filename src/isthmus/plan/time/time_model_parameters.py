@@ -48,6 +48,11 @@ TIME_MODEL_PARAMETERS: dict[str, ParameterSpec] = {
         default=1.0,
         relative=0.1,
     ),
+    "stack_factor": ParameterSpec(
+        description="measured over modelled time of a pass of one training framework: what its stack leaves out",
+        default=1.0,
+        relative=0.05,
+    ),
     "launch_s": ParameterSpec(
         description="seconds for the host to launch the forward pass of a layer", default=0.7e-3, relative=0.5
     ),
@@ -121,7 +126,8 @@ TIME_MODEL_PARAMETERS: dict[str, ParameterSpec] = {
     ),
 }
 """Parameters by name. A calibration may set one for a single chip (`H20/matmul_share`), link
-(`a>b/wan_share`) or shape (`A100:h4096:n8192:tp4/shape_time`, `CPU-core:h512:n256:v260/head_time`).
+(`a>b/wan_share`), stack (`megatron/stack_factor`) or shape (`A100:h4096:n8192:tp4/shape_time`,
+`CPU-core:h512:n256:v260/head_time`).
 """
 
 

@@ -26,6 +26,7 @@ from isthmus.train.checkpoint.checkpoint_folder import (
     verify_rank_file,
 )
 from isthmus.train.checkpoint.find_valid_checkpoint import find_valid_checkpoint
+from isthmus.train.checkpoint.group_states import StateToLoad
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.memory_slot import Snapshot
 from isthmus.train.checkpoint.objects.object_copies import ObjectCopies
@@ -36,7 +37,7 @@ from isthmus.train.checkpoint.sites.peer_channel import PeerChannel
 from isthmus.train.checkpoint.sites.site_publisher import SitePublisher
 from isthmus.train.checkpoint.sites.site_recovery import FoundCheckpoint, complete_unfinished, find_checkpoint
 from isthmus.train.checkpoint.sites.site_stores import SiteStores, find_stores
-from isthmus.train.checkpoint.state_shards import allocate_state, shards_to_save
+from isthmus.train.checkpoint.state_shards import shards_to_save
 from isthmus.train.checkpoint.write_checkpoint import clear_unfinished
 from isthmus.train.communication.communicator import Communicator
 from isthmus.train.liveness.worker_events import EventLog
@@ -134,12 +135,11 @@ class CheckpointManager:
             return None
         if folder != self._folder:
             refuse_finished(folder, manifest.step, self._spec.job)
-        tensors, pieces = allocate_state(shapes, self._ownership)
-        if extra:
-            layout = read_layout(folder / checkpoint_name(manifest.step), manifest) if found is None else found.layout
-            stored = layout.by_tensor()
-            tensors |= {name: one for name, one in extra.items() if name in stored}
-            pieces += [TensorShard.full(name, one) for name, one in extra.items() if name in stored]
+        layout = read_layout(folder / checkpoint_name(manifest.step), manifest) if found is None else found.layout
+        stored = layout.by_tensor()
+        state = StateToLoad(shapes, self._ownership, stored)
+        found_extra = {name: one for name, one in extra.items() if name in stored}
+        pieces = [*state.shards, *(TensorShard.full(name, one) for name, one in found_extra.items())]
         random_state = self._random_state()
         if manifest.num_ranks == self._num_ranks:
             pieces.append(random_state)
@@ -149,7 +149,7 @@ class CheckpointManager:
             self._fetch(folder, found, pieces)
         torch.set_rng_state(random_state.tensor)
         print(f"rank {rank}: resumed from {folder} after step {manifest.step}", flush=True)
-        return Snapshot(manifest.step, manifest.samples, tensors)
+        return Snapshot(manifest.step, manifest.samples, state.tensors() | found_extra)
 
     def _fetch(self, folder: Path, found: FoundCheckpoint, shards: Sequence[TensorShard]) -> None:
         """Fill `shards` from the checkpoint of all sites in `folder`; what is received is kept in the job's own."""

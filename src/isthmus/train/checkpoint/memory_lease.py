@@ -25,7 +25,7 @@ ORPHAN_LIFETIME_S = 600.0
 """How long orphaned snapshots stay for the next attempt."""
 
 _LOCK_FILE = "lease"
-_LAYOUT_FIELDS = {"stages", "dp", "chunks", "schedule", "zero", "optimizer_on_host", "rank_order"}
+_LAYOUT_FIELDS = {"stages", "dp", "chunks", "schedule", "zero", "local_steps", "optimizer_on_host", "rank_order"}
 """Fields of a plan that decide which state each rank holds."""
 
 

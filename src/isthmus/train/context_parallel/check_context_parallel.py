@@ -6,6 +6,7 @@ from isthmus.core.errors import PlanError
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan
 from isthmus.core.runs.check_plan import divisor_below
+from isthmus.train.context_parallel.cp_process_group import stage_shares
 
 
 def check_context_parallel(plan: Plan, model: Model) -> None:
@@ -15,7 +16,9 @@ def check_context_parallel(plan: Plan, model: Model) -> None:
         if stage.cp == 1:
             continue
         parts = stage.cp * (stage.tp if stage.sp else 1)
-        if plan.sequence_length % parts:
+        if stage.cp_rates:
+            stage_shares(plan, stage)
+        elif plan.sequence_length % parts:
             shared = plan.sequence_length // (stage.tp if stage.sp else 1)
             raise PlanError(
                 f"stage {number} has cp {stage.cp}, which does not divide {shared} tokens",

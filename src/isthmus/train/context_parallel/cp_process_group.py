@@ -12,8 +12,11 @@ from isthmus.train.context_parallel.sequence_shares import SequenceShare, share_
 
 
 def stage_shares(plan: Plan, stage: Stage) -> tuple[SequenceShare, ...]:
-    """Return the tokens of each context-parallel rank of `stage`; its chips are alike, so the shares are equal."""
-    return share_sequence(plan.sequence_length, [1.0] * stage.cp, stage.tp if stage.sp else 1)
+    """Return the tokens of each context-parallel rank of `stage`, in proportion to the rates that it states.
+
+    Raises `PlanError` if the sequence is too short.
+    """
+    return share_sequence(plan.sequence_length, stage.cp_rates or [1.0] * stage.cp, stage.tp if stage.sp else 1)
 
 
 def make_cp_group(plan: Plan, rank: int) -> ContextParallelGroup | None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from isthmus.train.context_parallel.context_parallel_group import ContextParallelGroup
+from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
 from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.model.stage_model import EMBEDDING_WEIGHT, StageModel
 from isthmus.train.tensor_parallel.parameter_slices import ParameterSlice
@@ -72,6 +73,11 @@ class ModelChunks:
     def context(self) -> ContextParallelGroup | None:
         """The ranks that share the sequences of the stage, if any."""
         return self.first_chunk.context
+
+    @property
+    def experts(self) -> ExpertParallelGroup | None:
+        """The ranks that share the experts of the stage, if any."""
+        return self.first_chunk.experts
 
     @property
     def slices(self) -> dict[str, ParameterSlice]:

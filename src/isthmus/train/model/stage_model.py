@@ -21,6 +21,8 @@ from isthmus.core.base_model import AttentionKernelName
 from isthmus.core.errors import PlanError
 from isthmus.train.context_parallel.attention_interface import use_context_attention
 from isthmus.train.context_parallel.context_parallel_group import ContextParallelGroup
+from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
+from isthmus.train.expert_parallel.token_exchange import exchange_tokens
 from isthmus.train.kernels.compile_layers import compile_layers
 from isthmus.train.model.balance_loss import balance_coefficient, capture_balance_losses, find_router
 from isthmus.train.model.chunked_loss import LOSS_CHUNK_BYTES, chunked_loss, tokens_per_chunk
@@ -35,6 +37,7 @@ from isthmus.train.model.transformers_model import (
     rotary_embedding,
     sliding_window_layers,
 )
+from isthmus.train.tensor_parallel.parameter_slices import ExpertShare
 from isthmus.train.tensor_parallel.shard_layers import VocabParallelEmbedding, register_collectives, shard_parameters
 from isthmus.train.tensor_parallel.tensor_parallel_group import (
     TensorParallelGroup,
@@ -59,7 +62,8 @@ class StageModel(nn.Module):
     the runtime sums, and a stage that is both holds one parameter.
 
     `group` are the tensor-parallel ranks of the stage and `slices` this rank's slices by full-model parameter
-    name; `context`, if any, are the ranks that share its sequences, and S below is the number of this rank's tokens.
+    name; `context`, if any, are the ranks that share its sequences, and S below is the number of this rank's tokens;
+    `experts`, if any, are those that share its experts.
     Hidden states are complete on each tensor-parallel rank; logits cover the rank's part of the vocabulary.
     """
 
@@ -71,10 +75,11 @@ class StageModel(nn.Module):
         group: TensorParallelGroup,
         attention: AttentionKernelName = "sdpa",
         context: ContextParallelGroup | None = None,
+        experts: ExpertParallelGroup | None = None,
     ) -> None:
         super().__init__()
         self._attention_backends = [SDPBackend.FLASH_ATTENTION] if attention == "flash" else []
-        self.context = context
+        self.context, self.experts = context, experts
         self.config = full.config
         self.device = torch.device(device)
         self.architecture = type(full).__name__
@@ -95,9 +100,10 @@ class StageModel(nn.Module):
                 self.lm_head.weight = self.model.embed_tokens.weight
         self.layer_weights = LayerWeights()
         self.group = group
+        share = None if experts is None else ExpertShare(experts.expert_rank, experts.size)
         self.slices = {
             EMBEDDING_WEIGHT if self.tied and name == HEAD_WEIGHT else name: held
-            for name, held in shard_parameters(self, group).items()
+            for name, held in shard_parameters(self, group, share).items()
         }
         if self.is_first and group.size > 1:
             first, embedding = self._first_token_id(EMBEDDING_WEIGHT), self.model.embed_tokens
@@ -247,29 +253,38 @@ def build_stage(
     attention: AttentionKernelName = "sdpa",
     compiled: bool = False,
     context: ContextParallelGroup | None = None,
+    experts: ExpertParallelGroup | None = None,
 ) -> StageModel:
     """Build layers `layers` (first, last exclusive) of `model`, a Hugging Face folder or `config.json`.
 
     Parameters have `dtype` and are on `device`. With `weights` "random" they depend on (`seed`, full name)
     only, for any pipeline split; with "load" they come from the safetensors files of the folder, of which
-    only this stage's tensors are read. `group` are the tensor-parallel ranks, `context` those that share a sequence;
-    `attention` and `compiled` as in `TrainingConfig`. Peak memory is the stage plus one full tensor (or 64 MiB).
+    only this stage's tensors are read. `group` are the tensor-parallel ranks, `context` those that share a sequence,
+    `experts` those that share experts; `attention` and `compiled` as in `TrainingConfig`. Peak memory is the stage
+    plus one full tensor (or 64 MiB).
     Raises `ModelError` for an unusable model or weight and `PlanError` for a layer range outside the model.
     """
     # Step 1: split the stage from the full model on the meta device.
     full = build_meta_model(model, attention)
     _check_range(layers, full.config.num_hidden_layers, model)
     group = group or TensorParallelGroup()
-    choose_expert_kernels(full.config, device, group.size)
-    stage = StageModel(full, layers, device, group, attention, context)
+    choose_expert_kernels(full.config, device, group.size if experts is None else 1)
+    stage = StageModel(full, layers, device, group, attention, context, experts)
     del full
-    # Step 2: allocate its parameters and add the tensor-parallel collectives.
+    # Step 2: allocate its parameters and add the collectives.
     _materialise(stage, dtype, device)
+    # A balance loss needs all tokens of a stage at its routers.
+    routes_own = experts is not None and group.sequence_parallel and not stage.balance_coefficient
     if stage.group.size > 1:
         for layer in stage.model.layers.values():
-            register_collectives(layer, stage.group)
+            register_collectives(layer, stage.group, routes_own_tokens=routes_own)
         if stage.is_last and stage.group.sequence_parallel:
             stage.model.norm.weight.register_hook(stage.group.all_reduce_sum)
+    if experts is not None:
+        tp_rank, tp_size = (0, 1) if routes_own else (group.tp_rank, group.size)
+        for layer in stage.model.layers.values():
+            if find_router(layer) is not None:
+                exchange_tokens(layer.mlp.experts, experts, tp_rank=tp_rank, tp_size=tp_size)
     if compiled:
         compile_layers(stage.model.layers.values())
     # Step 3: fill the parameters.

@@ -19,13 +19,13 @@ class MicroBatches:
     sizes: tuple[int, ...]
     # Tokens of each sample.
     sequence_length: int
-    # Samples of the step over all replicas.
+    # Samples of the step over all replicas whose gradients are summed.
     num_samples: int
     # [B, S] int64 by micro-batch, on the first stage only.
     inputs: tuple[torch.Tensor, ...] = ()
     # [B, S] int64 by micro-batch, on the last stage only.
     labels: tuple[torch.Tensor, ...] = ()
-    # Weight of a token's loss: 1 / counted tokens of the whole step, over all replicas.
+    # Weight of a token's loss: 1 / counted tokens of these samples.
     token_weight: float = 1.0
 
     @classmethod
@@ -33,23 +33,26 @@ class MicroBatches:
         cls, num_samples: int, micro_batch_size: int, sequence_length: int,
         input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None,
         rows: tuple[int, int] | None = None, positions: Sequence[int] | None = None,
+        averaged: Sequence[tuple[int, int]] = (),
     ) -> MicroBatches:  # fmt: skip
         """Split the samples `rows` (first, end; default all) of a step of `num_samples` samples.
 
         `input_ids` and `labels` [size, S] are those of the whole step, if the stage needs them. The last
-        micro-batch may be smaller. `positions` are the tokens of this rank, if several share a sequence.
+        micro-batch may be smaller. `positions` are the tokens of this rank, if several share a sequence. `averaged`
+        are the samples (ranges, default all) of which the loss is the mean.
         """
         first, end = rows or (0, num_samples)
+        averaged = averaged or [(0, num_samples)]
         sizes = [micro_batch_size] * ((end - first) // micro_batch_size)
         if (end - first) % micro_batch_size:
             sizes.append((end - first) % micro_batch_size)
         if positions is not None:
             sequence_length = len(positions)
-        counted = 1 if labels is None else max(int((labels != -100).sum()), 1)
+        counted = 1 if labels is None else max(sum(int((labels[a:b] != -100).sum()) for a, b in averaged), 1)
         return cls(
             sizes=tuple(sizes),
             sequence_length=sequence_length,
-            num_samples=num_samples,
+            num_samples=sum(b - a for a, b in averaged),
             inputs=_split(input_ids, first, end, micro_batch_size, positions),
             labels=_split(labels, first, end, micro_batch_size, positions),
             token_weight=1.0 / counted,

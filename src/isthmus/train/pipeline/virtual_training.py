@@ -8,6 +8,7 @@ the gradient reduction inside the cluster and the update.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import torch
 
@@ -46,7 +47,7 @@ def run_virtual_training(
         for step in range(num_steps):
             timer = StepTimer(is_traced=step in spec.trace_steps)
             trainer.communicator.checkpoint_requested = requests.is_requested(step)
-            values = trainer.step(timer)
+            values = trainer.step(step, timer)
             if trainer.communicator.any_requested:  # there is no state to save
                 requests.report_verified(step + 1, 0)
             log.write(step, values, timer)
@@ -115,10 +116,10 @@ class VirtualTrainer:
         where = f"rank {self._spec.rank}: layers {layers} in cluster {self._spec.cluster}"
         return f"{where}, virtual: sleeps instead of computing ({times}); no loss, no checkpoint, no model"
 
-    def step(self, timer: StepTimer) -> dict[str, float]:
-        """Run one step; return this rank's metrics."""
+    def step(self, step: int, timer: StepTimer) -> dict[str, float]:
+        """Run `step`, from 0; return this rank's metrics."""
         plan, start_s = self._spec.plan, time.time()
-        self._executor.run(self._schedule, self._batches, timer, self._update)
+        self._executor.run(self._schedule, self._batches, timer, partial(self._update, step))
         step_s = time.time() - start_s
         values = {name: value for name, value in timer.values().items() if value is not None}
         rate = plan.num_samples / step_s
@@ -150,9 +151,9 @@ class VirtualTrainer:
             labels=(tokens[:, :1],) * count if self.model_chunks.is_last else (),
         )
 
-    def _update(self) -> None:
+    def _update(self, step: int) -> None:
         """Reduce the gradients, synchronise as for the gradient norm, then sleep for the update."""
-        self._gradients.reduce()
+        self._gradients.reduce(step, self._spec.job.training.steps)
         self.communicator.sum_over_all(torch.zeros(1, dtype=torch.float64))
         with self.communicator.timer.measure_compute():
             sleep_exactly(self._stage_time.update_s)

@@ -26,10 +26,7 @@ def check_plan_matches_job(spec: WorkerSpec, model: Model) -> list[Schedule]:
     if plan.model is not None and load_model(plan.model).config != model.config:
         require_equal("model", plan.model, spec.job.model)
     if plan.local_steps > 1:
-        raise PlanError(
-            f"the plan fixes local_steps to {plan.local_steps}",
-            hint="this runtime reduces gradients every step: plan with training.local_steps: 1",
-        )
+        require_equal("local_steps", plan.local_steps, training.local_steps)
     check_job_transport(spec, has_shared_memory=supports_shared_memory())
     schedules = [_make_replica_schedule(plan, replica) for replica in range(plan.dp)]
     for one in dict.fromkeys(schedules):

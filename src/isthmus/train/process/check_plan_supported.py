@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from isthmus.core.model import Model, load_model, require_trainable
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.runs.check_job import max_positions
 from isthmus.core.runs.plan_words import stated_words
-from isthmus.core.runs.sharding_problem import sharding_problem
+from isthmus.core.runs.runnable.sharding_problem import sharding_problem
 from isthmus.schedule import Schedule
 from isthmus.train.communication.torch_device import HOST_BACKENDS, supported_backends
 from isthmus.train.context_parallel.check_context_parallel import check_context_parallel
+from isthmus.train.expert_parallel.check_expert_parallel import check_expert_parallel
 from isthmus.train.kernels.check_kernels import DeviceKernels, check_kernels
 from isthmus.train.model.save_weights import check_output
 from isthmus.train.process.check_plan_matches_job import check_plan_matches_job, require_equal
@@ -22,6 +24,7 @@ from isthmus.train.process.check_virtual_training import check_virtual_training
 from isthmus.train.process.prepare_stage import worker_device
 from isthmus.train.tensor_parallel.check_tensor_parallel import check_tensor_parallel
 from isthmus.train.update.gradient_options import check_gradient_options
+from isthmus.train.update.replica_layout import replica_samples
 
 
 def check_plan_supported(spec: WorkerSpec) -> Schedule:
@@ -36,13 +39,14 @@ def check_plan_supported(spec: WorkerSpec) -> Schedule:
     _check_backend(spec)
     schedules = check_plan_matches_job(spec, model)
     for number, stage in enumerate(plan.stages):
-        _check_stage_degrees(number, stage)
+        _check_recomputed_layers(number, stage)
     _check_plan_options(plan)
     if spec.job.training.optimizer_on_host:
         require_equal("optimizer_on_host", plan.optimizer_on_host, True)
     check_tensor_parallel(plan, model)
     check_kernels(spec.job.training, plan, model, spec.stage, DeviceKernels.of(worker_device(spec)))
     check_context_parallel(plan, model)
+    check_expert_parallel(plan, model, spec.job.training, partial(_num_samples, plan))
     check_output(Path(spec.job.output), spec.job.model)
     for one in dict.fromkeys(schedules):
         _check_model_chunks(one, plan)
@@ -51,12 +55,8 @@ def check_plan_supported(spec: WorkerSpec) -> Schedule:
     return schedules[spec.stage.replica]
 
 
-def _check_stage_degrees(index: int, stage: Stage) -> None:
-    """Reject parallelism degrees and recompute settings of a stage that this runtime does not support."""
-    if stage.ep > 1:
-        raise PlanError(
-            f"stage {index} asks for expert parallelism {stage.ep}", hint="this runtime supports ep = 1"
-        )  # fmt: skip
+def _check_recomputed_layers(index: int, stage: Stage) -> None:
+    """Reject recompute settings of a stage that this runtime does not support."""
     if (stage.recompute_layers or 0) > stage.num_layers:
         raise PlanError(
             f"stage {index} asks for {stage.recompute_layers} recomputed layers of {stage.num_layers}",
@@ -64,12 +64,18 @@ def _check_stage_degrees(index: int, stage: Stage) -> None:
         )
 
 
+def _num_samples(plan: Plan, replica: int, num_samples: int) -> int:
+    """Return how many of `num_samples` samples a replica evaluates."""
+    first, end = replica_samples(plan, replica, num_samples)
+    return end - first
+
+
 def _check_plan_options(plan: Plan) -> None:
     """Reject options of hand-written plans that this runtime does not support."""
     if (problem := sharding_problem(plan)) is not None:
         raise PlanError(problem.message, hint=problem.hint)
     for name in stated_words(plan):
-        if name == "cp_kind" or (name == "sharding" and plan.zero > 1):
+        if name in ("cp_kind", "cp_rates") or (name == "sharding" and plan.zero > 1):
             continue
         raise PlanError(f"the plan states {name}", hint=f"this runtime has no such choice: remove {name}")
     if plan.transport != "buffered":

@@ -1,7 +1,6 @@
 """`check_virtual_training`: rejects, before start, plans that virtual training (`compute: virtual`) lacks.
 
-A stage of any parallelism is one process that sleeps for the predicted time; messages between clusters are
-real. Local SGD (local steps) is unsupported.
+A stage of any parallelism is one process that sleeps for the predicted time; messages between clusters are real.
 """
 
 from __future__ import annotations

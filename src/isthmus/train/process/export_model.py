@@ -14,6 +14,7 @@ from isthmus.data import Dataset, export_tokenizer
 from isthmus.train.checkpoint.sites.peer_channel import PeerChannel
 from isthmus.train.checkpoint.sites.site_stores import find_stores
 from isthmus.train.communication.communicator import Communicator
+from isthmus.train.model.gather_full_parameters import give_experts
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.save_weights import export_shard, finish_export
 from isthmus.train.process.collect_export import (
@@ -41,9 +42,12 @@ def export_model(
     Raises `UnavailableError` if the folder cannot be written, `InputError` if it belongs to another job now.
     """
     job, output = spec.job, Path(spec.job.output)
-    if position.replica == 0 and spec.plan.ranks[spec.rank].cp == 0:
+    exported, experts = ModelChunks(model_chunks.first_copy), model_chunks.experts
+    if _exports(spec, spec.rank):
         claim_output(spec)
-        export_shard(ModelChunks(model_chunks.first_copy), output, position.stage)
+        export_shard(exported, output, position.stage)
+    elif experts is not None and any(_exports(spec, one) for one in experts.ranks):
+        give_experts(exported)
     communicator.barrier()
     writers, group = PipelinePosition.of_rank(spec.plan, 0).ranks, dist.group.WORLD
     stores = find_stores(output, spec.rank, spec.plan.rank_clusters, communicator)
@@ -58,6 +62,11 @@ def export_model(
     if spec.rank == target:
         finish_export(output, job.model, len(position.ranks), write_tokenizer=write_tokenizer)
     communicator.barrier()
+
+
+def _exports(spec: WorkerSpec, rank: int) -> bool:
+    """Return whether `rank` takes part in the export of its stage: one share of the tokens of the first replica."""
+    return spec.plan.stage_of(rank).replica == 0 and spec.plan.ranks[rank].cp == 0
 
 
 def _tokenizer_writer(output: Path, dataset: Dataset | None) -> Callable[[], None]:

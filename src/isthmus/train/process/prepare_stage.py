@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.core.runs.runnable.expert_groups import expert_groups
 from isthmus.core.units import format_seconds
 from isthmus.data import Dataset, open_job_data
 from isthmus.train.communication.torch_device import choose_device
 from isthmus.train.context_parallel.cp_process_group import make_cp_group
+from isthmus.train.expert_parallel.ep_process_group import make_ep_group
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.stage_model import build_stage
 from isthmus.train.process.run_folders import check_resume, claim_run_folders
@@ -39,7 +41,7 @@ def prepare_stage(spec: WorkerSpec) -> PreparedStage:
     check_resume(spec)
     torch.manual_seed(training.seed)
     place, group = PipelinePosition.of_rank(spec.plan, spec.rank), make_tp_group(spec.plan, spec.rank)
-    context = make_cp_group(spec.plan, spec.rank)
+    context, experts = make_cp_group(spec.plan, spec.rank), make_ep_group(spec.plan, spec.rank)
     pieces = ModelChunks(
         [
             build_stage(
@@ -53,6 +55,7 @@ def prepare_stage(spec: WorkerSpec) -> PreparedStage:
                 attention=training.attention,
                 compiled=training.compile,
                 context=context,
+                experts=experts,
             )
             for layers in spec.plan.chunk_layers(place.replica)[place.stage]
         ],
@@ -79,6 +82,8 @@ def describe_rank(spec: WorkerSpec, device: str = "") -> str:
     if len(spec.plan.ranks_of(rank.stage)) > 1:
         where += f", tensor-parallel rank {rank.tp} of {stage.tp}" if stage.tp > 1 else ""
         where += f", context-parallel rank {rank.cp} of {stage.cp}" if stage.cp > 1 else ""
+    group = expert_groups(spec.plan).get(spec.rank, ())
+    where += f", expert-parallel rank {group.index(spec.rank)} of {len(group)}" if group else ""
     where += f", on {device}" if device else ""
     if spec.stage_time is None:
         return where

@@ -15,6 +15,7 @@ from isthmus.train.communication.communicator import make_communicator
 from isthmus.train.communication.step_metrics import PendingCompute, StepTimer
 from isthmus.train.context_parallel.cp_communicator import CpCommunicator
 from isthmus.train.context_parallel.cp_process_group import join_cp_group
+from isthmus.train.expert_parallel.ep_process_group import join_ep_group
 from isthmus.train.kernels.working_precision import message_dtype, plan_precisions, stage_precision
 from isthmus.train.liveness.checkpoint_requests import CheckpointRequests
 from isthmus.train.model.recompute import RecomputePolicy
@@ -28,6 +29,7 @@ from isthmus.train.tensor_parallel.tp_communicator import StageCommunicator, TpC
 from isthmus.train.tensor_parallel.tp_process_group import join_tp_group
 from isthmus.train.update.gradient_options import gradient_options
 from isthmus.train.update.gradient_reducer import GradientReducer
+from isthmus.train.update.local_steps.make_local_steps import make_local_steps
 from isthmus.train.update.loss_scale import MIN_SCALE
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
@@ -36,6 +38,7 @@ from isthmus.train.update.replica_layout import (
     evaluation_passes,
     exchange_ownership,
     max_shard_uses,
+    rank_groups,
 )
 from isthmus.train.update.sharding.layer_gathering import layer_gathering
 from isthmus.train.update.sharding.shard_exchange import ShardExchange, summed_buckets
@@ -63,7 +66,7 @@ class Trainer:
         self.folder, self.checkpoint_requests, self.recovery = folder, CheckpointRequests(folder), recovery
         self.training, self.position = spec.job.training, PipelinePosition.of_rank(spec.plan, spec.rank)
         self.group = prepared.model_chunks.group
-        self.context = prepared.model_chunks.context
+        self.context, self.experts = prepared.model_chunks.context, prepared.model_chunks.experts
         self.reports_loss = (
             prepared.model_chunks.reports_loss and self.position.replica == 0 and self.group.tp_rank == 0
             and (self.context is None or self.context.cp_rank == 0)
@@ -75,16 +78,14 @@ class Trainer:
         self.ownership = self._form_groups()
         self.checkpoint_manager = CheckpointManager(spec, folder, self.ownership, self.communicator, keys.copies)
         self.peer_snapshots = PeerSnapshots(spec, folder, recovery, self.communicator)
+        options = gradient_options(spec, keys.switch)
         self.optimizer = Optimizer(
             prepared.model_chunks.global_named_parameters(),
             self.training,
             sum_over_all=self.peer_snapshots.sum_over_all,
             ownership=self.ownership,
             reducer=GradientReducer(
-                summed_buckets(self.ownership, spec.plan.zero),
-                spec.rank,
-                self.communicator,
-                options=gradient_options(spec, keys.switch),
+                summed_buckets(self.ownership, spec.plan.zero), spec.rank, self.communicator, options=options
             ),
             exchange=self._shard_exchange(),
             late=prepared.model_chunks.late_names,
@@ -93,6 +94,7 @@ class Trainer:
             overlap_reduction=spec.plan.overlap_gradients,
             precision=stage_precision(spec.stage, self.training.precision),
             scales_loss="fp16" in plan_precisions(spec.plan, self.training.precision),
+            local=make_local_steps(spec.plan, self.ownership, self.communicator, options),
         )
         if spec.plan.sharding is None or spec.plan.sharding.reshard:
             self.optimizer.by_layer = layer_gathering(self.optimizer.gatherer, prepared.model_chunks)
@@ -123,7 +125,12 @@ class Trainer:
 
     def _waited_s(self) -> float:
         """Return the seconds spent so far in collectives inside the stage's computation."""
-        return self.group.waited_s + (0.0 if self.context is None else self.context.waited_s)
+        shared = (self.group, self.context, self.experts)
+        return sum(group.waited_s for group in shared if group is not None)
+
+    def _expert_bytes(self) -> int:
+        """Return the bytes of tokens sent so far to experts of other ranks, and back."""
+        return 0 if self.experts is None else self.experts.sent_bytes
 
     def _form_groups(self) -> Ownership:
         """Join the groups of the stage; return the ownership of all parameters."""
@@ -131,12 +138,14 @@ class Trainer:
         device = self.prepared.model_chunks.device
         join_tp_group(spec.plan, spec.rank, self.group, backend=spec.backend, device=device)
         join_cp_group(spec.plan, spec.rank, self.context, backend=spec.backend)
+        join_ep_group(spec.plan, spec.rank, self.experts, backend=spec.backend)
         return exchange_ownership(
             self.prepared.model_chunks,
             spec.rank,
             spec.plan.rank_clusters,
             self.communicator,
             zero=spec.plan.zero,
+            groups=rank_groups(spec.plan),
         )
 
     def load_checkpoint(self) -> int:
@@ -186,7 +195,7 @@ class Trainer:
         batch_size = self.training.global_batch_size
         batches = self.batches.training_step(self.samples)
         updates: list[UpdateResult] = []
-        group_s = self._waited_s()
+        group_s, expert_bytes = self._waited_s(), self._expert_bytes()
         self.communicator.timer = timer
         self.optimizer.begin_step()
         self.executor.gradient_scale = self.optimizer.gradient_scale
@@ -214,6 +223,8 @@ class Trainer:
             values["loss_scale"] = update.loss_scale
         is_last_scale = update.loss_scale <= MIN_SCALE  # a larger one is halved, and may do
         self.num_skipped = self.num_skipped + is_last_scale if update.skipped else 0
+        if self.experts is not None:
+            values["expert_bytes"] = float(self._expert_bytes() - expert_bytes)
         if self.reports_loss:
             values["loss"] = update.loss
         if losses.balance_loss is not None and self.group.tp_rank == 0:

@@ -2,9 +2,9 @@
 
 Query, key, value, gate and up projections and the head are column-parallel (split by output), output and down
 projections row-parallel (split by input), so that a block needs one reduction. The embedding is split by
-vocabulary. Experts store gate and up projections in one parameter, and each half is split. The first rank
-alone holds the bias of row-parallel layers; all ranks hold norms and routers. Source: M. Shoeybi et al.,
-"Megatron-LM" (2019), section 3.
+vocabulary. Experts store gate and up projections in one parameter, and each half is split; expert-parallel ranks
+hold whole experts instead. The first rank alone holds the bias of row-parallel layers; all ranks hold norms and
+routers. Source: M. Shoeybi et al., "Megatron-LM" (2019), section 3.
 """
 
 from __future__ import annotations
@@ -20,6 +20,14 @@ _COLUMN_PARALLEL = re.compile(r".*\.(q_proj|k_proj|v_proj|gate_proj|up_proj)\.(w
 _ROW_PARALLEL = re.compile(r".*\.(o_proj|down_proj)\.(weight|bias)")
 _EXPERTS = re.compile(r".*\.experts\.(gate_up_proj|down_proj)")
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True)
+class ExpertShare:
+    """Part `rank` of `size` equal parts of the experts of a layer."""
+
+    rank: int
+    size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +84,22 @@ class ParameterSlice:
             full.narrow(self.dim, start, stop - start).copy_(held.narrow(self.dim, at, stop - start))
 
 
-def parameter_slice(name: str, shape: Sequence[int], tp_size: int, tp_rank: int) -> ParameterSlice | None:
+def is_expert_parameter(name: str) -> bool:
+    """Return whether the parameter `name` holds the experts of a layer, along its first dimension."""
+    return _EXPERTS.fullmatch(name) is not None
+
+
+def parameter_slice(
+    name: str, shape: Sequence[int], tp_size: int, tp_rank: int, share: ExpertShare | None = None
+) -> ParameterSlice | None:
     """Return the slice that rank `tp_rank` of `tp_size` holds of parameter `name` (full `shape`), or None.
 
-    The split dimension does not depend on `tp_size`, so that slices of different tp degrees can be compared.
+    With a `share` that is the slice of experts, whatever `tp_size`. The split dimension depends neither on `tp_size`
+    nor on the size of a share, so that slices of different degrees can be compared.
     """
+    if share is not None and is_expert_parameter(name):
+        bounds = shape[0] * share.rank // share.size, shape[0] * (share.rank + 1) // share.size
+        return ParameterSlice(shape=tuple(shape), dim=0, ranges=(bounds,))
     dim, halves = _split_rule(name, len(shape))
     if dim is None:
         everything = ((0, shape[0]),)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from isthmus.train.tensor_parallel.parameter_slices import ParameterSlice, parameter_slice
+from isthmus.train.tensor_parallel.parameter_slices import ExpertShare, ParameterSlice, parameter_slice
 from isthmus.train.tensor_parallel.tensor_parallel_group import (
     TensorParallelGroup,
     copy_to_parallel_region,
@@ -25,10 +25,12 @@ from isthmus.train.tensor_parallel.tensor_parallel_group import (
 )
 
 
-def shard_parameters(model: nn.Module, group: TensorParallelGroup) -> dict[str, ParameterSlice]:
+def shard_parameters(
+    model: nn.Module, group: TensorParallelGroup, share: ExpertShare | None = None
+) -> dict[str, ParameterSlice]:
     """Replace the parameters of `model` (on the meta device) by this rank's slices; return these by name.
 
-    Tied parameters stay tied.
+    `share` is that of the experts, if ranks hold whole ones. Tied parameters stay tied.
     """
     slices: dict[str, ParameterSlice] = {}
     made: dict[int, nn.Parameter | None] = {}
@@ -36,7 +38,7 @@ def shard_parameters(model: nn.Module, group: TensorParallelGroup) -> dict[str, 
         for name, parameter in list(module.named_parameters(recurse=False)):
             if id(parameter) not in made:
                 full = f"{prefix}.{name}".removeprefix(".")
-                held = parameter_slice(full, parameter.shape, group.size, group.tp_rank)
+                held = parameter_slice(full, parameter.shape, group.size, group.tp_rank, share)
                 if held is not None:
                     slices[full] = held
                 made[id(parameter)] = _shard_parameter(parameter, held)
@@ -50,8 +52,11 @@ def _shard_parameter(parameter: nn.Parameter, held: ParameterSlice | None) -> nn
     return parameter if held.is_full else nn.Parameter(parameter.new_empty(held.local_shape))
 
 
-def register_collectives(layer: nn.Module, group: TensorParallelGroup) -> None:
-    """Register the hooks that run the collectives of a sharded decoder layer."""
+def register_collectives(layer: nn.Module, group: TensorParallelGroup, *, routes_own_tokens: bool = False) -> None:
+    """Register the hooks that run the collectives of a sharded decoder layer.
+
+    With `routes_own_tokens` each rank routes its part of the tokens to whole experts, which other ranks may hold.
+    """
     attention, mlp = layer.self_attn, layer.mlp
     attention.register_forward_pre_hook(partial(_enter_attention, group), with_kwargs=True)
     attention.o_proj.register_forward_hook(partial(_exit_block, group))
@@ -61,7 +66,9 @@ def register_collectives(layer: nn.Module, group: TensorParallelGroup) -> None:
     if group.sequence_parallel:
         for norm in (layer.input_layernorm, layer.post_attention_layernorm):
             norm.weight.register_hook(group.all_reduce_sum)  # each rank's gradient covers its own tokens only
-    if hasattr(mlp, "experts"):
+    if hasattr(mlp, "experts") and routes_own_tokens:
+        mlp.gate.weight.register_hook(group.all_reduce_sum)  # each rank's gradient covers its own tokens only
+    elif hasattr(mlp, "experts"):
         mlp.experts.intermediate_dim = mlp.experts.down_proj.shape[-1]
         mlp.register_forward_pre_hook(partial(_gather_moe_input, group))
         mlp.experts.register_forward_pre_hook(partial(_copy_expert_inputs, group))

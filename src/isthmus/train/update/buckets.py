@@ -109,16 +109,20 @@ def make_buckets(
     clusters: Sequence[str],
     bucket_elements: int = BUCKET_ELEMENTS,
     unit_of: Callable[[str], str] = lambda _: "",
+    *,
+    groups: Sequence[int] = (),
 ) -> tuple[GradientBucket, ...]:
-    """Return all buckets of a run; `held` and `clusters` are by rank.
+    """Return all buckets of a run; `held`, `clusters` and `groups` are by rank.
 
-    A bucket has at most `bucket_elements` elements, or a single segment of the minimum aligned size, and parameters of
-    one unit (default: all are one). The last parameters come first, because their gradients are ready first. Leaders
-    are chosen so that the ranks of a cluster lead about the same number of elements.
+    Ranks of different `groups` (default: all are of one) own nothing together, even of one name. A bucket has at most
+    `bucket_elements` elements, or a single segment of the minimum aligned size, and parameters of one unit (default:
+    all are one). The last parameters come first, because their gradients are ready first. Leaders are chosen so that
+    the ranks of a cluster lead about the same number of elements.
     """
     led = [0] * len(held)
     found = []
-    for (owners, adders, unit), segments in _group_segments(held, bucket_elements, unit_of):
+    groups = groups or [0] * len(held)
+    for (owners, adders, unit), segments in _group_segments(held, groups, bucket_elements, unit_of):
         by_cluster: dict[str, list[int]] = {}
         for rank in owners:
             by_cluster.setdefault(clusters[rank], []).append(rank)
@@ -141,12 +145,15 @@ SegmentGroup = tuple[tuple[int, ...], tuple[int, ...], str]
 
 
 def _group_segments(
-    held: Sequence[Sequence[HeldRows]], bucket_elements: int, unit_of: Callable[[str], str]
+    held: Sequence[Sequence[HeldRows]],
+    groups: Sequence[int],
+    bucket_elements: int,
+    unit_of: Callable[[str], str],
 ) -> Iterator[tuple[SegmentGroup, list[ParameterSegment]]]:
     """Yield groups of consecutive segments with equal ranks and unit, each at most one bucket."""
     group: list[ParameterSegment] = []
     of_group: SegmentGroup = ((), (), "")
-    for (owners, adders), dim, start, stop, row, name in _split_rows(held):
+    for (owners, adders), dim, start, stop, row, name in _split_rows(held, groups):
         sharers = owners, adders, unit_of(name)
         for first, last in _split_aligned(start, stop, row, bucket_elements):
             size = (last - first) * row
@@ -164,13 +171,15 @@ SegmentRanks = tuple[tuple[int, ...], tuple[int, ...]]
 """(owners, contributors) of a segment, in rank order."""
 
 
-def _split_rows(held: Sequence[Sequence[HeldRows]]) -> Iterator[tuple[SegmentRanks, int, int, int, int, str]]:
+def _split_rows(
+    held: Sequence[Sequence[HeldRows]], groups: Sequence[int]
+) -> Iterator[tuple[SegmentRanks, int, int, int, int, str]]:
     """Yield (ranks, dim, start, stop, row elements, name) of the rows between adjacent range ends."""
-    by_name: dict[str, list[tuple[int, HeldRows]]] = {}
-    for rank, of_rank in enumerate(held):
+    by_name: dict[tuple[int, str], list[tuple[int, HeldRows]]] = {}
+    for rank, (of_rank, group) in enumerate(zip(held, groups, strict=True)):
         for one in of_rank:
-            by_name.setdefault(one.name, []).append((rank, one))
-    for name, holders in reversed(by_name.items()):
+            by_name.setdefault((group, one.name), []).append((rank, one))
+    for (_, name), holders in reversed(by_name.items()):
         ends = sorted({end for _, one in holders for end in (one.start, one.stop)})
         for start, stop in itertools.pairwise(ends):
             here = [(rank, one) for rank, one in holders if one.start <= start and stop <= one.stop]

@@ -26,8 +26,9 @@ from isthmus.train.update.buckets import ParameterSegment
 from isthmus.train.update.gradient_accumulator import GradientAccumulator
 from isthmus.train.update.gradient_reducer import GradientReducer
 from isthmus.train.update.learning_rate import learning_rate
+from isthmus.train.update.local_steps.outer_optimizer import LocalSteps, OuterOptimizer
 from isthmus.train.update.loss_scale import LossScale
-from isthmus.train.update.optimizer_state import STATE_KINDS, NamedTensors, OptimizerState
+from isthmus.train.update.optimizer_state import NamedTensors, OptimizerState
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.sharding.gradient_shards import GradientShards
 from isthmus.train.update.sharding.layer_gathering import LayerGathering
@@ -38,20 +39,23 @@ from isthmus.train.update.weight_shard import WeightShard, make_weight_shards, v
 LOSS_SCALE = "loss_scale"
 """Name of the loss scale among the tensors of a state."""
 
+GROUP_SHARES = "group_shares"
+"""Name of the shares of the replica groups in a step's samples among the tensors of a checkpoint; fp64 [groups]."""
+
 
 @dataclass(frozen=True)
 class UpdateResult:
     """Result of one optimizer step.
 
     If the gradient norm is not finite (overflow, NaN loss) all stages skip the update: weights, moments and
-    update counts stay, gradients are dropped, learning rate and data advance.
+    update counts stay, gradients are dropped, learning rate and data advance. With local steps all groups skip it.
     """
 
-    # Norm over the full model, before clipping.
+    # Norm over the full model, before clipping; with local steps that of this rank's replica group.
     gradient_norm: float
     learning_rate: float
     skipped: bool
-    # Sum over all ranks.
+    # Sum over all ranks; with local steps the mean of the groups by their samples.
     loss: float
     # That of the step's gradients; 1 if the loss is not scaled.
     loss_scale: float = 1.0
@@ -70,7 +74,8 @@ class Optimizer:
     the same sums. `precision` is that of the stage (default: of the job). With `scales_loss` (default: in fp16)
     gradients are those of the loss times `gradient_scale`, on all ranks. With `exchange` gradients are sharded as the
     update is (`GradientShards`): `reducer` sums over the leaders of clusters, and those in `late` are exchanged once.
-    `gathers` shards the model's weights too: `gatherer` gathers them for their use.
+    `gathers` shards the model's weights too: `gatherer` gathers them for their use. With `local` the replica groups of
+    `ownership` train apart, and average their weights every few steps.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class Optimizer:
         overlap_reduction: bool = False,
         precision: TrainingPrecision | None = None,
         scales_loss: bool | None = None,
+        local: LocalSteps | None = None,
     ) -> None:
         self._training, self._sum_over_all, self.reducer = training, sum_over_all, reducer
         self._working_weights, self._on_host = dict(parameters), on_host
@@ -113,7 +119,10 @@ class Optimizer:
             self._counts = AccumulationCounts()
             self._gradients.observe(self._on_accumulated)
         self.adam = _make_adamw(self._shards, training)
-        self._state = OptimizerState(self._working_weights, self._shards, self._ownership, self.adam, gathers=gathers)
+        self._outer = None if local is None else OuterOptimizer(self._shards, training, local)
+        self._state = OptimizerState(
+            self._working_weights, self._shards, self._ownership, self.adam, self._outer, gathers=gathers
+        )
         self.gatherer: WeightGatherer | None = None
         """What gathers the weights of the model for their use, if they are sharded."""
         if gathers and exchange is not None:
@@ -134,6 +143,8 @@ class Optimizer:
         """Free what the sums of gradients hold; no update follows."""
         if self.reducer is not None:
             self.reducer.close()
+        if self._outer is not None:
+            self._outer.local.reducer.close()
 
     def begin_passes(self) -> None:
         """Begin the passes of a step or an evaluation, at the same place on all ranks; gather sharded weights.
@@ -190,27 +201,43 @@ class Optimizer:
         # Step 2: sum gradient norm and loss over all ranks.
         squares_here = (self._sums or self._gradients).sum_of_squares()
         loss_here = loss()
-        mine = torch.tensor([squares_here.item(), loss_here], dtype=torch.float64)
-        squares, total_loss = self._sum_over_all(mine).tolist()
+        squares, total_loss, is_finite = self._sum_over_ranks(squares_here.item(), loss_here)
         scale = self.gradient_scale
         norm, rate = math.sqrt(squares) / scale, learning_rate(self._training, step)
-        # Step 3: clip, update the master weights, refresh the working weights.
-        if math.isfinite(norm):
+        # Step 3: clip, update the master weights, average them if that is due, refresh the working weights.
+        if is_finite:
             self._clip_gradients(norm, scale)
             for group in self.adam.param_groups:
                 group["lr"] = rate
             self.adam.step()
+        is_average = self._outer is not None and self._outer.is_due(step)
+        if self._outer is not None and is_average:
+            self._outer.step(partial(self._state.segment_view, "weight"))
+        if is_finite or is_average:
             self._refresh_working_weights()
         self.clear_gradients()
         if self._loss_scale is not None:
-            self._loss_scale.add_step(is_finite=math.isfinite(norm))
+            self._loss_scale.add_step(is_finite=is_finite)
             if self.reducer is not None and self.gradient_scale != scale:
                 self.reducer.rescale_errors(self.gradient_scale / scale)
-        return UpdateResult(norm, rate, skipped=not math.isfinite(norm), loss=total_loss, loss_scale=scale)
+        return UpdateResult(norm, rate, skipped=not is_finite, loss=total_loss, loss_scale=scale)
+
+    def _sum_over_ranks(self, squares: float, loss: float) -> tuple[float, float, bool]:
+        """Return the squared gradient norm of this rank's group, the loss, and whether those of all groups are finite.
+
+        `squares` and `loss` are this rank's parts of its group's.
+        """
+        group, shares = (0, (1.0,)) if self._outer is None else (self._outer.local.group, self._outer.local.shares)
+        mine = torch.zeros(len(shares) + 1, dtype=torch.float64)
+        mine[group], mine[-1] = squares, loss * shares[group]
+        *by_group, total_loss = self._sum_over_all(mine).tolist()
+        return by_group[group], total_loss, all(map(math.isfinite, by_group))
 
     def checkpoint_state(self) -> NamedTensors:
         """Return the tensors that a checkpoint stores of this rank (`OptimizerState.checkpoint_state`)."""
-        return self._state.checkpoint_state() | self._scale_state()
+        shares = () if self._outer is None else self._outer.local.shares
+        groups = {GROUP_SHARES: torch.tensor(shares, dtype=torch.float64)} if shares else {}
+        return self._state.checkpoint_state() | self._scale_state() | groups
 
     def load_checkpoint_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load the checkpoint state of all parameters of the stage (`OptimizerState.load_checkpoint_state`).
@@ -255,7 +282,7 @@ class Optimizer:
     def share_state(self) -> None:
         """Give weights and moments that this rank leads to the owners in its cluster, and take theirs."""
         if self.reducer is not None and not self._ownership.shard_updates:
-            for kind in STATE_KINDS:
+            for kind in self._state.kinds:
                 self.reducer.broadcast_in_cluster(partial(self._state.segment_view, kind))
         if self._exchange is not None:
             self._exchange.begin()

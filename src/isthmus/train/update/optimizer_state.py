@@ -10,6 +10,7 @@ from torch import nn
 
 from isthmus.core.errors import UnavailableError
 from isthmus.train.update.buckets import ParameterSegment
+from isthmus.train.update.local_steps.outer_optimizer import OUTER_KINDS, OuterOptimizer
 from isthmus.train.update.ownership import LocalRows, Ownership
 from isthmus.train.update.weight_shard import WeightShard, view_rows
 
@@ -22,7 +23,8 @@ STATE_KINDS = ("weight", *_MOMENTS)
 class OptimizerState:
     """The state of `adam`, which updates `shards` of the stage's `working` weights (by full-model name).
 
-    With `gathers` these are gathered for their use, and have no memory otherwise.
+    With `gathers` these are gathered for their use, and have no memory otherwise. With local steps `outer` is the
+    optimizer of the averages of all replica groups.
     """
 
     def __init__(
@@ -31,11 +33,15 @@ class OptimizerState:
         shards: Sequence[WeightShard],
         ownership: Ownership,
         adam: torch.optim.AdamW,
+        outer: OuterOptimizer | None = None,
         *,
         gathers: bool = False,
     ) -> None:
         self._gathers = gathers
         self._working, self._shards, self._ownership, self._adam = working, shards, ownership, adam
+        self._outer = outer
+        self.kinds = STATE_KINDS if outer is None else (*STATE_KINDS, *OUTER_KINDS)
+        """What there is of each row."""
         self._shards_of: dict[str, list[WeightShard]] = {}
         for one in shards:
             self._shards_of.setdefault(one.name, []).append(one)
@@ -53,6 +59,8 @@ class OptimizerState:
             tensors[f"weight/{name}"] = _concatenate_rows([one.weight.detach() for one in shares], rows)
             for moment in _MOMENTS:
                 tensors[f"{moment}/{name}"] = _concatenate_rows([one[moment] for one in states], rows)
+            for kind in self.kinds[len(STATE_KINDS) :]:
+                tensors[f"{kind}/{name}"] = _concatenate_rows([self._whole(kind, one) for one in shares], rows)
         return tensors
 
     def load_checkpoint_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -78,6 +86,8 @@ class OptimizerState:
                     for moment in _MOMENTS
                 },
             }
+        if self._outer is not None:
+            self._outer.load(tensors)
 
     def local_state(self) -> NamedTensors:
         """Return what this rank snapshots: weights and moments of the rows that it leads, and all update counts.
@@ -86,7 +96,7 @@ class OptimizerState:
         """
         tensors = {f"step/{number}": self._adam_state(one)["step"] for number, one in enumerate(self._shards)}
         for name, number, rows in self._led_rows():
-            for kind in STATE_KINDS:
+            for kind in self.kinds:
                 tensors[f"{kind}/{name}/{number}"] = self._rows_of(kind, name, rows)
         return tensors
 
@@ -96,11 +106,11 @@ class OptimizerState:
             state = self._adam_state(one)
             self._adam.state[one.weight] = state | {"step": tensors[f"step/{number}"].to(one.weight.device, copy=True)}
         for name, number, rows in self._led_rows():
-            for kind in STATE_KINDS:
+            for kind in self.kinds:
                 self._rows_of(kind, name, rows).copy_(tensors[f"{kind}/{name}/{number}"])
 
     def segment_view(self, kind: str, segment: ParameterSegment) -> torch.Tensor:
-        """Return the `kind` (of `STATE_KINDS`) of a segment that this rank updates, as a view."""
+        """Return the `kind` (of `kinds`) of a segment that this rank updates, as a view."""
         return self._rows_of(kind, segment.name, self._ownership.locate(segment))
 
     def _led_rows(self) -> Iterator[tuple[str, int, LocalRows]]:
@@ -112,11 +122,19 @@ class OptimizerState:
         """Return `rows` of weight or moment of a parameter, as a view of the shard that has them."""
         for one in self._shards_of[name]:
             if one.rows.at <= rows.at and rows.at + rows.num_rows <= one.rows.at + one.rows.num_rows:
-                if kind != "weight" and one.weight not in self._adam.state:
-                    self._adam.state[one.weight] = self._adam_state(one)
-                whole = one.weight.detach() if kind == "weight" else self._adam.state[one.weight][kind]
-                return view_rows(whole, replace(rows, at=rows.at - one.rows.at))
+                return view_rows(self._whole(kind, one), replace(rows, at=rows.at - one.rows.at))
         raise KeyError(f"this rank does not update {rows} of {name}")
+
+    def _whole(self, kind: str, shard: WeightShard) -> torch.Tensor:
+        """Return the `kind` of a shard, by reference."""
+        if kind == "weight":
+            return shard.weight.detach()
+        if self._outer is not None and kind in OUTER_KINDS:
+            return self._outer.tensor(kind, shard)
+        if shard.weight not in self._adam.state:
+            self._adam.state[shard.weight] = self._adam_state(shard)
+        moments: NamedTensors = self._adam.state[shard.weight]
+        return moments[kind]
 
     def _adam_state(self, shard: WeightShard) -> NamedTensors:
         """Return update count and moments of a weight; zeros before its first update."""

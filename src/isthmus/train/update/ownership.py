@@ -33,6 +33,8 @@ class Ownership:
     moments: each updates the segments that it leads (ZeRO stage 1: S. Rajbhandari et al., "ZeRO: Memory Optimizations
     Toward Training Trillion Parameter Models", SC 2020). Without it each owner updates all that it owns. With
     `by_layer` each bucket belongs to one layer, for gradients and weights that are sharded too (stages 2 and 3).
+    Ranks of different `groups` (by rank; default: all are of one) own nothing together: each group has a state of its
+    own.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class Ownership:
         shard_updates: bool = False,
         by_layer: bool = False,
         bucket_elements: int = BUCKET_ELEMENTS,
+        groups: Sequence[int] = (),
     ) -> None:
         self.rank, self.shard_updates = rank, shard_updates
+        self.group, self.num_groups = (groups[rank], max(groups) + 1) if groups else (0, 1)
         self.buckets = (
-            make_buckets(held, clusters, min(bucket_elements, LAYER_BUCKET_ELEMENTS), layer_of)
+            make_buckets(held, clusters, min(bucket_elements, LAYER_BUCKET_ELEMENTS), layer_of, groups=groups)
             if by_layer
-            else make_buckets(held, clusters, bucket_elements)
+            else make_buckets(held, clusters, bucket_elements, groups=groups)
         )
         self.held_rows: dict[str, list[HeldRows]] = {}
         """Rows that this rank holds, by full-model name."""
@@ -61,7 +65,7 @@ class Ownership:
             self.num_rows[segment.name] = max(self.num_rows.get(segment.name, 0), segment.stop)
         mine = [one for one in self.buckets if rank in chain(*one.owners)]
         self.norm_segments = tuple(chain(*(one.segments for one in mine if one.leaders[0] == rank)))
-        """Segments that this rank counts in the gradient norm; exactly one rank counts each."""
+        """Segments that this rank counts in the gradient norm; exactly one rank of a group counts each."""
         self.updated_rows = self._local_rows(
             mine if not shard_updates else [one for one in mine if rank in one.leaders]
         )

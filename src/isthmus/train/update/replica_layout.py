@@ -44,6 +44,25 @@ def replica_samples(plan: Plan, replica: int, num_samples: int) -> tuple[int, in
     return num_samples * before // sum(each), num_samples * (before + each[replica]) // sum(each)
 
 
+def rank_groups(plan: Plan) -> tuple[int, ...]:
+    """Return the replica group of each rank, in which gradients are summed; empty if all ranks are of one."""
+    if plan.local_steps == 1:
+        return ()
+    return tuple(plan.replica_groups[plan.stage_of(rank).replica] for rank in range(len(plan.ranks)))
+
+
+def averaged_samples(plan: Plan, replica: int, num_samples: int) -> tuple[tuple[int, int], ...]:
+    """Return the samples, as ranges like `replica_samples`, whose mean loss `replica` takes the gradient of.
+
+    All of the batch; with local steps those of its replica group.
+    """
+    if plan.local_steps == 1:
+        return ((0, num_samples),)
+    group = plan.replica_groups[replica]
+    members = [one for one in range(plan.dp) if plan.replica_groups[one] == group]
+    return tuple(replica_samples(plan, one, num_samples) for one in members)
+
+
 def evaluation_passes(plan: Plan, num_samples: int) -> int:
     """Return the most micro-batches of a replica in an evaluation of `num_samples`."""
     rows = (replica_samples(plan, replica, num_samples) for replica in range(plan.dp))
@@ -67,11 +86,15 @@ def exchange_ownership(
     communicator: Communicator,
     *,
     zero: int,
+    groups: Sequence[int] = (),
 ) -> Ownership:
-    """Exchange the held rows with all ranks; return this rank's ownership under ZeRO stage `zero`."""
+    """Exchange the held rows with all ranks; return this rank's ownership under ZeRO stage `zero`.
+
+    `groups` are those of `Ownership`.
+    """
     gathered = communicator.all_gather_bytes(json.dumps([asdict(one) for one in held_rows_of(chunks)]).encode())
     held = [[HeldRows(**one) for one in json.loads(of_rank)] for of_rank in gathered]
-    return Ownership(held, rank, clusters, shard_updates=zero > 0, by_layer=zero > 1)
+    return Ownership(held, rank, clusters, shard_updates=zero > 0, by_layer=zero > 1, groups=groups)
 
 
 def held_rows_of(chunks: ModelChunks) -> list[HeldRows]:

@@ -3,12 +3,14 @@
 If several clusters hold a layer (replicas, or the two copies of a bidirectional schedule), the runtime's
 `GradientReducer` sums its fp32 gradient between them; likewise a tied embedding between the ends of a pipeline.
 Reductions inside a cluster are part of the predicted compute time. All segments share one buffer of the size
-of a bucket.
+of a bucket. With local steps gradients are summed inside a replica group, and all parameters over the groups every few
+steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -20,6 +22,8 @@ from isthmus.train.communication.communicator import Communicator
 from isthmus.train.update.buckets import BUCKET_ELEMENTS, HeldRows, ParameterSegment, make_buckets
 from isthmus.train.update.gradient_options import GradientOptions
 from isthmus.train.update.gradient_reducer import GradientReducer
+from isthmus.train.update.local_steps.outer_optimizer import is_average_due
+from isthmus.train.update.replica_layout import rank_groups
 
 EMBEDDING, HEAD = "embedding", "head"
 
@@ -39,42 +43,70 @@ class VirtualGradients:
         communicator: Communicator,
         options: GradientOptions | None = None,
     ) -> None:
-        held = virtual_held_rows(plan, count_parameters, tied)
-        self._reducer = GradientReducer(make_buckets(held, plan.rank_clusters), rank, communicator, options=options)
+        clusters, groups = plan.rank_clusters, rank_groups(plan)
+        held = virtual_held_rows(plan, count_parameters, tied, groups)
+        buckets = make_buckets(held, clusters, groups=groups)
+        self._reducer = GradientReducer(buckets, rank, communicator, options=options)
+        self._local_steps = plan.local_steps
+        self._outer: GradientReducer | None = None
+        if groups:
+            held = one_per_group(virtual_held_rows(plan, count_parameters, tied), groups)
+            outer = GradientOptions(wire_format=options.wire_format if options else None)
+            self._outer = GradientReducer(make_buckets(held, clusters), rank, communicator, options=outer)
         self._memory = torch.zeros(BUCKET_ELEMENTS if held[rank] else 0)
 
-    def reduce(self) -> None:
-        """Reduce the shared gradients; raises `PeerError` if a peer is lost."""
+    def reduce(self, step: int, num_steps: int) -> None:
+        """Reduce the shared gradients of `step` (from 0), and average if that is due or it is the last of `num_steps`.
+
+        Raises `PeerError` if a peer is lost.
+        """
         self._reducer.reduce(self._view, to_all_owners=True)
+        if self._outer is not None and is_average_due(step, num_steps, self._local_steps):
+            self._outer.reduce(self._view, to_all_owners=True)
 
     def close(self) -> None:
         """Free what the sums hold."""
         self._reducer.close()
+        if self._outer is not None:
+            self._outer.close()
 
     def _view(self, segment: ParameterSegment) -> torch.Tensor:
         return self._memory[: segment.num_elements]
 
 
-def virtual_held_rows(plan: Plan, count_parameters: Callable[[str], int], tied: bool) -> list[list[HeldRows]]:
+def virtual_held_rows(
+    plan: Plan, count_parameters: Callable[[str], int], tied: bool, groups: Sequence[int] = ()
+) -> list[list[HeldRows]]:
     """Return, by rank, the held rows of a virtual plan; names are layer numbers, `EMBEDDING` and `HEAD`.
 
     Only parameters of several clusters count, and one rank per cluster represents all of its cluster. First
-    and last stage hold a tied embedding. `count_parameters` is called only for shared names.
+    and last stage hold a tied embedding. `count_parameters` is called only for shared names. Ranks of different
+    `groups` (default: all are of one) share nothing.
     """
-    places: dict[str, dict[tuple[str, bool], int]] = {}
+    places: dict[tuple[int, str], dict[tuple[str, bool], int]] = {}
     for replica in range(plan.dp):
         indices = [i for i, stage in enumerate(plan.stages) if stage.replica == replica]
         for index, pieces in zip(indices, plan.chunk_layers(replica), strict=True):
             rank, cluster = plan.ranks_of(index)[0], plan.stages[index].cluster
             for name, at_end in _gradient_names(pieces, plan.num_layers, tied):
-                places.setdefault(name, {}).setdefault((cluster, at_end), rank)
+                places.setdefault((groups[rank] if groups else 0, name), {}).setdefault((cluster, at_end), rank)
     held: list[list[HeldRows]] = [[] for _ in plan.ranks]
-    for name, ranks in places.items():
+    for (_, name), ranks in places.items():
         if len(owners := sorted(set(ranks.values()))) > 1:
             size = count_parameters(name)
             for rank in owners:
                 held[rank].append(HeldRows(name=name, start=0, stop=size, row_elements=1))
     return held
+
+
+def one_per_group(held: Sequence[Sequence[HeldRows]], groups: Sequence[int]) -> list[list[HeldRows]]:
+    """Return the whole parameters `held` by rank, of which the first rank of each group alone adds to the sum."""
+    seen: set[tuple[int, str]] = set()
+    found: list[list[HeldRows]] = []
+    for of_rank, group in zip(held, groups, strict=True):
+        found.append([replace(one, adds=(group, one.name) not in seen) for one in of_rank])
+        seen |= {(group, one.name) for one in of_rank}
+    return found
 
 
 def _gradient_names(layer_ranges: Sequence[tuple[int, int]], num_layers: int, tied: bool) -> list[tuple[str, bool]]:

@@ -1,11 +1,11 @@
 """`run_chaos`: one seeded run with injected faults, and checks of its invariants.
 
     1. Three to five owners with one site each; their users submit 70 jobs.
-    2. For the first 90 s all kinds of faults are injected (`FAULT_RATES`), nodes fail, owners take devices back,
-       and users cancel and preempt jobs.
+    2. For the first 90 s all kinds of faults are injected (`FAULT_RATES`), nodes fail, owners take devices back
+       and change their prices, and users cancel and preempt jobs.
     3. Without further faults, every job must then end.
 
-Invariants are checked after every event.
+Invariants are checked after every event, the ledger at the end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from isthmus.control.accounting.check_ledger import check_ledger
+from isthmus.control.coordinator.accounting.check_metering import metering_problems
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.simulation.chaos.safety_monitor import SafetyMonitor
 from isthmus.control.simulation.delays import Delays
@@ -25,11 +27,12 @@ from isthmus.control.simulation.pool_simulation import PoolSimulation
 from isthmus.control.simulation.simulated_server import DurableLog, MemoryLog, SimulatedServer
 from isthmus.control.simulation.traces.job_trace import Trace, TraceJob
 from isthmus.control.simulation.traces.trace_pools import OWNER_LEVELS, assign_owners
-from isthmus.control.state.events import Event, PreemptionAgreed, VictimNamed
+from isthmus.control.state.events import Event, PreemptionAgreed, TariffPublished, VictimNamed
 from isthmus.control.state.invariants import violations
 from isthmus.control.state.job_records import TERMINAL_STATES
-from isthmus.core.errors import ConflictError, NotFoundError, UnavailableError
+from isthmus.core.errors import ConflictError, InputError, NotFoundError, UnavailableError
 from isthmus.core.owner.owner_policy import OwnerPolicy
+from isthmus.core.owner.tariff import Tariff
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 from isthmus.core.priority import Priority
 from isthmus.sim import ProcessGenerator
@@ -82,6 +85,9 @@ class ChaosRun:
     acknowledged: int
     # Preemptions that users agreed to.
     preemptions: int
+    # Tariffs that owners published, and entries in the ledger at the end.
+    tariffs: int
+    entries: int
     # Longest time that devices were held for a part no longer wanted.
     longest_leak_s: float
     problems: list[str] = field(default_factory=list)
@@ -107,6 +113,7 @@ def run_chaos(
         )  # its clock may have jumped before a first tick
         grace_s = CLOCK_SKEW_GRACE_S if fresh else 2 * DELAYS.tick_interval_s
         found = violations(server.coordinator.state, now_s, grace_s=grace_s, job_ids=world.acknowledged)
+        found += metering_problems(server.coordinator.state)
         problems.extend(f"{world.kernel.now_s:.2f} s: {one}" for one in found if len(problems) < 20)
 
     world = PoolSimulation(
@@ -125,8 +132,12 @@ def run_chaos(
     world.kernel.start(_strike_sites(world, faults, rng))
     world.kernel.start(_cancel_jobs(world, sorted(cancelled), rng))
     world.kernel.start(_agree_to_offers(world, faults, rng))
+    world.kernel.start(_change_prices(world, faults, seed + 2))
     broken = _run_simulation(world, faults)
     problems += [*broken, *truth.problems, *_final_problems(world, cancelled)]
+    accounts = check_ledger(world.server.coordinator.state.meter.ledger)
+    if accounts.sum or accounts.unpaired or accounts.differences:
+        problems.append(f"the ledger is out of balance: {accounts}")
     if not broken and not faults.rates.get("clock skew") and log is None:
         problems += _replay_problems(world, kept, config)
     return ChaosRun(
@@ -137,6 +148,8 @@ def run_chaos(
         events=sum(world.server.event_counts.values()),
         acknowledged=len(world.acknowledged),
         preemptions=world.server.event_counts["preemption-agreed"],
+        tariffs=world.server.event_counts["tariff-published"],
+        entries=accounts.entries,
         longest_leak_s=truth.longest_leak_s,
         problems=problems,
         history=[f"{at:.2f} s: {what}" for at, what in faults.history],
@@ -218,6 +231,22 @@ def _agree_to_offers(simulation: PoolSimulation, faults: FaultInjector, rng: ran
         named = tuple(VictimNamed(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in offer.offer)
         with contextlib.suppress(ConflictError, NotFoundError, UnavailableError):
             simulation.server.submit_event(partial(_preemption_agreed, offer.id, named))
+
+
+def _change_prices(simulation: PoolSimulation, faults: FaultInjector, seed: int) -> ProcessGenerator:
+    """Let owners publish other prices, while faults are on."""
+    rng = random.Random(seed)  # noqa: S311 - seeded, so that runs repeat; no secret
+    while faults.enabled:
+        yield simulation.kernel.now_s + rng.expovariate(1 / 4.0)
+        cluster = rng.choice([agent.cluster for agent in simulation.agents.values()])
+        price = {"cluster": cluster.name, "node_group": "g", "per_chip_hour": str(rng.randint(0, 10**7) / 10**6)}
+        tariff = Tariff.model_validate({"currency": "EUR", "prices": [price]})
+        with contextlib.suppress(ConflictError, InputError, UnavailableError):
+            simulation.server.submit_event(partial(_tariff_published, cluster.owner, tariff))
+
+
+def _tariff_published(owner: str, tariff: Tariff, now_s: float) -> Event:
+    return TariffPublished(now_s=now_s, by=owner, owner=owner, tariff=tariff)
 
 
 def _preemption_agreed(job_id: str, victims: tuple[VictimNamed, ...], now_s: float) -> Event:

@@ -14,15 +14,13 @@ from dataclasses import replace
 from isthmus.control.placement import (
     FreeResources,
     PipelineRequirement,
-    PlanRequirement,
     StageRequirement,
     WanRequirement,
-    place_plan,
 )
-from isthmus.control.placement.place_plan import PlanPlacement, gradient_gbps
+from isthmus.control.placement.place_plan import PlanPlacement, gradient_gbps, place_plan
 from isthmus.control.placement.resources.free_resources import ClusterPair, FreeLink, TakenNodeGroups
 from isthmus.control.placement.resources.gradient_traffic import GradientTraffic
-from isthmus.control.placement.resources.plan_requirement import EqualPipelines
+from isthmus.control.placement.resources.plan_requirement import EqualPipelines, PlanRequirement
 from isthmus.control.simulation.traces.job_trace import TraceJob
 from isthmus.control.state.events import MakePlans
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig

@@ -46,8 +46,6 @@ def _impossible_degrees(limits: SearchLimits, job: Job, workload: TrainingWorklo
     sizes, samples = model_sizes(workload.profile), job.training.global_batch_size
     tp, ep = limits.tp or 1, limits.ep or 1
     if limits.executable:
-        if (limits.ep or 1) > 1:
-            yield f"ep {limits.ep}: the runtime splits a stage over chips by tp and cp only", "ep 1"
         tokens, cp = job.training.sequence_length, limits.cp or 1
         if tokens % cp:
             yield f"cp {cp} does not divide the {tokens} tokens of a sequence", f"cp {divisor_below(tokens, cp)}"

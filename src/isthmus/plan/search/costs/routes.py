@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -126,10 +126,6 @@ class Routes:
     def bytes_per_s(self, a: str, b: str) -> float:
         """Return the bytes per second of the slower direction between two clusters, 0 without links."""
         return self._mutual_bytes_per_s[a].get(b, 0.0)
-
-    def neighbours(self, name: str) -> Mapping[str, float]:
-        """Return the clusters linked in both directions, each with the bytes per second of the slower one."""
-        return self._mutual_bytes_per_s[name]
 
     def exchange_s(self, a: str, b: str, num_bytes: float) -> float:
         """Return the seconds of one message between linked clusters, mean of both directions."""

@@ -51,7 +51,7 @@ class StageSeconds:
         work = layer_work(layer, batch.per_chip(self.degrees))
         plain = pass_time(self.chip_model, work, task.precision)
         recomputed = pass_time(self.chip_model, work, task.precision, "full")
-        factor = self.chip_model.rates.bias_factor
+        factor = self.chip_model.bias_of(task.profile.stack)
         return (
             plain.forward_s * factor,
             plain.backward_s * factor,

@@ -272,11 +272,13 @@ class BranchAndBound:
 
     def _is_excluded(self, replica_groups: Sequence[ReplicaGroup], size: int, schedule: str) -> bool:
         """Return whether a warm start excludes a branch."""
+        if self.warm_start is None:
+            return False
         names = frozenset(
             frozenset((s.cluster, s.group.name) for s in flatten_pools(replica_group))
             for replica_group in replica_groups
         )
-        return self.warm_start is not None and (names, size, schedule) not in self.warm_start
+        return (names, size, schedule) not in self.warm_start
 
     def _lower_bound_s(self, branch: SearchBranch) -> float:
         """Return a lower bound on a branch of several replica groups; infinite if it is empty."""

@@ -124,10 +124,11 @@ def _infeasible_reason(search: BranchAndBound, slots: Sequence[ChipSlot], total:
     space, shapes = search.space, list[PipelineShape]()
     for chosen in itertools.islice(itertools.product(*_by_cluster(slots)), MAX_CHOICES):
         some = space.pipeline_shapes(chosen, search.requested_size, "1f1b", total)
-        first = list(itertools.islice(some, MAX_PROBES))
-        if _first_feasible(search, first, total):
-            return ""
-        shapes += first + list(itertools.islice(some, 19 * MAX_PROBES))
+        for one in itertools.islice(some, MAX_PROBES):
+            if _first_feasible(search, (one,), total):
+                return ""
+            shapes.append(one)
+        shapes += itertools.islice(some, 19 * MAX_PROBES)
     if not shapes:
         degrees = describe_degrees(space.limits)
         return "no pipeline over them meets the limits of the job" + (degrees and f": {degrees}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from isthmus.core.errors import PlanError
 from isthmus.core.plan import Plan
 from isthmus.core.runs.plan_words import stated_words
-from isthmus.core.runs.sharding_problem import sharding_problem
-from isthmus.core.stack import find_stack
-from isthmus.plan.profile.stack_tensors import DEFAULT_STACK
+from isthmus.core.runs.runnable.expert_groups import expert_groups
+from isthmus.core.runs.runnable.sharding_problem import sharding_problem
+from isthmus.core.stack import DEFAULT_STACK, find_stack
 
 RUNTIME_SCHEDULES = ("1f1b", "dualpipe", "gpipe", "interleaved", "overlapped", "searched", "zero_bubble")
 """Schedules that the runtime supports."""
@@ -21,19 +22,20 @@ def runtime_incompatibility(plan: Plan) -> str | None:
     if stack != DEFAULT_STACK:
         return f"stack {stack}: a plan for another framework"
     for name in stated_words(plan):
-        if name == "cp_kind" or (name == "sharding" and plan.zero > 1):
+        if name in ("cp_kind", "cp_rates") or (name == "sharding" and plan.zero > 1):
             continue
         return f"{name}: the runtime does only what its degrees, schedule and recomputation say"
-    if plan.local_steps > 1:
-        return f"{plan.local_steps} local steps between averages: the runtime reduces gradients every step"
     if (problem := sharding_problem(plan)) is not None:
         return f"{problem.message}: {problem.hint}"
-    most = max(stage.ep for stage in plan.stages)
-    if most > 1:
-        return f"ep {most}: the runtime splits a stage over chips by tp and cp only"
     for stage in plan.stages:
-        if stage.cp > 1 and stage.recompute == "selective":
-            return f"selective recomputation with cp {stage.cp}: the runtime repeats whole layers or experts there"
+        for name, degree in (("cp", stage.cp), ("ep", stage.ep)):
+            if degree > 1 and stage.recompute == "selective":
+                chosen = f"selective recomputation with {name} {degree}"
+                return f"{chosen}: the runtime repeats whole layers or experts there"
+    try:
+        expert_groups(plan)
+    except PlanError as error:
+        return error.message
     if plan.schedule not in RUNTIME_SCHEDULES:
         return f"schedule {plan.schedule}: the runtime supports {', '.join(RUNTIME_SCHEDULES)}"
     if plan.schedule == "searched" and not plan.orders:

@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
+from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
+from isthmus.core.runs.runnable.expert_groups import expert_groups
 from isthmus.plan.search.compose.best_layouts import LEAST_SIMULATED
 from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.costs.search_limits import SearchLimits
@@ -71,6 +74,8 @@ def simulate_finalists(
         if layout is None:
             return None
         plan = write_plan(layout, job, workload, executable=limits.executable)
+        if limits.executable and not _has_expert_groups(plan):
+            return None
         return ScoredPlan(layout, plan, score_plan(plan, pool, workload), pool)
 
     # Step 1: simulate layouts in the order of their estimates, within the budget.
@@ -100,6 +105,15 @@ def simulate_finalists(
     # Step 3: search a schedule for the fastest ones.
     fastest = sorted(unique.values(), key=lambda one: (scored_rank(one), *time_order(one)))
     return [_with_searched_schedule(one, pool, workload) for one in fastest[: SEARCHES_PER_PLAN * num_plans]]
+
+
+def _has_expert_groups(plan: Plan) -> bool:
+    """Return whether the runtime can deal out the experts of `plan`; a fixed ep may need more like replicas."""
+    try:
+        expert_groups(plan)
+    except PlanError:
+        return False
+    return True
 
 
 def _with_searched_schedule(scored: ScoredPlan, pool: Pool, workload: TrainingWorkload) -> ScoredPlan:

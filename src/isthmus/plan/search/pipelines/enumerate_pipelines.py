@@ -119,8 +119,19 @@ class PipelineEnumerator:
 
     @cached_property
     def _choices(self) -> list[_DegreeChoice]:
-        """The pipelines by degrees."""
-        return [_DegreeChoice(self, cost_tables) for cost_tables in self.cost_tables] if self.orders else []
+        """The pipelines by degrees; what a slot does with a cost table is computed once for all of them."""
+        known: dict[tuple[int, int, int], _SlotRate] = {}
+        found = []
+        for cost_tables in self.cost_tables if self.orders else ():
+            reference, rates = cost_tables[0], []
+            same = 0 if reference.workload.equal_layers else id(reference)
+            for place, table in enumerate(cost_tables):
+                key = place, id(table), same
+                if key not in known:
+                    known[key] = _SlotRate.of(self.replica_group[place], table, reference)
+                rates.append(known[key])
+            found.append(_DegreeChoice(self, cost_tables, rates))
+        return found
 
     def by_stage_counts(
         self,
@@ -239,17 +250,36 @@ class PipelineEnumerator:
         return shape
 
 
+class _SlotRate(NamedTuple):
+    """What a slot's chips do with one cost table."""
+
+    # Seconds of a layer.
+    layer_s: float
+    # Stages that fit.
+    capacity: int
+    # Layers per second of all of them.
+    layers_per_s: float
+
+    @classmethod
+    def of(cls, slot: ChipSlot, cost_table: StageCostTable, reference: StageCostTable) -> _SlotRate:
+        layer_s, capacity = cost_table.layer_s(reference), slot.stage_capacity(cost_table.num_chips)
+        return cls(layer_s, capacity, capacity / layer_s)
+
+
 class _DegreeChoice:
     """The pipelines of one choice of degrees; `least_s` is what all chips need for all micro-batches."""
 
-    def __init__(self, pipelines: PipelineEnumerator, cost_tables: tuple[StageCostTable, ...]) -> None:
-        self._pipelines, self._cost_tables = pipelines, cost_tables
+    def __init__(
+        self, pipelines: PipelineEnumerator, cost_tables: tuple[StageCostTable, ...], rates: Sequence[_SlotRate]
+    ) -> None:
+        self._pipelines, self._cost_tables, self._rates = pipelines, cost_tables, rates
         self._num_layers = cost_tables[0].workload.profile.num_layers
-        self._layer_s = tuple(cost_table.layer_s(cost_tables[0]) for cost_table in cost_tables)
-        slots = zip(pipelines.replica_group, cost_tables, strict=True)
-        self._capacities = [slot.stage_capacity(cost_table.num_chips) for slot, cost_table in slots]
-        rate = self._micro_batches_per_s(self._capacities)
+        rate = sum([one.layers_per_s for one in rates]) / self._num_layers
         self.least_s = pipelines.micro_batches / rate if rate else math.inf
+
+    @cached_property
+    def _layer_s(self) -> tuple[float, ...]:
+        return tuple(one.layer_s for one in self._rates)
 
     @property
     def group(self) -> PipelineGroup:
@@ -265,7 +295,8 @@ class _DegreeChoice:
 
     def _count_groups(self) -> tuple[StageCountGroup, ...]:
         chains = self._pipelines
-        return chains.stage_counts.groups_for(self._capacities, chains.micro_batches, chains.coarse)
+        capacities = [one.capacity for one in self._rates]
+        return chains.stage_counts.groups_for(capacities, chains.micro_batches, chains.coarse)
 
     def _micro_batches_per_s(self, stage_counts: Sequence[int]) -> float:
         each = (count / layer_s for count, layer_s in zip(stage_counts, self._layer_s, strict=True))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 StageKinds = Sequence[tuple[int, float]]
 """(number of stages, seconds of a layer there) for each slot."""
 
+MAX_UNMERGED = 4
+"""Of more slots, those on which a layer takes equally long count as one."""
+
 
 def least_interval_s(num_layers: int, kinds: StageKinds) -> float:
     """Return the least time of the slowest stage if each stage holds one or more whole layers."""
+    if len(kinds) > MAX_UNMERGED:
+        kinds = [(count, layer_s) for count, layer_s, _ in _merged((*one, 0) for one in kinds)]
     slowest_s = max(layer_s for _, layer_s in kinds)
     interval_s = max(slowest_s, num_layers / sum(count / layer_s for count, layer_s in kinds))
     while True:
@@ -34,6 +39,8 @@ def least_end_s(
     hold no layer, so that the bound also holds for fewer stages.
     """
     rows = [(count, layer_s, 1 if may_be_empty else count) for count, layer_s in kinds]
+    if len(rows) > MAX_UNMERGED:
+        rows = _merged(rows)
     each_s, spare = sum(placed * layer_s for _, layer_s, placed in rows), num_layers - sum(row[2] for row in rows)
     rows.sort(key=lambda row: row[1])
     free_s, best_s = each_s + spare * rows[0][1], math.inf
@@ -51,3 +58,12 @@ def least_end_s(
             best_s = min(best_s, sum_s + repeats * interval_s)
         interval_s = next_s
     return best_s
+
+
+def _merged(rows: Iterable[tuple[int, float, int]]) -> list[tuple[int, float, int]]:
+    """Return rows of (stages, seconds of a layer, layers placed) with those of equal seconds added up."""
+    found: dict[float, tuple[int, int]] = {}
+    for count, layer_s, placed in rows:
+        counts, layers = found.get(layer_s, (0, 0))
+        found[layer_s] = counts + count, layers + placed
+    return [(count, layer_s, placed) for layer_s, (count, placed) in found.items()]

@@ -91,7 +91,12 @@ class PipelineRanking(Iterator[tuple[float, BoundedPipeline]]):
     ) -> None:
         self._rank_key, self._limit, self._by_end, self._serial_number = rank_key, limit, by_end, 0
         self._count_all, self._num_reached = count_all, 0
-        entries = (self._heap_entry(one, -math.inf) for one in groups)
+        # Groups with a tighter bound enter with it, the first one last: at equal rank it comes up first.
+        entries = (
+            [self._heap_entry(one, one.end_s) for one in reversed(groups)]
+            if by_end
+            else [self._heap_entry(one, -math.inf) for one in groups]
+        )
         self._heap = [one for one in entries if one[0] < limit]
         heapify(self._heap)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 from isthmus.plan.search.costs.slots import ChipSlot, pool_slots, pooled_combinations
@@ -17,6 +18,9 @@ MAX_SLOTS_IN_PIPELINE = 3
 
 MAX_POOLED_CHIPS = 1024
 """Slots with more chips are neither pooled nor, beside many slots, tried as one pipeline."""
+
+LINKED_STEP = 2.0
+"""Ratio of the sizes of a set of slots linked each to each that are tried, where only some slots are combined."""
 
 ReplicaGroup = tuple[ChipSlot, ...]
 """The slots of one replica group."""
@@ -38,7 +42,7 @@ def replica_group_sets(
             yield from _pooled_sets(slots, space)
         return
     space.thinned = True
-    yield from dict.fromkeys(_thinned_sets(slots, space, slots if in_pipelines is None else in_pipelines))
+    yield from dict.fromkeys(_thinned_sets(slots, space, in_pipelines))
     if may_pool(space):
         yield from _large_pooled_sets(slots)
 
@@ -55,15 +59,16 @@ def _pooled_sets(slots: Sequence[ChipSlot], space: SearchSpace) -> Iterator[tupl
 
 
 def _thinned_sets(
-    slots: Sequence[ChipSlot], space: SearchSpace, in_pipelines: Sequence[ChipSlot]
+    slots: Sequence[ChipSlot], space: SearchSpace, in_pipelines: Sequence[ChipSlot] | None
 ) -> Iterator[tuple[ReplicaGroup, ...]]:
     """Yield the sets for many slots: nested clusterings, and small subsets as one pipeline."""
-    for chosen in _candidate_slot_sets(slots, space):
-        rates = {(i, j): _link_rate(space, a, b) for i, a in enumerate(chosen) for j, b in enumerate(chosen)}
-        for partition in nested_partitions(len(chosen), lambda i, j, rates=rates: rates[i, j]):  # type: ignore[misc]
+    rates = {(a, b): _link_rate(space, a, b) for a, b in itertools.combinations(slots, 2)}
+    step = 1.0 if in_pipelines is None else LINKED_STEP
+    for chosen in _candidate_slot_sets(slots, space, step):
+        for partition in nested_partitions(len(chosen), lambda i, j, some=chosen: rates[some[i], some[j]]):  # type: ignore[misc]
             yield _to_groups(chosen, partition)
     for size in range(2, MAX_SLOTS_IN_PIPELINE + 1):
-        for chosen in itertools.combinations(in_pipelines, size):
+        for chosen in itertools.combinations(slots if in_pipelines is None else in_pipelines, size):
             if sum(slot.chips for slot in chosen) <= MAX_POOLED_CHIPS:
                 yield (chosen,)
 
@@ -102,8 +107,11 @@ def _link_rate(space: SearchSpace, a: ChipSlot, b: ChipSlot) -> float:
     return 1e15 if a.group.name == b.group.name else 1e12
 
 
-def _candidate_slot_sets(slots: Sequence[ChipSlot], space: SearchSpace) -> list[tuple[ChipSlot, ...]]:
-    """Return sets of slots: all, the fastest ones, those of each cluster, single ones, the fastest linked ones."""
+def _candidate_slot_sets(slots: Sequence[ChipSlot], space: SearchSpace, step: float) -> list[tuple[ChipSlot, ...]]:
+    """Return sets of slots: all, the fastest ones, those of each cluster, single ones, the fastest linked ones.
+
+    The sizes of the linked ones differ by a ratio of at least `step`.
+    """
     speed = sorted(slots, key=lambda s: (-s.chips * s.chip.flop_per_s("bf16"), s.cluster, s.group.name))
     found = _prefixes(slots, speed)
     clusters = dict.fromkeys(slot.cluster for slot in slots)
@@ -111,14 +119,21 @@ def _candidate_slot_sets(slots: Sequence[ChipSlot], space: SearchSpace) -> list[
     found += [(slot,) for slot in slots]
     for linked in dict.fromkeys(_linked_slots(seed, speed, space) for seed in speed):
         if len(linked) < len(slots):
-            found += _prefixes(slots, [slot for slot in speed if slot in linked])
+            found += _prefixes(slots, [slot for slot in speed if slot in linked], step)
     return list(dict.fromkeys(found))
 
 
-def _prefixes(slots: Sequence[ChipSlot], speed: Sequence[ChipSlot]) -> list[tuple[ChipSlot, ...]]:
-    """Return the two or more fastest slots, most first, each set in the order of `slots`."""
-    sets = (set(speed[:count]) for count in range(len(speed), 1, -1))
-    return [tuple(slot for slot in slots if slot in some) for some in sets]
+def _prefixes(slots: Sequence[ChipSlot], speed: Sequence[ChipSlot], step: float = 1.0) -> list[tuple[ChipSlot, ...]]:
+    """Return the two or more fastest slots, most first, each set in the order of `slots`.
+
+    Their numbers differ by a ratio of at least `step`.
+    """
+    found, count = [], len(speed)
+    while count > 1:
+        some = set(speed[:count])
+        found.append(tuple(slot for slot in slots if slot in some))
+        count = min(count - 1, math.floor(count / step))
+    return found
 
 
 def _linked_slots(seed: ChipSlot, speed: Sequence[ChipSlot], space: SearchSpace) -> frozenset[ChipSlot]:

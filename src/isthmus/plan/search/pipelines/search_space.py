@@ -53,6 +53,7 @@ class SearchSpace:
     # Whether some dimension was thinned.
     thinned: bool = False
     _cost_tables: dict[tuple[object, ...], StageCostTable] = field(default_factory=dict)
+    _degree_choices: dict[tuple[int, int, int], tuple[StageDegrees, ...]] = field(default_factory=dict)
 
     @cached_property
     def stage_counts(self) -> StageCounts:
@@ -98,6 +99,12 @@ class SearchSpace:
 
     def degree_choices(self, slot: ChipSlot) -> tuple[StageDegrees, ...]:
         """Return the tensor, context and expert parallel degrees to try at a slot, within a node."""
+        key = slot.group.num_linked_chips, slot.group.chips_per_node, slot.chips
+        if key not in self._degree_choices:
+            self._degree_choices[key] = self._make_degree_choices(slot)
+        return self._degree_choices[key]
+
+    def _make_degree_choices(self, slot: ChipSlot) -> tuple[StageDegrees, ...]:
         limits, profile = self.limits, self.workload.profile
         node = min(slot.group.num_linked_chips, slot.chips)
         layer = profile.layers[0]
@@ -105,7 +112,6 @@ class SearchSpace:
             node = min(slot.group.chips_per_node, slot.chips)
             return self._runtime_degrees(node, layer.attention.core.num_kv_heads if layer.attention.core else 1)
         heads = layer.attention.core.num_heads if layer.attention.core else 1
-        experts = max((one.feed_forward.num_experts for one in profile.layers), default=0)
         powers = [1 << i for i in range(node.bit_length()) if 1 << i <= node]
         tps = [limits.tp] if limits.tp else [n for n in powers if heads % n == 0]
         long = self.workload.sequence_length >= MIN_CP_SEQUENCE
@@ -114,7 +120,7 @@ class SearchSpace:
         for tp, cp in itertools.product(tps, cps):
             if tp * cp > node:
                 continue
-            for ep in self._expert_degrees(experts, tp * cp):
+            for ep in self._expert_degrees(tp * cp):
                 found.append(StageDegrees(tp=tp, cp=cp, ep=ep, sp=tp > 1))
         rules, tokens = limits.framework, self.workload.sequence_length
         if rules is not None:
@@ -132,9 +138,15 @@ class SearchSpace:
         longest = MAX_CP if tokens >= MIN_CP_SEQUENCE else 1
         cps = [self.limits.cp] if self.limits.cp else [cp for cp in powers if cp <= longest]
         fitting = [(tp, cp) for tp in tps for cp in cps if tp * cp <= node_chips and not (heads % tp or tokens % cp)]
-        return tuple(StageDegrees(tp=tp, cp=cp, sp=tp > 1 and tokens // cp % tp == 0) for tp, cp in fitting)
+        return tuple(
+            StageDegrees(tp=tp, cp=cp, ep=ep, sp=tp > 1 and tokens // cp % tp == 0)
+            for tp, cp in fitting
+            for ep in self._expert_degrees(tp * cp)
+        )
 
-    def _expert_degrees(self, experts: int, chips: int) -> list[int]:
+    def _expert_degrees(self, chips: int) -> list[int]:
+        """Return the expert-parallel degrees to try for a stage of `chips` chips; a fixed one may span replicas."""
+        experts = max((one.feed_forward.num_experts for one in self.workload.profile.layers), default=0)
         if self.limits.ep:
             return [self.limits.ep] if self.limits.ep <= chips or experts else []
         if not experts:

@@ -32,11 +32,13 @@ def _hop_bound(shape: PipelineShape) -> PipelineCost:
     spare_s = (shape.workload.profile.num_layers - len(tables)) * min(seconds)
     seconds[0] += tables[0].embedding_s
     seconds[-1] += tables[-1].head_s
-    later_s = interval_s = 0.0
-    for stage in range(len(tables) - 1, -1, -1):
-        later_s += seconds[stage] + (2 * hops_s[stage] if stage < len(hops_s) else 0.0)
-        waits_s = later_s if stage else later_s + spare_s
-        interval_s = max(interval_s, waits_s / shape.max_in_flight(stage))
+    later_s, interval_s, last = seconds[-1], 0.0, len(tables) - 1
+    for stage in range(last, -1, -1):
+        if stage < last:
+            later_s += seconds[stage] + 2 * hops_s[stage]
+        each_s = (later_s if stage else later_s + spare_s) / shape.max_in_flight(stage)
+        if each_s > interval_s:
+            interval_s = each_s
     return PipelineCost(later_s + spare_s, max(interval_s, shape.wire_s) * (1 - 1e-9))
 
 
@@ -50,6 +52,6 @@ def _least_ring_s(shape: PipelineShape) -> float:
     layers = -(-shape.workload.profile.num_layers // len(stages)) if all_cross else 1
     rings_s = [
         shape.routes.ring_s(names, shape.gradient_bytes(table, layers * table.least_parameters))
-        for table, names in crossing
+        for table, names in dict.fromkeys(crossing)
     ]
     return min(rings_s) if all_cross else max(rings_s)

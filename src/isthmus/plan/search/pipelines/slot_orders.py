@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from isthmus.plan.search.costs.routes import Routes
 from isthmus.plan.search.costs.slots import ChipSlot, flatten_pools
@@ -71,15 +71,17 @@ def _fastest_link_orders(replica_group: Sequence[ChipSlot], routes: Routes) -> I
         name: sorted((s for s in replica_group if s.cluster == name), key=lambda s: -s.chip.memory_bytes)
         for name in clusters
     }
-    for chain in dict.fromkeys(_fastest_link_path(clusters, start, routes) for start in clusters):
+    slowness = {name: {other: -routes.bytes_per_s(name, other) for other in clusters} for name in clusters}
+    for chain in dict.fromkeys(_fastest_link_path(clusters, start, slowness) for start in clusters):
         yield tuple(slot for name in chain for slot in inside[name])
 
 
-def _fastest_link_path(clusters: Sequence[str], start: str, routes: Routes) -> tuple[str, ...]:
-    """Return the path from `start` that always takes the fastest link."""
+def _fastest_link_path(
+    clusters: Sequence[str], start: str, slowness: Mapping[str, Mapping[str, float]]
+) -> tuple[str, ...]:
+    """Return the path from `start` that always takes the fastest link; `slowness` is its negative rate by ends."""
     chain, left = [start], [name for name in clusters if name != start]
     while left:
-        rates = routes.neighbours(chain[-1])
-        left.sort(key=lambda name: -rates.get(name, 0.0))
+        left.sort(key=slowness[chain[-1]].__getitem__)
         chain.append(left.pop(0))
     return tuple(chain)

@@ -111,11 +111,14 @@ class StageLayout:
         """Return the clusters of each of a segment's stages: a pool is filled stage by stage."""
         if not segment.slot.members:
             return [(segment.slot.cluster,)] * segment.num_stages
-        ends = [*itertools.accumulate(one.stage_capacity(segment.cost_table.num_chips) for one in segment.slot.members)]
+        members, known = segment.slot.members, dict[tuple[int, int], tuple[str, ...]]()
+        ends = [*itertools.accumulate(one.stage_capacity(segment.cost_table.num_chips) for one in members)]
         found = []
         for stage in range(segment.num_stages):
-            first, last = bisect_right(ends, stage * self.dp), bisect_right(ends, (stage + 1) * self.dp - 1)
-            found.append(tuple(dict.fromkeys(one.cluster for one in segment.slot.members[first : last + 1])))
+            place = bisect_right(ends, stage * self.dp), bisect_right(ends, (stage + 1) * self.dp - 1)
+            if place not in known:
+                known[place] = tuple(dict.fromkeys(one.cluster for one in members[place[0] : place[1] + 1]))
+            found.append(known[place])
         return found
 
     @cached_property
@@ -151,16 +154,20 @@ class StageLayout:
     @cached_property
     def hops_s(self) -> tuple[float, ...]:
         """Seconds of an exchange at each stage boundary, shape [num_stages - 1]."""
-        found = []
-        for i in range(self.num_stages - 1):
-            a, b, cost_table = self.slots[i], self.slots[i + 1], self.cost_tables[i]
-            if a.cluster != b.cluster:
-                found.append(self.routes.exchange_s(a.cluster, b.cluster, self.dp * self.message_bytes))
-            elif cost_table.virtual:
-                found.append(0.0)
-            else:
-                found.append(self._near_hop_s(a, b, cost_table, self.cost_tables[i + 1]))
+        found: list[float] = []
+        for place, one in enumerate(self.segments):
+            if place:
+                found.append(self._hop_s(self.segments[place - 1], one))
+            if one.num_stages > 1:
+                found += [self._hop_s(one, one)] * (one.num_stages - 1)
         return tuple(found)
+
+    def _hop_s(self, before: PipelineSegment, after: PipelineSegment) -> float:
+        """Return the seconds of an exchange from a stage of one segment to a stage of another one, or of the same."""
+        a, b = before.slot, after.slot
+        if a.cluster != b.cluster:
+            return self.routes.exchange_s(a.cluster, b.cluster, self.dp * self.message_bytes)
+        return 0.0 if before.cost_table.virtual else self._near_hop_s(a, b, before.cost_table, after.cost_table)
 
     def _near_hop_s(self, a: ChipSlot, b: ChipSlot, sender: StageCostTable, receiver: StageCostTable) -> float:
         """Return the seconds of a message inside a cluster: unlike node groups are joined by their nodes' network."""

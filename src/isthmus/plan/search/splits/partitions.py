@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 Partition = tuple[tuple[int, ...], ...]
@@ -24,26 +25,26 @@ def nested_partitions(count: int, rate: Callable[[int, int], float]) -> tuple[Pa
 
     `rate(i, j)` is the link speed between indices `i` and `j` (0: not linked).
     """
-    groups = [[place] for place in range(count)]
-    pairs = sorted(
-        ((rate(i, j), i, j) for i in range(count) for j in range(i + 1, count)), key=lambda p: (-p[0], p[1:])
-    )
-    found = [_ordered(groups)]
-    last_rate = None
-    for speed, i, j in pairs:
-        if speed <= 0:
+    group_of = [[place] for place in range(count)]
+    pairs = sorted((-rate(i, j), i, j) for i in range(count) for j in range(i + 1, count))
+    found = [_ordered(group_of)]
+    num_groups, last = count, -math.inf
+    for slowness, i, j in pairs:
+        if slowness >= 0 or num_groups == 1:
             break
-        a = next(group for group in groups if i in group)
-        b = next(group for group in groups if j in group)
+        a, b = group_of[i], group_of[j]
         if a is b:
             continue
-        if last_rate is not None and speed < last_rate:
-            found.append(_ordered(groups))
-        groups = [group for group in groups if group is not a and group is not b] + [a + b]
-        last_rate = speed
-    found.append(_ordered(groups))
+        if num_groups < count and slowness > last:
+            found.append(_ordered(group_of))
+        a += b
+        for place in b:
+            group_of[place] = a
+        num_groups, last = num_groups - 1, slowness
+    found.append(_ordered(group_of))
     return tuple(dict.fromkeys(found))
 
 
-def _ordered(replica_groups: Sequence[Sequence[int]]) -> Partition:
-    return tuple(sorted(tuple(sorted(group)) for group in replica_groups))
+def _ordered(group_of: Sequence[list[int]]) -> Partition:
+    """Return the groups of all indices, each in ascending order, by their first index."""
+    return tuple(tuple(sorted(group)) for group in {id(group): group for group in group_of}.values())

@@ -1,4 +1,4 @@
-"""The rules of the ledger and of the queue: each test's first line is the rule."""
+"""The rules of allocations and of the queue: each test's first line is the rule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.control.queries.dry_run import dry_run_requests
 from isthmus.control.queries.shortages import describe_shortages, refusals
-from isthmus.control.state import ledger
+from isthmus.control.state import allocations
 from isthmus.control.state.events import AgentLost, AgentReported, JobDeleted, PoolSet
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.messages.agent_messages import AgentReport, QueueEntry
@@ -151,9 +151,9 @@ def test_the_question_whether_a_plan_fits_changes_nothing() -> None:
     job = state.jobs["two"]
     assert pool.state("two") == "waiting"
     before = {one.name: copy.deepcopy(getattr(job, one.name)) for one in fields(job)}
-    assert ledger.plan_fits(state, job, plan("b"), {})
-    assert not ledger.plan_fits(state, job, plan("b"), {PoolResource.chips("b", "g"): 1})
-    assert not ledger.plan_fits(state, job, plan("a"), {})
+    assert allocations.plan_fits(state, job, plan("b"), {})
+    assert not allocations.plan_fits(state, job, plan("b"), {PoolResource.chips("b", "g"): 1})
+    assert not allocations.plan_fits(state, job, plan("a"), {})
     assert {name: getattr(job, name) for name in before} == before
 
 

@@ -1,4 +1,4 @@
-"""The ledger: total and allocated chips, storage and WAN bandwidth, and the shortages of a plan.
+"""Allocations: total and allocated chips, storage and WAN bandwidth, and the shortages of a plan.
 
 Amounts are by `PoolResource`: chips, bytes of storage, and kbit/s of a link in one direction. A job's resources
 are allocated in one step or not at all: without hold-and-wait, jobs cannot deadlock. Bandwidth is allocated

@@ -37,6 +37,13 @@ def sharding_problem(plan: Plan) -> ShardingProblem | None:
             f"schedule {plan.schedule} holds two copies of each layer, and ZeRO {plan.zero} a part of one",
             "choose another schedule, or set zero to 1",
         )
+    most = max(stage.ep for stage in plan.stages)
+    for what, degree in (("ep", most), ("local_steps", plan.local_steps)):
+        if degree > 1:
+            return ShardingProblem(
+                f"the plan states {what} {degree} with ZeRO {plan.zero}, which this runtime does not combine",
+                f"set {what} to 1, or zero to 1",
+            )
     places = [
         _Place(stage.cluster, replica, index, layers)
         for replica in range(plan.dp)

@@ -1,0 +1,175 @@
+"""Weights over thin links and the trajectory ledger: `python -m benchmarks.rl [--json] [--quick] [--only PART]`.
+
+`delta`: 20 million bfloat16 weights of N(0, .02), one step of Adam apart at rates 1e-6 and 1e-5. Bytes for each changed
+weight beside other formats in the same run: positions of 4 bytes with whole values, as verl has them; gaps of 16 bits
+with whole values, compressed by zstd at level 1 (a row where `zstandard` is installed) or zlib at level 1; and the
+entropy of the changes given the old exponents. A rate is bytes of weights by CPU seconds of one thread: of the code
+alone, and of `isthmus rl delta` and `apply` with files, SHA-256 of all blocks included.
+
+`ledger`: at least 10,000 faults drawn by seeds (`benchmarks/_rollout_faults.py`), for staleness 0, 1 and 4 and each
+`on_update`; every invariant is checked after every event, and the ends of all runs by what engines and trainer did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+import sys
+import tempfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks._rollout_faults import RolloutWorld
+from benchmarks._weight_versions import Halves, adam_versions, entropy_bytes
+from benchmarks.table import Row, compared, print_rows, run_parts
+from isthmus.rl import LedgerConfig, check_trajectories, summarise_ledger
+from isthmus.weights import apply_delta, decode_changes, encode_changes, write_delta
+from isthmus.weights.weights_file import BLOCK_BYTES
+
+TARGET_BYTES = 0.95
+TARGET_GB_PER_S = 0.5
+
+
+def cpu_s(work: Callable[[], object], times: int = 3) -> float:
+    """Return the least CPU seconds of this process for `work`."""
+    found = []
+    for _ in range(times):
+        start_s = time.process_time()
+        work()
+        found.append(time.process_time() - start_s)
+    return min(found)
+
+
+def blocks(old: Halves, new: Halves) -> Iterator[tuple[Halves, Halves]]:
+    """Yield both versions block by block, as a file is coded."""
+    size = BLOCK_BYTES // 2
+    for at in range(0, len(old), size):
+        yield old[at : at + size], new[at : at + size]
+
+
+def delta_rows(quick: bool) -> list[Row]:
+    """Return bytes for each changed weight beside peers, and rates."""
+    num_weights = 4_000_000 if quick else 20_000_000
+    rows = []
+    for rate in (1e-6, 1e-5):
+        old, new = adam_versions(num_weights, rate)
+        rows += _size_rows(old, new, rate)
+    return [*rows, *_rate_rows(*adam_versions(num_weights, 1e-6))]
+
+
+def _size_rows(old: Halves, new: Halves, rate: float) -> Iterator[Row]:
+    places = np.flatnonzero(old != new)
+    num, codes = len(places), [encode_changes(*one) for one in blocks(old, new)]
+    for (before, after), code in zip(blocks(old, new), codes, strict=True):
+        if not (decode_changes(before, code)[0] == after).all():
+            raise ValueError("a decoded version differs")
+    ours = sum(map(len, codes)) / num
+    what = f"bytes per changed weight, {len(old):,} weights, {num / len(old):.1%} changed (Adam, rate {rate:g})"
+    judged = {"target": f"at most {TARGET_BYTES}", "met": ours <= TARGET_BYTES} if rate == 1e-6 else {}
+    yield compared(what, ours, "B", "entropy by exponent", entropy_bytes(old, new) / num, **judged)
+    gaps = np.diff(places, prepend=0)
+    pieces = np.minimum(gaps, 0xFFFF).astype(np.uint16).tobytes() + new[places].tobytes()
+    whole = places.astype(np.int32).nbytes + new[places].nbytes
+    peers = {
+        "positions of 4 bytes and values (verl)": whole,
+        "16-bit gaps and values, zlib-1": len(zlib.compress(pieces, 1)),
+    }
+    try:
+        import zstandard
+    except ImportError:
+        print("no zstandard: `pip install zstandard` for its row", file=sys.stderr)
+    else:
+        peers["16-bit gaps and values, zstd-1"] = len(zstandard.ZstdCompressor(level=1).compress(pieces))
+    for name, size in peers.items():
+        yield compared(what, ours, "B", name, size / num)
+
+
+def _rate_rows(old: Halves, new: Halves) -> Iterator[Row]:
+    pairs = list(blocks(old, new))
+    codes = [encode_changes(*one) for one in pairs]
+    coded_s = cpu_s(lambda: [encode_changes(*one) for one in pairs])
+    decoded_s = cpu_s(lambda: [decode_changes(one, code) for (one, _), code in zip(pairs, codes, strict=True)])
+    share = np.count_nonzero(old != new) / len(old)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [write_weights(Path(folder) / name, bits) for name, bits in (("old", old), ("new", new))]
+        delta, again = Path(folder) / "delta", Path(folder) / "again"
+        written_s = cpu_s(lambda: write_delta(*paths, delta))
+        applied_s = cpu_s(lambda: apply_delta(paths[0], delta, again))
+        if again.read_bytes() != paths[1].read_bytes():
+            raise ValueError("an applied version differs")
+    for name, spent_s, judged in (
+        ("coding", coded_s, True), ("decoding", decoded_s, False),
+        ("isthmus rl delta, files and SHA-256 included", written_s, False),
+        ("isthmus rl apply, files and SHA-256 included", applied_s, False),
+    ):  # fmt: skip
+        rate = old.nbytes / spent_s / 1e9
+        target = {"target": f"at least {TARGET_GB_PER_S}", "met": rate >= TARGET_GB_PER_S} if judged else {}
+        yield Row(what=f"{name}: weights by CPU time, {share:.1%} changed", ours=rate, unit="GB/s", **target)
+
+
+def write_weights(path: Path, bits: Halves) -> Path:
+    """Write a safetensors file with one tensor of bfloat16."""
+    entry = {"dtype": "BF16", "shape": [len(bits)], "data_offsets": [0, bits.nbytes]}
+    header = json.dumps({"w": entry}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bits.tobytes())
+    return path
+
+
+def ledger_rows(quick: bool) -> list[Row]:
+    """Return what faults lost and doubled, and how stale tokens became."""
+    wanted = 900 if quick else 10_000
+    faults: Counter[str] = Counter()
+    lost = doubled = too_stale = problems = events = seed = 0
+    spent_s = 0.0
+    while faults.total() < wanted:
+        for staleness in (0, 1, 4):
+            for on_update in ("keep", "refill", "abort"):
+                rules = LedgerConfig(
+                    group=2 + seed % 3, batch_prompts=1 + seed % 4, max_staleness=staleness, num_prompts=12,
+                    on_update=on_update, filter_groups=seed % 2 == 0,
+                )  # fmt: skip
+                world = RolloutWorld(rules, seed, 0.15, lambda ledger: check_trajectories(ledger.state))
+                start_s = time.process_time()
+                world.run()
+                spent_s += time.process_time() - start_s
+                told = summarise_ledger(world.ledger.state)
+                lost, doubled = lost + told.lost, doubled + told.doubled
+                too_stale += sum(num for one, num in told.staleness.items() if one > staleness)
+                problems += len(world.problems())
+                events, faults = events + len(world.log), faults + world.faults
+        seed += 1
+    what = f"{faults.total():,} seeded faults of {len(faults)} kinds, {events:,} events"
+    return [
+        Row(what=f"{what}: prompts lost", ours=lost, unit="prompts", target="0", met=lost == 0),
+        Row(what=f"{what}: prompts doubled", ours=doubled, unit="prompts", target="0", met=doubled == 0),
+        Row(what=f"{what}: tokens beyond their staleness", ours=too_stale, unit="tokens", target="0",
+            met=too_stale == 0),
+        Row(what=f"{what}: differences from what engines and trainer did", ours=problems, unit="", target="0",
+            met=problems == 0),
+        Row(what=f"{what}: events handled and checked, faults and engines included", ours=events / spent_s,
+            unit="1/CPU-s"),
+    ]  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the rows; 1 if a target is missed."""
+    parts = {"delta": delta_rows, "ledger": ledger_rows}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+    parser.add_argument("--quick", action="store_true", help="fewer weights and faults")
+    parser.add_argument("--only", action="append", choices=list(parts), default=[], help="print this part alone")
+    options = parser.parse_args(arguments)
+    chosen = {name: lambda one=one: one(options.quick) for name, one in parts.items()}
+    rows = run_parts(chosen, options.only or list(parts))
+    print_rows(rows, options.json)
+    return int(any(row.met is False for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

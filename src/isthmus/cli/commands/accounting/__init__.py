@@ -1,0 +1,1 @@
+"""The commands on money: tariffs, statements and the ledger."""

@@ -1,0 +1,160 @@
+"""Statements as CSV, as CSV with the columns of FOCUS (FinOps Open Cost and Usage Specification 1.1), and as a page."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from isthmus.core.messages.ledger_views import StatementLine, StatementView
+
+_UNITS = {"chips": "chip-hours", "storage": "TB-hours", "link": "Gbit/s-hours"}
+_TITLES = {
+    "usage": "held", "proven": "held while the site was away", "late": "credited back: a site was late",
+    "lost": "credited back: an owner lost the attempt",
+}  # fmt: skip
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def statement_csv(found: StatementView) -> str:
+    """Return the lines of a statement as CSV, with the carried remainders and the total as the last rows."""
+    rows = [
+        (
+            line.job, line.user, line.kind, line.cluster, line.resource, line.phase, _time(line.first_ms),
+            _time(line.last_ms), line.quantity, _unit(line), _money(line.price_millionths, 6), found.currency,
+            line.millionths, _money(line.cents, 2),
+        )
+        for line in found.lines
+    ]  # fmt: skip
+    header = (
+        "job", "user", "kind", "cluster", "resource", "phase", "first", "last", "quantity", "unit", "price_per_hour",
+        "currency", "millionths", "amount",
+    )  # fmt: skip
+    empty = ("",) * 11
+    carried = [
+        ("carried in", *empty, found.carried_in_millionths, ""),
+        ("carried out", *empty, found.carried_out_millionths, ""),
+        ("total", *empty, "", _money(found.total_cents, 2)),
+    ]
+    return _csv(header, [*rows, *carried])
+
+
+def statement_focus(found: StatementView) -> str:
+    """Return the lines of a statement with the columns of FOCUS 1.1, amounts exact to the millionth."""
+    columns = [_focus_row(found, line) for line in found.lines]
+    header = tuple(_focus_row(found, _EMPTY_LINE))
+    return _csv(header, [tuple(row.values()) for row in columns])
+
+
+def statement_page(found: StatementView) -> str:
+    """Return a statement as an HTML page that loads nothing."""
+    title = f"Statement of {found.party} {found.name}, {found.month}"
+    state = "final" if found.final else f"up to {_time(found.until_ms)}"
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(one))}</td>" for one in _page_cells(line)) + "</tr>\n"
+        for line in found.lines
+    )
+    heads = ("job", "user", "what", "resource", "phase", "from", "to", "quantity", "price per hour", "amount")
+    head = "".join(f'<th scope="col">{one}</th>' for one in heads)
+    currency = html.escape(found.currency)
+    total, carried = _money(found.total_cents, 2), found.carried_out_millionths
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
+<style>body{{font:14px sans-serif;margin:2em}}td,th{{padding:.2em .6em;text-align:left;border-bottom:1px solid #888}}
+td:nth-last-child(-n+3){{text-align:right}}</style></head>
+<body><h1>{html.escape(title)}</h1>
+<p>{_time(found.begin_ms)} to {_time(found.end_ms)} (UTC), {state}; amounts in {currency}.</p>
+<table><thead><tr>{head}</tr></thead><tbody>
+{rows}</tbody></table>
+<p>Carried in: {found.carried_in_millionths} millionths. Carried into the next month: {carried} millionths.</p>
+<p><strong>Total: {total} {currency}</strong></p>
+</body></html>
+"""
+
+
+FORMATS: Mapping[str, Callable[[StatementView], str]] = {
+    "csv": statement_csv, "focus": statement_focus, "html": statement_page,
+}  # fmt: skip
+"""The formats besides JSON."""
+
+_EMPTY_LINE = StatementLine(job="", user="", kind="usage", first_ms=0, last_ms=0, millionths=0, cents=0)
+
+
+def _focus_row(found: StatementView, line: StatementLine) -> dict[str, object]:
+    cost, price = _money(line.millionths, 6), _money(line.price_millionths, 6)
+    credit = line.kind in ("late", "lost")
+    return {
+        "BilledCost": cost,
+        "BillingAccountId": found.name,
+        "BillingCurrency": found.currency,
+        "BillingPeriodEnd": _time(found.end_ms),
+        "BillingPeriodStart": _time(found.begin_ms),
+        "ChargeCategory": "Credit" if credit else "Usage",
+        "ChargeClass": "",
+        "ChargeDescription": _TITLES.get(line.kind, line.kind),
+        "ChargeFrequency": "Usage-Based",
+        "ChargePeriodEnd": _time(line.last_ms),
+        "ChargePeriodStart": _time(line.first_ms),
+        "ConsumedQuantity": "" if credit else line.quantity,
+        "ConsumedUnit": _unit(line),
+        "ContractedCost": cost,
+        "EffectiveCost": cost,
+        "InvoiceIssuerName": "isthmus",
+        "ListCost": cost,
+        "ListUnitPrice": "" if credit else price,
+        "PricingCategory": "" if credit else "Standard",
+        "PricingQuantity": "" if credit else line.quantity,
+        "PricingUnit": _unit(line),
+        "ProviderName": line.cluster,
+        "PublisherName": line.cluster,
+        "ResourceId": line.job,
+        "ServiceCategory": {"storage": "Storage", "link": "Networking"}.get(_kind(line), "Compute"),
+        "ServiceName": line.resource,
+        "SubAccountId": line.user,
+    }
+
+
+def _page_cells(line: StatementLine) -> Sequence[object]:
+    what = _TITLES.get(line.kind, line.kind)
+    quantity = f"{line.quantity} {_unit(line)}" if line.resource else ""
+    price = _money(line.price_millionths, 6) if line.resource else ""
+    return (
+        line.job, line.user, what, line.resource or line.cluster, line.phase, _time(line.first_ms), _time(line.last_ms),
+        quantity, price, _money(line.cents, 2),
+    )  # fmt: skip
+
+
+def _kind(line: StatementLine) -> str:
+    return "link" if ">" in line.resource else "storage" if line.resource.endswith(":storage") else "chips"
+
+
+def _unit(line: StatementLine) -> str:
+    return _UNITS[_kind(line)] if line.resource else ""
+
+
+def _money(amount: int, decimals: int) -> str:
+    """Return an integer of the last decimal as a decimal number."""
+    return f"{Decimal(amount).scaleb(-decimals):.{decimals}f}"
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return rows as CSV; text that a spreadsheet would execute as a formula begins with an apostrophe."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        writer.writerow([f"'{one}" if _is_formula(one) else one for one in row])
+    return stream.getvalue()
+
+
+def _is_formula(one: object) -> bool:
+    if not isinstance(one, str) or not one.startswith(_FORMULA_STARTS):
+        return False
+    return not one.lstrip("-").replace(".", "", 1).isdecimal()

@@ -1,0 +1,85 @@
+"""Commands on the weights of reinforcement learning: `rl delta` and `rl apply`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from isthmus.cli.command import command
+from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from isthmus.weights import DeltaSummary
+
+commands = typer.Typer()
+PANEL = "Reinforcement learning"
+rl_commands = typer.Typer(help="Weights of reinforcement learning: deltas between versions.", no_args_is_help=False)
+commands.add_typer(rl_commands, name="rl", rich_help_panel=PANEL)
+
+OldArgument = Annotated[Path, typer.Argument(metavar="OLD", help="A safetensors file: the version that changes.")]
+
+
+@command(
+    rl_commands,
+    panel=PANEL,
+    examples=[
+        "isthmus rl delta step-7/model.safetensors step-8/model.safetensors -o 8.delta",
+        "isthmus rl delta old.safetensors new.safetensors -o new.delta --json | jq '.bytes / .changed'",
+    ],
+)
+def delta(
+    env: CliEnvironment,
+    old: OldArgument,
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="A safetensors file with the same tensors.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The delta.")],
+) -> None:
+    """Write what changed between two versions of weights, without loss.
+
+    Changes of bfloat16 and float16 are coded in about a byte each; a block is sent in full where that is smaller.
+    """
+    from isthmus.weights import write_delta
+
+    _answer(env, output, lambda: write_delta(old, new, output))
+
+
+@command(
+    rl_commands,
+    panel=PANEL,
+    examples=["isthmus rl apply step-7/model.safetensors 8.delta -o step-8/model.safetensors"],
+)
+def apply(
+    env: CliEnvironment,
+    old: OldArgument,
+    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="A file that `isthmus rl delta` wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The new version.")],
+) -> None:
+    """Make the next version of weights from a version and a delta, bit for bit.
+
+    A delta for another version, one that was cut short or altered is refused, and nothing is written.
+    """
+    from isthmus.weights import apply_delta
+
+    _answer(env, output, lambda: apply_delta(old, delta, output))
+
+
+def _answer(env: CliEnvironment, output: Path, work: Callable[[], DeltaSummary]) -> None:
+    """Do the work and print what it came to, with the CPU seconds that it took."""
+    start_s = time.process_time()
+    found = work()
+    cpu_s = time.process_time() - start_s
+    answer = {
+        "changed": found.num_changed, "bytes": found.num_bytes, "full_bytes": found.full_bytes, "cpu_s": cpu_s,
+        "base": found.base, "target": found.target,
+    }  # fmt: skip
+    env.answer(
+        answer,
+        lambda: (
+            f"{output}: {found.num_changed:,} changed values, delta of {format_bytes(found.num_bytes)} for "
+            f"{format_bytes(found.full_bytes)} of weights, {cpu_s:.2f} CPU s; {found.base[:12]} -> {found.target[:12]}"
+        ),
+    )

@@ -1,0 +1,117 @@
+"""`book_usage`: an interval of a holding becomes transactions, cut where the price changes; `accrued` only counts."""
+
+from __future__ import annotations
+
+from isthmus.control.accounting.holdings import Holding, HoldingKey, JobMeter
+from isthmus.control.accounting.ledger import (
+    MS_PER_HOUR,
+    UNITS_PER_PRICE,
+    Ledger,
+    Transaction,
+    TransactionKind,
+    job_account,
+    owner_account,
+)
+from isthmus.control.accounting.price_book import PriceBook
+from isthmus.core.pool_resource import PoolResource
+
+
+def book_usage(
+    ledger: Ledger,
+    prices: PriceBook,
+    job_id: str,
+    job: JobMeter,
+    holding: Holding,
+    interval_ms: tuple[int, int],
+    proved_ms: int | None = None,
+) -> None:
+    """Charge `holding` in [begin, end) to its job and credit it to its owner; those to blame pay the job back.
+
+    What was never priced is not booked. With `proved_ms` the usage is dated then, since its month may be over. A
+    division by hours leaves a remainder below a millionth, which the next one of the same resource begins with.
+    """
+    begin_ms, end_ms = interval_ms
+    kind: TransactionKind = "usage" if proved_ms is None else "proven"
+    for resource, amount in holding.amounts:
+        for span in prices.spans(resource, job.job_class, begin_ms, end_ms) if amount else ():
+            if span.price_millionths is None:
+                continue
+            exact = job.remainders.get(resource, 0) + span.price_millionths * amount * (span.end_ms - span.begin_ms)
+            millionths, job.remainders[resource] = divmod(exact, _divisor(resource))
+            dated_ms = span.begin_ms if proved_ms is None else proved_ms
+            ledger.add(
+                Transaction(
+                    number=ledger.next_number,
+                    kind=kind,
+                    dated_ms=dated_ms,
+                    job=job_id,
+                    user=job.user,
+                    attempt=holding.attempt,
+                    cluster=holding.cluster,
+                    resource=resource,
+                    phase=holding.phase,
+                    begin_ms=span.begin_ms,
+                    end_ms=span.end_ms,
+                    amount=amount,
+                    price_millionths=span.price_millionths,
+                    entries=((job_account(job_id), -millionths), (owner_account(holding.owner), millionths)),
+                )
+            )
+            lost_by = job.lost_by.get(holding.attempt)
+            if lost_by is not None:
+                credit_back(ledger, job_id, job, holding.key, "lost", (lost_by,), millionths, dated_ms)
+            elif holding.late:
+                credit_back(ledger, job_id, job, holding.key, "late", holding.late, millionths, dated_ms)
+            else:
+                job.charged[holding.attempt] = job.charged.get(holding.attempt, 0) + millionths
+
+
+def credit_back(
+    ledger: Ledger,
+    job_id: str,
+    job: JobMeter,
+    key: HoldingKey,
+    kind: TransactionKind,
+    owners: tuple[str, ...],
+    millionths: int,
+    dated_ms: int,
+) -> None:
+    """Let the owners to blame pay `millionths` to the job, in shares that differ by at most one millionth."""
+    if not millionths:
+        return
+    share, rest = divmod(millionths, len(owners))
+    paid = tuple((owner_account(owner), -share - (index < rest)) for index, owner in enumerate(owners))
+    ledger.add(
+        Transaction(
+            number=ledger.next_number,
+            kind=kind,
+            dated_ms=dated_ms,
+            job=job_id,
+            user=job.user,
+            attempt=key[0],
+            cluster=key[1],
+            begin_ms=dated_ms,
+            end_ms=dated_ms,
+            entries=(*paid, (job_account(job_id), millionths)),
+        )
+    )
+
+
+def accrued(prices: PriceBook, job: JobMeter, attempt: int, now_ms: int) -> int:
+    """Return what an attempt has cost since its open holdings were last booked, in millionths, without booking it."""
+    numerators = dict(job.remainders)
+    total = 0
+    for (of, _), opened in job.held.items():
+        if of != attempt or opened.holding.late or opened.holding.away or of in job.lost_by:
+            continue
+        for resource, amount in opened.holding.amounts:
+            for span in prices.spans(resource, job.job_class, opened.since_ms, now_ms):
+                exact = (span.price_millionths or 0) * amount * (span.end_ms - span.begin_ms)
+                millionths, numerators[resource] = divmod(numerators.get(resource, 0) + exact, _divisor(resource))
+                total += millionths
+    return total
+
+
+def _divisor(resource: PoolResource) -> int:
+    """Return what a price times an amount times milliseconds is divided by for millionths."""
+    return MS_PER_HOUR * UNITS_PER_PRICE[resource.kind]

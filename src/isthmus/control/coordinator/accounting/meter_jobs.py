@@ -1,0 +1,45 @@
+"""`meter_jobs`: after an event, tells the meter what the jobs that it concerned hold now."""
+
+from __future__ import annotations
+
+from isthmus.control.accounting.meter import Meter
+from isthmus.control.coordinator.accounting.metered_holdings import metered_holdings
+from isthmus.control.state.events import AgentLost, AgentReported, Event, JobDeleted
+from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
+
+
+def meter_jobs(state: PoolState, event: Event) -> None:
+    """Observe the jobs that `event` has changed, those that take chips of others, and those of a site that is back."""
+    meter = state.meter
+    touched = state.changed_jobs | state.indexes.preemptors.keys()
+    if isinstance(event, AgentLost):
+        meter.away_sites.add(event.cluster)
+    elif isinstance(event, AgentReported) and event.cluster.name in meter.away_sites:
+        meter.away_sites.remove(event.cluster.name)
+        touched |= {job for job, _ in state.clusters[event.cluster.name].parts}
+    elif isinstance(event, JobDeleted):
+        meter.end(event.job_id)
+    for job_id in sorted(touched):
+        job = state.jobs.get(job_id)
+        if job is None:
+            continue
+        holdings = tuple(metered_holdings(state, job))
+        meter.observe(job.id, job.user, job.priority, holdings)
+        if not holdings and job.state in TERMINAL_STATES:
+            meter.end(job.id)
+    if isinstance(event, AgentReported) and meter.absences:
+        _accept_proofs(meter, event)
+
+
+def _accept_proofs(meter: Meter, event: AgentReported) -> None:
+    """Charge what parts held while their site was away, up to when its agent says that it released them.
+
+    The agent's clock counts from an arbitrary moment: how long ago that was is taken off the server's time.
+    """
+    for part in event.parts:
+        key = part.attempt, event.cluster.name
+        if part.released_at_s is None or event.clock_s is None or (part.job, *key) not in meter.absences:
+            continue
+        ago_s = event.clock_s - part.released_at_s
+        if ago_s >= 0:
+            meter.prove_until(part.job, key, meter.now_ms - round(ago_s * 1000))

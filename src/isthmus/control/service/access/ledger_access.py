@@ -1,0 +1,135 @@
+"""`LedgerAccess`: tariffs, ledger and statements for callers: each sees its own accounts, an admin all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from isthmus.control.accounting.check_ledger import check_ledger
+from isthmus.control.accounting.ledger import Transaction, job_account, owner_account
+from isthmus.control.accounting.make_statement import make_statement, open_transactions
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.service.access.audit_log import AuditLog
+from isthmus.control.service.auth import Caller
+from isthmus.control.service.coordinator_actor import CoordinatorActor
+from isthmus.control.state.events import TariffPublished
+from isthmus.core.errors import AuthError, NotFoundError
+from isthmus.core.messages.ledger_views import (
+    LedgerCheckView,
+    LedgerEntry,
+    LedgerPage,
+    PartyKind,
+    StatementView,
+    TariffView,
+)
+from isthmus.core.owner.tariff import Tariff
+
+MAX_EXAMINED_TRANSACTIONS = 20_000
+"""Transactions that one page looks at, so that a caller with few entries costs no more than one with many."""
+
+
+class _Books(NamedTuple):
+    """What a statement needs of the pool state: values that no later event changes."""
+
+    transactions: tuple[Transaction, ...]
+    currency: str
+    now_ms: int
+
+
+class LedgerAccess:
+    """The ledger as callers may see it; `clock` counts from the epoch."""
+
+    def __init__(self, actor: CoordinatorActor, audit: AuditLog, clock: Callable[[], float]) -> None:
+        self._actor, self._audit, self._clock = actor, audit, clock
+
+    def publish(self, caller: Caller, tariff: Tariff) -> TariffView:
+        """Publish prices: of an owner's clusters, or as admin of any; raises the errors of `admit_tariff`."""
+        _require_person(caller)
+        now_s = self._clock()
+        owner = "" if caller.role == "admin" else caller.name
+        event = TariffPublished(now_s=now_s, by=caller.name, owner=owner, tariff=tariff)
+        currency = self._actor.propose(lambda _: event, lambda coordinator: coordinator.state.meter.prices.currency)
+        self._audit.record("tariff-published", caller, owner, f"{len(tariff.prices)} prices in {currency}")
+        return TariffView(currency=currency, prices=len(tariff.prices), accepted_s=now_s)
+
+    def page(self, caller: Caller, after: int, limit: int) -> LedgerPage:
+        """Return up to `limit` entries of the caller's accounts in transactions after number `after`."""
+        _require_person(caller)
+
+        def read(coordinator: Coordinator) -> tuple[str, list[Transaction]]:
+            meter = coordinator.state.meter
+            return meter.prices.currency, meter.ledger.transactions[after : after + MAX_EXAMINED_TRANSACTIONS]
+
+        currency, transactions = self._actor.query(read)
+        entries: list[LedgerEntry] = []
+        last: int | None = None
+        for one in transactions:
+            fresh = list(_visible_entries(caller, one))
+            if entries and len(entries) + len(fresh) > limit:
+                break
+            entries.extend(fresh)
+            last = one.number
+        more = last is not None and (last != transactions[-1].number or len(transactions) == MAX_EXAMINED_TRANSACTIONS)
+        return LedgerPage(currency=currency, entries=tuple(entries), after=last if more else None)
+
+    def check(self) -> LedgerCheckView:
+        """Recount the ledger up to now."""
+        found = self._actor.query(lambda coordinator: check_ledger(coordinator.state.meter.ledger))
+        return LedgerCheckView(
+            entries=found.entries, sum=found.sum, unpaired=found.unpaired, differences=found.differences
+        )
+
+    def statement(self, caller: Caller, party: PartyKind, name: str, month: str) -> StatementView:
+        """Return a statement that the caller may see; raise `NotFoundError` for others, `InputError` for no month."""
+        _require_person(caller)
+        user = None if caller.role == "admin" else caller.name
+        role = "owner" if party == "owner" else "user"
+        if user is not None and (caller.role != role or (party != "job" and name != user)):
+            raise NotFoundError(f"no statement of {party} '{name}' of yours", hint="ask for your own")
+        books, knows_job = self._actor.query(lambda coordinator: self._read(coordinator, party, name, user))
+        own = [one for one in books.transactions if one.user == user] if party == "job" and user else books.transactions
+        if party == "job" and not knows_job and not any(one.job == name for one in own):
+            raise NotFoundError(f"no job '{name}'", hint="`isthmus jobs` lists them")
+        return make_statement(own, books.currency, party, name, month, books.now_ms)
+
+    def _read(self, coordinator: Coordinator, party: PartyKind, name: str, user: str | None) -> tuple[_Books, bool]:
+        """Return what statements need, and whether `name` is a job of `user` (None: of any) that exists."""
+        meter, job = coordinator.state.meter, coordinator.state.jobs.get(name)
+        now_ms = max(meter.now_ms, int(self._clock() * 1000))
+        transactions = (*meter.ledger.transactions, *open_transactions(meter, now_ms))
+        knows_job = party == "job" and job is not None and user in (None, job.user)
+        return _Books(transactions, meter.prices.currency, now_ms), knows_job
+
+
+def _require_person(caller: Caller) -> None:
+    """Raise `AuthError` for the key of a site's agent, which neither publishes prices nor reads accounts."""
+    if caller.site or caller.role == "joiner":
+        raise AuthError("the key of a site may not do this", hint="use the token of the owner")
+
+
+def _visible_entries(caller: Caller, one: Transaction) -> Iterator[LedgerEntry]:
+    """Yield the entries of a transaction on accounts of the caller."""
+    for index, (account, millionths) in enumerate(one.entries):
+        if (
+            caller.role == "admin"
+            or (caller.role == "owner" and account == owner_account(caller.name))
+            or (caller.role == "user" and one.user == caller.name and account == job_account(one.job))
+        ):
+            yield LedgerEntry(
+                transaction=one.number,
+                index=index,
+                account=account,
+                millionths=millionths,
+                kind=one.kind,
+                dated_ms=one.dated_ms,
+                job=one.job,
+                user=one.user,
+                attempt=one.attempt,
+                cluster=one.cluster,
+                resource=str(one.resource) if one.resource else "",
+                phase=one.phase or "",
+                begin_ms=one.begin_ms,
+                end_ms=one.end_ms,
+                amount=one.amount,
+                price_millionths=one.price_millionths,
+            )

@@ -1,0 +1,1 @@
+"""What this project's runtime derives from a plan alone: planner and workers decide by the same rules."""

@@ -1,0 +1,1 @@
+"""The trajectory ledger: what became of each prompt, sample and range of tokens."""

@@ -1,0 +1,73 @@
+"""`assign_samples`: waiting samples go to free slots of engines, and new prompts are opened for slots that are left."""
+
+from __future__ import annotations
+
+import math
+
+from isthmus.rl.ledger.deadlines import deadline_of, meet_deadlines
+from isthmus.rl.ledger.ledger_records import EngineRecord, LedgerState, PromptRecord, SampleRecord, SampleState
+from isthmus.rl.ledger.rollout_events import SampleKey
+from isthmus.rl.ledger.rollout_instructions import GenerateSample
+from isthmus.rl.ledger.sample_lifecycle import move_sample
+
+
+def assign_samples(ledger: LedgerState) -> None:
+    """Start what may start: samples of the earliest deadlines first, then of the prompts that were opened first.
+
+    An engine takes a sample only if it has no older weights than the sample's last tokens, and if all groups still can
+    be trained in time. Where updates abort samples, it needs the trainer's version.
+    """
+    deadlines = {number: deadline_of(one, ledger.config) for number, one in ledger.open_prompts.items()}
+    blocked = False
+    for number in sorted(ledger.open_prompts, key=lambda one: (deadlines[one], one)):
+        for sample in ledger.open_prompts[number].samples:
+            if sample.state is SampleState.WAITING and not _start(ledger, sample, deadlines):
+                blocked = True
+    while not blocked and not ledger.exhausted:
+        number = len(ledger.prompts)
+        group = [SampleRecord(key=SampleKey(number, index, 0)) for index in range(ledger.config.group)]
+        prompt = PromptRecord(number=number, samples=group)
+        if not _start(ledger, group[0], deadlines):
+            return
+        ledger.prompts[number] = ledger.open_prompts[number] = prompt
+        for sample in group[1:]:
+            blocked = not _start(ledger, sample, deadlines) or blocked
+
+
+def _start(ledger: LedgerState, sample: SampleRecord, deadlines: dict[int, float]) -> bool:
+    """Start a sample on the engine with the newest weights, of these the one with most free slots, if one may."""
+    last = sample.ranges[-1].version if sample.ranges else 0
+    if ledger.config.on_update == "abort":
+        last = max(last, ledger.version)
+    engines = sorted(
+        ((one.version, one.num_slots - len(one.running), name) for name, one in ledger.engines.items()), reverse=True
+    )
+    for version, num_free, name in engines:
+        if num_free > 0 and version >= last and _may_begin(ledger, sample, version, deadlines):
+            _give(ledger, sample, name, ledger.engines[name])
+            return True
+    return False
+
+
+def _may_begin(ledger: LedgerState, sample: SampleRecord, version: int, deadlines: dict[int, float]) -> bool:
+    """Return whether all groups fit with this sample begun under `version`; if so note its group's deadline."""
+    oldest = sample.oldest_version
+    own = (version if oldest is None else oldest) + ledger.config.max_staleness
+    prompt = sample.key.prompt
+    deadline = min(own, deadlines.get(prompt, math.inf))
+    if not meet_deadlines({**deadlines, prompt: deadline}.values(), ledger.next_step, ledger.config.batch_prompts):
+        return False
+    deadlines[prompt] = deadline
+    return True
+
+
+def _give(ledger: LedgerState, sample: SampleRecord, name: str, engine: EngineRecord) -> None:
+    move_sample(ledger, sample, SampleState.RUNNING)
+    sample.engine, sample.lease = name, ledger.next_lease
+    ledger.next_lease += 1
+    if not sample.ranges:
+        sample.begun_version = engine.version
+    engine.running[sample.key] = sample
+    ledger.instructions.append(
+        GenerateSample(engine=name, sample=sample.key, lease=sample.lease, num_tokens=sample.num_tokens)
+    )

@@ -1,0 +1,152 @@
+"""What the trajectory ledger records of prompts, samples, engines and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from isthmus.core.errors import InputError
+from isthmus.rl.ledger.rollout_events import SampleKey
+from isthmus.rl.ledger.rollout_instructions import OnUpdate, RolloutInstruction
+
+
+class SampleState(StrEnum):
+    """Where a sample is. The last four are fates; `trained` is taken back where the trainer lost the step."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+    SCORED = "scored"
+    CLAIMED = "claimed"
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    STALE = "stale"
+    FAILED = "failed"
+
+
+FATES = (SampleState.TRAINED, SampleState.FILTERED, SampleState.STALE, SampleState.FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerConfig:
+    """The rules of a run.
+
+    `group` samples a prompt, `batch_prompts` prompts a step, of `num_prompts` in all (None: without end). A token is
+    trained on at most `max_staleness` versions after the one that sampled it. `filter_groups` drops groups whose
+    rewards are all equal. A prompt fails after `max_failures` failed samples.
+    """
+
+    group: int
+    batch_prompts: int
+    max_staleness: int
+    num_prompts: int | None = None
+    on_update: OnUpdate = "keep"
+    filter_groups: bool = True
+    max_failures: int = 3
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for numbers that describe no run."""
+        if self.group < 2:
+            raise InputError(f"group {self.group}", hint="use at least 2 samples a prompt")
+        if self.batch_prompts < 1 or self.max_staleness < 0 or self.max_failures < 1:
+            raise InputError(
+                f"{self.batch_prompts} prompts a step, staleness {self.max_staleness}, {self.max_failures} failures",
+                hint="use at least 1 prompt, staleness 0 or more, and at least 1 failure",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRange:
+    """Tokens `start` to `end - 1` of a response: the version that sampled them, the engine and its owner."""
+
+    start: int
+    end: int
+    version: int
+    engine: str
+    owner: str
+
+
+@dataclass(kw_only=True)
+class SampleRecord:
+    """A sample: its state, its ranges in order, and while it runs its engine, lease and the version it began with."""
+
+    key: SampleKey
+    state: SampleState = SampleState.WAITING
+    ranges: list[TokenRange] = field(default_factory=list)
+    engine: str | None = None
+    lease: int = 0
+    begun_version: int | None = None
+    score_try: int = 1
+    reward: float | None = None
+    step: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens are recorded."""
+        return self.ranges[-1].end if self.ranges else 0
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Return the oldest version of its tokens, or the one that it began with; None where it has not begun."""
+        return self.ranges[0].version if self.ranges else self.begun_version
+
+
+@dataclass(kw_only=True)
+class PromptRecord:
+    """A prompt: the current sample of each number, those that began again, and its fate."""
+
+    number: int
+    samples: list[SampleRecord]
+    former: list[SampleRecord] = field(default_factory=list)
+    num_failures: int = 0
+    fate: SampleState | None = None
+    step: int | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Return whether all samples have a reward and none is claimed."""
+        return all(one.state is SampleState.SCORED for one in self.samples)
+
+
+@dataclass(kw_only=True)
+class EngineRecord:
+    """An engine: its owner, its slots, its version, and the samples that run on it."""
+
+    owner: str
+    num_slots: int
+    version: int
+    running: dict[SampleKey, SampleRecord] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class LedgerState:
+    """The whole state; only `isthmus.rl.ledger` changes it."""
+
+    config: LedgerConfig
+    prompts: dict[int, PromptRecord] = field(default_factory=dict)
+    open_prompts: dict[int, PromptRecord] = field(default_factory=dict)
+    engines: dict[str, EngineRecord] = field(default_factory=dict)
+    batches: list[tuple[int, ...]] = field(default_factory=list)
+    version: int = 0
+    newest: int = 0
+    trainer: int = 0
+    requested: bool = False
+    next_lease: int = 1
+    instructions: list[RolloutInstruction] = field(default_factory=list)
+
+    @property
+    def next_step(self) -> int:
+        """Return the first step that has no batch yet."""
+        return len(self.batches)
+
+    @property
+    def exhausted(self) -> bool:
+        """Return whether every prompt has been opened."""
+        return self.config.num_prompts is not None and len(self.prompts) >= self.config.num_prompts
+
+    def samples(self) -> Iterator[SampleRecord]:
+        """Yield all samples, those that began again included."""
+        for prompt in self.prompts.values():
+            yield from prompt.former
+            yield from prompt.samples

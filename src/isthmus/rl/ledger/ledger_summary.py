@@ -1,0 +1,54 @@
+"""`summarise_ledger`: fates and tokens by owner, and what was lost or doubled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from isthmus.rl.ledger.ledger_records import FATES, LedgerState, SampleState
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerSummary:
+    """Counts of a ledger.
+
+    samples:
+        Samples by fate; those without one count as `in_flight`.
+    tokens:
+        Tokens by owner of the engine, then by fate of the sample.
+    lost, doubled:
+        Prompts that are neither open nor have a fate, and prompts that are in two batches; both must be 0.
+    staleness:
+        Trained tokens by the number of versions between the one that sampled them and the one that was trained.
+    """
+
+    samples: dict[str, int]
+    tokens: dict[str, dict[str, int]]
+    lost: int
+    doubled: int
+    staleness: dict[int, int]
+
+
+def summarise_ledger(ledger: LedgerState) -> LedgerSummary:
+    """Return the counts of a ledger, worked out from its records alone."""
+    samples: Counter[str] = Counter()
+    tokens: dict[str, Counter[str]] = {}
+    staleness: Counter[int] = Counter()
+    for sample in ledger.samples():
+        fate = str(sample.state) if sample.state in FATES else "in_flight"
+        samples[fate] += 1
+        for one in sample.ranges:
+            num = one.end - one.start
+            tokens.setdefault(one.owner, Counter())[fate] += num
+            if sample.state is SampleState.TRAINED and sample.step is not None:
+                staleness[sample.step - one.version] += num
+    in_batches = Counter(number for batch in ledger.batches for number in batch)
+    kept = {number for number, one in ledger.prompts.items() if one.fate is not None}
+    known = kept | ledger.open_prompts.keys() | in_batches.keys()
+    return LedgerSummary(
+        samples=dict(sorted(samples.items())),
+        tokens={owner: dict(sorted(one.items())) for owner, one in sorted(tokens.items())},
+        lost=len(ledger.prompts.keys() - known),
+        doubled=sum(count > 1 for count in in_batches.values()),
+        staleness=dict(sorted(staleness.items())),
+    )

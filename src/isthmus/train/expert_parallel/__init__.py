@@ -1,0 +1,1 @@
+"""Expert parallelism: layers whose experts several ranks share."""

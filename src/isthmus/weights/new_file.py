@@ -1,0 +1,30 @@
+"""`new_file`: a file that appears under its name when it is complete, and not at all otherwise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from isthmus.core.errors import UnavailableError
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a stream; flush, sync and rename it to `path` at the end, or remove it where the body raises.
+
+    Raises `UnavailableError` if the folder cannot be written to.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    except OSError as error:
+        raise UnavailableError(f"cannot write {path}: {error.strerror}", hint="check folder and free space") from error
+    finally:
+        draft.unlink(missing_ok=True)
