@@ -89,7 +89,7 @@ def _plan(every: int) -> Plan:
                 {"replica": replica, "cluster": name, "node_group": "h20", "layers": (0, _LAYERS)}
                 for replica, name in enumerate("ab")
             ],
-            "dp": 2, "micro_batches": 4, "micro_batch_size": 4, "sequence_length": 8192, "local_steps": every,
+            "dp": 2, "micro_batches": 16, "micro_batch_size": 4, "sequence_length": 8192, "local_steps": every,
         }
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks._bridge import read_bridge
 from benchmarks._flagperf import read_flagperf
-from benchmarks._public_bound import bound_rows
+from benchmarks._public_bound import bound_rows, factor_rows
 from benchmarks._public_growth import calibrated_on, error_and_band, growth_rows
 from benchmarks._public_run import PublicRun
 from benchmarks._torchtitan import read_torchtitan
@@ -53,6 +53,9 @@ def public_rows(name: str, folder: Path | None) -> list[Row]:
         some = [run for run in runs if run.kind == kind]
         if some:
             rows += [*_time_rows(f"{name}, {len(some)} {kind}", some, sheet), *bound_rows(f"{name}, {kind}", some)]
+            if sum(run.ran for run in some) > 2:
+                seconds = {key: forecast.iteration_s for key, forecast in sheet.items()}
+                rows += factor_rows(f"{name}, {kind}", some, seconds)
     return [*rows, *_memory_rows(name, runs, sheet)]
 
 

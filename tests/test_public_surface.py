@@ -45,8 +45,8 @@ SURFACES = {
         oci_config render_part settings_document training_settings
     """,
     "rl": """
-        LedgerConfig LedgerSummary TrajectoryLedger advantages check_ledger correction informative_groups k3_penalty
-        overlong_penalty policy_loss summarise_ledger
+        LedgerConfig LedgerSummary TrajectoryLedger advantages check_trajectories correction informative_groups
+        k3_penalty overlong_penalty policy_loss summarise_ledger
     """,
     "schedule": """
         SCHEDULES SEARCHED Hop Operation OperationKind PipelineCosts Schedule SearchedSchedule StageCosts

@@ -264,7 +264,7 @@ def test_a_parser_ends_with_a_value_or_its_own_error(name: str, tmp_path: Path, 
     """No other exception, no more than a bounded time for an input, and bounded memory over all of them."""
     parser = PARSERS[name]
 
-    @settings(max_examples=3000 if whole else 40, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=3000 if whole else 25, suppress_health_check=list(HealthCheck), database=None)
     @given(data=inputs(parser.seed))
     def parse_any(data: bytes) -> None:
         began_s = time.process_time()
@@ -300,7 +300,7 @@ def test_no_body_ends_a_request_with_a_server_error(path: str, server: Server, w
     """Depth, numbers, encodings and types that no client sends: an answer below 500 with the cause, or success."""
     token, seed = REQUESTS[path]
 
-    @settings(max_examples=1000 if whole else 25, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=1000 if whole else 15, suppress_health_check=list(HealthCheck), database=None)
     @given(data=inputs(seed))
     def post_any(data: bytes) -> None:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from benchmarks._models import even_plan
-from benchmarks._public_bound import alike, bound_rows, least_error, scatter
+from benchmarks._public_bound import alike, bound_rows, factor_rows, least_error, scatter
 from benchmarks._public_run import PublicRun, public_cluster, public_model
 from isthmus.core.plan_parts.tensor_formats import TensorFormats
 
@@ -51,3 +51,14 @@ def test_one_prediction_cannot_be_right_for_two_runs() -> None:
     assert least_error([[1.0, 2.0]]) == pytest.approx(0.5)
     rows = bound_rows("set", [run(1.0), run(2.0, "isthmus"), run(3.0, micro_batch_size=2)])
     assert rows[1].ours == pytest.approx(100 * 0.5 / 3)
+
+
+def test_factors_in_hindsight_leave_what_runs_of_a_kind_differ_by() -> None:
+    """Two stacks, 1.2 and 0.9 times their predictions, one of each run 10 % more: a factor each leaves 10 % of half."""
+    times = [("megatron", 1.2), ("megatron", 1.32), ("torchtitan", 0.9), ("torchtitan", 0.99)]
+    runs = [dataclasses.replace(run(time, stack), name=f"{index}") for index, (stack, time) in enumerate(times)]
+    rows = factor_rows("set", runs, {one.name: 1.0 for one in runs})
+    one_for_all, each_stack, each_kind = (row.ours for row in rows)
+    assert each_stack == each_kind == pytest.approx(100 * (2 * (1 - 1 / 1.1)) / 4)
+    assert one_for_all > each_stack
+    assert [row.what.split(", ")[1].split(" ")[0] for row in rows] == ["1", "2", "2"]

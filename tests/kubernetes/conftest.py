@@ -13,7 +13,7 @@ from tests.kubernetes.roles import documents
 from tests.kubernetes.samples import node
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A server with two nodes, the site's roles and classes, and the definitions of JobSet, Volcano and Kueue."""
     missing = missing_programs()

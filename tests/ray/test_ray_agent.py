@@ -127,12 +127,15 @@ def test_a_python_that_cannot_hold_is_the_reason_of_the_part(
         assert agent.detail() == ""
 
 
-def test_a_hold_that_is_given_up_at_once_leaks_no_cards(ray: RayCluster, tmp_path: Path) -> None:
-    """Ray loses the cards of a group that is removed while it is scheduled: asked for and released in every order."""
+def test_a_hold_that_is_given_up_at_once_leaks_no_cards(whole: bool, ray: RayCluster, tmp_path: Path) -> None:
+    """Ray loses the cards of a group that is removed while it is scheduled: asked for and released in every order.
+
+    Ten pauses between both, each twice, or six times with `--whole`.
+    """
     courier = Courier(tmp_path / "state")
     adapter = adapter_of(ray, tmp_path / "state", courier, LOOP)
     try:
-        for number in range(60):
+        for number in range(60 if whole else 20):
             hold_id = uuid.UUID(int=number, version=4).hex
             need = RankNeed(node_group="h20", num_cards=1)
             adapter.hold(HoldRequest(id=hold_id, job="f", attempt=1, ranks=(need,), lease_s=60.0))

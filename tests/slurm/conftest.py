@@ -13,16 +13,16 @@ EMPTY_S = 30.0
 """Time in which the jobs that a test has ended leave the queue."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def alpha(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """Two nodes with four cards each."""
-    yield from _cluster("alpha", tmp_path_factory)
+    yield from running_cluster("alpha", tmp_path_factory)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def beta(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """Another cluster, with keys and ports of its own."""
-    yield from _cluster("beta", tmp_path_factory)
+    yield from running_cluster("beta", tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,8 @@ def require_slurm() -> None:
         pytest.skip(f"needs root and Slurm ({', '.join(missing)}): apt-get install -y {packages}")
 
 
-def _cluster(name: str, folders: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+def running_cluster(name: str, folders: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """Start a cluster, and end it where the generator is closed or goes on."""
     require_slurm()
     cluster = SlurmCluster(name, folders.mktemp(name))
     try:

@@ -38,12 +38,17 @@ def make_training(**changes: object) -> TrainingConfig:
 
 
 def losses(
-    model: Path, ends: list[int], training: TrainingConfig, schedule: str = "1f1b", **options: object
+    model: Path,
+    ends: list[int],
+    training: TrainingConfig,
+    schedule: str = "1f1b",
+    steps: int | None = None,
+    **options: object,
 ) -> list[float]:
-    """Train a pipeline for all its steps and return the curve."""
+    """Train a pipeline for all its steps, or the first of them, and return the curve."""
     pipeline = Pipeline(model, ends, training, **options)
     try:
-        return pipeline.train(training.steps, schedule=schedule)
+        return pipeline.train(steps or training.steps, schedule=schedule)
     finally:
         pipeline.close()
 
@@ -54,18 +59,20 @@ def losses(
 def test_any_cut_gives_the_curve_of_one_process(variant: str, device: str, whole: bool, tmp_path: Path) -> None:
     """Two to four stages, even and uneven: the same loss at every step, to 1e-6.
 
-    Here under 1F1B; under each other schedule on a card, or if asked, as `test_long_curves.py` has them on a CPU.
+    Here under 1F1B and over 8 of the 20 steps; under each other schedule and over all steps on a card, or if asked, as
+    `test_long_curves.py` has them on a CPU.
     """
     model, training = write_config(tmp_path, variant), make_training()
-    alone = losses(model, [4], training, device=device)
+    how = {"device": device, "steps": STEPS if whole or device != "cpu" else 8}
+    alone = losses(model, [4], training, **how)
     assert alone[-1] < alone[0]
     cuts = [([2, 4], "1f1b"), ([1, 2, 4], "1f1b")]
     if whole or device != "cpu":
         cuts += [([3, 4], "gpipe"), ([1, 2, 4], "overlapped"), ([1, 2, 4], "zero_bubble")]
     for ends, schedule in cuts:
-        found = losses(model, ends, training, schedule, device=device)
+        found = losses(model, ends, training, schedule, **how)
         assert found == pytest.approx(alone, rel=1e-6), (ends, schedule)
-    pieces = losses(model, [1, 2, 3, 4], training, "interleaved", chunks=2, device=device)
+    pieces = losses(model, [1, 2, 3, 4], training, "interleaved", chunks=2, **how)
     assert pieces == pytest.approx(alone, rel=1e-6)
 
 
@@ -106,11 +113,10 @@ def test_a_run_repeats_itself(device: str, tmp_path: Path) -> None:
 def test_bf16_follows_fp32(device: str, tmp_path: Path) -> None:
     """Training with bf16 copies of fp32 weights stays near the fp32 curve, and does not depend on the cut."""
     model = write_config(tmp_path, "mixtral")
-    exact = losses(model, [4], make_training(), device=device)
-    lowered = make_training(precision="bf16")
-    alone = losses(model, [4], lowered, device=device)
+    lowered, how = make_training(precision="bf16"), {"device": device, "steps": 10}
+    exact, alone = (losses(model, [4], training, **how) for training in (make_training(), lowered))
     assert alone == pytest.approx(exact, rel=0.03)
-    assert losses(model, [1, 4], lowered, device=device) == pytest.approx(alone, rel=1e-3)
+    assert losses(model, [1, 4], lowered, **how) == pytest.approx(alone, rel=1e-3)
 
 
 @pytest.mark.gpu

@@ -37,7 +37,7 @@ from isthmus.train.update.sharding.layer_gathering import layer_gathering
 from isthmus.train.update.sharding.shard_exchange import ShardExchange, summed_buckets
 from tests.train.devices import staging_for
 
-LONG, SAMPLED, SHORT = 200, 60, 20
+LONG, SAMPLED, SHORT = 200, 60, 10
 """Steps that curves are compared over: all of them if asked; else of a sample of the cases, and of the others.
 
 `test_long_curves.py` goes all the way with one case in every run.

@@ -459,6 +459,8 @@ class Plan(FrozenModel):
         Maps each node group, that of `stage` first, to (number of replicas, chips of the fewest for a stage). A
         replica that holds the layers in several node groups counts in each by its share of them, rounded up.
         """
+        if self.dp == 1:
+            return {stage.node_group: (1, stage.num_chips)}
         group = self.replica_groups[stage.replica] if self.local_steps > 1 else 0
         (first, last), shares, chips = stage.layers, {stage.node_group: 0.0}, {stage.node_group: stage.num_chips}
         for (own, cluster, name, layers, num_chips), count in self._holders.items():

@@ -86,7 +86,8 @@ class TrafficRule(FrozenModel):
     A rule for `always` counts element-wise work by operator: a stack with one moves what its rules say, in place of
     twice the bytes that it keeps. A rule for `fp8` is added with products of 8 bits: casts of what they multiply; one
     with `added` always: passes over tensors that the kept ones do not show. A rule for a `gathered` tensor counts the
-    tokens of all chips of tensor parallelism, which sequence parallelism divides otherwise.
+    tokens of all chips of tensor parallelism, which sequence parallelism divides otherwise. `weights` are those of the
+    products that a chip computes, whole where a pass has gathered them.
     """
 
     tensors: str

@@ -88,16 +88,18 @@ def _least_seconds(
 ) -> dict[str, float]:
     """Return a step's seconds at each cluster: alone, or with the best neighbour and the messages between them."""
     least_s = {name: flops / rate if rate else math.inf for name, rate in rates.items()}
-    bytes_per_s = {
-        (link.source, link.target): link.bandwidth_gbps * 1e9 / 8
-        for link in links
-        if rates.get(link.source) and rates.get(link.target)
-    }
-    for (a, b), there in bytes_per_s.items():
-        back = bytes_per_s.get((b, a)) if a < b else None
-        if back:
-            pair_s = max(flops / (rates[a] + rates[b]), message_bytes / min(there, back))
-            least_s[a], least_s[b] = min(least_s[a], pair_s), min(least_s[b], pair_s)
+    gbps: dict[str, dict[str, float]] = {name: {} for name, rate in rates.items() if rate}
+    for link in links:
+        source, target = link.source, link.target
+        if source in gbps and target in gbps:
+            gbps[source][target] = link.bandwidth_gbps
+    for a, by_target in gbps.items():
+        for b, there in by_target.items():
+            back = gbps[b].get(a) if a < b else None
+            if back:
+                message_s = message_bytes / (min(there, back) * 1e9 / 8)
+                pair_s = max(flops / (rates[a] + rates[b]), message_s)
+                least_s[a], least_s[b] = min(least_s[a], pair_s), min(least_s[b], pair_s)
     return least_s
 
 

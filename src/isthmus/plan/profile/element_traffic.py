@@ -10,6 +10,9 @@ from isthmus.core.stack import TrafficRule
 from isthmus.plan.profile.component import Component, Sharding
 from isthmus.plan.profile.model_profile import LayerProfile
 
+WEIGHTS = "weights"
+"""Stands in a rule for the weights of products, as many as a chip holds in a pass."""
+
 
 def element_traffic(
     layer: LayerProfile, sizes: tuple[float, int, int], shard: Sharding, kept_bytes: float
@@ -34,9 +37,12 @@ def element_traffic(
 
 def _moved(part: Component, rule: TrafficRule, shard: Sharding, sizes: tuple[float, int, int]) -> tuple[float, float]:
     """Return the bytes that `rule` counts for the tensors of a component, forward and backward."""
+    if rule.tensors == WEIGHTS:
+        held = sum(weight.on_chip(shard) for weight in part.weights if weight.matrix_elements)
+        return rule.forward_bytes * held, rule.backward_bytes * held
     matching = tuple(replace(one, element_bytes=1.0) for one in part.saved if fnmatchcase(one.name, rule.tensors))
     if not matching:
         return 0.0, 0.0
-    held = replace(shard, sp=False) if rule.gathered else shard
-    elements = replace(part, saved=matching).activation_bytes(*sizes, shard=held)
+    taken = replace(shard, sp=False) if rule.gathered else shard
+    elements = replace(part, saved=matching).activation_bytes(*sizes, shard=taken)
     return rule.forward_bytes * elements, rule.backward_bytes * elements

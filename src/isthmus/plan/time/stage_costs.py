@@ -39,6 +39,13 @@ from isthmus.sim import StageLoad, SyncServers
 
 _NO_FORMATS = TensorFormats()
 
+EXCHANGE_SHARES = {"nccl": 0.15}
+"""Part of a chip's multiprocessors that an exchange takes from the kernels that run beside it, by library.
+
+NCCL's blocks share no multiprocessor: 16 of an A100's 108 on a node of eight network adapters (NVIDIA/nccl issue 689);
+85 % were left to another kernel (issue 1432).
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageCost:
@@ -98,7 +105,8 @@ def _stage_kind(plan: Plan, profile: ModelProfile, stages: Sequence[Stage], inde
     return (
         profile.layers[slice(*stage.layers)],
         index == 0,
-        tuple(value for name, value in stage if name not in ("replica", "layers")),
+        (stage.cluster, stage.node_group, stage.tp, stage.cp, stage.cp_kind, stage.ep, stage.sp),
+        (stage.recompute, stage.recompute_layers, stage.recompute_modules, stage.offload, stage.precision),
         follower and (follower.cluster, follower.node_group, follower.num_chips),
         tuple(plan.reducing_replicas(stage).items()),
         index if plan.num_model_copies > 1 else None,  # a mirror stage shares the chips
@@ -226,18 +234,21 @@ def _stage_load(plan: Plan, profile: ModelProfile, placed: _PlacedStage) -> Stag
     gathered_s = _gather_s(placed, parameters * (1.0 if formats.gathers == "fp8" else each))
     copy_s, copy_back_s = _copies_s(profile, placed, parameters)
     moved_s = _offload_s(stage, profile, placed)
+    exposed_bytes, hidden_s = _gradient_reduction(plan, placed, trained, rate / stage.num_chips, behind_s)
+    taken = EXCHANGE_SHARES.get(host.chip.collective_library, 0.0)
     return StageLoad(
         cluster=stage.cluster,
-        forward_s=_with_offload_s(stage, max(placed.time.forward_s + copy_s, gathered_s), moved_s),
-        backward_s=_with_offload_s(stage, max(placed.time.backward_s + copy_back_s, gathered_s), moved_s),
-        update_s=host.rates.step_s + _update_s(plan, host, trained / dealt, placed.micro_batch.precision_bytes),
+        forward_s=_with_offload_s(stage, beside_s(placed.time.forward_s + copy_s, gathered_s, taken), moved_s),
+        backward_s=_with_offload_s(stage, beside_s(placed.time.backward_s + copy_back_s, gathered_s, taken), moved_s),
+        update_s=host.rates.step_s
+        + _update_s(plan, host, trained / dealt, placed.micro_batch.precision_bytes)
+        + taken * hidden_s,
         boundary_bytes=boundary,
         hop_s=_hop_s(placed, boundary),
         static_bytes=reserved * (memory.static_bytes + memory.buffers_bytes),
         activation_bytes=reserved * memory.activations_bytes,
         layers=stage.layers,
-        gradient_bytes=stage.num_chips
-        * _exposed_gradient_bytes(plan, placed, trained, rate / stage.num_chips, behind_s),
+        gradient_bytes=stage.num_chips * exposed_bytes,
         averaged_bytes=stage.num_chips * parameters * GRADIENT_BYTES if plan.local_steps > 1 else 0.0,
         local_bytes_per_s=rate,
         servers=placed.servers,
@@ -274,10 +285,15 @@ def _num_parameters(plan: Plan, profile: ModelProfile, placed: _PlacedStage, wei
     return trained + (held_bytes - trained * each.weights) / weight_bytes, trained
 
 
-def _exposed_gradient_bytes(
+def beside_s(pass_s: float, exchange_s: float, taken: float) -> float:
+    """Return the seconds of a pass beside an exchange that takes a part of the multiprocessors while it runs."""
+    return max(exchange_s, pass_s + taken * exchange_s)
+
+
+def _gradient_reduction(
     plan: Plan, placed: _PlacedStage, parameters: float, bytes_per_s: float, behind_s: float
-) -> float:
-    """Return the bytes of gradients per chip whose reduction is exposed, that is, not overlapped.
+) -> tuple[float, float]:
+    """Return the bytes of gradients per chip whose reduction is exposed, and the seconds of that which overlaps.
 
     ZeRO 1 and 2 reduce-scatter gradients and gather weights, together as many bytes as an all-reduce of their mean;
     ZeRO 3 gathers weights in each pass instead, unless they stay gathered. With bucketed reduction they overlap the
@@ -290,7 +306,7 @@ def _exposed_gradient_bytes(
     in_passes = plan.zero == 3 and placed.degrees.reshard
     whole = parameters * (0.5 * (gradient + weight * (not in_passes)) if plan.zero else gradient)
     if dp < 2:
-        return whole
+        return whole, 0.0
     if plan.zero and placed.degrees.sharding_dp < dp:
         gathers = 0.0 if in_passes else parameters * weight
         reduce_s = hybrid_reduce_s(
@@ -299,7 +315,7 @@ def _exposed_gradient_bytes(
         )  # fmt: skip
         whole = reduce_s * bytes_per_s * dp / (2 * (dp - 1))
     reduce_s = 2 * (dp - 1) / dp * whole / bytes_per_s
-    return whole * max(0.0, 1 - behind_s / reduce_s) if reduce_s else 0.0
+    return (whole * max(0.0, 1 - behind_s / reduce_s) if reduce_s else 0.0), min(reduce_s, behind_s)
 
 
 def _offload_s(stage: Stage, profile: ModelProfile, placed: _PlacedStage) -> float:

@@ -31,7 +31,7 @@ TIME_MODEL_PARAMETERS: dict[str, ParameterSpec] = {
     "narrow_factor": ParameterSpec(
         description="measured over modelled time of products of 8 bits or less: recipes of scaling differ",
         default=1.0,
-        relative=0.2,
+        relative=0.1,
     ),
     "context_factor": ParameterSpec(
         description="measured over modelled time of the attention core of chips that share a sequence",

@@ -28,7 +28,6 @@ from isthmus.train.kernels.compile_layers import COMPILED_FOLDER, keep_compiled_
 from isthmus.train.liveness.heartbeat import Heartbeat, start_heartbeat
 from isthmus.train.liveness.run_lease_watch import RunLeaseWatch, end_with_run_lease
 from isthmus.train.liveness.worker_events import EventLog
-from isthmus.train.pipeline.virtual_training import run_virtual_training
 from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.prepare_stage import PreparedStage, prepare_stage, worker_device
 from isthmus.train.process.take_rank_keys import RankKeys, take_rank_keys
@@ -91,6 +90,8 @@ def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources)
     memory = MemoryCheckpoint(resources.memory_name, spec.rank)
     try:
         if spec.job.compute == "virtual":
+            from isthmus.train.pipeline.virtual_training import run_virtual_training  # loads the planner
+
             run_virtual_training(spec, schedule, folder, resources.keys.switch)
             membership.leave()
         else:

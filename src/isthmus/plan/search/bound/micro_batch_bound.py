@@ -78,7 +78,9 @@ def max_micro_batches(
         weight = _total_weight(blocks, micro_batches - 1, share) - last / (micro_batches - 1)
         return weight * ROUNDING_MARGIN < 1
 
-    return bisect_left(range(2, most + 1), True, key=too_many) + 1
+    if not too_many(most):
+        return most
+    return bisect_left(range(2, most), True, key=too_many) + 1
 
 
 def _whole_layers(slots: Sequence[Sequence[StageBlock]], time_s: float, micro_batches: int, num_layers: int) -> int:

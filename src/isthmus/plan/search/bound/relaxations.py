@@ -63,6 +63,7 @@ class Relaxations:
         self._least_seconds: dict[tuple[object, ...], tuple[float, ...]] = {}
         self._reduce_s_per_parameter: dict[tuple[int, int], float] = {}
         self._wan_bounds: dict[tuple[str, ...], WanBound] = {}
+        self._stage_blocks: dict[tuple[int, int, int, float], StageBlock] = {}
         self._capacities = {slot: self._compute_capacities(slot) for slot in slots}
         cost_tables = [cost_table for room in self._capacities.values() for cost_table, _ in room]
         self.optimizer_overhead_s = min((cost_table.optimizer_overhead_s for cost_table in cost_tables), default=0.0)
@@ -178,18 +179,9 @@ class Relaxations:
             )
             messages = (left_s - passes_s) / crossing.wire_s * ROUNDING_MARGIN
             limit = min(limit, 1 + math.floor((messages - 1) / relaxation.dp)) if messages >= 1 else 0
+        replicas = relaxation.local_replicas
         parts = [
-            [
-                StageBlock(
-                    stages,
-                    self.layer_s(cost_table),
-                    self.reduce_s(cost_table, relaxation.local_replicas, tail)
-                    if self.space.workload.equal_layers
-                    else 0.0,
-                    cost_table.forward_share_range[1],
-                )
-                for cost_table, stages in one
-            ]
+            [self._stage_block(cost_table, stages, replicas, tail) for cost_table, stages in one]
             for one in relaxation.choices
         ]
         return max_micro_batches(
@@ -197,6 +189,16 @@ class Relaxations:
             max_ahead=self.max_ahead(multi_cluster), whole_layers=self.space.workload.equal_layers,
             hops_s=crossing.hops_s,
         )  # fmt: skip
+
+    def _stage_block(self, cost_table: StageCostTable, stages: int, replicas: int, tail: ReduceTail) -> StageBlock:
+        """Return up to `stages` stages with a cost table; equal blocks are one object."""
+        key = id(cost_table), stages, replicas, tail.s_per_parameter
+        found = self._stage_blocks.get(key)
+        if found is None:
+            reduce_s = self.reduce_s(cost_table, replicas, tail) if self.space.workload.equal_layers else 0.0
+            found = StageBlock(stages, self.layer_s(cost_table), reduce_s, cost_table.forward_share_range[1])
+            self._stage_blocks[key] = found
+        return found
 
     def _wan_bound(self, slots: tuple[ChipSlot, ...]) -> WanBound:
         """Return a lower bound on a pipeline's transfers between clusters; zero for pooled slots."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -113,12 +112,17 @@ class StageLayout:
             return [(segment.slot.cluster,)] * segment.num_stages
         members, known = segment.slot.members, dict[tuple[int, int], tuple[str, ...]]()
         ends = [*itertools.accumulate(one.stage_capacity(segment.cost_table.num_chips) for one in members)]
-        found = []
+        found, first, count = [], 0, len(ends)
         for stage in range(segment.num_stages):
-            place = bisect_right(ends, stage * self.dp), bisect_right(ends, (stage + 1) * self.dp - 1)
-            if place not in known:
-                known[place] = tuple(dict.fromkeys(one.cluster for one in members[place[0] : place[1] + 1]))
-            found.append(known[place])
+            start = stage * self.dp
+            while first < count and ends[first] <= start:
+                first += 1
+            last = first
+            while last < count and ends[last] < start + self.dp:
+                last += 1
+            if (first, last) not in known:
+                known[first, last] = tuple(dict.fromkeys(one.cluster for one in members[first : last + 1]))
+            found.append(known[first, last])
         return found
 
     @cached_property
