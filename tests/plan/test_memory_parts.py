@@ -98,12 +98,23 @@ def test_the_update_of_a_short_sequence_holds_two_tensors_of_the_largest_gradien
     assert stage(**short, optimizer_on_host=True).buffers_bytes < cut.buffers_bytes
 
 
-def test_zero_3_gathers_the_weights_of_one_layer():
-    """In the precision of compute; below 3 no weight is cut."""
+def test_zero_2_holds_the_gradients_of_a_layer_before_they_are_summed():
+    """In fp32; the rest is the same as with ZeRO 1."""
     layer = sum(weight.parameters for part in DENSE.layers[0].components for weight in part.weights)
+    cut, whole = (stage(zero=zero).buffers_bytes for zero in (2, 1))
+    assert cut - whole == 4 * layer
+
+
+@pytest.mark.parametrize("profile", [DENSE, TIED])
+def test_zero_3_gathers_two_neighbours_of_embedding_layers_and_head(profile):
+    """In the precision of compute; with a pipeline all of the stage, each weight once."""
+    layer = sum(weight.parameters for part in profile.layers[0].components for weight in part.weights)
+    table, norm = profile.vocab_size * 256, 256
     for precision, each in (("bf16", 2), ("fp32", 4)):
-        gathered, whole = (stage(precision=precision, zero=zero).buffers_bytes for zero in (3, 2))
-        assert gathered - whole == layer * each
+        gathered, whole = (stage(profile, precision=precision, zero=zero).buffers_bytes for zero in (3, 2))
+        assert gathered - whole == each * (layer + max(layer, table + norm))
+        first = (stage(profile, precision=precision, zero=zero, is_last=False).buffers_bytes for zero in (3, 2))
+        assert next(first) - next(first) == each * (4 * layer + table)
 
 
 def test_messages_take_two_boundary_tensors():

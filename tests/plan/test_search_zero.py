@@ -7,9 +7,10 @@ import pytest
 from benchmarks._planning import job, llama, pool
 from isthmus.core.job import ParallelDegrees
 from isthmus.core.pool import Pool
-from isthmus.plan import SearchLimits, SearchRequest, SearchResult, predict, search_plans
+from isthmus.plan import SearchLimits, SearchRequest, SearchResult, predict, runtime_incompatibility, search_plans
 
 LARGE = llama(64, 5120, 13824, 40, 40)
+MIDDLE = llama(40, 5120, 13824, 40, 40)
 SMALL = llama(16, 2048, 5632, 16, 16)
 NODE = {"a": [("H100", 8)]}
 
@@ -42,8 +43,16 @@ def test_what_fits_without_it_keeps_its_weights_whole():
     assert {plan.zero for plan in found.plans} <= {0, 1}
 
 
-def test_the_runtime_is_offered_none():
-    """Its workers keep whole weights: the refusal stays."""
+def test_the_runtime_is_offered_what_it_can_run():
+    """Replicas of one cluster that share weights, and work alike."""
     found, _ = searched(LARGE, executable=True)
-    assert not found.plans
-    assert found.refused
+    assert found.plans
+    assert {plan.zero for plan in found.plans} == {3}
+    assert not [plan for plan in found.plans if runtime_incompatibility(plan)]
+
+
+def test_the_runtime_is_offered_gradients_in_shards_before_weights():
+    """Where weights fit whole, and gradients beside them do not."""
+    found, _ = searched(MIDDLE, executable=True)
+    assert {plan.zero for plan in found.plans} == {2}
+    assert not [plan for plan in found.plans if runtime_incompatibility(plan)]

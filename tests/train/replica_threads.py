@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,13 @@ from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
-from isthmus.train.update.replica_layout import PipelinePosition, averaged_samples, rank_groups, replica_samples
+from isthmus.train.update.replica_layout import (
+    PipelinePosition,
+    averaged_samples,
+    max_shard_uses,
+    rank_groups,
+    replica_samples,
+)
 from tests.train.expert_threads import groups_of_plan
 from tests.train.threads import build_pieces, meet, random_batch, training_threads
 
@@ -80,7 +88,7 @@ class Replicas:
         device: str = "cpu",
     ) -> None:
         self.plan, self.training = plan, training
-        clusters = "".join(stage.cluster for stage in plan.stages)
+        clusters = "".join(plan.rank_clusters)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(clusters))]
         places = [PipelinePosition.of_rank(plan, rank) for rank in range(len(clusters))]
         models = [
@@ -90,7 +98,8 @@ class Replicas:
             for one, experts in zip(places, groups_of_plan(plan), strict=True)
         ]
         met = meet(
-            models, self.groups, clusters, training, shard=plan.zero == 1, bucket_elements=bucket_elements,
+            models, self.groups, clusters, training, zero=plan.zero, bucket_elements=bucket_elements,
+            uses=max_shard_uses(plan, 1),
             on_host=plan.optimizer_on_host, overlap=plan.overlap_gradients,
             precisions=[stage_precision(plan.stage_of(rank), training.precision) for rank in range(len(models))],
             plan=plan,
@@ -107,6 +116,7 @@ class Replicas:
                     exchange,
                     dtype=dtype,
                     recompute=RecomputePolicy(plan.stage_of(rank).recompute, plan.stage_of(rank).recompute_layers),
+                    final_backward=partial(_final_backward, pieces, optimizer),
                 ),
                 optimizer,
             )
@@ -164,6 +174,10 @@ class Replicas:
             rank.executor.gradient_scale = rank.optimizer.gradient_scale
             rank.executor.run(schedule, batches, StepTimer(), update)
         return done
+
+
+def _final_backward(pieces: ModelChunks, optimizer: Optimizer, chunk: int) -> AbstractContextManager[None]:
+    return optimizer.final_backward(pieces.names_of(chunk))
 
 
 def curve(

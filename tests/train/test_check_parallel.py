@@ -45,6 +45,16 @@ def test_a_plan_in_all_degrees_is_compared_with_one_process(whole: bool, tmp_pat
     assert found.state_error < 1e-3
 
 
+@pytest.mark.slow
+def test_sharded_weights_are_compared_with_one_process(tmp_path: Path) -> None:
+    """ZeRO 3 over two ranks that share sequences: losses, gradients and the state of all shards agree."""
+    model = write_config(tmp_path / "model", "qwen3", vocab_size=272, pad_token_id=None)
+    found = check_parallel(plan_of([4], [{"cp": 2}], zero=3), model, tmp_path / "runs")
+    assert found.losses[-1] != found.losses[0]
+    assert max(found.loss_error, found.gradient_error) < 1e-4
+    assert found.state_error < 1e-3
+
+
 def test_an_unsupported_plan_is_refused_before_a_process_starts(tmp_path: Path) -> None:
     """By the check that workers make."""
     model = write_config(tmp_path / "model", "qwen3", vocab_size=272, pad_token_id=None)

@@ -104,7 +104,7 @@ def test_replicas_of_a_cluster_share_a_snapshot(zero: int, precision: str, tmp_p
         for rank in range(6):
             assert all(torch.equal(one, weights[rank][name]) for name, one in replicas.weights(rank).items())
         for cluster in "ab":
-            ranks = [rank for rank, stage in enumerate(plan.stages) if stage.cluster == cluster]
+            ranks = [rank for rank, other in enumerate(plan.rank_clusters) if other == cluster]
             sizes = {name: one.numel() for rank in ranks for name, one in replicas.weights(rank).items()}
             for kind in ("weight", "exp_avg", "exp_avg_sq"):
                 kept = [one for rank in ranks for name, one in states[rank].items() if name.startswith(f"{kind}/")]

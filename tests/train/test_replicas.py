@@ -131,7 +131,7 @@ def test_shared_updates_have_the_bits_of_whole_ones(variant: str, precision: str
         for name, tensor in whole.weights(rank).items():
             assert torch.equal(tensor, shared.weights(rank)[name]), (rank, name)
     for cluster in "ab":
-        ranks = [rank for rank, stage in enumerate(plans[0].stages) if stage.cluster == cluster]
+        ranks = [rank for rank, other in enumerate(plans[0].rank_clusters) if other == cluster]
         names = {name for rank in ranks for name in shared.weights(rank)}
         assert sum(moments(shared, rank) for rank in ranks) == sum(
             max(shared.weights(rank)[name].numel() for rank in ranks if name in shared.weights(rank)) for name in names

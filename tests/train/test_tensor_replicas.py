@@ -49,7 +49,7 @@ class SharedReplicas(Replicas):
             )
             for place, group in zip(places, sharing, strict=True)
         ]
-        met = meet(models, self.groups, clusters, training, shard=plan.zero == 1, bucket_elements=512)
+        met = meet(models, self.groups, clusters, training, zero=plan.zero, bucket_elements=512)
         self.ranks = []
         for place, pieces, (exchange, optimizer) in zip(places, models, met, strict=True):
             shared = TpCommunicator(exchange, pieces.group)

@@ -33,6 +33,8 @@ from isthmus.train.update.local_steps.make_local_steps import make_local_steps
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.replica_layout import held_rows_of, rank_groups
+from isthmus.train.update.sharding.layer_gathering import layer_gathering
+from isthmus.train.update.sharding.shard_exchange import ShardExchange, summed_buckets
 from tests.train.devices import staging_for
 
 LONG, SAMPLED, SHORT = 200, 60, 10
@@ -81,27 +83,36 @@ def meet(
     training: TrainingConfig,
     *,
     staging: HostStaging | None = None,
-    shard: bool = False,
+    zero: int = 0,
+    uses: int = 0,
     bucket_elements: int = BUCKET_ELEMENTS,
     on_host: bool = False,
     overlap: bool = False,
     precisions: Sequence[TrainingPrecision] = (),
     plan: Plan | None = None,
 ) -> list[tuple[GroupExchange, Optimizer]]:
-    """Return exchange and optimizer of every rank, given its pieces of the model; `plan` says of local steps."""
+    """Return exchange and optimizer of every rank, given its pieces of the model; `plan` says of local steps.
+
+    With ZeRO 2 or 3 shards are exchanged at most `uses` times a step.
+    """
     held, found = [held_rows_of(model) for model in models], []
     for rank, model in enumerate(models):
         exchange = GroupExchange(clusters, groups[rank], staging or staging_for(model.device))
         own = Ownership(
-            held, rank, clusters, shard_updates=shard, bucket_elements=bucket_elements,
+            held, rank, clusters, shard_updates=zero > 0, by_layer=zero > 1, bucket_elements=bucket_elements,
             groups=rank_groups(plan) if plan else (),
         )  # fmt: skip
+        summed, batch = summed_buckets(own, zero), 4 * bucket_elements
+        shared = ShardExchange(own.buckets, rank, exchange, max_uses=uses, batch_elements=batch) if zero > 1 else None
         optimizer = Optimizer(
             model.global_named_parameters(),
             training,
             sum_over_all=exchange.sum_over_all,
             ownership=own,
-            reducer=GradientReducer(own.buckets, rank, exchange, batch_elements=4 * bucket_elements),
+            reducer=GradientReducer(summed, rank, exchange, batch_elements=batch),
+            exchange=shared,
+            late=model.late_names,
+            gathers=zero == 3,
             on_host=on_host,
             overlap_reduction=overlap,
             precision=precisions[rank] if precisions else None,
@@ -110,6 +121,7 @@ def meet(
             if plan
             else None,
         )
+        optimizer.by_layer = layer_gathering(optimizer.gatherer, model)
         found.append((exchange, optimizer))
     return found
 

@@ -181,14 +181,16 @@ class GatheredWeights(FrozenModel):
 
     `element_bytes` (default: of the compute precision) are of a gathered weight, `gradient_bytes` of a gradient of one
     layer before it is reduced, `pipeline_gradient_bytes` of the gradients of all of a stage of a pipeline, which are
-    added up over micro-batches before they are reduced. With `ends`, embedding and head stay gathered. A pass
-    that gathers weights copies them between buffers: `forward_copy_bytes` and `backward_copy_bytes` of memory traffic
-    per parameter, the second with the copies of gradients.
+    added up over micro-batches before they are reduced. With `ends`, embedding and head stay gathered; with
+    `ends_in_turn` each is gathered for its use, as a layer is. A pass that gathers weights copies them between buffers:
+    `forward_copy_bytes` and `backward_copy_bytes` of memory traffic per parameter, the second with the copies of
+    gradients.
     """
 
     layers: NonNegativeInt = 1
     whole_stage_with_pipeline: bool = False
     ends: bool = False
+    ends_in_turn: bool = False
     element_bytes: PositiveFloat | None = None
     gradient_bytes: NonNegativeFloat = 0.0
     pipeline_gradient_bytes: NonNegativeFloat = 0.0

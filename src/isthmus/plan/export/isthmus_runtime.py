@@ -24,7 +24,7 @@ def to_isthmus_runtime(plan: Plan, model: Model, *, job: Job | None = None) -> P
     require_compatible(NAME, NAME, plan_name(plan.id), _incompatibilities(plan, model))
     training_config(plan, job)
     overrides: dict[str, object] = {"predicted": None, "model": plan.model or model.path}
-    if plan.dp == 1:
+    if plan.dp == 1 and all(stage.cp == 1 for stage in plan.stages):
         overrides |= {"zero": 0, "overlap_gradients": False}
     if plan.schedule not in ("interleaved", "searched"):
         overrides |= {"chunks": None}

@@ -160,6 +160,8 @@ def stage_memory(
         buffers = max(buffers, 2 * _GRADIENT_BYTES * largest - kept)
     if not (is_first and is_last):
         buffers += 2 * profile.boundary_bytes(load.tokens, each)
+    if zero == 2:
+        buffers += _unreduced_bytes(profile, held)
     if zero == 3:
         whole = not degrees.reshard
         buffers += _gathered_bytes(
@@ -195,17 +197,40 @@ def _gathered_bytes(
     `whole` keeps all of the stage gathered.
     """
     rule, each = profile.stack.gathered, profile.stack.gathered.element_bytes or compute_bytes
-    largest = max(one.dense_parameters + one.expert_parameters for one in held)
+    sizes = [one.dense_parameters + one.expert_parameters for one in held]
     layers, pipeline = min(rule.layers, len(held)), not (is_first and is_last)
-    if whole or (rule.whole_stage_with_pipeline and pipeline):
+    keeps_stage = whole or (rule.whole_stage_with_pipeline and pipeline)
+    if keeps_stage:
         layers = len(held)
     all_ends = is_first * profile.embedding.on_chip(shard) + is_last * profile.head.on_chip(shard)
-    ends = all_ends if rule.ends or whole else 0
-    gradients = rule.gradient_bytes * largest
+    ends, weights = all_ends if rule.ends or whole else 0.0, float(layers * max(sizes))
+    if rule.ends_in_turn:
+        table, head = end_parameters(profile, shard)
+        parts = [*[table] * is_first, *sizes, *[head] * is_last]
+        twice = table if is_first and is_last and profile.tied_embeddings else 0
+        ends, weights = 0.0, sum(parts) - twice if keeps_stage else most_in_turn(parts, rule.layers)
+    gradients = _unreduced_bytes(profile, held)
     if pipeline:
         stage = all_ends + gradient_share * sum(one.dense_parameters + one.expert_parameters for one in held)
         gradients += rule.pipeline_gradient_bytes * stage
-    return each * layers * largest + max(each, 2) * ends + gradients
+    return each * weights + max(each, 2) * ends + gradients
+
+
+def _unreduced_bytes(profile: ModelProfile, held: Sequence[LayerMemory]) -> float:
+    """Return the bytes of the gradients of a layer before they are reduced."""
+    return profile.stack.gathered.gradient_bytes * max(one.dense_parameters + one.expert_parameters for one in held)
+
+
+def end_parameters(profile: ModelProfile, shard: Sharding) -> tuple[int, int]:
+    """Return the parameters on one chip of the embedding, and of norm and head; a tied head is the embedding."""
+    table = profile.embedding.on_chip(shard)
+    head = profile.embedding.weights[0].on_chip(shard) if profile.tied_embeddings else profile.head.on_chip(shard)
+    return table, profile.final_norm.on_chip(shard) + head
+
+
+def most_in_turn(sizes: Sequence[float], count: int) -> float:
+    """Return the most parameters of `count` adjacent ones of `sizes`."""
+    return max(sum(sizes[place : place + count]) for place in range(max(1, len(sizes) - count + 1)))
 
 
 def _layer_recompute(

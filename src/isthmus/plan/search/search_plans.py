@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -31,6 +31,7 @@ from isthmus.plan.search.explore.branch_and_bound import BranchAndBound, SearchS
 from isthmus.plan.search.explore.mixed_size_search import MixedSizeSearch
 from isthmus.plan.search.explore.weighted_search import WeightedSearch
 from isthmus.plan.search.finish.explain_refusals import explain_refusals
+from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 from isthmus.plan.search.finish.score_plan import calibration_for
 from isthmus.plan.search.finish.select_plans import Objective, explain_unmet_limits, scored_value, select_plans
 from isthmus.plan.search.finish.simulate_finalists import (
@@ -158,9 +159,26 @@ def search_plans(request: SearchRequest) -> SearchResult:
     """
     with collection_paused():
         found = _search_plans(request)
-        sharded = None if found.plans else _fully_sharded(request)
-        again = found if sharded is None else _search_plans(sharded)
-        return again if again.plans else found
+        for sharded in () if found.plans else _sharded_further(request):
+            again = _search_plans(sharded)
+            if again.plans:
+                return again
+        return found
+
+
+def _sharded_further(request: SearchRequest) -> Iterator[SearchRequest]:
+    """Yield the request with the stages of ZeRO that fit where ZeRO 1 does not: for the runtime 2 and 3, else 3."""
+    if request.limits.zero == 1 and request.limits.executable:
+        limits = replace(request.limits, zero=2, equal_micro_batches=True)
+        request = replace(request, accepts=partial(_runs_and_is_accepted, request.accepts))
+        yield replace(request, limits=limits)
+    sharded = _fully_sharded(request)
+    if sharded is not None:
+        yield sharded
+
+
+def _runs_and_is_accepted(accepts: Callable[[Plan], bool], plan: Plan) -> bool:
+    return accepts(plan) and runtime_incompatibility(plan) is None
 
 
 def _fully_sharded(request: SearchRequest) -> SearchRequest | None:
@@ -170,14 +188,15 @@ def _fully_sharded(request: SearchRequest) -> SearchRequest | None:
     """
     limits, parallel = request.limits, request.job.parallel
     framework = limits.framework
-    if limits.zero != 1 or limits.executable or (framework is not None and framework.key != "torchtitan"):
+    if limits.zero != 1 or (framework is not None and framework.key != "torchtitan"):
         return None
     pp = limits.pp or parallel.pp
     if framework is not None or find_stack(request.job.stack).gathered.whole_stage_with_pipeline:
         if pp not in (None, 1):
             return None
         pp = 1
-    return replace(request, limits=replace(limits, zero=3, pp=pp))
+    equal = limits.equal_micro_batches or limits.executable
+    return replace(request, limits=replace(limits, zero=3, pp=pp, equal_micro_batches=equal))
 
 
 def _search_plans(request: SearchRequest) -> SearchResult:
@@ -323,6 +342,10 @@ def _slot_sets(request: SearchRequest, slots: Sequence[ChipSlot]) -> list[list[C
     groups = [list(slots)]
     if not request.job.placement.several_owners:
         groups = [[slot for slot in slots if slot.owner == owner] for owner in sorted({slot.owner for slot in slots})]
+    if request.limits.executable and request.limits.zero > 1:  # the runtime shards inside a cluster
+        names = sorted({slot.cluster for slot in slots})
+        groups = [[slot for slot in some if slot.cluster == name] for some in groups for name in names]
+        groups = [some for some in groups if some]
     if request.limits.framework is None:
         return groups
     return [some for group in groups for some in _slots_by_library(group)]

@@ -112,6 +112,7 @@ def _check_compile(plan: Plan, model: Model, device: DeviceKernels) -> None:
     reasons = [
         (tp > 1, f"tp {tp}: sums between ranks interrupt a layer's graph", "set tp to 1"),
         (cp > 1, f"cp {cp}: exchanges between ranks interrupt a layer's graph", "set cp to 1"),
+        (plan.zero == 3, "zero 3, which frees and gathers the weights of a layer", "set zero to 2"),
         (bool(experts), f"{experts} experts: tokens choose them at run time", "train a model without experts"),
         (
             bool(partial),

@@ -10,7 +10,7 @@ from torch import nn
 from isthmus.train.context_parallel.context_parallel_group import ContextParallelGroup
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
 from isthmus.train.model.recompute import RecomputePolicy
-from isthmus.train.model.stage_model import StageModel
+from isthmus.train.model.stage_model import EMBEDDING_WEIGHT, StageModel
 from isthmus.train.tensor_parallel.parameter_slices import ParameterSlice
 from isthmus.train.tensor_parallel.tensor_parallel_group import TensorParallelGroup
 
@@ -88,6 +88,15 @@ class ModelChunks:
     def vocab_size(self) -> int:
         """Vocabulary size."""
         return self.first_chunk.vocab_size
+
+    @property
+    def late_names(self) -> frozenset[str]:
+        """Parameters whose gradient other stages add to: a tied embedding, unless this rank has both of its ends."""
+        return frozenset({EMBEDDING_WEIGHT} if self.tied and self.is_first != self.is_last else ())
+
+    def names_of(self, chunk: int) -> frozenset[str]:
+        """Return the full-model names of the parameters of a chunk."""
+        return frozenset(name for name, _ in self.chunks[chunk].global_named_parameters())
 
     def recompute_policies(self, policy: RecomputePolicy) -> tuple[RecomputePolicy, ...]:
         """Return the policy of each chunk; `policy` covers this rank's layers of each model copy."""

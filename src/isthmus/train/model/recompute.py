@@ -61,9 +61,7 @@ def run_layer(kind: RecomputeKind, layer: nn.Module, forward: LayerFunction, hid
     if kind == "full":
         return again(forward, hidden)
     if kind == "selective":
-        contexts = partial(
-            create_selective_checkpoint_contexts, partial(_selective_policy, _last_weight_address(layer))
-        )
+        contexts = partial(create_selective_checkpoint_contexts, partial(_selective_policy, _last_weight_memory(layer)))
         return again(forward, hidden, context_fn=contexts)
     experts = getattr(layer.mlp, "experts", None)
     if kind == "moe" and experts is not None:
@@ -72,18 +70,19 @@ def run_layer(kind: RecomputeKind, layer: nn.Module, forward: LayerFunction, hid
     return forward(hidden)
 
 
-def _selective_policy(
-    unneeded_address: int, _: object, op: object, *args: torch.Tensor, **__: object
-) -> CheckpointPolicy:
-    """Save results of matrix products and attention, except of the weight at address `unneeded_address`."""
-    kept = op in _FUSED_OPS or (op in _MATMUL_OPS and args[-1].data_ptr() != unneeded_address)
+def _selective_policy(unneeded: int, _: object, op: object, *args: torch.Tensor, **__: object) -> CheckpointPolicy:
+    """Save results of matrix products and attention, except of the weight in the memory `unneeded`."""
+    kept = op in _FUSED_OPS or (op in _MATMUL_OPS and args[-1].untyped_storage()._cdata != unneeded)
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _last_weight_address(layer: nn.Module) -> int:
-    """Return the address of a dense layer's last weight: backward does not need its product."""
+def _last_weight_memory(layer: nn.Module) -> int:
+    """Return the memory object of a dense layer's last weight, whose product backward does not need.
+
+    The object stays when the memory is gathered again at another address.
+    """
     last = getattr(layer.mlp, "down_proj", None)
-    return int(last.weight.data_ptr()) if isinstance(last, nn.Linear) else 0
+    return int(last.weight.untyped_storage()._cdata) if isinstance(last, nn.Linear) else 0
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from isthmus.train.kernels.compile_layers import compile_layers
 from isthmus.train.model.balance_loss import balance_coefficient, capture_balance_losses, find_router
 from isthmus.train.model.chunked_loss import LOSS_CHUNK_BYTES, chunked_loss, tokens_per_chunk
 from isthmus.train.model.initialise import initialise_parameter
+from isthmus.train.model.layer_weights import LayerWeights
 from isthmus.train.model.load_weights import load_weights
 from isthmus.train.model.position_cache import PositionCache, PositionInputs
 from isthmus.train.model.recompute import NO_RECOMPUTE, RecomputePolicy, run_layer
@@ -97,6 +98,7 @@ class StageModel(nn.Module):
             self.lm_head = full.lm_head
             if self.tied and self.is_first:
                 self.lm_head.weight = self.model.embed_tokens.weight
+        self.layer_weights = LayerWeights()
         self.group = group
         share = None if experts is None else ExpertShare(experts.expert_rank, experts.size)
         self.slices = {
@@ -142,17 +144,22 @@ class StageModel(nn.Module):
         the coefficient is 0, no layer of the stage has experts, or gradients are disabled. `recompute` is the
         activation recomputation policy.
         """
+        self.layer_weights.enter(0)
         hidden = self.model.embed_tokens(x) if self.is_first else split_sequence(x.to(self.dtype), self.group)
+        self.layer_weights.leave(0, hidden)
         positions = self.position_cache.get(hidden.new_empty((*x.shape[:2], 0)))
         training, balances = torch.is_grad_enabled(), []
         for number, (index, layer) in enumerate(self.model.layers.items()):
             run = partial(self.run_decoder_layer, layer, positions, int(index) in self._sliding_layers)
+            self.layer_weights.enter(number + 1)
             hidden, balance = run_layer(recompute.kind_of(number) if training else "none", layer, run, hidden)
+            self.layer_weights.leave(number + 1, hidden)
             if balance is not None:
                 balances.append(balance)
         total = torch.stack(balances).sum() / self._num_routers if balances else None
         if not self.is_last:
             return gather_sequence(hidden, self.group), total
+        self.layer_weights.enter(len(self.model.layers) + 1)
         return enter_parallel_region(self.model.norm(hidden), self.group), total
 
     def loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -161,6 +168,11 @@ class StageModel(nn.Module):
         `hidden` [B, S, H] is the input of the head. If the fp32 logits of all tokens exceed `loss_chunk_bytes`, head
         and loss are computed by chunks, which takes one product of the head more.
         """
+        loss = self._head_loss(hidden, labels)
+        self.layer_weights.leave(len(self.model.layers) + 1, loss)
+        return loss
+
+    def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         chunk_tokens = tokens_per_chunk(self.vocab_size, self.group.size, self.loss_chunk_bytes)
         first = 0 if self.group.size == 1 else self._first_token_id(EMBEDDING_WEIGHT if self.tied else HEAD_WEIGHT)
         if labels.numel() > chunk_tokens:
@@ -177,6 +189,18 @@ class StageModel(nn.Module):
         if self.group.size == 1:
             return token_loss(logits, labels)
         return vocab_parallel_loss(logits, labels, first, self.group, IGNORED_LABEL)
+
+    def names_by_place(self) -> tuple[frozenset[str], ...]:
+        """Return the full-model names of the parameters of each place of `LayerWeights`."""
+        first, last = self.layers
+        places: list[set[str]] = [set() for _ in range(last - first + 2)]
+        for name, _ in self.global_named_parameters():
+            parts = name.split(".")
+            inside = parts[:2] == ["model", "layers"]
+            places[int(parts[2]) - first + 1 if inside else 0 if name == EMBEDDING_WEIGHT else -1].add(name)
+        if self.is_last and self.tied:
+            places[-1].add(EMBEDDING_WEIGHT)
+        return tuple(map(frozenset, places))
 
     def _first_token_id(self, name: str) -> int:
         return self.slices[name].ranges[0][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +39,8 @@ class StageExecutor:
     chip virtual: `sleep` pads each forward and backward to that time divided by the number of chunks (a chunk
     of a bidirectional schedule is a full stage), and each half of a split backward to half of it. `recompute`
     selects the layers whose activations are recomputed in the backward, one layer at a time. `timeline` replaces
-    that of the device.
+    that of the device. `final_backward` returns the context of what completes the gradients of a chunk, by its number,
+    for a micro-batch.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class StageExecutor:
         recompute: RecomputePolicy = NO_RECOMPUTE,
         sleep: Callable[[float], None] = sleep_exactly,
         timeline: DeviceTimeline | None = None,
+        final_backward: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.model_chunks, self.stage, self._dtype = model_chunks, stage, dtype
         self.buffers = ReceiveBufferPool()
@@ -66,6 +69,7 @@ class StageExecutor:
             dtype=dtype,
             stage_time=stage_time,
             sleep=sleep,
+            final_backward=final_backward,
         )
         self._deferred: DeferredWeightGradients | None = None
         self._prepared: dict[bool, _PreparedSchedule] = {}

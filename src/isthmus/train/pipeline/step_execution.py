@@ -6,6 +6,7 @@ Shapes: B samples of a micro-batch, S tokens of a sample, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,7 @@ class StageSetup:
     dtype: torch.dtype
     stage_time: StageTime | None
     sleep: Callable[[float], None]
+    final_backward: Callable[[int], AbstractContextManager[None]]
 
 
 class StepExecution:
@@ -197,7 +199,8 @@ class StepExecution:
 
     def _full_backward(self, key: ChunkKey) -> None:
         if self.deferred is None:
-            self._backward(key)
+            with self.setup.final_backward(key[1]):
+                self._backward(key)
         else:
             self._backward_input(key)
             self._backward_weight(key)
@@ -210,15 +213,17 @@ class StepExecution:
 
     def _backward_weight(self, key: ChunkKey) -> None:
         if self.deferred is not None:
-            self.deferred.compute_gradients(key)
+            with self.setup.final_backward(key[1]):
+                self.deferred.compute_gradients(key)
 
     def _run_compute(self, step: ProgramStep, compute: Callable[[StepExecution, ChunkKey], None]) -> None:
         """Compute, or queue it on a device; with virtual chips, sleep for the rest of the predicted time."""
         timer, times, timeline = self.timer, self.setup.stage_time, self.timeline
         if times is None:
-            start = timeline.record()
+            start, waited_s = timeline.record(), timer.exposed_communication_s + timer.idle_s
             compute(self, step.key)
             timer.add_device_compute(step.kind, step.key[0], (start, timeline.record()), timeline)
+            timer.compute_s -= timer.exposed_communication_s + timer.idle_s - waited_s
             return
         start_s = timer.clock()
         compute(self, step.key)

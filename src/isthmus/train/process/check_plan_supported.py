@@ -12,6 +12,7 @@ from isthmus.core.model import Model, load_model, require_trainable
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.runs.check_job import max_positions
 from isthmus.core.runs.plan_words import stated_words
+from isthmus.core.runs.runnable.sharding_problem import sharding_problem
 from isthmus.schedule import Schedule
 from isthmus.train.communication.torch_device import HOST_BACKENDS, supported_backends
 from isthmus.train.context_parallel.check_context_parallel import check_context_parallel
@@ -71,14 +72,10 @@ def _num_samples(plan: Plan, replica: int, num_samples: int) -> int:
 
 def _check_plan_options(plan: Plan) -> None:
     """Reject options of hand-written plans that this runtime does not support."""
-    if plan.zero > 1:
-        sharded = "gradients" if plan.zero == 2 else "gradients and weights"
-        raise PlanError(
-            f"the plan fixes zero to {plan.zero}, which shards {sharded} over replicas",
-            hint="this runtime shards only the optimizer state: set zero to 1",
-        )
+    if (problem := sharding_problem(plan)) is not None:
+        raise PlanError(problem.message, hint=problem.hint)
     for name in stated_words(plan):
-        if name in ("cp_kind", "cp_rates"):
+        if name in ("cp_kind", "cp_rates") or (name == "sharding" and plan.zero > 1):
             continue
         raise PlanError(f"the plan states {name}", hint=f"this runtime has no such choice: remove {name}")
     if plan.transport != "buffered":
@@ -121,6 +118,11 @@ def _check_backend(spec: WorkerSpec) -> None:
         raise PlanError(
             f"backend '{spec.backend}' is not supported by this worker's torch and device",
             hint="supported here: " + ", ".join(supported),
+        )
+    if spec.plan.zero > 1 and spec.backend != "isthmus":
+        raise PlanError(
+            f"the plan fixes zero to {spec.plan.zero}, and backend '{spec.backend}' sums gradients after the backward",
+            hint="use backend 'isthmus', or set zero to 1",
         )
     if spec.plan.overlap_gradients and spec.backend != "isthmus":
         raise PlanError(

@@ -33,7 +33,15 @@ from isthmus.train.update.local_steps.make_local_steps import make_local_steps
 from isthmus.train.update.loss_scale import MIN_SCALE
 from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
-from isthmus.train.update.replica_layout import PipelinePosition, exchange_ownership, rank_groups
+from isthmus.train.update.replica_layout import (
+    PipelinePosition,
+    evaluation_passes,
+    exchange_ownership,
+    max_shard_uses,
+    rank_groups,
+)
+from isthmus.train.update.sharding.layer_gathering import layer_gathering
+from isthmus.train.update.sharding.shard_exchange import ShardExchange, summed_buckets
 
 _GENERATOR = "generator"
 """Name of torch's random generator state in a snapshot."""
@@ -76,13 +84,20 @@ class Trainer:
             self.training,
             sum_over_all=self.peer_snapshots.sum_over_all,
             ownership=self.ownership,
-            reducer=GradientReducer(self.ownership.buckets, spec.rank, self.communicator, options=options),
+            reducer=GradientReducer(
+                summed_buckets(self.ownership, spec.plan.zero), spec.rank, self.communicator, options=options
+            ),
+            exchange=self._shard_exchange(),
+            late=prepared.model_chunks.late_names,
+            gathers=spec.plan.zero == 3,
             on_host=spec.plan.optimizer_on_host,
             overlap_reduction=spec.plan.overlap_gradients,
             precision=stage_precision(spec.stage, self.training.precision),
             scales_loss="fp16" in plan_precisions(spec.plan, self.training.precision),
             local=make_local_steps(spec.plan, self.ownership, self.communicator, options),
         )
+        if spec.plan.sharding is None or spec.plan.sharding.reshard:
+            self.optimizer.by_layer = layer_gathering(self.optimizer.gatherer, prepared.model_chunks)
         self.executor = StageExecutor(
             prepared.model_chunks,
             self.position.stage,
@@ -91,7 +106,15 @@ class Trainer:
             dtype=message_dtype(spec.plan, self.training.precision),
             stage_time=spec.stage_time,
             recompute=RecomputePolicy(spec.stage.recompute, spec.stage.recompute_layers),
+            final_backward=lambda chunk: self.optimizer.final_backward(prepared.model_chunks.names_of(chunk)),
         )
+
+    def _shard_exchange(self) -> ShardExchange | None:
+        """Return the exchange of gradients that are sharded; None if they are not."""
+        if self.spec.plan.zero < 2:
+            return None
+        most = max_shard_uses(self.spec.plan, self.training.evaluate_samples)
+        return ShardExchange(self.ownership.buckets, self.spec.rank, self.communicator, max_uses=most)
 
     def _stage_communicator(self) -> StageCommunicator:
         """Return what carries messages between stages, in the parts of this rank."""
@@ -111,7 +134,7 @@ class Trainer:
 
     def _form_groups(self) -> Ownership:
         """Join the groups of the stage; return the ownership of all parameters."""
-        spec, shard = self.spec, self.spec.plan.zero == 1
+        spec = self.spec
         device = self.prepared.model_chunks.device
         join_tp_group(spec.plan, spec.rank, self.group, backend=spec.backend, device=device)
         join_cp_group(spec.plan, spec.rank, self.context, backend=spec.backend)
@@ -121,7 +144,7 @@ class Trainer:
             spec.rank,
             spec.plan.rank_clusters,
             self.communicator,
-            shard_updates=shard,
+            zero=spec.plan.zero,
             groups=rank_groups(spec.plan),
         )
 
@@ -173,6 +196,7 @@ class Trainer:
         batches = self.batches.training_step(self.samples)
         updates: list[UpdateResult] = []
         group_s, expert_bytes = self._waited_s(), self._expert_bytes()
+        self.communicator.timer = timer
         self.optimizer.begin_step()
         self.executor.gradient_scale = self.optimizer.gradient_scale
         losses = self.executor.run(self.schedule, batches, timer, lambda: updates.append(self._update(step)))
@@ -218,11 +242,13 @@ class Trainer:
     def evaluate(self) -> dict[str, float | None]:
         """Compute the held-out loss; the last stage of the first replica reports it."""
         start_s, batches = time.time(), self.batches.validation()
-        loss = None
+        loss, size = None, self.training.evaluate_samples
+        self.optimizer.begin_passes()
         if batches.sizes:
             chunks = len(self.prepared.model_chunks.first_copy)
             schedule = forward_only(len(self.position.ranks), len(batches.sizes), chunks)
             loss = self.executor.run(schedule, batches, StepTimer()).loss
+        self.optimizer.end_evaluation(evaluation_passes(self.spec.plan, size) - len(batches.sizes))
         if self.spec.plan.dp > 1 or any(stage.cp > 1 for stage in self.spec.plan.stages):
             parts = torch.tensor([self._loss_share(loss)], dtype=torch.float64)
             loss = float(self.communicator.sum_over_all(parts))

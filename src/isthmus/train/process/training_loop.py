@@ -84,6 +84,7 @@ def _train_once(trainer: Trainer) -> None:
             trainer.take_snapshot(step + 1, with_checkpoint=saves)
     trainer.optimizer.close()
     # Step 3: write the model.
+    trainer.optimizer.gather_weights()
     prepared = trainer.prepared
     export_model(spec, trainer.position, prepared.model_chunks, prepared.dataset, trainer.communicator)
 

@@ -73,17 +73,26 @@ class BucketBatch:
         return next(place for place, local in enumerate(self.buckets[0].owners) if rank in local)
 
 
-def make_batches(buckets: Sequence[GradientBucket], max_elements: int = BATCH_ELEMENTS) -> tuple[BucketBatch, ...]:
-    """Return the shared `buckets` in batches of at most `max_elements`, or of one bucket."""
+def make_batches(
+    buckets: Sequence[GradientBucket], max_elements: int = BATCH_ELEMENTS, *, with_own: bool = False
+) -> tuple[BucketBatch, ...]:
+    """Return the shared `buckets` in batches of at most `max_elements` and one unit, or of one bucket.
+
+    `with_own` adds those that a single rank owns.
+    """
     found: list[list[GradientBucket]] = []
     size = 0
     for one in buckets:
-        if not one.is_shared:
+        if not (one.is_shared or with_own):
             continue
-        same = found and (found[-1][0].owners, found[-1][0].contributors) == (one.owners, one.contributors)
+        same = found and _kind(found[-1][0]) == _kind(one)
         if not same or size + one.num_elements > max_elements:
             found.append([])
             size = 0
         found[-1].append(one)
         size += one.num_elements
     return tuple(BucketBatch(tuple(of)) for of in found)
+
+
+def _kind(bucket: GradientBucket) -> tuple[tuple[tuple[int, ...], ...], frozenset[int], str]:
+    return bucket.owners, bucket.contributors, bucket.unit

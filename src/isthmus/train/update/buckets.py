@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 BUCKET_ELEMENTS = 1 << 20
 """Elements per bucket: 4 MiB of fp32."""
+
+LAYER_BUCKET_ELEMENTS = 1 << 18
+"""Elements per bucket where buckets end with a layer: small ones share a layer equally."""
 
 SEGMENT_ALIGNMENT = 16
 """Alignment of segment starts, in elements: vectorised updates are then bit-identical to unsharded ones.
@@ -69,6 +72,8 @@ class GradientBucket:
     contributors: frozenset[int]
     # One owner per cluster, which reduces there; in the order of `owners`.
     leaders: tuple[int, ...]
+    # What its segments are a part of, by `make_buckets`.
+    unit: str = ""
 
     @property
     def num_elements(self) -> int:
@@ -80,24 +85,44 @@ class GradientBucket:
         """Whether several ranks own it."""
         return len(self.owners) > 1 or len(self.owners[0]) > 1
 
+    def in_cluster(self, place: int) -> GradientBucket:
+        """Return the part of the owners of one cluster, the `place`-th of `owners`."""
+        local = self.owners[place]
+        return replace(
+            self, owners=(local,), contributors=self.contributors & set(local), leaders=(self.leaders[place],)
+        )
+
+    def between_clusters(self) -> GradientBucket:
+        """Return the part of the leaders, each of which has the sum of its cluster."""
+        owners = tuple((leader,) for leader in self.leaders)
+        return replace(self, owners=owners, contributors=frozenset(self.leaders))
+
+
+def layer_of(name: str) -> str:
+    """Return the decoder layer of a full-model parameter (`model.layers.7`), or the name of one outside of layers."""
+    parts = name.split(".")
+    return ".".join(parts[:3]) if parts[:2] == ["model", "layers"] else name
+
 
 def make_buckets(
     held: Sequence[Sequence[HeldRows]],
     clusters: Sequence[str],
     bucket_elements: int = BUCKET_ELEMENTS,
+    unit_of: Callable[[str], str] = lambda _: "",
     *,
     groups: Sequence[int] = (),
 ) -> tuple[GradientBucket, ...]:
     """Return all buckets of a run; `held`, `clusters` and `groups` are by rank.
 
     Ranks of different `groups` (default: all are of one) own nothing together, even of one name. A bucket has at most
-    `bucket_elements` elements, or a single segment of the minimum aligned size. The last parameters come first, because
-    their gradients are ready first. Leaders are chosen so that the ranks of a cluster lead about the same number of
-    elements.
+    `bucket_elements` elements, or a single segment of the minimum aligned size, and parameters of one unit (default:
+    all are one). The last parameters come first, because their gradients are ready first. Leaders are chosen so that
+    the ranks of a cluster lead about the same number of elements.
     """
     led = [0] * len(held)
     found = []
-    for (owners, adders), segments in _group_segments(held, groups or [0] * len(held), bucket_elements):
+    groups = groups or [0] * len(held)
+    for (owners, adders, unit), segments in _group_segments(held, groups, bucket_elements, unit_of):
         by_cluster: dict[str, list[int]] = {}
         for rank in owners:
             by_cluster.setdefault(clusters[rank], []).append(rank)
@@ -107,6 +132,7 @@ def make_buckets(
             owners=tuple(map(tuple, by_cluster.values())),
             contributors=frozenset(adders),
             leaders=leaders,
+            unit=unit,
         )
         for rank in leaders:
             led[rank] += bucket.num_elements
@@ -114,17 +140,21 @@ def make_buckets(
     return tuple(found)
 
 
-SegmentRanks = tuple[tuple[int, ...], tuple[int, ...]]
-"""(owners, contributors) of a segment, in rank order."""
+SegmentGroup = tuple[tuple[int, ...], tuple[int, ...], str]
+"""(owners, contributors, unit) of a segment; ranks are in order."""
 
 
 def _group_segments(
-    held: Sequence[Sequence[HeldRows]], groups: Sequence[int], bucket_elements: int
-) -> Iterator[tuple[SegmentRanks, list[ParameterSegment]]]:
-    """Yield groups of consecutive segments with equal ranks, each at most one bucket."""
+    held: Sequence[Sequence[HeldRows]],
+    groups: Sequence[int],
+    bucket_elements: int,
+    unit_of: Callable[[str], str],
+) -> Iterator[tuple[SegmentGroup, list[ParameterSegment]]]:
+    """Yield groups of consecutive segments with equal ranks and unit, each at most one bucket."""
     group: list[ParameterSegment] = []
-    of_group: SegmentRanks = ((), ())
-    for sharers, dim, start, stop, row, name in _split_rows(held, groups):
+    of_group: SegmentGroup = ((), (), "")
+    for (owners, adders), dim, start, stop, row, name in _split_rows(held, groups):
+        sharers = owners, adders, unit_of(name)
         for first, last in _split_aligned(start, stop, row, bucket_elements):
             size = (last - first) * row
             full = sum(one.num_elements for one in group) + size > bucket_elements
@@ -135,6 +165,10 @@ def _group_segments(
             group.append(ParameterSegment(name=name, dim=dim, start=first, stop=last, num_elements=size))
     if group:
         yield of_group, group
+
+
+SegmentRanks = tuple[tuple[int, ...], tuple[int, ...]]
+"""(owners, contributors) of a segment, in rank order."""
 
 
 def _split_rows(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from isthmus.train.update.buckets import ParameterSegment
-from isthmus.train.update.ownership import Ownership
+from isthmus.train.update.ownership import LocalRows, Ownership
 from isthmus.train.update.weight_shard import view_rows
 
 
@@ -58,6 +58,23 @@ class GradientAccumulator:
         if gradient is None:
             raise KeyError(f"no gradient of {segment.name}")
         return view_rows(gradient, self._ownership.locate(segment))
+
+    def segment_or_zeros(self, segment: ParameterSegment) -> torch.Tensor:
+        """Return the gradient of a segment as `segment_view` does, or zeros of its size if there is none."""
+        if self.get(segment.name) is None:
+            return torch.zeros(segment.num_elements, device=self._parameters[segment.name].device)
+        return self.segment_view(segment)
+
+    def zeros(self, name: str, rows: LocalRows) -> torch.Tensor:
+        """Return fp32 zeros of the shape of `rows` of a parameter."""
+        parameter = self._parameters[name]
+        shape = [*parameter.shape[: rows.dim], rows.num_rows, *parameter.shape[rows.dim + 1 :]]
+        return torch.zeros(shape, device=parameter.device)
+
+    def drop(self, name: str) -> None:
+        """Discard the gradient of a parameter."""
+        self._accumulated.pop(name, None)
+        self._parameters[name].grad = None
 
     def zero_missing_shared(self) -> None:
         """Set missing gradients of shared parameters to zero, because other ranks may have one."""

@@ -9,7 +9,8 @@ shard only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +30,10 @@ from isthmus.train.update.local_steps.outer_optimizer import LocalSteps, OuterOp
 from isthmus.train.update.loss_scale import LossScale
 from isthmus.train.update.optimizer_state import NamedTensors, OptimizerState
 from isthmus.train.update.ownership import Ownership
+from isthmus.train.update.sharding.gradient_shards import GradientShards
+from isthmus.train.update.sharding.layer_gathering import LayerGathering
+from isthmus.train.update.sharding.shard_exchange import ShardExchange, share_values
+from isthmus.train.update.sharding.weight_gatherer import WeightGatherer
 from isthmus.train.update.weight_shard import WeightShard, make_weight_shards, view_rows
 
 LOSS_SCALE = "loss_scale"
@@ -67,8 +72,10 @@ class Optimizer:
     copies. With `overlap_reduction` the reducer sums gradients during the last backward pass, as soon as they are final
     (S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.3):
     the same sums. `precision` is that of the stage (default: of the job). With `scales_loss` (default: in fp16)
-    gradients are those of the loss times `gradient_scale`, on all ranks. With `local` the replica groups of `ownership`
-    train apart, and average their weights every few steps.
+    gradients are those of the loss times `gradient_scale`, on all ranks. With `exchange` gradients are sharded as the
+    update is (`GradientShards`): `reducer` sums over the leaders of clusters, and those in `late` are exchanged once.
+    `gathers` shards the model's weights too: `gatherer` gathers them for their use. With `local` the replica groups of
+    `ownership` train apart, and average their weights every few steps.
     """
 
     def __init__(
@@ -79,6 +86,9 @@ class Optimizer:
         sum_over_all: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
         ownership: Ownership | None = None,
         reducer: GradientReducer | None = None,
+        exchange: ShardExchange | None = None,
+        late: Collection[str] = (),
+        gathers: bool = False,
         on_host: bool = False,
         overlap_reduction: bool = False,
         precision: TrainingPrecision | None = None,
@@ -95,15 +105,30 @@ class Optimizer:
         self._gradients = GradientAccumulator(self._working_weights, self._ownership, dtype)
         self._shards: list[WeightShard] = []
         for name, parameter in self._working_weights.items():
-            self._shards += make_weight_shards(name, parameter, self._ownership, keeps_fp32=keeps_fp32, on_host=on_host)
+            self._shards += make_weight_shards(
+                name, parameter, self._ownership, keeps_fp32=keeps_fp32, on_host=on_host, apart=gathers
+            )
             if not keeps_fp32:
                 self._gradients.lower(name)
-        self._counts = AccumulationCounts() if overlap_reduction and reducer is not None else None
-        if self._counts is not None:
+        self._exchange, self._sums = exchange, None
+        self._counts: AccumulationCounts | None = None
+        if exchange is not None and reducer is not None:
+            self._sums = GradientShards(self._gradients, self._ownership, exchange, reducer, late)
+            self._gradients.observe(self._sums.on_accumulated)
+        elif overlap_reduction and reducer is not None:
+            self._counts = AccumulationCounts()
             self._gradients.observe(self._on_accumulated)
         self.adam = _make_adamw(self._shards, training)
         self._outer = None if local is None else OuterOptimizer(self._shards, training, local)
-        self._state = OptimizerState(self._working_weights, self._shards, self._ownership, self.adam, self._outer)
+        self._state = OptimizerState(
+            self._working_weights, self._shards, self._ownership, self.adam, self._outer, gathers=gathers
+        )
+        self.gatherer: WeightGatherer | None = None
+        """What gathers the weights of the model for their use, if they are sharded."""
+        if gathers and exchange is not None:
+            self.gatherer = WeightGatherer(self._working_weights, self._shards, self._ownership, exchange)
+        self.by_layer: LayerGathering | None = None
+        """What gathers them layer by layer; None: all are gathered once a step."""
 
     @property
     def gradient_scale(self) -> float:
@@ -121,10 +146,38 @@ class Optimizer:
         if self._outer is not None:
             self._outer.local.reducer.close()
 
+    def begin_passes(self) -> None:
+        """Begin the passes of a step or an evaluation, at the same place on all ranks; gather sharded weights.
+
+        Weights that are gathered layer by layer follow in the passes.
+        """
+        if self._exchange is not None:
+            self._exchange.begin()
+        if self.gatherer is not None and self.by_layer is None:
+            self.gatherer.gather_all()
+
+    def gather_weights(self) -> None:
+        """Gather all weights of the model, if they are sharded, for an export; all ranks call this."""
+        if self._exchange is not None and self.gatherer is not None:
+            self._exchange.begin()
+            self.gatherer.gather_all()
+
+    def end_evaluation(self, num_missing: int) -> None:
+        """End the passes of an evaluation, of which this rank had `num_missing` fewer than another."""
+        if self.by_layer is not None:
+            self.by_layer.repeat_forward(num_missing)
+        if self.gatherer is not None:
+            self.gatherer.release_all()
+
     def begin_step(self) -> None:
-        """Begin a step, at the same place on all ranks; needed with `overlap_reduction` only."""
+        """Begin a step, at the same place on all ranks; needed for what begins before the update."""
+        self.begin_passes()
         if self._counts is not None and self.reducer is not None:
             self.reducer.begin(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
+
+    def final_backward(self, names: Collection[str]) -> AbstractContextManager[None]:
+        """Return the context of a pass that completes the gradients of `names`, of a chunk, for a micro-batch."""
+        return nullcontext() if self._sums is None else self._sums.final_backward(names)
 
     def _on_accumulated(self, name: str) -> None:
         if self._counts is not None and self._counts.add(name) and self.reducer is not None:
@@ -136,13 +189,17 @@ class Optimizer:
         `loss` reads this rank's part of the loss; it is called where the host waits for the gradient norm in any case.
         """
         # Step 1: reduce the gradients over all owners.
-        if self.reducer is not None:
+        if self._sums is not None:
+            self._sums.finish_step()
+            if self.gatherer is not None:
+                self.gatherer.release_all()
+        elif self.reducer is not None:
             self._gradients.zero_missing_shared()
             self.reducer.reduce(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
         if self._counts is not None:
             self._counts.end_step()
         # Step 2: sum gradient norm and loss over all ranks.
-        squares_here = self._gradients.sum_of_squares()
+        squares_here = (self._sums or self._gradients).sum_of_squares()
         loss_here = loss()
         squares, total_loss, is_finite = self._sum_over_ranks(squares_here.item(), loss_here)
         scale = self.gradient_scale
@@ -188,6 +245,8 @@ class Optimizer:
         Raises `UnavailableError` if a tensor has another shape.
         """
         self._state.load_checkpoint_state(tensors)
+        if self.gatherer is not None:
+            self.gatherer.refresh(self._shards)
         self._load_scale_state(tensors)
 
     def local_state(self) -> NamedTensors:
@@ -225,11 +284,17 @@ class Optimizer:
         if self.reducer is not None and not self._ownership.shard_updates:
             for kind in self._state.kinds:
                 self.reducer.broadcast_in_cluster(partial(self._state.segment_view, kind))
+        if self._exchange is not None:
+            self._exchange.begin()
         self._refresh_working_weights()
 
     def clear_gradients(self) -> None:
         """Discard the accumulated gradients, and what has begun of their sums."""
         self._gradients.clear()
+        if self._sums is not None:
+            self._sums.clear()
+        if self.gatherer is not None:
+            self.gatherer.release_all()
         if self._counts is not None and self.reducer is not None:
             self._counts.discard_step()
             self.reducer.discard()
@@ -238,6 +303,9 @@ class Optimizer:
 
     def _refresh_working_weights(self) -> None:
         """Copy the new master weights to the working weights, including those that other ranks updated."""
+        if self.gatherer is not None:
+            self.gatherer.refresh(self._shards)
+            return
         for one in self._shards:
             if one.is_view_of(self._working_weights[one.name]):
                 continue
@@ -246,7 +314,9 @@ class Optimizer:
             if working.is_cuda and not new.is_cuda:  # convert before the transfer
                 new = empty_host_tensor(working).copy_(new)
             working.copy_(new)
-        if self.reducer is not None and self._ownership.shard_updates:
+        if self._exchange is not None:
+            share_values(self._exchange, self._working_view)
+        elif self.reducer is not None and self._ownership.shard_updates:
             self.reducer.broadcast_in_cluster(self._working_view)
 
     def _working_view(self, segment: ParameterSegment) -> torch.Tensor:
@@ -256,10 +326,10 @@ class Optimizer:
         """Assign each master weight its gradient over `scale`, clipped to a norm of `clip_norm` (0: no limit)."""
         weights, parts = [], []
         for one in self._shards:
-            gradient = self.gradient(one.name)
-            if gradient is not None and one.weight is not self._working_weights[one.name]:
+            gradient = self._shard_gradient(one)
+            if gradient is not None:
                 weights.append(one.weight)
-                parts.append(one.view_in(gradient))
+                parts.append(gradient)
         parts = copy_tensors_to_host(parts) if self._on_host else [part.contiguous() for part in parts]
         for weight, part in zip(weights, parts, strict=True):
             weight.grad = part
@@ -268,6 +338,14 @@ class Optimizer:
         factor = (limit / norm if 0 < limit < norm else 1.0) / scale
         if gradients and factor != 1.0:
             torch._foreach_mul_(gradients, factor)
+
+    def _shard_gradient(self, one: WeightShard) -> torch.Tensor | None:
+        """Return the gradient of a shard; None if it has none, or has it already as the weight of the model."""
+        if self._sums is not None:
+            return self._sums.rows(one.name, one.rows)
+        gradient = self.gradient(one.name)
+        is_model_weight = one.weight is self._working_weights[one.name]
+        return None if gradient is None or is_model_weight else one.view_in(gradient)
 
 
 def _make_adamw(shards: Iterable[WeightShard], training: TrainingConfig) -> torch.optim.AdamW:

@@ -23,7 +23,8 @@ STATE_KINDS = ("weight", *_MOMENTS)
 class OptimizerState:
     """The state of `adam`, which updates `shards` of the stage's `working` weights (by full-model name).
 
-    With local steps `outer` is the optimizer of the averages of all replica groups.
+    With `gathers` these are gathered for their use, and have no memory otherwise. With local steps `outer` is the
+    optimizer of the averages of all replica groups.
     """
 
     def __init__(
@@ -33,7 +34,10 @@ class OptimizerState:
         ownership: Ownership,
         adam: torch.optim.AdamW,
         outer: OuterOptimizer | None = None,
+        *,
+        gathers: bool = False,
     ) -> None:
+        self._gathers = gathers
         self._working, self._shards, self._ownership, self._adam = working, shards, ownership, adam
         self._outer = outer
         self.kinds = STATE_KINDS if outer is None else (*STATE_KINDS, *OUTER_KINDS)
@@ -71,7 +75,8 @@ class OptimizerState:
                     f"the checkpoint holds '{name}' as {list(found)}, the model as {list(working.shape)}",
                     hint="it belongs to another model; use another checkpoint folder",
                 )
-            working.detach().copy_(tensors[f"weight/{name}"])
+            if not self._gathers:
+                working.detach().copy_(tensors[f"weight/{name}"])
         for one in self._shards:
             one.weight.detach().copy_(one.view_in(tensors[f"weight/{one.name}"]))
             self._adam.state[one.weight] = {

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from isthmus.train.update.buckets import BUCKET_ELEMENTS, GradientBucket, HeldRows, ParameterSegment, make_buckets
+from isthmus.train.update.buckets import (
+    BUCKET_ELEMENTS,
+    LAYER_BUCKET_ELEMENTS,
+    GradientBucket,
+    HeldRows,
+    ParameterSegment,
+    layer_of,
+    make_buckets,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +31,10 @@ class Ownership:
 
     `held_rows` and `clusters` are by rank. With `shard_updates` the owners in a cluster shard the update and the
     moments: each updates the segments that it leads (ZeRO stage 1: S. Rajbhandari et al., "ZeRO: Memory Optimizations
-    Toward Training Trillion Parameter Models", SC 2020). Without it each owner updates all that it owns. Ranks of
-    different `groups` (by rank; default: all are of one) own nothing together: each group has a state of its own.
+    Toward Training Trillion Parameter Models", SC 2020). Without it each owner updates all that it owns. With
+    `by_layer` each bucket belongs to one layer, for gradients and weights that are sharded too (stages 2 and 3).
+    Ranks of different `groups` (by rank; default: all are of one) own nothing together: each group has a state of its
+    own.
     """
 
     def __init__(
@@ -34,12 +44,17 @@ class Ownership:
         clusters: Sequence[str],
         *,
         shard_updates: bool = False,
+        by_layer: bool = False,
         bucket_elements: int = BUCKET_ELEMENTS,
         groups: Sequence[int] = (),
     ) -> None:
         self.rank, self.shard_updates = rank, shard_updates
         self.group, self.num_groups = (groups[rank], max(groups) + 1) if groups else (0, 1)
-        self.buckets = make_buckets(held, clusters, bucket_elements, groups=groups)
+        self.buckets = (
+            make_buckets(held, clusters, min(bucket_elements, LAYER_BUCKET_ELEMENTS), layer_of, groups=groups)
+            if by_layer
+            else make_buckets(held, clusters, bucket_elements, groups=groups)
+        )
         self.held_rows: dict[str, list[HeldRows]] = {}
         """Rows that this rank holds, by full-model name."""
         for one in held[rank]:

@@ -63,19 +63,38 @@ def averaged_samples(plan: Plan, replica: int, num_samples: int) -> tuple[tuple[
     return tuple(replica_samples(plan, one, num_samples) for one in members)
 
 
+def evaluation_passes(plan: Plan, num_samples: int) -> int:
+    """Return the most micro-batches of a replica in an evaluation of `num_samples`."""
+    rows = (replica_samples(plan, replica, num_samples) for replica in range(plan.dp))
+    return max(-(-(last - first) // plan.micro_batch_size_of(n)) for n, (first, last) in enumerate(rows))
+
+
+def max_shard_uses(plan: Plan, evaluate_samples: int) -> int:
+    """Return how often at most a batch of a `ShardExchange` is used in a step or an evaluation of that many samples.
+
+    For each micro-batch the weights of a tied head are gathered twice in the forward pass and twice in the backward
+    pass, and gradients summed; after the passes come a sum and a copy.
+    """
+    most = max(plan.micro_batches_of(replica) for replica in range(plan.dp))
+    return 5 * max(most, evaluation_passes(plan, evaluate_samples)) + 2
+
+
 def exchange_ownership(
     chunks: ModelChunks,
     rank: int,
     clusters: Sequence[str],
     communicator: Communicator,
     *,
-    shard_updates: bool,
+    zero: int,
     groups: Sequence[int] = (),
 ) -> Ownership:
-    """Exchange the held rows with all ranks; return this rank's ownership. `groups` are those of `Ownership`."""
+    """Exchange the held rows with all ranks; return this rank's ownership under ZeRO stage `zero`.
+
+    `groups` are those of `Ownership`.
+    """
     gathered = communicator.all_gather_bytes(json.dumps([asdict(one) for one in held_rows_of(chunks)]).encode())
     held = [[HeldRows(**one) for one in json.loads(of_rank)] for of_rank in gathered]
-    return Ownership(held, rank, clusters, shard_updates=shard_updates, groups=groups)
+    return Ownership(held, rank, clusters, shard_updates=zero > 0, by_layer=zero > 1, groups=groups)
 
 
 def held_rows_of(chunks: ModelChunks) -> list[HeldRows]:

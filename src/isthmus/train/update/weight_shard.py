@@ -30,14 +30,18 @@ class WeightShard:
 
 
 def make_weight_shards(
-    name: str, parameter: nn.Parameter, ownership: Ownership, *, keeps_fp32: bool, on_host: bool
+    name: str, parameter: nn.Parameter, ownership: Ownership, *, keeps_fp32: bool, on_host: bool, apart: bool = False
 ) -> Iterator[WeightShard]:
     """Yield the shards of fp32 parameter `name` that this rank updates.
 
-    With `keeps_fp32` (the model computes in fp32) weights share the parameter's memory if possible. `on_host`
-    copies them to host memory.
+    With `keeps_fp32` (the model computes in fp32) weights share the parameter's memory if possible, unless they are
+    kept `apart`. `on_host` copies them to host memory.
     """
     for rows in ownership.updated_rows.get(name, ()):
+        if apart and not on_host:
+            copy = view_rows(parameter.detach(), rows).clone(memory_format=torch.contiguous_format)
+            yield WeightShard(name, rows, nn.Parameter(copy))
+            continue
         yield WeightShard(name, rows, _shard_weight(parameter, rows, keeps_fp32=keeps_fp32, on_host=on_host))
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from isthmus.plan.memory.backward_peak import MicroBatchLoad, layer_memory
 from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes
 from isthmus.plan.memory.stage_degrees import StageDegrees
-from isthmus.plan.memory.stage_memory import stage_memory, state_bytes
+from isthmus.plan.memory.stage_memory import end_parameters, most_in_turn, stage_memory, state_bytes
 from isthmus.plan.profile.model_profile import Recompute
 from isthmus.plan.search.costs.slots import ChipSlot
 from isthmus.plan.search.costs.stage_seconds import StageSeconds
@@ -138,7 +138,7 @@ class StageBytes(StageSeconds):
     ) -> tuple[float, float, float]:
         """Return parameters, kept bytes and working bytes beside the layers', with those that ZeRO 3 has gathered."""
         rest, kept, working = self._end_memory[is_first, is_last, recomputed]
-        return rest, kept, working + (self._gathered_bytes if zero == 3 else 0.0)
+        return rest, kept, working + (self._gathered_bytes if zero == 3 else self._unreduced_bytes if zero == 2 else 0)
 
     @cached_property
     def _gathered_bytes(self) -> float:
@@ -147,13 +147,26 @@ class StageBytes(StageSeconds):
         A stack that keeps a whole stage gathered in a pipeline is searched without one.
         """
         profile, rule = self.workload.profile, self.workload.profile.stack.gathered
-        dense, expert, _, _ = self._memory_sums
-        sums = [a + b for a, b in zip(dense, expert, strict=True)]
-        largest = max(b - a for a, b in itertools.pairwise(sums))
         shard = self.degrees.sharding(profile.layers[0])
         ends = profile.embedding.on_chip(shard) + profile.head.on_chip(shard) if rule.ends else 0
-        each = rule.element_bytes or self._load.precision_bytes
-        return each * (rule.layers * largest + ends) + rule.gradient_bytes * largest + profile.stack.buffer_bytes
+        each, weights = rule.element_bytes or self._load.precision_bytes, rule.layers * max(self._layer_parameters)
+        if rule.ends_in_turn:
+            table, head = end_parameters(profile, shard)
+            weights = most_in_turn([table, *self._layer_parameters, head], rule.layers)
+        return each * (weights + ends) + self._unreduced_bytes
+
+    @cached_property
+    def _unreduced_bytes(self) -> float:
+        """Most bytes of a layer's gradients before their reduction, and of the stack's own buffers."""
+        stack = self.workload.profile.stack
+        return stack.gathered.gradient_bytes * max(self._layer_parameters) + stack.buffer_bytes
+
+    @cached_property
+    def _layer_parameters(self) -> list[float]:
+        """Parameters of each layer on one chip."""
+        dense, expert, _, _ = self._memory_sums
+        sums = [a + b for a, b in zip(dense, expert, strict=True)]
+        return [b - a for a, b in itertools.pairwise(sums)]
 
     def _static_bytes(self, dp: int, zero: ZeroStage) -> tuple[float, float]:
         """Return the static bytes per dense and per expert parameter."""

@@ -6,6 +6,7 @@ from isthmus.core.errors import PlanError
 from isthmus.core.plan import Plan
 from isthmus.core.runs.plan_words import stated_words
 from isthmus.core.runs.runnable.expert_groups import expert_groups
+from isthmus.core.runs.runnable.sharding_problem import sharding_problem
 from isthmus.core.stack import DEFAULT_STACK, find_stack
 
 RUNTIME_SCHEDULES = ("1f1b", "dualpipe", "gpipe", "interleaved", "overlapped", "searched", "zero_bubble")
@@ -21,11 +22,11 @@ def runtime_incompatibility(plan: Plan) -> str | None:
     if stack != DEFAULT_STACK:
         return f"stack {stack}: a plan for another framework"
     for name in stated_words(plan):
-        if name in ("cp_kind", "cp_rates"):
+        if name in ("cp_kind", "cp_rates") or (name == "sharding" and plan.zero > 1):
             continue
         return f"{name}: the runtime does only what its degrees, schedule and recomputation say"
-    if plan.zero > 1:
-        return f"ZeRO stage {plan.zero}: the runtime shards only the optimizer state (stage 1)"
+    if (problem := sharding_problem(plan)) is not None:
+        return f"{problem.message}: {problem.hint}"
     for stage in plan.stages:
         for name, degree in (("cp", stage.cp), ("ep", stage.ep)):
             if degree > 1 and stage.recompute == "selective":
