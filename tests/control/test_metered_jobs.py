@@ -6,7 +6,15 @@ import pytest
 
 from isthmus.control.accounting.check_ledger import check_ledger
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.state.events import AgentLost, JobDeleted, RunLeaseEnded, TariffPublished
+from isthmus.control.state.events import (
+    AgentLost,
+    DrainTimedOut,
+    JobDeleted,
+    RunLeaseEnded,
+    SiteCordoned,
+    SiteDraining,
+    TariffPublished,
+)
 from isthmus.control.store.snapshot_codec import restore_state, serialize_state
 from isthmus.core.errors import ConflictError, FieldError
 from isthmus.core.messages.agent_messages import ObservedPart, PartEvent
@@ -167,6 +175,34 @@ def test_a_site_that_stays_away_until_its_lease_has_ended_loses_the_attempt() ->
         "usage",
         "lost",
     ]
+
+
+@pytest.mark.parametrize(("saves", "due"), [(True, {"job:j": -1.0, "owner:owner-a": 1.0}), (False, {})])
+def test_a_drained_site_pays_for_what_the_job_could_not_save(saves: bool, due: dict[str, float]) -> None:
+    """With a verified checkpoint nothing is lost; by the deadline without one the attempt is."""
+    pool = running("a")
+    pool.now_s += HOUR_S
+    deadline_s = pool.now_s + 60
+    pool.tell(SiteDraining(now_s=pool.now_s, cluster="a", by="o", role="owner", deadline_s=deadline_s))
+    if saves:
+        pool.obey("a")
+    else:
+        pool.now_s = deadline_s
+        pool.tell(DrainTimedOut(now_s=pool.now_s, cluster="a"))
+    pool.obey("a")
+    assert cost(pool) == due
+
+
+def test_a_site_that_is_opened_again_ends_the_saving_of_its_jobs() -> None:
+    """The job trains on, and no interval of its last phase is left."""
+    pool = running("a")
+    draining = SiteDraining(now_s=pool.now_s, cluster="a", by="o", role="owner", deadline_s=pool.now_s + 1e6)
+    pool.tell(draining)
+    pool.now_s += HOUR_S
+    pool.tell(SiteCordoned(now_s=pool.now_s, cluster="a", by="o", role="owner", cordoned=False))
+    pool.now_s += HOUR_S
+    pool.cancel("j")
+    assert phases(pool) == [("saving", 1.0), ("running", 1.0)]
 
 
 def test_an_agent_proves_until_when_its_site_held_a_part_that_it_released_while_it_was_away() -> None:

@@ -53,6 +53,7 @@ def set_cordon(state: PoolState, event: SiteCordoned) -> None:
             if job.preemptor is None and state.drained_site(job) is None:
                 for part in job.current_parts():
                     part.checkpoint_requested = False
+                state.changed_jobs.add(job.id)
     _capacity_changed(state)
 
 

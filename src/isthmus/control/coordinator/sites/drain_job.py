@@ -23,6 +23,7 @@ def drain_job(state: PoolState, job: JobRecord, now_s: float) -> None:
     elif job.state == "preempting":
         abort_preemption(state, job, reason, now_s)
     elif job.state in ("preparing", "starting"):
+        job.lost_by = record.cluster.owner
         preempt_job(state, job, reason, now_s, cluster=record.cluster.name)
     elif job.state == "running":
         _save_and_stop(state, job, record, now_s)
@@ -35,6 +36,7 @@ def _save_and_stop(state: PoolState, job: JobRecord, record: ClusterRecord, now_
         job.saved_step = step
         preempt_job(state, job, f"{name} is drained, checkpoint at step {step}", now_s, cluster=name)
     elif record.drain is not None and record.drain.deadline_s is None:
+        job.lost_by = record.cluster.owner
         preempt_job(state, job, f"{name} is drained, without a new checkpoint by the deadline", now_s, cluster=name)
     elif not all(part.checkpoint_requested for part in parts):
         for part in parts:
