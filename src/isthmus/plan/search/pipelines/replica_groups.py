@@ -19,8 +19,11 @@ MAX_SLOTS_IN_PIPELINE = 3
 MAX_POOLED_CHIPS = 1024
 """Slots with more chips are neither pooled nor, beside many slots, tried as one pipeline."""
 
-LINKED_STEP = 2.0
-"""Ratio of the sizes of a set of slots linked each to each that are tried, where only some slots are combined."""
+DENSE_SIZES, SIZE_STEP = 12, 1.25
+"""Where only some slots are combined: up to this many of the fastest, each number is tried; beyond, in these steps."""
+
+NEAR_SIZE_STEP = 2.0
+"""The same for slots linked each to each if most of them are part of a larger such set, for all numbers."""
 
 ReplicaGroup = tuple[ChipSlot, ...]
 """The slots of one replica group."""
@@ -63,8 +66,7 @@ def _thinned_sets(
 ) -> Iterator[tuple[ReplicaGroup, ...]]:
     """Yield the sets for many slots: nested clusterings, and small subsets as one pipeline."""
     rates = {(a, b): _link_rate(space, a, b) for a, b in itertools.combinations(slots, 2)}
-    step = 1.0 if in_pipelines is None else LINKED_STEP
-    for chosen in _candidate_slot_sets(slots, space, step):
+    for chosen in _candidate_slot_sets(slots, space, in_pipelines is not None):
         for partition in nested_partitions(len(chosen), lambda i, j, some=chosen: rates[some[i], some[j]]):  # type: ignore[misc]
             yield _to_groups(chosen, partition)
     for size in range(2, MAX_SLOTS_IN_PIPELINE + 1):
@@ -107,32 +109,42 @@ def _link_rate(space: SearchSpace, a: ChipSlot, b: ChipSlot) -> float:
     return 1e15 if a.group.name == b.group.name else 1e12
 
 
-def _candidate_slot_sets(slots: Sequence[ChipSlot], space: SearchSpace, step: float) -> list[tuple[ChipSlot, ...]]:
+def _candidate_slot_sets(slots: Sequence[ChipSlot], space: SearchSpace, some: bool) -> list[tuple[ChipSlot, ...]]:
     """Return sets of slots: all, the fastest ones, those of each cluster, single ones, the fastest linked ones.
 
-    The sizes of the linked ones differ by a ratio of at least `step`.
+    If these are only `some` of all slots, large sets and those that are mostly part of others are thinned.
     """
+    dense = DENSE_SIZES if some else len(slots)
     speed = sorted(slots, key=lambda s: (-s.chips * s.chip.flop_per_s("bf16"), s.cluster, s.group.name))
-    found = _prefixes(slots, speed)
+    found = _prefixes(slots, speed, dense, SIZE_STEP)
     clusters = dict.fromkeys(slot.cluster for slot in slots)
     found += [tuple(slot for slot in slots if slot.cluster == name) for name in clusters]
     found += [(slot,) for slot in slots]
-    for linked in dict.fromkeys(_linked_slots(seed, speed, space) for seed in speed):
+    linked_sets = list(dict.fromkeys(_linked_slots(seed, speed, space) for seed in speed))
+    if some:
+        linked_sets.sort(key=len, reverse=True)
+    covered: set[ChipSlot] = set()
+    for linked in linked_sets:
         if len(linked) < len(slots):
-            found += _prefixes(slots, [slot for slot in speed if slot in linked], step)
+            near = some and 2 * len(linked & covered) > len(linked)
+            grid = (0, NEAR_SIZE_STEP) if near else (dense, SIZE_STEP)
+            found += _prefixes(slots, [slot for slot in speed if slot in linked], *grid)
+            covered |= linked
     return list(dict.fromkeys(found))
 
 
-def _prefixes(slots: Sequence[ChipSlot], speed: Sequence[ChipSlot], step: float = 1.0) -> list[tuple[ChipSlot, ...]]:
+def _prefixes(
+    slots: Sequence[ChipSlot], speed: Sequence[ChipSlot], dense: int, step: float
+) -> list[tuple[ChipSlot, ...]]:
     """Return the two or more fastest slots, most first, each set in the order of `slots`.
 
-    Their numbers differ by a ratio of at least `step`.
+    Up to `dense` each number of them, beyond it numbers that differ by a ratio of about `step`.
     """
     found, count = [], len(speed)
     while count > 1:
-        some = set(speed[:count])
-        found.append(tuple(slot for slot in slots if slot in some))
-        count = min(count - 1, math.floor(count / step))
+        fastest = set(speed[:count])
+        found.append(tuple(slot for slot in slots if slot in fastest))
+        count = count - 1 if count <= dense else max(dense, math.floor(count / step))
     return found
 
 
