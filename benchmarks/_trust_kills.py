@@ -1,4 +1,7 @@
-"""A server process that is killed again and again under eight clients: what it has acknowledged, and when it is up."""
+"""A server process that is killed again and again under eight clients: what it has acknowledged, and when it is up.
+
+Python's bytecode is kept from a first start on, as it is where Isthmus is installed.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,8 @@ MOST_ALIVE_S, MOST_STARTING_S = 1.0, 2.0
 LIMIT_S = 120.0
 """A server that is not up after so long, or a client that has not ended, has failed."""
 TARGET_S = 3.0
+BYTECODE = "bytecode"
+"""The folder of the compiled modules."""
 
 Start = tuple[float, float]
 """Wall seconds from the start of a server to its first answer, and its CPU seconds."""
@@ -43,7 +48,9 @@ def measure(quick: bool) -> list[Row]:
         folder = Path(name)
         _fill(folder / "state", num_jobs)
         (folder / TEMPLATE).write_text(submission(NAME).model_dump_json())
-        with _Killed(folder) as server:
+        with _Killed(folder / "empty", folder / BYTECODE) as server:
+            server.start()
+        with _Killed(folder, folder / BYTECODE) as server:
             first = server.start()
             with _clients(folder, server.port):
                 busy = _kill_by_seed(server, num_kills, random.Random(13))
@@ -73,10 +80,13 @@ def _start_row(what: str, starts: list[Start]) -> Row:
 
 
 class _Killed:
-    """A server process on a state folder, which is started again on the same port."""
+    """A server process on a state folder, which is started again on the same port; `bytecode` holds what it loads."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bytecode: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self._folder, self.port = folder, 0
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self._environment = kept | {"PYTHONPYCACHEPREFIX": str(bytecode)}
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> _Killed:
@@ -90,8 +100,9 @@ class _Killed:
         command = [sys.executable, "-m", "isthmus", "serve", "--state", "state", "--port", str(self.port), "--json"]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, cwd=self._folder, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-            )
+                command, cwd=self._folder, env=self._environment, stdout=subprocess.PIPE, stderr=log, text=True,
+                start_new_session=True,
+            )  # fmt: skip
         return self._process
 
     def start(self) -> Start:
