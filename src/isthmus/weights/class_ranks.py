@@ -56,10 +56,10 @@ class ClassRanks:
 def count_bits(words: Words, built_in: bool = _HAS_COUNT) -> NDArray[np.uint8]:
     """Return the number of ones of each word [n], as [n]; by sums of neighbouring bits where numpy has no function."""
     if built_in:
-        counted: NDArray[np.uint8] = np.bitwise_count(words)
-        return counted
+        return np.bitwise_count(words)
     pairs = words - ((words >> _ONE) & np.uint64(0x5555_5555_5555_5555))
     threes = np.uint64(0x3333_3333_3333_3333)
     fours = (pairs & threes) + ((pairs >> np.uint64(2)) & threes)
     eights = (fours + (fours >> np.uint64(4))) & np.uint64(0x0F0F_0F0F_0F0F_0F0F)
-    return ((eights * np.uint64(0x0101_0101_0101_0101)) >> np.uint64(56)).astype(np.uint8)
+    counted: NDArray[np.uint8] = ((eights * np.uint64(0x0101_0101_0101_0101)) >> np.uint64(56)).astype(np.uint8)
+    return counted
