@@ -3,9 +3,6 @@
 `schedules` searches schedules for pipelines across 2 to 4 sites, at the peak memory of 1F1B, and simulates them beside
 1F1B, interleaved, zero-bubble and overlapped schedules; small pipelines are compared with their exact solution.
 
-`zero` trains by ZeRO 2 and 3 over four ranks: bytes of gradients and weights beside the memory model, and a step of
-ZeRO 3 beside torch's `fully_shard` over gloo.
-
 `losses` trains plans of random degrees (context, tensor, pipeline and data parallelism, ZeRO) in up to 8 processes on
 this machine, and compares the loss of each step with that of one process. `reduction` sums the gradients of two
 replicas after the last backward pass and during it, and compares what a step waits for; DDP over gloo is beside it.
@@ -33,7 +30,6 @@ from benchmarks import (
     _parallel_precision,
     _parallel_reduction,
     _parallel_schedules,
-    _parallel_zero,
 )
 from benchmarks.table import Row, print_rows, run_parts
 
@@ -43,7 +39,6 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "reduction": _parallel_reduction.measure,
     "local": _parallel_local_steps.measure,
     "precision": _parallel_precision.measure,
-    "zero": _parallel_zero.measure,
     "experts": _parallel_experts.measure,
 }
 
