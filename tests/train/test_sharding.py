@@ -198,7 +198,6 @@ def test_recomputed_layers_have_their_weights_again(kind: str, tmp_path: Path) -
         (HYBRID, {"sharding": {"replicas": 4}}, "shards over 4 replicas .sharding.replicas 4., and cluster a"),
         (SINGLE, PAIRS, "shards over 2 replicas .sharding.replicas 2., and cluster a has layers .0, 4. of 4"),
         (PIPELINES, {"schedule": "dualpipe"}, "schedule dualpipe holds two copies"),
-        (HYBRID, {"local_steps": 2}, "the plan states local_steps 2 with ZeRO"),
         ([SINGLE[0], Cut(ends=[4], clusters="a", micro_batches=1, size=2)], {}, "they run 2 and 1 micro-batches"),
         ([NEAR[0], SINGLE[0]], {}, "unlike layers or places"),
     ],
