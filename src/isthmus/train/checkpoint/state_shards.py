@@ -66,7 +66,7 @@ def allocate_state(
 def allocate_outer_state(
     shapes: Mapping[str, torch.Size], ownership: Ownership
 ) -> tuple[dict[str, torch.Tensor], list[TensorShard]]:
-    """Return what `allocate_state` does, of the outer optimizer."""
+    """Return what `allocate_state` does, of the outer optimizer, as flat rows [rows, ...]."""
     return _allocate(shapes, ownership, _OUTER_KINDS, 0)
 
 

@@ -35,7 +35,7 @@ class TiledAttention:
         self._log_sum = query.new_empty(0)
 
     def add(self, block: torch.Tensor, share: SequenceShare) -> None:
-        """Attend over the keys and values `block`, whose tokens are `share`."""
+        """Attend over keys and values `block` [2, B, K, S, D], whose tokens are `share`."""
         for tile in self._tiles(share):
             rows, columns = slice(*tile.queries), slice(*tile.keys)
             key, value = block[0, :, :, columns], block[1, :, :, columns]

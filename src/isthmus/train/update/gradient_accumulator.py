@@ -60,7 +60,7 @@ class GradientAccumulator:
         return view_rows(gradient, self._ownership.locate(segment))
 
     def segment_or_zeros(self, segment: ParameterSegment) -> torch.Tensor:
-        """Return the gradient of a segment as `segment_view` does, or zeros of its size if there is none."""
+        """Return the gradient of a segment as `segment_view` does, or zeros [num_elements] if there is none."""
         if self.get(segment.name) is None:
             return torch.zeros(segment.num_elements, device=self._parameters[segment.name].device)
         return self.segment_view(segment)

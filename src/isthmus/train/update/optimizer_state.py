@@ -110,7 +110,7 @@ class OptimizerState:
                 self._rows_of(kind, name, rows).copy_(tensors[f"{kind}/{name}/{number}"])
 
     def segment_view(self, kind: str, segment: ParameterSegment) -> torch.Tensor:
-        """Return the `kind` (of `kinds`) of a segment that this rank updates, as a view."""
+        """Return the `kind` (of `kinds`) of a segment that this rank updates, a view [num_elements]."""
         return self._rows_of(kind, segment.name, self._ownership.locate(segment))
 
     def _led_rows(self) -> Iterator[tuple[str, int, LocalRows]]:

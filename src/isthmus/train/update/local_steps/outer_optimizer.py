@@ -70,7 +70,7 @@ class OuterOptimizer:
     def step(self, weight_view: Callable[[ParameterSegment], torch.Tensor]) -> None:
         """Move the last average along the mean change of all groups; the weights of every group become the result.
 
-        `weight_view` returns this rank's memory of the weights of a segment, in `shards`. All ranks call this at the
+        `weight_view` returns the weights [num_elements] of a segment of `shards`, as memory. All ranks call this at the
         same step; the weights have the same bits on all of them afterwards.
         """
         share = self.local.shares[self.local.group]

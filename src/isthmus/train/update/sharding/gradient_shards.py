@@ -88,7 +88,7 @@ class GradientShards:
         raise KeyError(f"this rank does not lead {rows} of {name}")
 
     def segment_view(self, segment: ParameterSegment) -> torch.Tensor:
-        """Return the sum of a segment that this rank leads, as a view."""
+        """Return the sum of a segment that this rank leads, a view [num_elements]."""
         return self.rows(segment.name, self._ownership.locate(segment))
 
     def sum_of_squares(self) -> torch.Tensor:

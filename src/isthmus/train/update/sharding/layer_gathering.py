@@ -43,7 +43,7 @@ class LayerGathering(LayerWeights):
         self.most_bytes = max(self.most_bytes, self._gatherer.num_bytes)
 
     def leave(self, place: int, out: torch.Tensor) -> None:
-        """Free the weights of `place` until the gradient of its result `out` is known."""
+        """Free the weights of `place` until the gradient of its result `out` [samples, tokens, hidden] is known."""
         if place + 1 < len(self._names) or not out.requires_grad:
             self._gatherer.release(self._names[place])
         if out.requires_grad:

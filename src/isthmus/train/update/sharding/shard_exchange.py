@@ -99,7 +99,7 @@ class ShardExchange:
     def copy(self, number: int, shard: SegmentView, like: torch.Tensor) -> PendingBatch:
         """Start a copy of a batch from its leaders to all its owners, of the dtype and on the device of `like`.
 
-        `shard` returns segments that this rank leads.
+        `shard` returns segments that this rank leads, flat [num_elements]; `like` has any shape.
         """
         batch = self.batches[number]
         led = [
