@@ -15,4 +15,4 @@ class LayerWeights:
         """Provide the weights of `place`, whose forward pass is next."""
 
     def leave(self, place: int, out: torch.Tensor) -> None:
-        """Release the weights of `place`, which has returned `out` [samples, tokens, hidden], until its backward pass."""
+        """Free the weights of `place`, which returned `out` [samples, tokens, hidden], until its backward."""
