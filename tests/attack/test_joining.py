@@ -51,7 +51,7 @@ def test_a_code_does_nothing_but_join(server: Server) -> None:
     for method, path in operations():
         if path in ("/v1/health", "/v1/join"):
             continue
-        where = path.format(job_id="j", cluster="east", plan_id="p1", token_id="t-0", **entry)
+        where = path.format(job_id="j", cluster="east", plan_id="p1", token_id="t-0", party="user", **entry)
         answer = server.call(method, where, {}, token=code)
         assert answer.status_code == 403, (method, path, answer.text)
     for token in ("root", "ann", "owner-east"):

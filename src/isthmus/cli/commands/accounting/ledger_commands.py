@@ -76,7 +76,10 @@ def bill(
     user: Annotated[str | None, typer.Option(metavar="NAME", help="The cost of a user's jobs.")] = None,
     job: Annotated[str | None, typer.Option(metavar="JOB", help="The cost of one job, also of a deleted one.")] = None,
     output_format: Annotated[
-        StatementFormat, typer.Option("--format", help="JSON, CSV, CSV with the columns of FOCUS, or a page.")
+        StatementFormat,
+        typer.Option(
+            "--format", metavar="json|csv|focus|html", help="JSON, CSV, CSV with the columns of FOCUS, or a page."
+        ),
     ] = "json",
 ) -> None:
     """Print the statement of an owner, a user or a job for a month.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 
 from isthmus.core.messages.ledger_views import StatementLine, StatementView
+from isthmus.core.text.html_page import html_table, page_text, render_page
 
 _UNITS = {"chips": "chip-hours", "storage": "TB-hours", "link": "Gbit/s-hours"}
 _TITLES = {
@@ -53,26 +53,18 @@ def statement_page(found: StatementView) -> str:
     """Return a statement as an HTML page that loads nothing."""
     title = f"Statement of {found.party} {found.name}, {found.month}"
     state = "final" if found.final else f"up to {_time(found.until_ms)}"
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(one))}</td>" for one in _page_cells(line)) + "</tr>\n"
-        for line in found.lines
-    )
     heads = ("job", "user", "what", "resource", "phase", "from", "to", "quantity", "price per hour", "amount")
-    head = "".join(f'<th scope="col">{one}</th>' for one in heads)
-    currency = html.escape(found.currency)
-    total, carried = _money(found.total_cents, 2), found.carried_out_millionths
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
-<style>body{{font:14px sans-serif;margin:2em}}td,th{{padding:.2em .6em;text-align:left;border-bottom:1px solid #888}}
-td:nth-last-child(-n+3){{text-align:right}}</style></head>
-<body><h1>{html.escape(title)}</h1>
-<p>{_time(found.begin_ms)} to {_time(found.end_ms)} (UTC), {state}; amounts in {currency}.</p>
-<table><thead><tr>{head}</tr></thead><tbody>
-{rows}</tbody></table>
-<p>Carried in: {found.carried_in_millionths} millionths. Carried into the next month: {carried} millionths.</p>
-<p><strong>Total: {total} {currency}</strong></p>
-</body></html>
-"""
+    numbers = (7, 8, 9)
+    return render_page(
+        title,
+        "Isthmus",
+        f"<p>{_time(found.begin_ms)} to {_time(found.end_ms)} (UTC), {state}; "
+        f"amounts in {page_text(found.currency)}.</p>"
+        f"{html_table(heads, map(_page_cells, found.lines), numbers)}"
+        f"<p>Carried in: {found.carried_in_millionths} millionths. "
+        f"Carried into the next month: {found.carried_out_millionths} millionths.</p>"
+        f"<p><strong>Total: {_money(found.total_cents, 2)} {page_text(found.currency)}</strong></p>",
+    )
 
 
 FORMATS: Mapping[str, Callable[[StatementView], str]] = {
@@ -117,7 +109,7 @@ def _focus_row(found: StatementView, line: StatementLine) -> dict[str, object]:
     }
 
 
-def _page_cells(line: StatementLine) -> Sequence[object]:
+def _page_cells(line: StatementLine) -> Sequence[str]:
     what = _TITLES.get(line.kind, line.kind)
     quantity = f"{line.quantity} {_unit(line)}" if line.resource else ""
     price = _money(line.price_millionths, 6) if line.resource else ""
