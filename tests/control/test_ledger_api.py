@@ -105,7 +105,7 @@ def test_a_bill_has_the_formats_that_others_read(server: Server, run: Run, tmp_p
     page = run("bill", *month, "html", caller="ann")[1]
     assert "<strong>Total: 3.50 EUR</strong>" in page
     assert "src=" not in page
-    assert "http" not in page
+    assert "://" not in page
 
 
 def test_each_caller_sees_its_own_entries_page_by_page(server: Server, run: Run, tmp_path: Path) -> None:
