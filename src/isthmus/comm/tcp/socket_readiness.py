@@ -22,7 +22,7 @@ from typing import NamedTuple
 MAX_UNSENT_BYTES = 256 * 2**10
 """Most unsent bytes that the kernel may buffer per connection."""
 
-MIN_PART_BYTES = 16 * 2**10
+MIN_PART_BYTES = 4 * 2**10
 """Least bytes to take at a time."""
 
 _PART_S = 0.02
