@@ -10,7 +10,7 @@ import pytest
 from isthmus.core.errors import PlanError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.plan import Plan
-from isthmus.plan.profile.model_profile import RECOMPUTE
+from isthmus.plan.profile.component import RECOMPUTE
 from isthmus.plan.search.finish.runtime_support import RUNTIME_SCHEDULES, runtime_incompatibility
 from isthmus.schedule import SCHEDULES, SEARCHED
 from isthmus.train.process.check_plan_supported import check_plan_supported
