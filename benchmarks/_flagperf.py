@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks._models import even_plan, llama
 from benchmarks._public_run import GIB, PublicRun, number, public_cluster, public_model, table_rows
 from isthmus.core.plan_parts.kernel_choice import KernelChoice
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 
 REPOSITORY = "github.com/FlagOpen/FlagPerf"
 

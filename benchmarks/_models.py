@@ -8,10 +8,12 @@ from typing import Any
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
-from isthmus.plan.profile.attention import AttentionKernel, AttentionShape, attention_component
+from isthmus.plan.profile.attention import attention_component
 from isthmus.plan.profile.component import Component, SavedTensor, Weight
-from isthmus.plan.profile.decoder_layer import FeedForwardShape, LayerShape, feed_forward_component, norms_component
-from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, profile_model
+from isthmus.plan.profile.decoder_layer import feed_forward_component, norms_component
+from isthmus.plan.profile.layer_profile import LayerProfile, ModelProfile
+from isthmus.plan.profile.layer_shapes import AttentionKernel, AttentionShape, FeedForwardShape, LayerShape
+from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.profile.norms import norm_saved_tensors
 
 GPT_VOCABULARY = 51200

@@ -8,7 +8,8 @@ from typing import Any
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
 from isthmus.core.model import Model
 from isthmus.core.pool import Pool
-from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.profile.layer_profile import ModelProfile
+from isthmus.plan.profile.model_profile import profile_model
 
 
 def llama(layers: int, hidden: int, inner: int, heads: int, kv_heads: int) -> ModelProfile:

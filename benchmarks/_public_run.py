@@ -13,7 +13,7 @@ from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan import profile_model
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 
 _H100 = chip_catalogue()["H100"].sustained
 _RATES = _H100.model_dump() if _H100 else None

@@ -19,7 +19,7 @@ from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan import DATA_SHEET, Calibration, Observation, estimate_s, fit_calibration, profile_model
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 from isthmus.plan.time.predict import Z_90_PERCENT, relative_uncertainty, simulate_plan
 
 DATA = Path(__file__).parent / "data" / "published_runs.yaml"

@@ -23,7 +23,7 @@ from benchmarks.table import Row
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
 from isthmus.plan import DATA_SHEET, Calibration, Observation, fit_calibration, predict
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 from isthmus.plan.time.calibration import FittedParameter
 from isthmus.plan.time.predict import simulate_plan
 

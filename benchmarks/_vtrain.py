@@ -16,7 +16,7 @@ from benchmarks.table import Row, compared
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan import DATA_SHEET, Calibration, Observation, estimate_s, fit_calibration
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 from isthmus.plan.time.predict import Z_90_PERCENT, relative_uncertainty, simulate_plan
 from isthmus.plan.time.time_model_parameters import shape_scope
 

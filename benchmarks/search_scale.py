@@ -16,7 +16,7 @@ import time
 from benchmarks._planning import LLAMA2_7B, LLAMA2_70B, deepseek_v2_lite, gemma2_27b, job, llama, pool
 from benchmarks.table import Row, print_rows
 from isthmus.core.pool import Pool
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.search_plans import SearchRequest, SearchResult, search_plans
 

@@ -91,7 +91,7 @@ class Limit:
 LIMITS: Mapping[str, Limit] = {
     "folder": Limit(16, 16),
     "folder_chain": Limit(9, 9),
-    "package_chain": Limit(23, 9),
+    "package_chain": Limit(20, 9),
     "names": Limit(0, 0),
     "files": Limit(0, 0),
     "past": Limit(0, 0),

@@ -14,7 +14,6 @@ from isthmus.agent.files.file_transfer import (
     FolderSource,
     fetch_job_files,
     job_paths,
-    localise_paths,
     read_sources,
     storage_path,
 )
@@ -129,11 +128,16 @@ def test_sources_are_read_and_broken_ones_named(tmp_path: Path) -> None:
         read_sources(file)
 
 
+def at_site(job: Job) -> Job:
+    """Return job `j` as a site with its storage in `/site` sees it."""
+    return SiteStorage(root=Path("/site")).resolve_job("j", job, "")[0]
+
+
 def test_a_jobs_paths_lie_below_the_sites_storage() -> None:
     """Absolute and relative alike; URLs stay; nothing climbs out."""
     job = JOB.model_copy(update={"output": "/pool/out", "model": "../../etc"})
     data = JOB.data.model_copy(update={"paths": ("s3://texts/a", "/pool/text")})
-    here = localise_paths(job.model_copy(update={"data": data}), Path("/site"))
+    here = at_site(job.model_copy(update={"data": data}))
     assert (here.output, here.model, here.checkpoints.folder) == (
         "/site/pool/out",
         "/site/etc",
@@ -147,10 +151,10 @@ def test_the_folder_to_resume_from_lies_in_the_storage_and_is_fetched() -> None:
     """Given as a path or as the server's description; a job to resume is none of the site's paths."""
     for source in ("/old/ck", ResumeSource(folder="/old/ck", job="old-1")):
         job = JOB.model_copy(update={"resume": source})
-        assert localise_paths(job, Path("/site")).resume_folder == "/site/old/ck"
+        assert at_site(job).resume_folder == "/site/old/ck"
         assert "/old/ck" in job_paths(job)
     named = JOB.model_copy(update={"resume": "old-1"})
-    assert localise_paths(named, Path("/site")).resume == "old-1"
+    assert at_site(named).resume == "old-1"
     assert job_paths(named) == job_paths(JOB)
 
 

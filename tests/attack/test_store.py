@@ -111,7 +111,7 @@ def test_a_crafted_body_is_ignored_in_bounded_memory(
 ) -> None:
     """Every value is checked against the schema; a length without as many items costs nothing."""
     coordinator = Coordinator.replay(event for _, event in store.events())
-    body = json.loads(serialize_state(coordinator))
+    body = json.loads(serialize_state(coordinator.state))
     SnapshotFile(tmp_path).save(store, 3, json.dumps([body]).encode()[1:-1])
     assert start(store, tmp_path) == (3, [])
     change(body)

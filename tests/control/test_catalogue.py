@@ -136,7 +136,7 @@ def test_the_catalogue_is_rebuilt_from_the_log_and_from_a_snapshot(server: Serve
     assert set(replayed.state.num_entries) == {
         ("ann", one.version) for one in (manifest(), addition(kind="model").manifest)
     }
-    restored = restore_state(serialize_state(replayed))
+    restored = restore_state(serialize_state(replayed.state))
     assert restored.catalogue == replayed.state.catalogue
     assert restored.num_entries == replayed.state.num_entries
     assert restored.catalogue["data", "ann", "wiki"].newest.manifest == manifest()

@@ -282,7 +282,7 @@ class AnyPool(RuleBasedStateMachine):
     def start_from_snapshot(self) -> None:
         """The server starts from a snapshot: state, indexes and the order of every dictionary are what they were."""
         known = self.pool.coordinator.state
-        again = restore_state(serialize_state(self.pool.coordinator))
+        again = restore_state(serialize_state(self.pool.coordinator.state))
         assert again == known
         assert again.indexes == known.indexes
         assert list(again.jobs) == list(known.jobs)

@@ -205,7 +205,7 @@ def test_the_usage_of_users_survives_a_snapshot() -> None:
     settle(pool)
     before = pool.coordinator.state
     assert before.shares.usage["u0"].num_chips == 2
-    after = restore_state(serialize_state(pool.coordinator))
+    after = restore_state(serialize_state(pool.coordinator.state))
     assert after.shares == before.shares
     assert after.indexes.queued_by_user == before.indexes.queued_by_user
     assert before.shares.tag("u0", 0) - before.shares.used_chip_s("u0") == HELD_CHIP_S * 2

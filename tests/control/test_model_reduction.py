@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.control.coordinator import advance_job, joint_preemption
+from isthmus.control.coordinator import advance_job
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.site import DeviceIdAllocator
@@ -202,7 +202,7 @@ def test_both_find_a_coordinator_that_commits_too_early(monkeypatch: pytest.Monk
 
 def test_both_find_a_preemption_that_does_not_wait_for_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that takes every victim for protected."""
-    monkeypatch.setattr(joint_preemption, "verified_step", lambda _: 1)
+    monkeypatch.setattr(JobRecord, "verified_step", lambda _: 1)
     _finds(SMALL_PREEMPTION, "j is ended for another, and its processes have saved the steps {None}")
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from isthmus.core.errors import PlanError
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.memory.stage_memory import stage_memory
-from isthmus.plan.profile.component import RECOMPUTE, Sharding
+from isthmus.plan.profile.component import Recompute, Sharding
 from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.published import NAMES, published
 
@@ -69,7 +70,7 @@ def test_stages_hold_the_whole_model_between_them(name, data):
     assert sum(one.weights_bytes for one in stages) == 2 * (profile.num_parameters + again)
 
 
-@given(any_profile, st.integers(1, 8), st.integers(1, 6), st.integers(1, 6), st.sampled_from(RECOMPUTE))
+@given(any_profile, st.integers(1, 8), st.integers(1, 6), st.integers(1, 6), st.sampled_from(get_args(Recompute)))
 @settings(deadline=None, max_examples=40)
 def test_memory_grows_with_sequence_batch_and_flight(name, kilo, batch, flight, recompute):
     """More tokens, sequences or micro-batches in flight never need less."""
@@ -101,7 +102,7 @@ def test_a_loss_by_chunks_keeps_no_logits(name, kilo, flight, tp):
 def test_recomputation_keeps_less_the_more_it_repeats(name, flight):
     """full keeps least, none most; selective and moe lie between."""
     profile = PROFILES[name]
-    kept = {mode: stage(profile, in_flight=flight, recompute=mode).activations_bytes for mode in RECOMPUTE}
+    kept = {mode: stage(profile, in_flight=flight, recompute=mode).activations_bytes for mode in get_args(Recompute)}
     assert kept["full"] < kept["selective"] < kept["none"]
     assert kept["full"] < kept["moe"] <= kept["none"]
 

@@ -8,7 +8,8 @@ from benchmarks._planning import TOY, job, pool
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
 from isthmus.plan import SearchLimits, SearchRequest, SearchResult, search_plans
-from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.profile.layer_profile import ModelProfile
+from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 from tests.plan.hand import model_of
 

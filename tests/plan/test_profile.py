@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from isthmus.core.errors import ModelError
 from isthmus.core.model import Model
-from isthmus.plan.profile.model_profile import AttentionCore, profile_model
+from isthmus.plan.profile.component import AttentionCore
+from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.published import NAMES, PARAMETERS, published
 
 PROFILES = {name: profile_model(published(name)) for name in NAMES}

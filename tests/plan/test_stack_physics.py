@@ -21,7 +21,8 @@ from isthmus.plan.memory.memory_limit import reserved_bytes
 from isthmus.plan.memory.plan_stage_memory import plan_stage_memory
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.memory.stage_memory import MicroBatchLoad, StageMemory, stage_memory
-from isthmus.plan.profile.model_profile import LayerProfile, profile_model
+from isthmus.plan.profile.layer_profile import LayerProfile
+from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.profile.planned_profile import planned_profile
 from isthmus.plan.profile.stack_tensors import stacked_profile
 from isthmus.plan.time.calibration import DATA_SHEET

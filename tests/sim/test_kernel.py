@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.sim.kernel import Kernel, Queue, Resource, all_of, any_of
+from isthmus.sim.kernel import Kernel, Queue, Resource, all_of
 
 
 def test_the_example_of_the_module_runs():
@@ -76,15 +76,15 @@ def test_an_event_wakes_all_who_wait_and_all_who_come_late():
     assert got == [(0.0, "now"), (5.0, "now")]
 
 
-def test_all_of_and_first_of():
-    """`all_of` has every value in the order asked; `any_of` the first, with its index."""
+def test_all_of_has_every_value():
+    """In the order asked, once all have happened; of no events at once."""
     kernel = Kernel()
     events = [kernel.event() for _ in range(3)]
-    both, first, none = all_of(kernel, events), any_of(kernel, events), all_of(kernel, [])
+    both, none = all_of(kernel, events), all_of(kernel, [])
     for number, at_s in ((2, 1.0), (0, 2.0), (1, 3.0)):
         kernel.call_at(at_s, lambda _, number=number: events[number].trigger(number))
     kernel.run()
-    assert (both.value, first.value, none.value) == ([0, 1, 2], (2, 2), [])
+    assert (both.value, none.value) == ([0, 1, 2], [])
 
 
 def test_a_queue_hands_out_in_order():

@@ -140,5 +140,5 @@ def test_a_lost_rank_is_named() -> None:
 
     group = ExpertParallelGroup(0, (0, 1))
     group.join(Broken())
-    with pytest.raises(PeerError, match="lost an expert-parallel rank"):
+    with pytest.raises(PeerError, match="lost a rank of the expert-parallel group"):
         group.exchange_counts(torch.zeros(2, 4, dtype=torch.int64))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from isthmus.core.errors import PlanError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.plan import Plan
-from isthmus.plan.profile.model_profile import RECOMPUTE
+from isthmus.plan.profile.component import Recompute
 from isthmus.plan.search.finish.runtime_support import RUNTIME_SCHEDULES, runtime_incompatibility
 from isthmus.schedule import SCHEDULES, SEARCHED
 from isthmus.train.process.check_plan_supported import check_plan_supported
@@ -31,7 +31,7 @@ def test_every_schedule_is_executed(schedule: str, tmp_path: Path) -> None:
     assert set(RUNTIME_SCHEDULES) == {*SCHEDULES, SEARCHED}
     count = make_job(tmp_path).training.num_micro_batches
     orders = [{"stages": wan_orders(2, count)}] if schedule == SEARCHED else []
-    for kind, on_host in zip(RECOMPUTE, (False, True) * 2, strict=True):
+    for kind, on_host in zip(get_args(Recompute), (False, True) * 2, strict=True):
         fixed = {"optimizer_on_host": on_host}
         plan, spec = both(tmp_path, fixed, schedule=schedule, orders=orders, stage={"recompute": kind})
         assert runtime_incompatibility(plan) is None

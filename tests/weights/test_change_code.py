@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -121,12 +122,19 @@ def test_any_bytes_are_read_or_refused(code: bytes, size: int, seed: int) -> Non
     assert num_changed <= size
 
 
+@functools.cache
+def coded_step() -> tuple[np.ndarray, bytes]:
+    """Weights before a step of Adam, and the code of the step."""
+    old, new = adam_versions(3_000, 1e-4)
+    return old, encode_changes(old, new)
+
+
 @settings(max_examples=300)
 @given(st.integers(0, 10**6), st.integers(0, 255))
 def test_a_flipped_byte_is_read_or_refused(place: int, value: int) -> None:
     """A good code with one byte changed never raises anything but `DeltaError`."""
-    old, new = adam_versions(3_000, 1e-4)
-    code = bytearray(encode_changes(old, new))
+    old, good = coded_step()
+    code = bytearray(good)
     code[place % len(code)] = value
     try:
         found, _ = decode_changes(old, bytes(code))
@@ -138,9 +146,9 @@ def test_a_flipped_byte_is_read_or_refused(place: int, value: int) -> None:
 @pytest.mark.parametrize("cut", [1, 2, 5, 30])
 def test_a_code_cut_short_is_named(cut: int) -> None:
     """The end of a class, of a set or of steps is missing."""
-    old, new = adam_versions(3_000, 1e-4)
+    old, code = coded_step()
     with pytest.raises(DeltaError, match=r"damaged|too early|more or fewer"):
-        decode_changes(old, encode_changes(old, new)[:-cut])
+        decode_changes(old, code[:-cut])
 
 
 def test_a_set_of_giant_size_is_refused() -> None:

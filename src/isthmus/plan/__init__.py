@@ -37,7 +37,8 @@ from isthmus.plan.profile.layer_matrix import (
     render_communication,
     render_layer_matrix,
 )
-from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.profile.layer_profile import ModelProfile
+from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.profile.stack_tensors import stacked_profile
 from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.costs.job_limits import job_limits

@@ -157,19 +157,6 @@ def all_of(kernel: Kernel, events: Iterable[Event]) -> Event:
     return combined
 
 
-def any_of(kernel: Kernel, events: Iterable[Event]) -> Event:
-    """Return an event that is triggered with the first of `events`; its value is (index, value)."""
-    first = kernel.event()
-
-    def happened(index: int, value: Any) -> None:
-        if not first.triggered:
-            first.trigger((index, value))
-
-    for index, event in enumerate(events):
-        event.add_callback(lambda value, index=index: happened(index, value))  # type: ignore[misc]
-    return first
-
-
 class Resource:
     """`capacity` equal slots, acquired first come, first served."""
 

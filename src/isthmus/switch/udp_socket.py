@@ -57,11 +57,6 @@ class UdpSocket:
         found = self._socket.getsockname()
         return found[0], found[1]
 
-    @property
-    def sends_batches(self) -> bool:
-        """Whether several packets are sent by one system call."""
-        return self._segments
-
     def fileno(self) -> int:
         """Return the file descriptor, for selectors."""
         return self._socket.fileno()

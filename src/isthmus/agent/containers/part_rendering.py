@@ -40,11 +40,6 @@ class PartRendering:
         self._renderer, self._clock, self._resolve = renderer, clock, resolve
         self._known: dict[PartKey, tuple[float, str, dict[str, RenderedPart], IsthmusError | None]] = {}
 
-    @property
-    def runs_containers(self) -> bool:
-        """Whether the agent itself puts workers into containers."""
-        return self._renderer.starts == "container"
-
     def objections(self, orders: Iterable[PartOrder]) -> dict[PartKey, str]:
         """Return why parts that do not run yet cannot be started here, by part."""
         found, wanted = {}, set[PartKey]()

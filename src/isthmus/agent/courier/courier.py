@@ -60,11 +60,6 @@ class Courier:
         if session is not None:
             session.cut()
 
-    def is_connected(self, folder: Path) -> bool:
-        """Return whether the worker of a folder is connected now."""
-        with self._lock:
-            return self._files.get(folder.absolute(), (None, None))[1] is not None
-
     def close(self) -> None:
         """Stop listening; tickets stay for a later agent."""
         with self._lock:

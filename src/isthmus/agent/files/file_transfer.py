@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.files.model_tokenizer import tokenizer_paths
-from isthmus.core.job import Job, with_paths
+from isthmus.core.job import Job
 
 _SOURCES: TypeAdapter[dict[str, str | tuple[str, ...]]] = TypeAdapter(dict[str, str | tuple[str, ...]])
 _BLOCK_BYTES = 1 << 20
@@ -111,12 +111,6 @@ def storage_path(root: Path, path: str) -> Path:
     """Return the location of pool path `path` below the storage folder `root`."""
     parts = [part for part in Path(path).parts if part not in ("/", "..")]
     return root.joinpath(*parts)
-
-
-def localise_paths(job: Job, root: Path) -> Job:
-    """Return `job` with its paths moved below the storage folder `root`; URLs are unchanged."""
-
-    return with_paths(job, lambda _, path: path if _is_elsewhere(path) else str(storage_path(root, path)))
 
 
 def job_paths(job: Job, *, with_checkpoints: bool = True) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isthmus.control.coordinator.part_observations import apply_observation, record_part_events
-from isthmus.control.coordinator.reachability import record_peer_checks
+from isthmus.control.coordinator.sites.peer_check_results import record_peer_checks
 from isthmus.control.queries.enrolled_agent import is_new_session
 from isthmus.control.state import allocations
 from isthmus.control.state.events import AgentReported

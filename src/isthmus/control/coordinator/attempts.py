@@ -71,6 +71,12 @@ def refuse_attempt(state: PoolState, job: JobRecord, reason: str, now_s: float, 
     stop_attempt(state, job, "waiting", reason, now_s, kind="refused")
 
 
+def abort_preemption(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None:
+    """Stop the attempt of a preempting job before any victim was stopped; the job waits again."""
+    job.last_restart_reason = f"preemption aborted, no job was stopped: {reason}"
+    stop_attempt(state, job, "waiting", job.last_restart_reason, now_s, kind="refused")
+
+
 def refuse_in_queue(state: PoolState, job: JobRecord, reason: str, now_s: float, retry_s: float | None = None) -> None:
     """Remove the job from all site queues; retry after `retry_s`, or, if a site refused it, after a back-off."""
     job.refusals += retry_s is None

@@ -61,6 +61,13 @@ class Coordinator:
         """The event that `admit` has accepted and `handle` has not applied yet."""
 
     @classmethod
+    def from_state(cls, state: PoolState) -> Coordinator:
+        """Return a coordinator that continues from `state`, such as that of a snapshot, and changes it from now on."""
+        coordinator = cls(state.config)
+        coordinator.state = state
+        return coordinator
+
+    @classmethod
     def replay(cls, events: Iterable[Event], config: CoordinatorConfig | None = None) -> Coordinator:
         """Rebuild the state from the log, which may have been written under other `config`.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from isthmus.control.coordinator.accounting.metered_holdings import owner_of_part
 from isthmus.control.coordinator.advance_job import advance_job, notify_preemptor
 from isthmus.control.coordinator.agent_reports import apply_report
-from isthmus.control.coordinator.attempts import fail_attempt, refuse_attempt, stop_attempt
+from isthmus.control.coordinator.attempts import abort_preemption, fail_attempt, refuse_attempt, stop_attempt
 from isthmus.control.coordinator.catalogue.site_copies import follow_copies
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
-from isthmus.control.coordinator.joint_preemption import abort_preemption, begin_preemption, timeout_reason
+from isthmus.control.coordinator.joint_preemption import begin_preemption, timeout_reason
 from isthmus.control.coordinator.plan_requests import apply_plans, request_plans, withdraw_plan_request
 from isthmus.control.state import allocations
 from isthmus.control.state.events import (

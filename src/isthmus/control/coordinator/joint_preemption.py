@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isthmus.control.coordinator.attempts import part_failure_text, preempt_job, stop_attempt
+from isthmus.control.coordinator.attempts import abort_preemption, part_failure_text, preempt_job
 from isthmus.control.coordinator.job_lifecycle import move_job
 from isthmus.control.state.job_records import ClusterVictim, JobRecord, PoolState
 from isthmus.control.state.site_records import PartRecord
@@ -37,14 +37,8 @@ def advance_preemption(state: PoolState, job: JobRecord, now_s: float) -> None:
     for victim in training:
         if not all(part.checkpoint_requested for part in victim.current_parts()):
             _request_checkpoint(state, job, victim, now_s)
-    if all(verified_step(victim) is not None for victim in training):
+    if all(victim.verified_step() is not None for victim in training):
         _evict_victims(state, job, now_s)
-
-
-def abort_preemption(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None:
-    """Abort a preemption before any victim was stopped; the job waits again."""
-    job.last_restart_reason = f"preemption aborted, no job was stopped: {reason}"
-    stop_attempt(state, job, "waiting", job.last_restart_reason, now_s, kind="refused")
 
 
 def pool_victims(state: PoolState, job: JobRecord) -> list[JobRecord]:
@@ -53,18 +47,12 @@ def pool_victims(state: PoolState, job: JobRecord) -> list[JobRecord]:
     return [state.jobs[name] for name in names if name in state.jobs]
 
 
-def verified_step(victim: JobRecord) -> int | None:
-    """Return the step of the checkpoint that every part of a job has verified; None if there is none."""
-    steps = {part.verified_checkpoint.step if part.verified_checkpoint else None for part in victim.current_parts()}
-    return steps.pop() if len(steps) == 1 else None
-
-
 def timeout_reason(state: PoolState, job: JobRecord) -> str:
     """Describe what a preempting job still waits for."""
     slow = [part.cluster for part in job.current_parts() if part.state != "ready"]
     if slow:
         return f"{', '.join(slow)} did not get ready within {state.config.reservation_timeout_s:g} s"
-    late = [v.id for v in pool_victims(state, job) if v.state == "running" and verified_step(v) is None]
+    late = [v.id for v in pool_victims(state, job) if v.state == "running" and v.verified_step() is None]
     return f"no verified checkpoint of {', '.join(late)} within {state.config.checkpoint_timeout_s:g} s"
 
 
@@ -111,7 +99,7 @@ def _evict_victims(state: PoolState, job: JobRecord, now_s: float) -> None:
     names = ", ".join(dict.fromkeys(one.job for one in job.victims))
     move_job(state, job, "preparing", now_s, f"{names} is leaving")
     for victim in victims:
-        victim.saved_step = verified_step(victim) or 0
+        victim.saved_step = victim.verified_step() or 0
         checkpoint = f", checkpoint at step {victim.saved_step}" if victim.saved_step else ""
         reason = f"job {job.id} of priority '{job.priority}' preempts it{checkpoint}"
         preempt_job(state, victim, reason, now_s, by=job.id)

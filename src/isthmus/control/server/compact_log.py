@@ -104,7 +104,7 @@ def compact_log(
 def _make_base(store: SqlQueries[Any], before_s: float, now_s: float, progress: Progress) -> LogBase | None:
     """Return the base after the last event from before `before_s`, None if the present one replaces all of them."""
     active = store.bases.active()
-    coordinator = Coordinator() if active is None else restore_base(active)
+    coordinator = Coordinator() if active is None else Coordinator.from_state(restore_base(active))
     first = number = 0 if active is None else active.end.number
     with gc_paused():
         for found, event in store.events(first):
@@ -118,7 +118,7 @@ def _make_base(store: SqlQueries[Any], before_s: float, now_s: float, progress: 
     if number == first or digest is None:
         return None
     progress("replayed", number - first)
-    return LogBase.of(serialize_state(coordinator), LogEnd(number, digest), now_s)
+    return LogBase.of(serialize_state(coordinator.state), LogEnd(number, digest), now_s)
 
 
 def _file_bytes(config: ServerConfig) -> int | None:

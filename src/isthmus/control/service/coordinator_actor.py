@@ -139,7 +139,7 @@ class CoordinatorActor:
         """Return the number of the last event and the state after it (`serialize_state`)."""
         with self._lock:
             coordinator = self._caught_up_coordinator()
-            return self.last_event_number, serialize_state(coordinator)
+            return self.last_event_number, serialize_state(coordinator.state)
 
     def execute(self, requests: Sequence[ActorRequest]) -> Sequence[ActorRequest]:
         """Execute requests in order, together with those already queued; return them done."""
@@ -270,7 +270,8 @@ class CoordinatorActor:
         found = self._snapshot_file.load(self._store, rules) if self._snapshot_file else None
         if found is None and (base := self._store.bases.active()) is not None:
             found = base.end.number, restore_base(base, rules)
-        self.last_event_number, coordinator = found or (0, Coordinator(self._rules))
+        self.last_event_number = found[0] if found else 0
+        coordinator = Coordinator.from_state(found[1]) if found else Coordinator(self._rules)
         if self.last_event_number > self._last_observed:
             self._last_observed = self.last_event_number
             self._on_snapshot_loaded(self.last_event_number, coordinator)

@@ -192,6 +192,11 @@ class JobRecord:
         """Return the parts of the current attempt, in the plan's order."""
         return [part for part in self.parts.values() if part.attempt == self.attempt]
 
+    def verified_step(self) -> int | None:
+        """Return the step of the checkpoint that every current part has verified; None if there is none."""
+        steps = {part.verified_checkpoint.step if part.verified_checkpoint else None for part in self.current_parts()}
+        return steps.pop() if len(steps) == 1 else None
+
     def unreleased_parts(self) -> list[PartRecord]:
         """Return the parts of all attempts whose site has not reported `released`."""
         return [part for part in self.parts.values() if part.state != "released"]

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import pydantic_core
 from sortedcontainers import SortedList
 
-from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.indexes import Indexes, QueueKey
 from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
@@ -43,9 +42,8 @@ class _StoredState:
     state: PoolState
 
 
-def serialize_state(coordinator: Coordinator) -> bytes:
+def serialize_state(state: PoolState) -> bytes:
     """Return the state as JSON, as `SnapshotFile.save` expects it."""
-    state = coordinator.state
     parts = {name: list(record.parts) for name, record in state.clusters.items()}
     with gc_paused():
         return pydantic_core.to_json(_codec().encode([_StoredState(parts_by_cluster=parts, state=state)]))
@@ -83,8 +81,8 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def restore_base(base: LogBase, rules: CoordinatorConfig | None = None) -> Coordinator:
-    """Return a coordinator with the state of `base`, under `rules` from now on (default: those of the state).
+def restore_base(base: LogBase, rules: CoordinatorConfig | None = None) -> PoolState:
+    """Return the state of `base`, under `rules` from now on (default: those of the state).
 
     Raises `LogDamagedError` if its body cannot be read.
     """
@@ -102,6 +100,4 @@ def restore_base(base: LogBase, rules: CoordinatorConfig | None = None) -> Coord
         ) from error
     if rules is not None:
         state.config = rules
-    made = Coordinator(state.config)
-    made.state = state
-    return made
+    return state

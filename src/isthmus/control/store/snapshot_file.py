@@ -17,9 +17,9 @@ from pathlib import Path
 import pydantic
 
 import isthmus
-from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import encode_event
+from isthmus.control.state.job_records import PoolState
 from isthmus.control.store.snapshot_codec import gc_paused, restore_state
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import IsthmusError
@@ -44,7 +44,7 @@ class SnapshotFile:
         except OSError as error:
             _log.warning("could not write snapshot %s: %s", self.path, error)
 
-    def load(self, store: Store, rules: CoordinatorConfig) -> tuple[int, Coordinator] | None:
+    def load(self, store: Store, rules: CoordinatorConfig) -> tuple[int, PoolState] | None:
         """Return the number of the snapshot's last event and its state, None without a valid snapshot."""
         try:
             line, _, body = self.path.read_bytes().partition(b"\n")
@@ -60,11 +60,7 @@ class SnapshotFile:
         except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, IsthmusError) as error:
             _log.warning("ignoring snapshot %s: %s", self.path, error)
             return None
-        if state.config != rules:
-            return None
-        coordinator = Coordinator(rules)
-        coordinator.state = state
-        return number, coordinator
+        return (number, state) if state.config == rules else None
 
 
 def _event_digest(store: Store, number: int) -> str:

@@ -19,7 +19,8 @@ from isthmus.core.pool import Pool
 from isthmus.core.runs.check_plan import require_possible
 from isthmus.core.stack import find_stack
 from isthmus.plan.calibrate.fit_calibration import Observation
-from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.profile.layer_profile import ModelProfile
+from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.time.calibration import Calibration, ChipRates
 from isthmus.plan.time.model_sizes import model_sizes
 from isthmus.plan.time.predict import simulate_plan

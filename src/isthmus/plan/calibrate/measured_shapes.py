@@ -14,7 +14,7 @@ from isthmus.core.chip import Chip, Precision
 from isthmus.core.pool import NodeGroup
 from isthmus.plan.calibrate.micro_benchmarks import MIN_MESSAGE_S, MIN_RELATIVE_UNCERTAINTY, ShapeTiming
 from isthmus.plan.memory.stage_degrees import StageDegrees
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 from isthmus.plan.time.calibration import Calibration, FittedParameter
 from isthmus.plan.time.stage_time import (
     ChipModel,

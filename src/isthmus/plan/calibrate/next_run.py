@@ -18,7 +18,7 @@ from isthmus.core.plan import Plan, PlanPart
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_plan import plan_problems
 from isthmus.plan.calibrate.measured_runs import PlannedRun
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 from isthmus.plan.time.calibration import Calibration
 from isthmus.plan.time.model_sizes import model_sizes
 from isthmus.plan.time.predict import estimate_s, relative_uncertainty

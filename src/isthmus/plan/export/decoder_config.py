@@ -8,10 +8,9 @@ from typing import Any
 
 from isthmus.core.model import Model
 from isthmus.plan.export.incompatibility import Incompatibility
-from isthmus.plan.profile.attention import AttentionShape
-from isthmus.plan.profile.decoder_layer import FeedForwardShape, LayerShape
-from isthmus.plan.profile.layer_dimensions import config_with_defaults, layer_shape
-from isthmus.plan.profile.model_families import model_family
+from isthmus.plan.profile.families.layer_dimensions import config_with_defaults, layer_shape
+from isthmus.plan.profile.families.model_families import model_family
+from isthmus.plan.profile.layer_shapes import AttentionShape, FeedForwardShape, LayerShape
 
 _MODEL_REMEDY = "exports support Llama, Mistral, Phi-3, Qwen, Mixtral and DeepSeek: train this model with its own code"
 

@@ -8,7 +8,7 @@ from isthmus.plan.export.decoder_config import DecoderConfig
 from isthmus.plan.export.flag import Flag, flag
 from isthmus.plan.export.incompatibility import Incompatibility
 from isthmus.plan.export.megatron_experts import expert_arguments, expert_incompatibilities
-from isthmus.plan.profile.attention import LatentShape
+from isthmus.plan.profile.layer_shapes import LatentShape
 
 
 def model_incompatibilities(decoder: DecoderConfig) -> Iterator[Incompatibility]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, Recompute, Sharding
+from isthmus.plan.profile.component import Recompute, Sharding
+from isthmus.plan.profile.layer_profile import LayerProfile, ModelProfile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isthmus.plan.memory.backward_peak import MicroBatchLoad
 from isthmus.plan.memory.stage_degrees import StageDegrees
-from isthmus.plan.profile.model_profile import LayerProfile
+from isthmus.plan.profile.layer_profile import LayerProfile
 
 
 def exchange_buffer_bytes(layer: LayerProfile, degrees: StageDegrees, load: MicroBatchLoad) -> float:

@@ -18,7 +18,8 @@ from isthmus.core.errors import InputError
 from isthmus.core.model import Model
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.component import Component, Sharding, Weight
-from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, profile_model
+from isthmus.plan.profile.layer_profile import LayerProfile, ModelProfile
+from isthmus.plan.profile.model_profile import profile_model
 
 Accounting = Literal["default", "report"]
 BytesByGroup = dict[str, float]

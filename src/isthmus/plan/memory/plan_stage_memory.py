@@ -14,7 +14,7 @@ from isthmus.core.plan_parts.tensor_formats import TensorFormats
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.memory.stage_memory import StageMemory, combine_copies, stage_memory
 from isthmus.plan.profile.component import Recompute
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 from isthmus.plan.profile.planned_profile import stage_profile
 
 _NO_FORMATS, _ALL_REPLICAS, _DEFAULT_EXCHANGE = TensorFormats(), ShardGroup(), ExpertExchange()

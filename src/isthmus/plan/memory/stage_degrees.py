@@ -8,7 +8,7 @@ from typing import Literal
 from isthmus.core.errors import PlanError
 from isthmus.core.plan_parts.expert_exchange import ExpertExchange
 from isthmus.plan.profile.component import Sharding
-from isthmus.plan.profile.model_profile import LayerProfile
+from isthmus.plan.profile.layer_profile import LayerProfile
 
 _DEFAULT_EXCHANGE = ExpertExchange()
 

@@ -24,7 +24,8 @@ from isthmus.plan.memory.backward_peak import (
 )
 from isthmus.plan.memory.exchange_buffers import exchange_buffer_bytes
 from isthmus.plan.memory.stage_degrees import StageDegrees
-from isthmus.plan.profile.model_profile import ModelProfile, Recompute, Sharding
+from isthmus.plan.profile.component import Recompute, Sharding
+from isthmus.plan.profile.layer_profile import ModelProfile
 
 TrainingPrecision = Literal["bf16", "fp32"]
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from isthmus.core.plan_parts.low_rank_adapters import LowRankAdapters
 from isthmus.plan.profile.component import Component, SavedTensor, Weight, input_width
-from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
+from isthmus.plan.profile.layer_profile import LayerProfile, ModelProfile
 
 _INPUT_OF = {
     "projection.input": ("q", "k", "v"),

@@ -7,66 +7,9 @@ scaled_dot_product_attention; `eager` keeps the scores in memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from isthmus.plan.profile.component import AttentionCore, Component, SavedTensor, Weight
-from isthmus.plan.profile.norms import NormKind, norm_parameters, norm_saved_tensors
-
-AttentionKernel = Literal["fused", "eager"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentShape:
-    """Dimensions of multi-head latent attention (DeepSeek)."""
-
-    query_rank: int | None
-    """Rank of the compressed query, None if it is not compressed."""
-    kv_rank: int
-    """Rank of the compressed key and value."""
-    rope_dim: int
-    """Dimensions of a head's key with rotary embedding."""
-    nope_dim: int
-    """Dimensions of a head's key without rotary embedding."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionShape:
-    """Dimensions of an attention block."""
-
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int
-    window: int | None = None
-    """Sliding window in tokens, None for full attention."""
-    qkv_bias: bool = False
-    o_bias: bool = False
-    qk_norm: NormKind | None = None
-    """Norm of query and key, per head."""
-    sinks: bool = False
-    """Whether each head has a learned sink logit."""
-    fused_qkv: bool = False
-    """Whether query, key and value are views of one tensor."""
-    rotary: bool = True
-    """Whether queries and keys are rotated, which copies them."""
-    partial_rotary: bool = False
-    """Whether only a part of each head is rotated."""
-    capped: bool = False
-    """Whether scores pass through a tanh."""
-    kernel: AttentionKernel = "fused"
-    latent: LatentShape | None = None
-
-    @property
-    def query_width(self) -> int:
-        """Elements of a token's query, over all heads."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def result_width(self) -> int:
-        """Elements of a token's result, over all heads."""
-        return self.num_heads * self.value_dim
+from isthmus.plan.profile.layer_shapes import AttentionShape, LatentShape
+from isthmus.plan.profile.norms import norm_parameters, norm_saved_tensors
 
 
 def attention_component(shape: AttentionShape) -> Component:

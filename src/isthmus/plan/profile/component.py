@@ -12,7 +12,6 @@ from typing import Literal
 
 ComponentKind = Literal["embedding", "attention", "dense", "experts", "norm", "head"]
 Recompute = Literal["none", "selective", "full", "moe"]
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full", "moe")
 
 
 @dataclass(frozen=True, kw_only=True)

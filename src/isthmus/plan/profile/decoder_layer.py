@@ -6,56 +6,12 @@ run as grouped matrix products on tokens sorted by expert.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from isthmus.plan.profile.attention import AttentionShape
 from isthmus.plan.profile.component import Component, SavedTensor, Weight
-from isthmus.plan.profile.norms import NormKind, norm_parameters, norm_saved_tensors
+from isthmus.plan.profile.layer_shapes import FeedForwardShape, LayerShape
+from isthmus.plan.profile.norms import norm_parameters, norm_saved_tensors
 
 _INDEX_BYTES = 36
 """Bytes per routed token: expert index, sort order, its inverse and token index (int64), and a weight."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeedForwardShape:
-    """Dimensions of a feed-forward block."""
-
-    hidden_size: int
-    intermediate_size: int
-    gated: bool = True
-    bias: bool = False
-    activation_tensors: int = 1
-    """Number of tensors of the intermediate size saved between the first products and the last one's input: 1
-    for a gated SiLU or GELU, 0 without a gate, more for an activation of several operations."""
-    keeps_first: bool = True
-    """Whether the activation keeps its input; a ReLU needs its output alone, which is the last product's input."""
-    parallel: bool = False
-    """Whether the block has the same normed input as attention."""
-    num_experts: int = 0
-    """0 for a dense block."""
-    experts_per_token: int = 0
-    shared_size: int = 0
-    """Total intermediate size of the shared experts."""
-    num_shared: int = 0
-    shared_gate: bool = False
-    router_bias: bool = False
-
-    @property
-    def first_products(self) -> tuple[str, ...]:
-        """Names of the first products."""
-        return ("gate", "up") if self.gated else ("up",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerShape:
-    """Dimensions of one decoder layer: attention, feed-forward, and `num_norms` norms of the hidden size."""
-
-    attention: AttentionShape
-    feed_forward: FeedForwardShape
-    num_norms: int = 2
-    norm: NormKind = "rms"
-    shared_input: bool = False
-    """Whether all norms have the same input, since attention and feed-forward add to the residual in parallel."""
 
 
 def feed_forward_component(shape: FeedForwardShape) -> Component:

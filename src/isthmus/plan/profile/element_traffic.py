@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from isthmus.core.stack import TrafficRule
 from isthmus.plan.profile.component import Component, Sharding
-from isthmus.plan.profile.model_profile import LayerProfile
+from isthmus.plan.profile.layer_profile import LayerProfile
 
 WEIGHTS = "weights"
 """Stands in a rule for the weights of products, as many as a chip holds in a pass."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from isthmus.core.units import format_bytes
 from isthmus.plan.profile.component import Component
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from isthmus.plan.profile.component import SavedTensor
-
-NormKind = Literal["rms", "rms_fp32", "layer", "layer_gain"]
-"""`rms` scales in the compute precision (Llama), `rms_fp32` in fp32 (Gemma, GPT-OSS); `layer`: LayerNorm, `layer_gain`
-one without a bias (MPT)."""
+from isthmus.plan.profile.layer_shapes import NormKind
 
 
 def norm_parameters(kind: NormKind, width: int) -> int:

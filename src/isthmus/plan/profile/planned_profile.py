@@ -7,9 +7,10 @@ from functools import lru_cache
 
 from isthmus.core.plan import Plan, Stage
 from isthmus.plan.profile.adapted_profile import adapted_profile
-from isthmus.plan.profile.attention import AttentionKernel, attention_component
+from isthmus.plan.profile.attention import attention_component
 from isthmus.plan.profile.chosen_stack import chosen_stack
-from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
+from isthmus.plan.profile.layer_profile import LayerProfile, ModelProfile
+from isthmus.plan.profile.layer_shapes import AttentionKernel
 from isthmus.plan.profile.recompute_modules import module_profile
 from isthmus.plan.profile.stack_tensors import stacked_profile
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from isthmus.core.plan_parts.recompute_module import RecomputeModule
 from isthmus.plan.profile.component import Component, SavedTensor
-from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, RepeatedWork
+from isthmus.plan.profile.layer_profile import LayerProfile, ModelProfile, RepeatedWork
 
 _INNER = ("first.output", "activation", "down.input")
 _LATENT = ("q_b", "kv_b")

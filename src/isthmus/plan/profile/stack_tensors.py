@@ -10,7 +10,7 @@ from functools import lru_cache
 from isthmus.core.chip import NARROW_BYTES, Precision
 from isthmus.core.stack import AddedTensor, Stack, TensorRule, find_stack
 from isthmus.plan.profile.component import Component, SavedTensor, input_width
-from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
+from isthmus.plan.profile.layer_profile import LayerProfile, ModelProfile
 
 
 def stacked_profile(profile: ModelProfile, choice: str | Stack, precision: Precision | None) -> ModelProfile:

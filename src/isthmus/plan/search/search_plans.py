@@ -15,7 +15,8 @@ from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Cluster, Pool
 from isthmus.core.process.gc_pause import collection_paused
 from isthmus.core.stack import find_stack
-from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.profile.layer_profile import ModelProfile
+from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.profile.stack_tensors import stacked_profile
 from isthmus.plan.search.bound.prove_bound import OPTIMALITY_GAP, prove_bound
 from isthmus.plan.search.compose.best_layouts import BestLayouts

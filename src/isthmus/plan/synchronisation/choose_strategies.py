@@ -10,7 +10,8 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_plan import require_possible
 from isthmus.core.units import format_bytes, format_seconds
-from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.profile.layer_profile import ModelProfile
+from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration
 from isthmus.plan.time.model_sizes import model_sizes
 from isthmus.plan.time.predict import simulated_training

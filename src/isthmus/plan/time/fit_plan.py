@@ -12,7 +12,8 @@ from isthmus.core.pool import Pool
 from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes
 from isthmus.plan.memory.plan_stage_memory import stage_degrees
 from isthmus.plan.profile.chosen_stack import chosen_stack
-from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.profile.layer_profile import ModelProfile
+from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.time.predict import PlanForecast, predict
 
 

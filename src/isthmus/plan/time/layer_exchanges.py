@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from isthmus.plan.memory.stage_degrees import StageDegrees
-from isthmus.plan.profile.model_profile import LayerProfile
+from isthmus.plan.profile.layer_profile import LayerProfile
 
 _NARROW_DISPATCH = (1 + 4 / 128) / 2
 """Bytes of a dispatched token in 8 bits, with a scale of fp32 for 128 elements, over those in 16 (DeepEP)."""

@@ -7,7 +7,7 @@ from collections import Counter
 from isthmus.core.chip import Precision
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 
 
 def mfu_fraction(plan: Plan, pool: Pool, profile: ModelProfile, precision: Precision, iteration_s: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.core.runs.planned_sizes import ModelSizes
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 
 
 def model_sizes(profile: ModelProfile) -> ModelSizes:

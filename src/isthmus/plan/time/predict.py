@@ -21,7 +21,8 @@ from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes, s
 from isthmus.plan.memory.plan_stage_memory import stage_degrees
 from isthmus.plan.memory.stage_memory import StageMemory
 from isthmus.plan.profile.chosen_stack import chosen_stack
-from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.profile.layer_profile import ModelProfile
+from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, ChipRates
 from isthmus.plan.time.chip_rates import with_chip_rates
 from isthmus.plan.time.model_flops import mfu_fraction

@@ -13,7 +13,7 @@ from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes
 from isthmus.plan.memory.plan_stage_memory import max_in_flight, plan_stage_memory, stage_degrees, weight_element_bytes
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.memory.stage_memory import StageMemory, state_bytes
-from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.profile.layer_profile import ModelProfile
 from isthmus.plan.profile.planned_profile import planned_profile, stage_profile
 from isthmus.plan.time.calibration import Calibration
 from isthmus.plan.time.collectives import send_s

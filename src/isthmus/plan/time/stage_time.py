@@ -16,7 +16,7 @@ from isthmus.core.pool import NodeGroup
 from isthmus.core.stack import Stack
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.component import Recompute
-from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
+from isthmus.plan.profile.layer_profile import LayerProfile, ModelProfile
 from isthmus.plan.time.calibration import Calibration, ChipRates, smooth_max
 from isthmus.plan.time.chip_rates import ANY_KERNEL
 from isthmus.plan.time.collectives import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.component import Component, Sharding, Weight, input_width
 from isthmus.plan.profile.element_traffic import element_traffic
-from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
+from isthmus.plan.profile.layer_profile import LayerProfile, ModelProfile
 from isthmus.plan.time.layer_exchanges import ChipMicroBatch, CollectiveCall, layer_exchanges, repeated_exchanges
 
 _REDUCED_WEIGHTS = ("o", "down", "shared_down")

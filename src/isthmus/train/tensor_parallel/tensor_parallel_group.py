@@ -8,24 +8,22 @@ group directly. All ranks of a stage run the same collectives in the same order.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.group.group_work import gloo_error_text
-from isthmus.core.errors import PeerError
 from isthmus.core.process.steady_clock import steady_time_s
 from isthmus.train.communication.pinned_memory import copy_tensors_to_host, empty_host_tensor
+from isthmus.train.communication.stage_group import StageGroup
 from isthmus.train.liveness.peer_wait import waiting_for_peer
 
 Collective: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """A collective among the ranks of a stage."""
 
 
-class TensorParallelGroup:
+class TensorParallelGroup(StageGroup):
     """Rank `tp_rank` of `size` tensor-parallel ranks of a stage; usable after `join`.
 
     With `sequence_parallel` (sequence parallelism) each rank has an equal part of the tokens between blocks, in
@@ -41,18 +39,8 @@ class TensorParallelGroup:
         sequence_parallel: bool = False,
         clock: Callable[[], float] = steady_time_s,
     ) -> None:
-        self.tp_rank, self.size, self.sequence_parallel, self._clock = tp_rank, size, sequence_parallel, clock
-        self.waited_s = 0.0
-        self._group: dist.ProcessGroup | None = None
-        self._on_host = True
-
-    def join(self, group: dist.ProcessGroup, *, on_host: bool = True) -> None:
-        """Use `group`, which has the ranks of the stage; `on_host` if it supports host memory only."""
-        self._group, self._on_host = group, on_host
-
-    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of `tensor` (of any shape) over all ranks, bit-identical on each."""
-        return self._all_reduce(tensor, dist.ReduceOp.SUM)
+        super().__init__("tensor-parallel", size, clock)
+        self.tp_rank, self.sequence_parallel = tp_rank, sequence_parallel
 
     def all_reduce_max(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the elementwise maximum of `tensor` (of any shape) over all ranks."""
@@ -90,17 +78,6 @@ class TensorParallelGroup:
         if carried is not tensor and self.tp_rank > 0:
             tensor.copy_(carried, non_blocking=True)
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Any) -> torch.Tensor:
-        if self.size == 1:
-            return tensor
-        (result,) = self._to_group_memory([tensor])
-        result = result.clone(memory_format=torch.contiguous_format) if result is tensor else result
-        options = dist.AllreduceOptions()
-        options.reduceOp = op
-        with self._timed():
-            self._joined_group().allreduce([result], options).wait()
-        return _to_device_of(result, tensor)
-
     def _to_group_memory(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return `tensors` contiguous in memory that the group supports: on the device, or pinned copies."""
         if self._on_host and any(one.is_cuda for one in tensors):
@@ -110,30 +87,6 @@ class TensorParallelGroup:
     def _new_buffer(self, like: torch.Tensor) -> torch.Tensor:
         """Return an uninitialised buffer like `like` in memory that the group supports."""
         return empty_host_tensor(like) if self._on_host else like.new_empty(like.shape)
-
-    def _joined_group(self) -> dist.ProcessGroup:
-        if self._group is None:
-            raise RuntimeError("the tensor-parallel group is used before `join`")
-        return self._group
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        start_s = self._clock()
-        with self._waiting():
-            yield
-        self.waited_s += self._clock() - start_s
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Mark the thread as waiting for a peer; raise `PeerError` for an error of the process group."""
-        try:
-            with waiting_for_peer():
-                yield
-        except RuntimeError as error:
-            raise PeerError(
-                f"lost a tensor-parallel rank of this stage: {gloo_error_text(error) or error}",
-                hint="see its log for the cause; the job restarts automatically",
-            ) from error
 
 
 def _to_device_of(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

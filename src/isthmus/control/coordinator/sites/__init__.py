@@ -1,1 +1,1 @@
-"""The membership of sites: closed to new parts, drained, gone from the pool."""
+"""Sites: closed to new parts, drained, gone from the pool; checks that they reach each other."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from isthmus.control.coordinator.attempts import preempt_job
+from isthmus.control.coordinator.attempts import abort_preemption, preempt_job
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues
-from isthmus.control.coordinator.joint_preemption import abort_preemption, verified_step
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord
 
@@ -31,7 +30,7 @@ def drain_job(state: PoolState, job: JobRecord, now_s: float) -> None:
 
 def _save_and_stop(state: PoolState, job: JobRecord, record: ClusterRecord, now_s: float) -> None:
     parts, name = job.current_parts(), record.cluster.name
-    step = verified_step(job) if all(part.checkpoint_requested for part in parts) else None
+    step = job.verified_step() if all(part.checkpoint_requested for part in parts) else None
     if step is not None:
         job.saved_step = step
         preempt_job(state, job, f"{name} is drained, checkpoint at step {step}", now_s, cluster=name)

@@ -13,7 +13,7 @@ from isthmus.plan.memory.backward_peak import MicroBatchLoad, layer_memory
 from isthmus.plan.memory.memory_limit import device_bytes, memory_limit_bytes
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.memory.stage_memory import end_parameters, most_in_turn, stage_memory, state_bytes
-from isthmus.plan.profile.model_profile import Recompute
+from isthmus.plan.profile.component import Recompute
 from isthmus.plan.search.costs.slots import ChipSlot
 from isthmus.plan.search.costs.stage_seconds import StageSeconds
 from isthmus.plan.search.costs.workload import TrainingWorkload, ZeroStage

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from isthmus.core.chip import Chip
 from isthmus.plan.memory.stage_degrees import StageDegrees
-from isthmus.plan.profile.model_profile import LayerProfile
+from isthmus.plan.profile.layer_profile import LayerProfile
 from isthmus.plan.search.costs.slots import ChipSlot
 from isthmus.plan.search.costs.workload import REDUCED_RATIO, TrainingWorkload, ZeroStage
 from isthmus.plan.time.collectives import all_reduce_s

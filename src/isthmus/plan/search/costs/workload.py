@@ -8,7 +8,7 @@ from typing import Literal
 
 from isthmus.core.chip import Precision
 from isthmus.plan.memory.stage_memory import OUTER_OPTIMIZER_BYTES, state_bytes
-from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
+from isthmus.plan.profile.layer_profile import LayerProfile, ModelProfile
 from isthmus.plan.time.calibration import Calibration
 
 ZeroStage = Literal[0, 1, 2, 3]

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isthmus.core.errors import ModelError
-from isthmus.plan.profile.attention import AttentionKernel
-from isthmus.plan.profile.norms import NormKind
+from isthmus.plan.profile.layer_shapes import AttentionKernel, NormKind
 
 Config = Mapping[str, Any]
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from isthmus.core.errors import ModelError
-from isthmus.plan.profile.attention import AttentionKernel, AttentionShape, LatentShape
-from isthmus.plan.profile.check_config import check_config, is_integer_from
-from isthmus.plan.profile.decoder_layer import FeedForwardShape, LayerShape
-from isthmus.plan.profile.model_families import Config, ModelFamily, no_window
-from isthmus.plan.profile.norms import NormKind
+from isthmus.plan.profile.families.check_config import check_config, is_integer_from
+from isthmus.plan.profile.families.model_families import Config, ModelFamily, no_window
+from isthmus.plan.profile.layer_shapes import (
+    AttentionKernel,
+    AttentionShape,
+    FeedForwardShape,
+    LatentShape,
+    LayerShape,
+    NormKind,
+)
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of the number of experts in different releases of transformers."""
