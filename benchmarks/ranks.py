@@ -2,8 +2,8 @@
 
 The job has 50 replicas, each a pipeline over two sites of 64 nodes with 8 chips and 8 network cards. A replacement
 gives one rank another node, address and port; the table then names the demands between addresses that end and begin, as
-a network controller needs them. After each, the numbers, nodes and addresses of all other ranks are compared with those
-before, and at the end all pairs of addresses with a table that is built afresh from all workers.
+a network controller needs them. After every 20 replacements the numbers, nodes and addresses of all ranks are compared
+with what each had after its own last one, and at the end all pairs of addresses with a table that is built afresh.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from isthmus.core.pool import Cluster, NetworkCard, NodeGroup
 SITES = ("east", "west")
 STAGES_PER_SITE = 10
 CARDS = 8
+REPLACED_PER_LOOK = 20
+"""Replacements between two comparisons of all ranks, which make 1,000 views with all their peers."""
 
 
 def cluster(name: str, number: int, nodes: int) -> Cluster:
@@ -60,8 +62,8 @@ def measure(replicas: int) -> list[Row]:
         for rank, site in enumerate(plan.rank_clusters)
     ]
     table = filled(plan, clusters, workers)
-    first, changed, wrong, spent_s, longest_s = table.views(), 0, 0, 0.0, 0.0
-    places = [(one.node, one.addresses, one.port) for one in first]
+    changed, wrong, spent_s, longest_s = 0, 0, 0.0, 0.0
+    places = _places(table)
     for rank, worker in enumerate(workers):
         workers[rank] = worker.model_copy(update={"device": device_of(rank % half + CARDS), "port": 20_000 + rank})
         start_s = time.perf_counter()
@@ -69,9 +71,11 @@ def measure(replicas: int) -> list[Row]:
         lasted_s = time.perf_counter() - start_s
         spent_s, longest_s = spent_s + lasted_s, max(longest_s, lasted_s)
         wrong += not (change.begun and change.ended)
-        after = [(one.node, one.addresses, one.port) for one in table.views()]
-        changed += sum(a != b for other, (a, b) in enumerate(zip(places, after, strict=True)) if other != rank)
-        places = after
+        (places[rank],) = _places(table, [rank])
+        if (rank + 1) % REPLACED_PER_LOOK == 0 or rank + 1 == len(workers):
+            after = _places(table)
+            changed += sum(a != b for a, b in zip(places, after, strict=True))
+            places = after
     wrong += table.views() != filled(plan, clusters, workers).views()
     what = f"{len(workers):,} workers replaced"
     return [
@@ -91,6 +95,12 @@ def measure(replicas: int) -> list[Row]:
 def device_of(place: int) -> str:
     """Return the device at a place of a site, counted over its nodes."""
     return f"g/{place // CARDS}/{place % CARDS}"
+
+
+def _places(table: RankTable, ranks: Sequence[int] | None = None) -> list[tuple[object, ...]]:
+    """Return number, node, addresses and port of ranks, by default of all."""
+    views = table.views() if ranks is None else map(table.view, ranks)
+    return [(one.rank, one.node, one.addresses, one.port) for one in views]
 
 
 def filled(plan: Plan, clusters: dict[str, Cluster], workers: Sequence[WorkerAddress]) -> RankTable:

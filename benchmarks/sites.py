@@ -1,13 +1,14 @@
 """Real sites: jobs over real Slurm clusters on this machine, and what their schedulers' faults do to them.
 
 `start`: one job over two Slurm clusters through a real server and two agents, from its submission to the first line of
-the last rank's program, beside a bare `srun` of the same line on the slower cluster just before. `look`: one look of an
-agent at 2,000 jobs. `kills`: slurmctld killed within 2 s of 20 accepted jobs, beside jobs of plain `sbatch`. `faults`:
-lost and late replies, killed daemons, agents that forget everything, and releases at any step, by seeds. The parts on
-Slurm need root and its Debian packages. `kubernetes`: one look at 2,000 pods of a real API server (`make kubernetes`);
-`kubernetes-faults`: lost replies and a killed server, by seeds; `kubernetes-events`: events of an API server that is
-killed and whose log is compacted, 1,000 times. `ray-faults`: lost requests and replies, a dashboard out of reach,
-agents that forget everything, by seeds (the extra `ray`).
+the last rank's program, beside a bare `srun` of the same line on the slower cluster just before. `start-kinds`: the
+same over a Slurm, a Ray and a local site. `look`: one look of an agent at 2,000 jobs. `kills`: slurmctld killed within
+2 s of 20 accepted jobs, beside jobs of plain `sbatch`. `faults`: lost and late replies, killed daemons, agents that
+forget everything, and releases at any step, by seeds. The parts on Slurm need root and its Debian packages.
+`kubernetes`: one look at 2,000 pods of a real API server (`make kubernetes`); `kubernetes-faults`: lost replies and a
+killed server, by seeds; `kubernetes-events`: events of an API server that is killed and whose log is compacted, 1,000
+times. `ray-faults`: lost requests and replies, a dashboard out of reach, agents that forget everything, by seeds (the
+extra `ray`).
 `courier`: a run folder whose log grows by 10 MB/s is carried over a link with random cuts.
 
   python -m benchmarks.sites                  # all
@@ -27,6 +28,7 @@ from collections.abc import Callable
 
 from benchmarks import (
     _sites_courier,
+    _sites_kinds_start,
     _sites_kubernetes,
     _sites_kubernetes_faults,
     _sites_ray_faults,
@@ -43,6 +45,7 @@ from tests.slurm.slurm_cluster import missing_programs
 
 SLURM_PARTS: dict[str, Callable[[Amount], list[Row]]] = {
     "start": _sites_slurm_start.rows,
+    "start-kinds": _sites_kinds_start.rows,
     "look": _sites_slurm_look.rows,
     "kills": _sites_slurm_kills.rows,
     "faults": _sites_slurm_faults.rows,
@@ -52,6 +55,7 @@ KUBERNETES_PARTS: dict[str, Callable[[Amount], list[Row]]] = {
     "kubernetes-faults": _sites_kubernetes_faults.rows,
     "kubernetes-events": _sites_kubernetes_faults.event_rows,
 }
+RAY_PARTS = ("start-kinds", "ray-faults")
 PARTS: dict[str, Callable[[Amount], list[Row]]] = {
     **SLURM_PARTS,
     **KUBERNETES_PARTS,
@@ -79,7 +83,7 @@ def main() -> int:
         if name in KUBERNETES_PARTS and missing_server():
             print(f"{name}: needs {', '.join(missing_server())}", file=sys.stderr)
             continue
-        if name == "ray-faults" and missing_ray():
+        if name in RAY_PARTS and missing_ray():
             print(f"{name}: needs Ray: {missing_ray()}", file=sys.stderr)
             continue
         chosen.append(name)

@@ -14,7 +14,8 @@ import pytest
 from isthmus.agent.adapters.check_adapter import ContractError, check_adapter, is_running
 from isthmus.agent.adapters.local_adapter import LocalAdapter, worker_environment
 from isthmus.agent.adapters.rules.program_rules import variables_of_a_start_arrive
-from isthmus.agent.adapters.scheduler_adapter import RankStart
+from isthmus.agent.adapters.rules.worker_rules import clocks_of_nodes_do_not_matter
+from isthmus.agent.adapters.scheduler_adapter import RankStart, WorkerStatus
 from isthmus.core.pool import Cluster, NodeGroup, VirtualChip
 
 SITE = Cluster(
@@ -82,6 +83,27 @@ def test_the_kit_finds_an_adapter_that_drops_settings(tmp_path: Path) -> None:
             lambda command: DropsVariables(SITE, tmp_path / "queue", command), tmp_path, timeout_s=3,
             rules=(variables_of_a_start_arrive,),
         )  # fmt: skip
+
+
+class ComparesClocks(LocalAdapter):
+    """An adapter that takes a worker for lost whose files are old by the agent's clock."""
+
+    def poll(self, folder: Path) -> WorkerStatus:
+        age_s = time.time() - (folder / "pid").stat().st_mtime if (folder / "pid").exists() else 0.0
+        return WorkerStatus(state="exited", exit_status=137) if age_s > 3600 else super().poll(folder)
+
+
+@pytest.mark.slow
+def test_the_kit_finds_an_adapter_that_compares_clocks(tmp_path: Path) -> None:
+    """The clocks of an agent and of its nodes differ."""
+    with pytest.raises(ContractError, match="files of another time runs on"):
+        check_adapter(
+            lambda command: ComparesClocks(SITE, tmp_path / "queue", command), tmp_path, timeout_s=3,
+            rules=(clocks_of_nodes_do_not_matter,),
+        )  # fmt: skip
+    folder = tmp_path / clocks_of_nodes_do_not_matter.__name__
+    (folder / "go").touch()
+    until((folder / "exit").exists)
 
 
 @pytest.fixture

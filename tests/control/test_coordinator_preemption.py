@@ -313,6 +313,21 @@ def test_who_is_evicted_by_its_owner_leaves_all_its_sites_and_has_not_failed() -
         assert pool.state("high") == "preparing"
 
 
+def test_a_site_that_learns_later_that_its_scheduler_took_the_devices_uses_no_restart() -> None:
+    """1. A rank has ended by a signal, the cause is unknown. 2. The scheduler has ended the hold: the part says so."""
+    pool = busy()
+    ended = ObservedPart(job="low", attempt=1, state="failed", detail="rank 0 was ended by signal 15", fault="peer")
+    pool.report("a", ended, *queued(pool, "a"))
+    assert pool.coordinator.job_view("low").restarts == 1
+    evicted = ended.model_copy(
+        update={"state": "released", "detail": "the scheduler ended the hold", "fault": "evicted"}
+    )
+    pool.report("a", evicted, *queued(pool, "a"))
+    pool.obey("b")
+    low = pool.coordinator.job_view("low")
+    assert (low.state in ("waiting", "preparing"), low.restarts) == (True, 0)
+
+
 def test_an_earlier_job_takes_back_what_a_later_one_only_prepares() -> None:
     """Wound-wait: the later one waits again, and starts when there is room; never the other way."""
     pool = Driver("a", "b", chips=2)

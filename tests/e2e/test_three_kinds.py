@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +12,13 @@ from isthmus.agent.adapters.local_adapter import WORKER_COMMAND
 from isthmus.agent.containers.image_tool import build_image
 from isthmus.client.api_client import ApiClient
 from isthmus.core.owner.owner_policy import OwnerPolicy
-from isthmus.core.owner.site_file import SiteFile
-from isthmus.core.pool import Cluster, NodeGroup
 from isthmus.train.checkpoint.checkpoint_folder import newest_valid
 from tests.agent.test_containers import HOST, why_not
 from tests.control.processes import until
 from tests.e2e.site import all_metrics, as_one_process, state_is
 from tests.ray.ray_cluster import RayCluster, missing_ray
 from tests.slurm.conftest import require_slurm
-from tests.slurm.joint_pool import JointPool, JointSite, site_of
+from tests.slurm.joint_pool import JointPool, local_site, ray_site
 from tests.slurm.slurm_cluster import slurm_clusters
 from tests.slurm.test_joint_job import take_the_card
 
@@ -56,7 +53,7 @@ def test_a_job_over_slurm_ray_and_local_is_preempted_by_a_slurm_users_job_and_go
     with slurm_clusters(tmp_path, 1, 1, "west") as slurms:
         (tmp_path / "pool").mkdir()
         policy = policy_with_images(tmp_path)
-        others = {"north": ray_site(ray), "south": local(policy)}
+        others = {"north": ray_site(ray), "south": local_site(policy)}
         pool = JointPool(tmp_path / "pool", slurms, WORKER_COMMAND, others=others, policy=policy)
         try:
             until(lambda: pool.free() == {"west": 1, "north": 2, "south": 1}, "all sites have joined", 300)
@@ -81,19 +78,6 @@ def test_a_job_over_slurm_ray_and_local_is_preempted_by_a_slurm_users_job_and_go
             for name in pool.sites:
                 pool.end(name)
             pool.close()
-
-
-def ray_site(ray: RayCluster) -> JointSite:
-    """Return the site of both nodes of Ray."""
-    group = NodeGroup(name="h20", chip="H20", nodes=2, chips_per_node=ray.num_cards)
-    options = {"address": ray.address, "python": sys.executable, "timeout_s": 60}
-    return site_of(Cluster(name="north", owner="o", node_groups=(group,)), SiteFile(kind="ray", options=options))
-
-
-def local(policy: OwnerPolicy) -> JointSite:
-    """Return a site of this machine."""
-    group = NodeGroup(name="h20", chip="H20", nodes=1, chips_per_node=1)
-    return site_of(Cluster(name="south", owner="o", node_groups=(group,)), SiteFile(kind="local"), policy)
 
 
 def policy_with_images(folder: Path) -> OwnerPolicy:

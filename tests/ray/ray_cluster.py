@@ -167,9 +167,3 @@ class RayCluster:
 def missing_ray() -> str:
     """Return the command that installs what a cluster needs, empty if it is there."""
     return "" if importlib.util.find_spec("ray") is not None else INSTALL
-
-
-def _command(process: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return []

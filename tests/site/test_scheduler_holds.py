@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.agent.adapters.scheduler_adapter import ForeignJob
-from isthmus.agent.service.site_holds import foreign_part
+from isthmus.agent.adapters.scheduler_adapter import ForeignJob, Hold, HoldRequest, SchedulerLook
+from isthmus.agent.service.site_holds import SiteHolds, foreign_part
+from isthmus.core.errors import PeerError
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.site import (
@@ -18,6 +19,7 @@ from isthmus.site import (
     ObservedWorker,
     OrdersReceived,
     ProbeObserved,
+    ShutdownRequested,
     SiteMachine,
     SitePart,
     StartWorker,
@@ -26,6 +28,7 @@ from isthmus.site import (
 )
 from isthmus.site.machine import CHECKIN_TIMEOUT_S
 from isthmus.site.site_invariants import check_site
+from isthmus.site.site_state import VERDICT_S
 from tests.site.samples import INVENTORY, order
 
 PLACES = ("east/h20",)
@@ -282,6 +285,104 @@ def test_without_its_hold_a_start_is_not_repeated(site: Scheduled) -> None:
     site.machine.handle(WorkersObserved(now_s=5.0, workers=(seen,)))
     assert site.part.state == "failed"
     assert "its hold has ended" in site.part.detail
+
+
+def running(site: Scheduled) -> None:
+    """A part with one rank runs in its hold."""
+    site.obey(order("prepared", places=PLACES))
+    site.answer("granted")
+    site.obey(order("running", places=PLACES))
+
+
+def ends(site: Scheduled, status: int) -> None:
+    """The rank of the part has ended; the server, which hears of it, has it released."""
+    seen = ObservedWorker(job="a", attempt=1, rank=0, state="exited", exit_status=status)
+    site.machine.handle(WorkersObserved(now_s=site.now_s, workers=(seen,)))
+    check_site(site.machine)
+    site.obey(order("released", places=PLACES))
+
+
+@pytest.mark.parametrize("status", [143, 137])
+def test_a_rank_that_the_scheduler_ended_was_evicted(site: Scheduled, status: int) -> None:
+    """1. A user's job takes the devices: the rank ends by a signal. 2. The part is kept until the scheduler has spoken.
+    3. Its hold has ended: the part did not fail, so its job uses no restart.
+    """
+    running(site)
+    ends(site, status)
+    assert (site.part.state, site.part.fault) == ("stopping", "peer"), (
+        "the cause is elsewhere; what it is, is not known"
+    )
+    site.answer("ended")
+    assert (site.part.state, site.part.fault) == ("released", "evicted")
+    assert "the scheduler ended the hold of its devices; rank 0 was ended by signal" in site.part.detail
+
+
+def test_a_rank_that_ends_after_its_hold_was_evicted() -> None:
+    """The same, seen in the other order; a rank that only lost its peer by that is no cause either."""
+    for status in (143, PeerError.exit_code):
+        one = Scheduled()
+        running(one)
+        one.answer("ended")
+        ends(one, status)
+        assert (one.part.state, one.part.fault) == ("released", "evicted")
+
+
+def test_a_rank_that_died_in_its_hold_has_failed(site: Scheduled) -> None:
+    """Killed by the system for want of memory, say: the hold lasts, so after a while the part is let go."""
+    running(site)
+    ends(site, 137)
+    site.now_s = VERDICT_S - 1
+    site.machine.handle(WorkersObserved(now_s=site.now_s))
+    assert site.part.state == "stopping"
+    site.now_s = VERDICT_S
+    site.machine.handle(WorkersObserved(now_s=site.now_s))
+    assert (site.part.state, site.part.fault) == ("released", "peer")
+
+
+def test_a_rank_with_an_error_of_its_own_waits_for_no_hold(site: Scheduled) -> None:
+    """Nor does its fault change when the hold ends as well."""
+    running(site)
+    seen = ObservedWorker(job="a", attempt=1, rank=0, state="exited", exit_status=1)
+    site.machine.handle(WorkersObserved(now_s=site.now_s, workers=(seen,)))
+    site.answer("ended")
+    assert (site.part.state, site.part.fault) == ("failed", "own")
+    site.obey(order("released", places=PLACES))
+    assert (site.part.state, site.part.fault) == ("released", "own")
+
+
+def test_a_shutdown_waits_for_no_scheduler(site: Scheduled) -> None:
+    """The agent that is being stopped lets an ended part go at once."""
+    running(site)
+    ends(site, 143)
+    site.machine.handle(ShutdownRequested(now_s=site.now_s))
+    assert site.part.state == "released"
+
+
+def test_a_hold_that_a_look_lacks_is_asked_for_at_once(site: Scheduled) -> None:
+    """Renewals of a running part's hold are minutes apart; its end is known within a few looks."""
+    running(site)
+    asked: list[str] = []
+
+    class Calls:
+        def submit(self, key: tuple[str, str], _call: object, _answer: object) -> None:
+            asked.append(key[0])
+
+    holds = SiteHolds(Mute(), Calls(), "key", lambda _: None)  # type: ignore[arg-type]
+    hold = Hold(id=holds.hold_id(site.part), state="granted", cards=(("h20/0/2",),))
+    for now_s, seen in ((0.0, (hold,)), (1.0, (hold,)), (2.0, ()), (3.0, ())):
+        holds.reconcile([site.part], now_s, 0.0)
+        holds.observe_look(SchedulerLook(nodes=(), holds=seen))
+        asked.append(f"{now_s:g}")
+    assert asked == ["hold", "0", "1", "2", "hold", "3"]
+
+
+class Mute:
+    """An adapter that nothing may call."""
+
+    def hold(self, _request: HoldRequest) -> Hold:
+        raise AssertionError("called")
+
+    commit = hold
 
 
 def test_the_end_of_a_users_job_is_reported_and_follows_the_scheduler(site: Scheduled) -> None:

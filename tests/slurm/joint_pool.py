@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,10 @@ from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import load_model
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.site_file import NodeSelector, SiteFile
-from isthmus.core.pool import Cluster, Link, Owner, Pool
+from isthmus.core.pool import Cluster, Link, NodeGroup, Owner, Pool
 from tests.control.processes import STAND_IN, RealPool, until
 from tests.e2e.site import make_files, make_job
+from tests.ray.ray_cluster import RayCluster
 from tests.slurm.samples import cluster_of
 from tests.slurm.slurm_cluster import SlurmCluster
 
@@ -52,6 +54,19 @@ def slurm_site(slurm: SlurmCluster, policy: OwnerPolicy | None = None) -> JointS
     options = {"preempting_partition": "high", "config": str(slurm.conf)}
     groups = {"h20": NodeSelector(partition="normal", resource="gpu")}
     return site_of(cluster_of(slurm), SiteFile(kind="slurm", node_groups=groups, options=options), policy)
+
+
+def ray_site(ray: RayCluster) -> JointSite:
+    """Return the site of both nodes of a Ray cluster, `north`."""
+    group = NodeGroup(name="h20", chip="H20", nodes=2, chips_per_node=ray.num_cards)
+    options = {"address": ray.address, "python": sys.executable, "timeout_s": 60}
+    return site_of(Cluster(name="north", owner="o", node_groups=(group,)), SiteFile(kind="ray", options=options))
+
+
+def local_site(policy: OwnerPolicy | None = None) -> JointSite:
+    """Return the site of one card of this machine, `south`."""
+    group = NodeGroup(name="h20", chip="H20", nodes=1, chips_per_node=1)
+    return site_of(Cluster(name="south", owner="o", node_groups=(group,)), SiteFile(kind="local"), policy)
 
 
 def pool_of(sites: Mapping[str, JointSite]) -> Pool:

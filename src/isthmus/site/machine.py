@@ -233,6 +233,7 @@ class SiteMachine:
         site = self.site
         for part in self.parts.values():
             part.since_s, part.claimed_s, part.rank_map = now_s, now_s, None
+            part.unexplained_s = None
             part.checkpoint_requested = False
             part.force_at_s = now_s if part.state in ("failed", "stopping") else None
             part.evict_at_s = now_s + site.policy.protect_s if part.evicted else None
@@ -262,7 +263,7 @@ def _apply_timers(site: SiteState, part: SitePart, now_s: float) -> None:
     if part.force_at_s is not None and now_s >= part.force_at_s:
         part.force_at_s = now_s + site.stop_grace_s
         stop_live_workers(site, part, force=True)
-    if part.state == "stopping" and not part.live:
+    if part.state == "stopping" and not part.live and now_s >= site.verdict_due_s(part):
         move_part(site, part, "queued" if part.requeue else "released", now_s)
     if part.local and part.withdrawn and part.state == "released":
         move_part(site, part, "forgotten", now_s)

@@ -149,6 +149,9 @@ class SitePart:
     hold_detail: str = ""
     # The devices of each rank in the granted hold.
     held: tuple[tuple[str, ...], ...] = ()
+    # When a rank was ended by a signal that this agent did not send, while a scheduler holds its devices: what becomes
+    # of the hold says whether the scheduler took them.
+    unexplained_s: float | None = None
     # The hold may preempt the jobs of others.
     commits: bool = False
     # Whether the scheduler agrees that the part costs its `victims` and no other job.

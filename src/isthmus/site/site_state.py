@@ -12,6 +12,9 @@ from isthmus.site.devices.device_allocator import DeviceAllocator
 from isthmus.site.machine_events import SiteInstruction
 from isthmus.site.parts import CLAIMING, LEASED, PartKey, SitePart
 
+VERDICT_S = 15.0
+"""How long a part whose rank an unknown signal ended is kept for its scheduler to say that it took the devices."""
+
 
 @dataclass(kw_only=True, eq=False)
 class SiteState:
@@ -121,6 +124,12 @@ class SiteState:
             return part.state in ("succeeded", "failed") or (part.state == "released" and part.withdrawn)
         return part.evicted or next(self.due_times_s(part), None) is not None
 
+    def verdict_due_s(self, part: SitePart) -> float:
+        """Return until when an ended part waits for what became of its hold; `-inf` if it does not."""
+        if part.unexplained_s is None or part.hold != "granted" or self.shutting_down:
+            return -math.inf
+        return part.unexplained_s + VERDICT_S
+
     def silence_limit_s(self, part: SitePart) -> float:
         """Return how long a worker of the part may write nothing; a command has no limit unless its job sets one."""
         if part.spec is None or part.spec.command is None:
@@ -134,7 +143,7 @@ class SiteState:
         if part.force_at_s is not None:
             yield part.force_at_s
         if part.state == "stopping" and not part.live:
-            yield part.since_s
+            yield max(part.since_s, self.verdict_due_s(part))
         if part.evicted and part.evict_at_s is not None:
             yield part.evict_at_s
         if part.state == "running" and not part.local:

@@ -121,13 +121,21 @@ def reported_run_lease_s(site: SiteState) -> float:
 
 
 def _observe_failure(site: SiteState, part: SitePart, observed: ObservedWorker, now_s: float) -> None:
-    """Fail the part; of several failed ranks, report the one whose fault explains most."""
+    """Fail the part; of several failed ranks, report the one whose fault explains most.
+
+    A signal that this agent did not send is the scheduler's if the hold ends, before or soon after it; until then the
+    cause is taken to be elsewhere.
+    """
     fault = fault_of(observed.exit_status)
+    stopped = was_stopped(observed.exit_status)
+    if site.asks_for_holds and part.state == "running" and (stopped or fault == "peer"):
+        fault = "peer" if part.hold else "evicted"
+        part.unexplained_s = now_s if stopped else part.unexplained_s
     words = f": {observed.log_tail}" if observed.log_tail else ""
     detail = f"rank {observed.rank} {describe_exit(observed.exit_status)}{words}"
     if part.state == "running":
         fail_part(site, part, fault, now_s, detail)
-    elif not was_stopped(observed.exit_status) and is_closer_to_root_cause(fault, part.fault):
+    elif not stopped and is_closer_to_root_cause(fault, part.fault):
         part.fault, part.detail = fault, detail
         site.mark_changed(part)
 

@@ -7,6 +7,7 @@ lost reply, a restart of the agent or of the scheduler need no cases of their ow
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -58,6 +59,7 @@ class SiteHolds:
         self._due_s: dict[str, float] = {}
         self._probe_due_s: dict[str, float] = {}
         self._unwanted: set[str] = set()
+        self._granted: set[str] = set()
 
     def hold_id(self, part: SitePart) -> str:
         """Return the id of the part's present hold; without the agent's key it cannot be foreseen."""
@@ -74,6 +76,7 @@ class SiteHolds:
         parts = tuple(parts)
         self._probe((part for part in parts if part.probe == "asked"), now_s)
         wanted = {self.hold_id(part): part for part in parts if part.hold}
+        self._granted = {hold_id for hold_id, part in wanted.items() if part.hold == "granted"}
         for hold_id in [hold_id for hold_id in self._due_s if hold_id not in wanted]:
             del self._due_s[hold_id]
             self._unwanted.add(hold_id)
@@ -99,8 +102,10 @@ class SiteHolds:
                 self._calls.submit(("hold", hold_id), partial(call, request), answer)
 
     def observe_look(self, look: SchedulerLook) -> None:
-        """Release what the scheduler holds for this agent and no part wants."""
+        """Release what the scheduler holds for this agent and no part wants; ask at once for what it holds no more."""
         self._unwanted |= {hold.id for hold in look.holds} - self._due_s.keys()
+        for hold_id in self._granted - {hold.id for hold in look.holds if hold.state == "granted"}:
+            self._due_s[hold_id] = -math.inf
 
     def _probe(self, parts: Iterable[SitePart], now_s: float) -> None:
         """Ask what each of `parts` would preempt; after an error again."""

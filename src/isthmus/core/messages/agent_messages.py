@@ -41,7 +41,8 @@ DesiredState = Literal["queued", "ready", "prepared", "running", "released"]
 FailureCause = Literal["peer", "evicted", "own", "permanent"]
 """Cause of a part's failure. `peer`: a rank lost a peer, so the cause is elsewhere; `evicted`: a local job of
 a higher level took the devices (after a checkpoint if time allowed), and the part becomes `released` without
-an order; `own`: an error at this site; `permanent`: an error here that a restart would repeat."""
+an order, or the site's scheduler took them; `own`: an error at this site; `permanent`: an error here that a
+restart would repeat."""
 
 _CAUSES_BY_PRECEDENCE: tuple[FailureCause | None, ...] = (None, "peer", "evicted", "own", "permanent")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from isthmus.core.messages.agent_messages import is_closer_to_root_cause
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine_events import ForeignPart, HoldObserved, InventoryObserved, ProbeObserved
 from isthmus.site.part_lifecycle import move_part, release_part
@@ -82,10 +83,13 @@ def _observe_hold(site: SiteState, seen: HoldObserved) -> None:
         return
     drop_hold(part)
     site.mark_changed(part)
+    detail = f"{site.cluster}: the scheduler ended the hold of its devices"
     if part.state in ("ready", "evicting"):
-        move_part(site, part, "refused", seen.now_s, f"{site.cluster}: the scheduler ended the hold of its devices")
+        move_part(site, part, "refused", seen.now_s, detail)
     elif part.state == "prepared":
-        release_part(site, part, seen.now_s, f"{site.cluster}: the scheduler ended the hold of its devices")
+        release_part(site, part, seen.now_s, detail)
+    elif part.unexplained_s is not None and is_closer_to_root_cause("evicted", part.fault):
+        part.fault, part.detail = "evicted", f"{detail}; {part.detail}"
 
 
 def _explain(site: SiteState, part: SitePart, text: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 
 from isthmus.agent.adapters.rules.rule_context import (
     LOOP_FOREVER,
@@ -11,6 +13,9 @@ from isthmus.agent.adapters.rules.rule_context import (
     require_rule,
 )
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerLimits
+
+_FAR_TIMES_S = (0.0, 4_102_444_800.0)
+"""Seconds since the epoch: 1970 and 2100."""
 
 
 def absent_until_started(site: RuleContext) -> None:
@@ -194,3 +199,28 @@ def force_ends_children_too(site: RuleContext) -> None:
     site.wait_exited(adapter)
     child = int((site.folder / "child").read_text())
     require_rule(not is_running(child), "a killed worker leaves no process")
+
+
+def clocks_of_nodes_do_not_matter(site: RuleContext) -> None:
+    """A node's clock may be wrong: files with times of long ago or far ahead neither end nor double a worker."""
+    adapter = site.adapter('while [ ! -e "$1/go" ]; do sleep 0.02; done; exit 7')
+    rank = site.start(adapter)
+    site.wait_started()
+    for time_s in _FAR_TIMES_S:
+        _date_files(site.folder, time_s)
+        for other in (adapter, site.adapter()):
+            require_rule(site.poll(other).state == "running", "a worker with files of another time runs on")
+            other.start(rank)
+    (site.folder / "go").touch()
+    require_rule(site.wait_exited(adapter).exit_status == 7, "the exit status is the program's, whatever its clock")
+    for time_s in _FAR_TIMES_S:
+        _date_files(site.folder, time_s)
+        require_rule(site.poll(site.adapter()).exit_status == 7, "an exit status of another time stays")
+    require_rule(site.num_starts == 1, "files of another time start nothing again")
+
+
+def _date_files(folder: Path, time_s: float) -> None:
+    """Give every file of a folder a time, as a node with such a clock would."""
+    for file in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # replaced meanwhile
+            os.utime(file, (time_s, time_s))
