@@ -245,6 +245,21 @@ SUBJECTS = (
         ),
     ),
     Subject(
+        "business",
+        "Business",
+        "Whether the ledger is exact under faults and restarts, and what metering costs.",
+        ("business",),
+        (
+            Figure("business", "sum of all entries under seeded faults", r"[\d,]+ seeded runs: sum"),
+            Figure(
+                "business", "intervals that the ledger lacks", r"[\d,]+ seeded runs: intervals that the ledger lacks"
+            ),
+            Figure("business", "intervals booked twice", r"[\d,]+ seeded runs: intervals booked twice"),
+            Figure("business", "a month of 100,000 jobs, ledger from nothing", r"a month of [\d,]+ jobs: ledger"),
+            Figure("business", "the meter's share of the coordinator's CPU", "the meter's share"),
+        ),
+    ),
+    Subject(
         "trust",
         "Trust boundaries",
         "What protection from strangers, users and owners costs, and what seeded attackers gain.",

@@ -2,7 +2,7 @@
 
     1. Three to five owners with one site each; their users submit 70 jobs.
     2. For the first 90 s all kinds of faults are injected (`FAULT_RATES`), nodes fail, owners take devices back
-       and change their prices, and users cancel and preempt jobs.
+       and change their prices, and users cancel, preempt and delete jobs.
     3. Without further faults, every job must then end.
 
 Invariants are checked after every event, the ledger at the end.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,9 +27,9 @@ from isthmus.control.simulation.pool_simulation import PoolSimulation
 from isthmus.control.simulation.simulated_server import DurableLog, MemoryLog, SimulatedServer
 from isthmus.control.simulation.traces.job_trace import Trace, TraceJob
 from isthmus.control.simulation.traces.trace_pools import OWNER_LEVELS, assign_owners
-from isthmus.control.state.events import Event, PreemptionAgreed, TariffPublished, VictimNamed
+from isthmus.control.state.events import Event, JobDeleted, PreemptionAgreed, TariffPublished, VictimNamed
 from isthmus.control.state.invariants import violations
-from isthmus.control.state.job_records import TERMINAL_STATES
+from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord
 from isthmus.core.errors import ConflictError, InputError, NotFoundError, UnavailableError
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.tariff import Tariff
@@ -88,6 +88,8 @@ class ChaosRun:
     # Tariffs that owners published, and entries in the ledger at the end.
     tariffs: int
     entries: int
+    # Ended jobs that users deleted.
+    deletions: int
     # Longest time that devices were held for a part no longer wanted.
     longest_leak_s: float
     problems: list[str] = field(default_factory=list)
@@ -100,19 +102,25 @@ def run_chaos(
     log: DurableLog | None = None,
     rates: Mapping[str, float] = FAULT_RATES,
     config: CoordinatorConfig = CONFIG,
+    at_end: Callable[[Coordinator], object] = lambda _: None,
 ) -> ChaosRun:
-    """Run the scenario of `seed` on `log` (default: in memory); `rates` may omit kinds of faults."""
+    """Run the scenario of `seed` on `log` (default: in memory); `rates` may omit kinds of faults.
+
+    `at_end` gets the server's coordinator.
+    """
     rng = random.Random(seed)  # noqa: S311 - seeded, so that runs repeat; no secret
     pool, jobs = _make_scenario(rng)
     truth, faults, kept = SafetyMonitor(), FaultInjector(seed + 1, rates), log or MemoryLog()
     problems: list[str] = []
+    deleted: set[str] = set()
 
     def check(server: SimulatedServer, now_s: float) -> None:
         fresh = (
             world.kernel.now_s - server.up_since_s < DELAYS.tick_interval_s
         )  # its clock may have jumped before a first tick
         grace_s = CLOCK_SKEW_GRACE_S if fresh else 2 * DELAYS.tick_interval_s
-        found = violations(server.coordinator.state, now_s, grace_s=grace_s, job_ids=world.acknowledged)
+        kept_jobs = world.acknowledged - deleted
+        found = violations(server.coordinator.state, now_s, grace_s=grace_s, job_ids=kept_jobs)
         found += metering_problems(server.coordinator.state)
         problems.extend(f"{world.kernel.now_s:.2f} s: {one}" for one in found if len(problems) < 20)
 
@@ -133,13 +141,15 @@ def run_chaos(
     world.kernel.start(_cancel_jobs(world, sorted(cancelled), rng))
     world.kernel.start(_agree_to_offers(world, faults, rng))
     world.kernel.start(_change_prices(world, faults, seed + 2))
-    broken = _run_simulation(world, faults)
-    problems += [*broken, *truth.problems, *_final_problems(world, cancelled)]
+    world.kernel.start(_delete_jobs(world, faults, deleted, seed + 3))
+    broken = _run_simulation(world, faults, deleted)
+    problems += [*broken, *truth.problems, *_final_problems(world, cancelled, deleted)]
     accounts = check_ledger(world.server.coordinator.state.meter.ledger)
     if accounts.sum or accounts.unpaired or accounts.differences:
         problems.append(f"the ledger is out of balance: {accounts}")
     if not broken and not faults.rates.get("clock skew") and log is None:
         problems += _replay_problems(world, kept, config)
+    at_end(world.server.coordinator)
     return ChaosRun(
         seed=seed,
         fault_counts=faults.counts,
@@ -150,6 +160,7 @@ def run_chaos(
         preemptions=world.server.event_counts["preemption-agreed"],
         tariffs=world.server.event_counts["tariff-published"],
         entries=accounts.entries,
+        deletions=world.server.event_counts["job-deleted"],
         longest_leak_s=truth.longest_leak_s,
         problems=problems,
         history=[f"{at:.2f} s: {what}" for at, what in faults.history],
@@ -245,6 +256,29 @@ def _change_prices(simulation: PoolSimulation, faults: FaultInjector, seed: int)
             simulation.server.submit_event(partial(_tariff_published, cluster.owner, tariff))
 
 
+def _delete_jobs(simulation: PoolSimulation, faults: FaultInjector, deleted: set[str], seed: int) -> ProcessGenerator:
+    """Let users delete jobs that have ended, while faults are on; add them to `deleted` before they are."""
+    rng = random.Random(seed)  # noqa: S311 - seeded, so that runs repeat; no secret
+    while faults.enabled:
+        yield simulation.kernel.now_s + rng.expovariate(1 / 6.0)
+        jobs = simulation.server.coordinator.state.jobs
+        names = sorted(name for name in simulation.acknowledged & jobs.keys() if _is_over(jobs[name]))
+        if not names:
+            continue
+        name = rng.choice(names)
+        deleted.add(name)
+        with contextlib.suppress(ConflictError, NotFoundError, UnavailableError):
+            simulation.server.submit_event(partial(_job_deleted, name))
+
+
+def _is_over(job: JobRecord) -> bool:
+    return job.state in TERMINAL_STATES and not job.unreleased_parts()
+
+
+def _job_deleted(job_id: str, now_s: float) -> Event:
+    return JobDeleted(now_s=now_s, job_id=job_id)
+
+
 def _tariff_published(owner: str, tariff: Tariff, now_s: float) -> Event:
     return TariffPublished(now_s=now_s, by=owner, owner=owner, tariff=tariff)
 
@@ -253,27 +287,28 @@ def _preemption_agreed(job_id: str, victims: tuple[VictimNamed, ...], now_s: flo
     return PreemptionAgreed(now_s=now_s, job_id=job_id, victims=victims)
 
 
-def _run_simulation(simulation: PoolSimulation, faults: FaultInjector) -> list[str]:
+def _run_simulation(simulation: PoolSimulation, faults: FaultInjector, deleted: set[str]) -> list[str]:
     try:
         simulation.kernel.run(CHAOS_S)
         faults.enabled = False
-        while simulation.kernel.now_s < END_S and not _is_finished(simulation):
+        while simulation.kernel.now_s < END_S and not _is_finished(simulation, deleted):
             simulation.kernel.run(simulation.kernel.now_s + 5.0)
     except Exception as error:
         return [f"{simulation.kernel.now_s:.2f} s: {type(error).__name__}: {error}"]
     return []
 
 
-def _is_finished(simulation: PoolSimulation) -> bool:
-    jobs = simulation.server.coordinator.state.jobs.values()
-    ended = len(jobs) == NUM_JOBS and all(job.state in TERMINAL_STATES and not job.unreleased_parts() for job in jobs)
+def _is_finished(simulation: PoolSimulation, deleted: set[str]) -> bool:
+    jobs = simulation.server.coordinator.state.jobs
+    ended = len(jobs.keys() | deleted) == NUM_JOBS and all(map(_is_over, jobs.values()))
     return ended and not simulation.server.is_down and not any(agent.parts for agent in simulation.agents.values())
 
 
-def _final_problems(simulation: PoolSimulation, cancelled: set[str]) -> list[str]:
+def _final_problems(simulation: PoolSimulation, cancelled: set[str], deleted: set[str]) -> list[str]:
     """Return what is wrong at the end, when all jobs should have ended."""
     jobs = simulation.server.coordinator.state.jobs
-    found = [f"{name} was acknowledged but is lost" for name in sorted(simulation.acknowledged - jobs.keys())]
+    lost = simulation.acknowledged - jobs.keys() - deleted
+    found = [f"{name} was acknowledged but is lost" for name in sorted(lost)]
     for name, job in jobs.items():
         if job.state != "succeeded" and not (job.state == "cancelled" and name in cancelled):
             found.append(f"{name} is {job.state} at the end: {job.history}")

@@ -1,0 +1,245 @@
+"""The ledger: seeded faults, a month of 100,000 jobs, and the meter's share of CPU.
+
+`runs`: seeded runs of a pool as in `pool_chaos`: servers and agents crash, sites are cut off, owners lie and change
+prices, users cancel, preempt and delete jobs. At the end of each, all entries are summed, every amount is recounted
+from price and time, and the usage is counted by other means from the log (`benchmarks/_ledger_recount.py`): what is
+missing, booked twice, or booked with another amount. The ledger of the server, which crashed on the way, is compared
+with one from the log alone.
+
+`replay`: what the jobs of a month hold goes through the meter twice (`benchmarks/_ledger_month.py`): once from nothing,
+once with the state stored and read back every day, as a server restarts. The ledgers must be equal to the byte.
+
+`share`: the logs of pools with faults are replayed with the meter and without, in turns; the least CPU time of each
+counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import pydantic_core
+
+from benchmarks._ledger_month import DAY_S, Act, month_of, tariffs_of
+from benchmarks._ledger_recount import Recount, recount
+from benchmarks.table import Row, print_rows, run_parts
+from isthmus.control.accounting.check_ledger import check_ledger
+from isthmus.control.accounting.meter import Meter
+from isthmus.control.coordinator import coordinator as coordinator_module
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.simulation.chaos.run_chaos import CONFIG, run_chaos
+from isthmus.control.simulation.simulated_server import MemoryLog
+from isthmus.control.store.column_codec import column_codec
+from isthmus.core.owner.tariff import Tariff
+
+RUNS, QUICK_RUNS, BATCH = 10_000, 20, 10
+JOBS, QUICK_JOBS = 100_000, 2_000
+SHARE_SEEDS, QUICK_SHARE_SEEDS = range(40), range(4)
+REPEATS = 3
+MAX_REPLAY_CPU_S, MAX_SHARE = 20.0, 0.03
+
+
+@dataclass(kw_only=True)
+class RunSums:
+    """The results of some runs, summed. `sum` adds the absolute sums of entries, so that none hides another."""
+
+    runs: int = 0
+    entries: int = 0
+    tariffs: int = 0
+    deletions: int = 0
+    crashes: int = 0
+    sum: int = 0
+    unpaired: int = 0
+    differences: int = 0
+    recount: Recount = field(default_factory=Recount)
+    unlike_replay: int = 0
+    # The first problem of each run with one.
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, other: RunSums) -> None:
+        """Add the sums of other runs."""
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def play(seeds: range) -> RunSums:
+    """Play some seeds."""
+    sums = RunSums()
+    for seed in seeds:
+        sums.add(_one_run(seed))
+    return sums
+
+
+def _one_run(seed: int) -> RunSums:
+    log, last = MemoryLog(), list[Coordinator]()
+    run = run_chaos(seed, log, at_end=last.append)
+    meter, events = last[0].state.meter, log.events()
+    found = check_ledger(meter.ledger)
+    replayed = Coordinator.replay(events, CONFIG).state.meter
+    return RunSums(
+        runs=1,
+        entries=found.entries,
+        tariffs=run.tariffs,
+        deletions=run.deletions,
+        crashes=sum(count for kind, count in run.fault_counts.items() if "dies" in kind),
+        sum=abs(found.sum),
+        unpaired=found.unpaired,
+        differences=len(found.differences),
+        recount=recount(events, meter.ledger, CONFIG),
+        unlike_replay=to_bytes(replayed) != to_bytes(meter),
+        problems=[f"seed {seed}: {run.problems[0]}"] if run.problems else [],
+    )
+
+
+def measure_runs(first: int, runs: int) -> list[Row]:
+    """Play `runs` seeds from `first` on, on every core; return what the ledgers came to."""
+    sums = RunSums()
+    batches = [range(at, min(at + BATCH, first + runs)) for at in range(first, first + runs, BATCH)]
+    with ProcessPoolExecutor(os.cpu_count()) as workers:
+        for some in workers.map(play, batches):
+            sums.add(some)
+            for problem in some.problems:
+                print(problem, file=sys.stderr, flush=True)
+    what = f"{sums.runs:,} seeded runs"
+    counts = (
+        (f"{what}: sum of all entries", sums.sum, "millionths"),
+        (f"{what}: intervals that the ledger lacks", sums.recount.lost, "intervals"),
+        (f"{what}: intervals booked twice", sums.recount.doubled, "intervals"),
+        (f"{what}: intervals with another amount or price than was held", sums.recount.wrong, "intervals"),
+        (f"{what}: entries without a pair, balances and amounts that differ", sums.unpaired + sums.differences, ""),
+        (f"{what}: ledgers that differ from one of the log alone", sums.unlike_replay, "runs"),
+        (f"{what}: with another problem", len(sums.problems), "runs"),
+    )
+    struck = (("entries", sums.entries), ("tariffs published", sums.tariffs), ("jobs deleted", sums.deletions),
+              ("crashes of servers and agents", sums.crashes))  # fmt: skip
+    return [
+        *(Row(what=text, ours=float(count), unit=unit, target="0", met=not count) for text, count, unit in counts),
+        *(Row(what=text, ours=float(count), unit="", target="some", met=count > 0) for text, count in struck),
+    ]
+
+
+def fold(acts: Sequence[Act], tariffs: Sequence[tuple[float, Tariff]], *, restarts: bool) -> Meter:
+    """Return the meter after all acts; with `restarts` its state is stored and read back every day."""
+    meter, published, next_restart_s = Meter(), 0, DAY_S
+    for act in acts:
+        while published < len(tariffs) and tariffs[published][0] <= act.at_s:
+            meter.advance(tariffs[published][0])
+            meter.publish(tariffs[published][1])
+            published += 1
+        if restarts and act.at_s >= next_restart_s:
+            meter, next_restart_s = from_bytes(to_bytes(meter)), next_restart_s + DAY_S
+        meter.advance(act.at_s)
+        if act.saved:
+            meter.note_checkpoint(act.job, act.holdings[0].attempt)
+        if act.lost_by:
+            meter.lose(act.job, act.holdings[0].attempt, act.lost_by)
+        meter.observe(act.job, act.user, "middle", act.holdings)
+        if act.ended:
+            meter.end(act.job)
+    return meter
+
+
+def to_bytes(meter: Meter) -> bytes:
+    """Return the meter as a snapshot stores it."""
+    return pydantic_core.to_json(column_codec(Meter).encode([meter]))
+
+
+def from_bytes(body: bytes) -> Meter:
+    """Return a stored meter."""
+    (found,) = column_codec(Meter).decode(pydantic_core.from_json(body), 1)
+    meter: Meter = found
+    return meter
+
+
+def measure_replay(jobs: int, seed: int) -> list[Row]:
+    """Fold a month with and without restarts, and check the ledger."""
+    acts, tariffs = month_of(jobs, seed), list(tariffs_of(seed))
+    began_s = time.process_time()
+    meter = fold(acts, tariffs, restarts=False)
+    cpu_s = time.process_time() - began_s
+    unlike = to_bytes(meter) != to_bytes(fold(acts, tariffs, restarts=True))
+    check = check_ledger(meter.ledger)
+    what, limit_s = f"a month of {jobs:,} jobs", MAX_REPLAY_CPU_S * jobs / JOBS
+    odd = check.unpaired + len(check.differences)
+    return [
+        Row(what=f"{what}: ledger from nothing, {check.entries:,} entries", ours=cpu_s, unit="CPU s",
+            target=f"at most {limit_s:g}", met=cpu_s <= limit_s),
+        Row(what=f"{what}: ledgers that differ in a byte from one with a restart every day", ours=float(unlike),
+            unit="", target="0", met=not unlike),
+        Row(what=f"{what}: sum of all entries", ours=float(check.sum), unit="millionths", target="0",
+            met=not check.sum),
+        Row(what=f"{what}: entries without a pair, balances and amounts that differ", ours=float(odd), unit="",
+            target="0", met=not odd),
+    ]  # fmt: skip
+
+
+class StoppedMeter(Meter):
+    """A meter for which no time passes."""
+
+    def advance(self, now_s: float) -> None:
+        """Do nothing."""
+
+
+def measure_share(seeds: Sequence[int]) -> list[Row]:
+    """Replay logs with and without the meter; the difference is its share."""
+    with_s = without_s = 0.0
+    num_events = 0
+    for seed in seeds:
+        log = MemoryLog()
+        run_chaos(seed, log)
+        num_events += len(log.stored)
+        times_s = [(_replay_s(log, metered=True), _replay_s(log, metered=False)) for _ in range(REPEATS)]
+        with_s += min(one for one, _ in times_s)
+        without_s += min(other for _, other in times_s)
+    share = 1 - without_s / with_s
+    return [
+        Row(what=f"the meter's share of the coordinator's CPU, {num_events:,} events of {len(seeds)} pools with faults",
+            ours=100 * share, unit="%", target=f"at most {100 * MAX_SHARE:g}", met=share <= MAX_SHARE),
+    ]  # fmt: skip
+
+
+def _replay_s(log: MemoryLog, *, metered: bool) -> float:
+    """Return the CPU seconds of replaying a log."""
+    coordinator, events = Coordinator(CONFIG), log.events()
+    if not metered:
+        coordinator.state.meter = StoppedMeter()
+    meter_jobs = coordinator_module.meter_jobs if metered else _observe_nothing
+    with patch.object(coordinator_module, "meter_jobs", meter_jobs):
+        began_s = time.process_time()
+        for event in events:
+            coordinator.handle(event)
+        return time.process_time() - began_s
+
+
+def _observe_nothing(*_given: object) -> None:
+    """Leave the meter as it is."""
+
+
+def main() -> int:
+    """Measure the chosen parts and print the rows; the exit status tells whether all targets are met."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--only", action="append", choices=("runs", "replay", "share"), help="one part")
+    parser.add_argument("--runs", type=int, default=None, help=f"seeds to play (default {RUNS})")
+    parser.add_argument("--jobs", type=int, default=None, help=f"jobs of the month (default {JOBS})")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} runs, {QUICK_JOBS} jobs and few pools")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    options = parser.parse_args()
+    parts = {
+        "runs": lambda: measure_runs(options.seed, options.runs or (QUICK_RUNS if options.quick else RUNS)),
+        "replay": lambda: measure_replay(options.jobs or (QUICK_JOBS if options.quick else JOBS), options.seed),
+        "share": lambda: measure_share(QUICK_SHARE_SEEDS if options.quick else SHARE_SEEDS),
+    }
+    rows = run_parts(parts, options.only or tuple(parts))
+    print_rows(rows, options.json)
+    return 1 if any(row.met is False for row in rows) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
