@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import NamedTuple
 
 from isthmus.control.accounting.check_ledger import check_ledger
 from isthmus.control.accounting.ledger import Transaction, job_account, owner_account
-from isthmus.control.accounting.make_statement import make_statement, open_transactions
+from isthmus.control.accounting.make_statement import make_statement, open_transactions, party_amount
+from isthmus.control.accounting.meter import Meter
+from isthmus.control.accounting.party_holdings import party_holdings
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.auth import Caller
@@ -29,11 +32,19 @@ MAX_EXAMINED_TRANSACTIONS = 20_000
 
 
 class _Books(NamedTuple):
-    """What a statement needs of the pool state: values that no later event changes."""
+    """What a statement needs of the pool state: the ledger, which only grows, and a copy of what is held now."""
 
-    transactions: tuple[Transaction, ...]
-    currency: str
+    ledger: list[Transaction]
+    # Transactions of the ledger that count; later ones belong to later events.
+    num_transactions: int
+    # The open holdings of the party, and their prices.
+    held: Meter
     now_ms: int
+
+    @property
+    def transactions(self) -> Iterator[Transaction]:
+        """The transactions of the ledger, and those of what is held now."""
+        return chain(islice(self.ledger, self.num_transactions), open_transactions(self.held, self.now_ms))
 
 
 class LedgerAccess:
@@ -87,18 +98,24 @@ class LedgerAccess:
         if user is not None and (caller.role != role or (party != "job" and name != user)):
             raise NotFoundError(f"no statement of {party} '{name}' of yours", hint="ask for your own")
         books, knows_job = self._actor.query(lambda coordinator: self._read(coordinator, party, name, user))
-        own = [one for one in books.transactions if one.user == user] if party == "job" and user else books.transactions
-        if party == "job" and not knows_job and not any(one.job == name for one in own):
+        only = user if party == "job" else None
+        own = [
+            one for one in books.transactions if only in (None, one.user) and party_amount(one, party, name) is not None
+        ]
+        if party == "job" and not knows_job and not own:
             raise NotFoundError(f"no job '{name}'", hint="`isthmus jobs` lists them")
-        return make_statement(own, books.currency, party, name, month, books.now_ms)
+        return make_statement(own, books.held.prices.currency, party, name, month, books.now_ms)
 
     def _read(self, coordinator: Coordinator, party: PartyKind, name: str, user: str | None) -> tuple[_Books, bool]:
-        """Return what statements need, and whether `name` is a job of `user` (None: of any) that exists."""
+        """Return what statements need, and whether `name` is a job of `user` (None: of any) that exists.
+
+        It costs what the party holds, not what the ledger has: everything else waits meanwhile.
+        """
         meter, job = coordinator.state.meter, coordinator.state.jobs.get(name)
         now_ms = max(meter.now_ms, int(self._clock() * 1000))
-        transactions = (*meter.ledger.transactions, *open_transactions(meter, now_ms))
         knows_job = party == "job" and job is not None and user in (None, job.user)
-        return _Books(transactions, meter.prices.currency, now_ms), knows_job
+        ledger = meter.ledger.transactions
+        return _Books(ledger, len(ledger), party_holdings(meter, party, name), now_ms), knows_job
 
 
 def _require_person(caller: Caller) -> None:
