@@ -216,3 +216,32 @@ def test_a_job_of_endless_steps_hides_no_queue_of_others() -> None:
                 for token in ("bob", "root"):
                     assert server.call("GET", path, token=token).status_code < 500
     server.shell.close()
+
+
+CONFIG_NUMBERS = (
+    "max_position_embeddings", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "hidden_size", "vocab_size", "num_hidden_layers", "num_local_experts", "num_experts_per_tok",
+    "moe_intermediate_size", "sliding_window", "rms_norm_eps", "rope_theta",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*CONFIG_NUMBERS, "factor", "original_max_position_embeddings"])
+def test_no_number_of_a_models_config_ends_a_request_with_a_server_error(name: str) -> None:
+    """Users send the config of their model: the checks of a submission profile it."""
+    config = model_of(4, 64).config | {"num_local_experts": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5}
+    server = Server()
+    server.shell.start()
+    with server.http:
+        for value in (*EXTREMES, "x", None, [1], {"a": 1}, True):
+            for architecture in ("LlamaForCausalLM", "MixtralForCausalLM"):
+                scaling = {"factor": 2.0, "original_max_position_embeddings": 512, "type": "linear"}
+                scaled = config | {"rope_scaling": scaling, "max_position_embeddings": 1024} | {name: value}
+                if name in scaling:
+                    scaled["rope_scaling"] = scaling | {name: value}
+                document = _submission_document()
+                document["model"] |= {"config": scaled, "architecture": architecture}
+                assert server.call("POST", "/v1/jobs", document, token="ann").status_code < 500, value
+                data = json.dumps(document).replace("1.7e+308", "Infinity")
+                headers = {"Authorization": "Bearer ann", "Content-Type": "application/json"}
+                assert server.http.post("/v1/jobs", content=data, headers=headers).status_code < 500
+    server.shell.close()

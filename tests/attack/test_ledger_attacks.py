@@ -19,8 +19,10 @@ from isthmus.control.accounting.price_book import (
     MAX_PUBLISHED_PER_DAY,
     MIN_MS,
 )
+from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.ledger_access import LedgerAccess
 from isthmus.control.service.auth import Caller
+from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import FieldError, QuotaError
 from isthmus.core.messages.ledger_views import StatementLine, StatementView
 from isthmus.core.owner.check_tariff import MAX_WINDOWS, check_tariff
@@ -128,7 +130,8 @@ def test_a_statement_reads_no_ledger_while_the_pool_waits() -> None:
     pool.obey()
     books = pool.coordinator.state.meter.ledger
     books.transactions = guarded = _Guarded(books.transactions)
-    access = LedgerAccess(_Actor(pool, guarded), None, lambda: pool.now_s)  # type: ignore[arg-type]
+    audit = AuditLog(MemoryStore())
+    access = LedgerAccess(_Actor(pool, guarded), audit, lambda: pool.now_s)  # type: ignore[arg-type]
     caller = Caller(role="user", name="ann")
     assert access.statement(caller, "user", "ann", "1970-01").total_cents == 200
 
@@ -163,6 +166,26 @@ def test_no_month_ends_a_request_with_a_server_error(month: str) -> None:
         answer = server.call("GET", f"/v1/statements/user/ann?month={month}")
     server.shell.close()
     assert answer.status_code == (200 if month == "2999-12" else 422)
+
+
+def test_asking_for_others_money_is_in_the_audit_log() -> None:
+    """Statements of another user, owner or job, and prices of another owner's cluster."""
+    server = Server()
+    server.shell.start()
+    with server.http:
+        job = server.prepared().id
+        prices = {"currency": "EUR", "prices": [{"cluster": "west", "node_group": "h20", "per_chip_hour": 1}]}
+        assert server.call("POST", "/v1/tariffs", prices, token="owner-east").status_code == 422
+        for path in ("user/ann", "owner/owner-east", f"job/{job}"):
+            answer = server.call("GET", f"/v1/statements/{path}?month=1970-01", token="bob")
+            assert answer.status_code == 404
+        assert server.call("GET", "/v1/statements/job/nothing?month=1970-01", token="bob").status_code == 404
+        found = server.call("GET", "/v1/audit", token="root").json()["records"]
+    server.shell.close()
+    refused = [(one["actor"], one["subject"]) for one in found if one["action"] == "refused"]
+    assert refused == [
+        ("owner-east", "tariff"), ("bob", "user ann"), ("bob", "owner owner-east"), ("bob", f"job {job}"),
+    ]  # fmt: skip
 
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\uff1dA1", "\t=A1", "\r=A1", "\n=A1", "--1", "-1e9")

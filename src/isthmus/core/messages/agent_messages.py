@@ -116,6 +116,8 @@ PartEventKind = Literal["died", "restarted", "frozen", "stalled", "resumed", "sa
 
 MAX_ENTRIES = 65_536
 """Largest number of entries in a list of a report."""
+MAX_ANSWERS, MAX_LINES = 4_096, 16_384
+"""Largest numbers of answers to checks, and of lines of workers' output, in a report: agents send fewer."""
 MAX_COPIES = 4_096
 """Largest number of copies of versions in a report."""
 MAX_DETAIL_CHARS = 2_000
@@ -305,15 +307,15 @@ class AgentReport(FrozenModel):
     local_jobs: Annotated[tuple[ObservedLocalJob, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     free_storage_bytes: NonNegativeInt | None = None
     peer_address: PeerAddress | None = None
-    peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ANSWERS), FailFast()] = ()
     checks: bool = False
-    preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ANSWERS), FailFast()] = ()
     copies: Annotated[tuple[HeldCopy, ...], Field(max_length=MAX_COPIES)] | None = None
     fetch_gbps: Rate | None = None
     fence: Fence = 0
     clock_s: TimeS | None = None
-    metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
-    logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_LINES), FailFast()] = ()
+    logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_LINES), FailFast()] = ()
 
     @model_validator(mode="after")
     def _check_workers(self) -> AgentReport:
