@@ -16,13 +16,16 @@ import pytest
 
 from isthmus.agent.adapters.file_workers import FileWorkers
 from isthmus.agent.service.telemetry_outbox import MAX_LINE_BYTES, TelemetryOutbox
+from isthmus.control.queries.quotas import Quotas
 from isthmus.control.rest.body_limit import MAX_BODY_BYTES
 from isthmus.control.rest.json_route import has_too_many_values
+from isthmus.control.service.access.output_quota import OutputQuota
 from isthmus.core.errors import InputError
-from isthmus.core.messages.agent_messages import AgentReport
+from isthmus.core.messages.agent_messages import AgentReport, LogChunk, ObservedPart, StepMetrics
 from isthmus.core.messages.worker_folder import MAX_WORKER_MESSAGE_BYTES, WorkerFolder
 from isthmus.core.process import rank_runner
-from tests.control.serving import report
+from tests.control.serving import EAST, report
+from tests.control.test_server_api import Server
 
 pytestmark = pytest.mark.attack
 
@@ -183,3 +186,52 @@ def test_a_pipe_in_place_of_the_signal_holds_up_no_lease(tmp_path: Path) -> None
     finally:
         runner.kill()
         runner.wait()
+
+
+def test_a_job_fills_no_disk_of_the_server() -> None:
+    """Metrics and logs of a job are kept up to a quota, which a note names; other jobs have their own."""
+    server = Server(Quotas(output_bytes_per_job=1 << 20))
+    server.shell.start()
+    with server.http:
+        mine = server.committed(name="flood").id
+        part = ObservedPart(job=mine, attempt=1, state="running")
+        text = "x" * 300_000
+        for number in range(8):
+            chunk = LogChunk(job=mine, attempt=1, rank=0, offset=number * len(text), text=text)
+            server.sync(report(EAST, part, logs=(chunk,)))
+        lines = [StepMetrics(job=mine, attempt=1, rank=0, step=0, values={"x" * 60: 1.0})]
+        server.sync(report(EAST, part, metrics=lines))
+    server.shell.close()
+    page = server.store.logs(mine)
+    kept = "".join(one.text for one in page.chunks)
+    assert kept.count("x" * 1000) == 900
+    assert kept.endswith("the rest is left out]\n")
+    assert server.store.metrics(mine).metrics == ()
+
+
+def test_a_server_that_starts_again_knows_what_it_has_stored() -> None:
+    """The quota counts what is in the store."""
+    quota = OutputQuota(lambda job: (100, 900_000) if job == "known" else (0, 0), 1 << 20)
+    known, new = (LogChunk(job=job, attempt=1, rank=0, offset=0, text="x" * 100_000) for job in ("known", "new"))
+    assert [one.text[:2] for one in quota.admit_logs([known, new, known])] == ["\n[", "xx"]
+
+
+def test_a_page_of_output_is_bounded_in_bytes() -> None:
+    """A thousand lines of a megabyte are asked for: an answer has eight, and the next ones follow."""
+    server = Server()
+    server.shell.start()
+    with server.http:
+        mine = server.committed(name="wide").id
+        for rank in range(20):
+            text = chr(ord("a") + rank) * (1 << 20)
+            server.store.append_logs([LogChunk(job=mine, attempt=1, rank=rank, offset=0, text=text)])
+        sizes, after, letters = list[int](), 0, ""
+        while chunks := (page := server.call("GET", f"/v1/jobs/{mine}/logs?limit=10000&after={after}").json())[
+            "chunks"
+        ]:
+            sizes.append(len(chunks))
+            letters += "".join(one["text"][0] for one in chunks)
+            after = page["next"]
+    server.shell.close()
+    assert sizes == [8, 8, 4]
+    assert letters == "abcdefghijklmnopqrst"

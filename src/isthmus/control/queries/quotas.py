@@ -24,6 +24,8 @@ class Quotas:
     # Largest number of versions of a user in the catalogue, and of files in all of them.
     versions_per_user: int = 256
     version_files_per_user: int = 65_536
+    # Most bytes of metrics and logs of a job that the server keeps; a job of its own user may write any amount.
+    output_bytes_per_job: int = 1 << 30
     # Users who may submit jobs of priority `high`, which may preempt others.
     high_priority_users: frozenset[str] = frozenset()
 

@@ -14,6 +14,7 @@ from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_outpu
 from isthmus.control.queries.quotas import Quotas, check_cluster_quota
 from isthmus.control.queries.sites.invited_size import require_invited_size
 from isthmus.control.service.access.link_keyring import LinkKeyring
+from isthmus.control.service.access.output_quota import OutputQuota
 from isthmus.control.service.agent_takeover import AgentTakeover
 from isthmus.control.service.change_feed import ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
@@ -64,6 +65,7 @@ class AgentSessions:
         self._dry_runs = dry_runs
         self._fence_at_s: dict[str, float] = {}
         self._paused_until_s: dict[str, float] = {}
+        self._output_quota = OutputQuota(store.output_size, quotas.output_bytes_per_job) if quotas else None
         self._keyring = LinkKeyring(store, switch_secret)
         self._takeover_lock = threading.Lock()
         self._takeover = AgentTakeover(actor.query(Coordinator.agent_incarnations))
@@ -223,8 +225,10 @@ class AgentSessions:
                 num_foreign_lines(coordinator.state, cluster, report),
             )
         )
-        self._store.append_metrics(metrics)
         self._progress.record_metrics(metrics)
+        if self._output_quota is not None:
+            metrics, logs = self._output_quota.admit_metrics(metrics), self._output_quota.admit_logs(logs)
+        self._store.append_metrics(metrics)
         self._store.append_logs(logs)
         for job_id in {line.job for line in metrics} | {chunk.job for chunk in logs}:
             self._changes.record_output(job_id)
