@@ -184,6 +184,20 @@ def send_huge_body(target: Target, chance: Random) -> str:
     return _gained(target.request(target.user_token, "POST", "/v1/jobs", body), "a hostile submission")
 
 
+def read_foreign_statement(target: Target, chance: Random) -> str:
+    """Ask for statements and entries of others, of any month, and for the check of the ledger."""
+    party = chance.choice([f"job/{target.job}", "user/ann", "owner/owner-east", "user/root"])
+    month = chance.choice(["1970-01", "2026-11", "9999-12", "2999-12", "x", "2026-11%00"])
+    path = chance.choice([f"/v1/statements/{party}?month={month}", "/v1/ledger/check"])
+    entries = target.request(target.user_token, "GET", "/v1/ledger")
+    if not entries.is_success or entries.json()["entries"]:
+        return f"mallory sees the ledger: {entries.text[:120]}"
+    answer = target.request(target.user_token, "GET", path)
+    return (
+        f"{path}: HTTP {answer.status_code}" if answer.status_code >= 500 else _gained(answer, f"mallory read {path}")
+    )
+
+
 # The owner of site `north`, and its agent: may report for `north`, which holds no part of the job.
 
 
@@ -206,6 +220,20 @@ def read_as_owner(target: Target, chance: Random) -> str:
         [("GET", f"/v1/jobs/{target.job}"), ("POST", f"/v1/jobs/{target.job}/cancel"), ("GET", "/v1/jobs")]
     )
     return _gained(target.request(target.owner_token, method, path), f"owner-north: {method} {path}")
+
+
+def price_foreign_cluster(target: Target, chance: Random) -> str:
+    """Publish prices of another owner's cluster or of a link, backwards, without end, or as numbers that cannot be."""
+    price = chance.choice([1, "1e999999999", "-0", "9" * 99, 10**400, "NaN"])
+    named = chance.choice([
+        {"cluster": "east", "node_group": "h20", "per_chip_hour": price},
+        {"link": "east>west", "per_gbps_hour": price},
+        {"cluster": "north", "node_group": "h20", "per_chip_hour": 1, "from": "9999-12-31T23:59:59-14:00"},
+        {"cluster": "north", "node_group": "h20", "per_chip_hour": 1, "from": "0001-01-01T00:00:00+14:00"},
+    ])  # fmt: skip
+    body = {"currency": "EUR", "prices": [named]}
+    answer = target.request(target.owner_token, "POST", "/v1/tariffs", body)
+    return f"HTTP {answer.status_code}" if answer.status_code >= 500 else _gained(answer, f"owner-north priced {named}")
 
 
 def _sync_north(target: Target, **fields: object) -> httpx.Response:
@@ -240,6 +268,20 @@ def write_foreign_metrics(target: Target, chance: Random) -> str:
     return ""
 
 
+def report_extreme_numbers(target: Target, chance: Random) -> str:
+    """Report numbers that no site has; the server's state must survive them."""
+    number = chance.choice([10**400, 2**64, 1e300, 1.7e308, 5e-324, -1, "1e400"])
+    site = cluster("north").model_dump(mode="json", by_alias=True)
+    field, place = chance.choice([
+        ("storage_bytes", site), ("nodes", site["node_groups"][0]), ("chips_per_node", site["node_groups"][0]),
+        ("price_per_chip_hour", site["node_groups"][0]), ("compute_scale", site["node_groups"][0]["virtual"]),
+    ])  # fmt: skip
+    place[field] = number
+    part = {"job": target.job, "attempt": target.attempt, "state": "released", "released_at_s": 0.0}
+    answer = _sync_north(target, cluster=site, clock_s=number, parts=[part])
+    return f"HTTP {answer.status_code} for {field} {number}" if answer.status_code >= 500 else ""
+
+
 def send_huge_detail(target: Target, chance: Random) -> str:
     """Report a part with megabytes of detail."""
     detail = "x" * 2**20 * chance.randint(1, 8)
@@ -258,7 +300,8 @@ ATTACKS: dict[str, tuple[Attack, ...]] = {
         act_as_admin,
         resume_foreign_job,
         send_huge_body,
+        read_foreign_statement,
     ),
-    "owner": (report_for_foreign_site, read_as_owner),
-    "agent": (report_foreign_part, write_foreign_log, write_foreign_metrics, send_huge_detail),
+    "owner": (report_for_foreign_site, read_as_owner, price_foreign_cluster),
+    "agent": (report_foreign_part, write_foreign_log, write_foreign_metrics, send_huge_detail, report_extreme_numbers),
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.cli.app.cli_reference import render_cli_reference as render_cli
+from isthmus.core.base_model import MAX_INTEGER, MAX_NUMBER
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.files.user_files import FILE_KINDS, json_schema
 from isthmus.core.units import format_bytes
@@ -25,7 +26,8 @@ INTRODUCTION = """\
 `pool.yaml`, `job.yaml`, plans, an owner's `policy.yaml` and `tariff.yaml` and a site's `site.yaml` are YAML (JSON is
 YAML too). Each has a `version`, 1 today; a file of version 1 will load for as long as Isthmus exists, and a file
 of a later version is refused with a clear error. An unknown field is an error: a typing mistake never passes
-silently. Sizes may be written `64 MiB` or `96 GB`.
+silently. Sizes may be written `64 MiB` or `96 GB`. Integers are at most 2^63 - 1, other numbers at most 1e30, unless
+a table says less.
 
 `isthmus schema pool|job|plan|policy|site|tariff` prints the JSON Schema of a form, `isthmus check FILE` what is wrong
 with a file."""
@@ -126,7 +128,7 @@ def _type(field: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
             ("exclusiveMaximum", "<"),
             ("maximum", "≤"),
         )
-        if key in field
+        if key in field and field[key] not in (MAX_INTEGER, MAX_NUMBER)
     ]
     return " ".join([str(field.get("type", "any")), *bounds])
 

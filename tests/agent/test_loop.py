@@ -167,6 +167,17 @@ def test_a_refusal_is_an_error_and_workers_go_on(
     assert [part.state for part in loop.service.machine.observed_parts()] == ["running"]
 
 
+def test_output_of_workers_that_the_server_refuses_ends_no_agent(loop: AgentLoop, server: Answering) -> None:
+    """Workers run programs of users: what one has written is left out, and not sent again."""
+    folder = loop.service.state_folder.runs / "j" / "1" / "rank-0"
+    folder.mkdir(parents=True)
+    (folder / "log").write_text("hello\n")
+    server.will_say((422, {"message": "no such text"}), AgentOrders())
+    loop.step(0.0)
+    assert [len(one.logs) for one in server.reports] == [1, 0]
+    assert loop.service.outbox.is_attempt_drained(folder.parent)
+
+
 def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
     """A closed port is waited out like a server in trouble."""
     with (

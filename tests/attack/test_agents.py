@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from isthmus.agent.service.state_identity import open_identity
+from isthmus.control.coordinator.agent_reports import MAX_INCARNATIONS
+from isthmus.control.service.agent_sessions import FAULT_PAUSE_S, AgentSessions
+from isthmus.control.service.agent_takeover import MAX_REPLACED, AgentTakeover
+from isthmus.control.service.change_feed import ChangeFeed
+from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
+from isthmus.control.service.dry_run_checks import DryRunChecks
+from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.simulation.chaos.run_chaos import CONFIG, run_chaos
 from isthmus.control.simulation.faults.fault_injector import FAULT_RATES
 from isthmus.control.simulation.simulated_server import MemoryLog
 from isthmus.control.state.events import SiteEnrolling, SiteGone, encode_event
+from isthmus.control.store.leader_election import SingleServer
+from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import AuthError, ConflictError, UnavailableError
 from isthmus.core.messages.agent_messages import (
     LogChunk,
@@ -60,6 +71,61 @@ def lose(pool: Driver, site: str) -> None:
 def live_attempts(pool: Driver) -> set[int]:
     """The attempts of `j` that may have processes, as the server sees it."""
     return {part.attempt for part in pool.coordinator.state.jobs["j"].unreleased_parts() if part.committed}
+
+
+class _Breaking(CoordinatorActor):
+    """An actor whose next requests fail as if an event had ended in an exception."""
+
+    fault: Exception | None = None
+
+    def execute(self, requests: Sequence[ActorRequest]) -> Sequence[ActorRequest]:
+        found = super().execute(requests)
+        for one in found:
+            one.error = one.error or (self.fault if one.make_event else None)
+        return found
+
+
+@pytest.mark.attack
+def test_a_report_that_ends_in_an_exception_is_not_repeated_at_once() -> None:
+    """Each costs a rebuild of the state: a cluster that found such a report has one a minute, and others go on."""
+    store, now_s = MemoryStore(), 1000.0
+    actor = _Breaking(store, lambda _: None)
+    feed, tracker = ChangeFeed(), ProgressTracker()
+    sessions = AgentSessions(
+        actor, store, None, lambda: now_s, feed, tracker, SingleServer(), DryRunChecks(lambda: now_s),
+        steady_clock=lambda: now_s,
+    )  # fmt: skip
+    sessions.sync(report(EAST))
+    actor.fault = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        sessions.sync(report(EAST))
+    actor.fault = None
+    with pytest.raises(UnavailableError, match="could not be handled"):
+        sessions.sync(report(EAST))
+    sessions.sync(report(WEST))
+    now_s += FAULT_PAUSE_S
+    sessions.sync(report(EAST))
+
+
+@pytest.mark.attack
+def test_an_agent_that_starts_again_and_again_takes_no_memory() -> None:
+    """Of an enrolled agent's starts the last ones are remembered; late reports of earlier ones are refused."""
+    pool = Driver("a")
+    for session in range(1, MAX_INCARNATIONS + 50):
+        pool.identities["a"] = identity("a", session)
+        pool.report("a", incarnation=f"start {session}")
+    record = pool.coordinator.state.clusters["a"]
+    assert len(record.incarnations) <= MAX_INCARNATIONS
+    pool.identities["a"] = identity("a", 3)
+    with pytest.raises(AuthError, match="older than what its agent has reported"):
+        pool.report("a", incarnation="start 3")
+    site = AgentTakeover()
+    for number in range(2 * MAX_REPLACED):
+        with contextlib.suppress(UnavailableError):
+            site.check("a", f"start {number}")
+        site.check("a", f"start {number}")
+    with pytest.raises(ConflictError):
+        site.check("a", f"start {2 * MAX_REPLACED - 2}")
 
 
 @pytest.mark.attack

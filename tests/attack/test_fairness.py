@@ -17,12 +17,14 @@ import pytest
 from isthmus.control.placement import MAX_PLANNED_CLUSTERS, PlanRequest, planned_clusters
 from isthmus.control.placement.planned_clusters import MAX_BESIDE_OTHERS
 from isthmus.control.placement.propose_plans import propose_plans
-from isthmus.control.queries.quotas import Quotas
+from isthmus.control.queries.quotas import Quotas, check_live_jobs
 from isthmus.control.rest.body_limit import BodyLimits
 from isthmus.control.service.planner_queue import PlannerQueue, make_plan_request
-from isthmus.control.state.events import Event, MakePlans, PlansMade, PoolSet
+from isthmus.control.state.events import Event, JobDeleted, MakePlans, PlansMade, PoolSet
+from isthmus.control.store.snapshot_codec import restore_state, serialize_state
+from isthmus.core.errors import QuotaError
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
-from isthmus.core.messages.api_views import Submission
+from isthmus.core.messages.api_views import JobFilter, Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Pool
@@ -521,3 +523,39 @@ def test_an_owner_registers_no_more_clusters_than_the_quota() -> None:
         server.sync(report(cluster("other", "owner-west")))
     with serving(Quotas(clusters_per_owner=0)) as server:
         server.sync(report(EAST))
+
+
+def test_ended_jobs_of_a_user_fill_no_memory() -> None:
+    """Large jobs that are submitted and cancelled one after another count until they are deleted."""
+    pool = Driver("a")
+    pool.submit("j")
+    size = pool.coordinator.state.indexes.stored_by_user["u"]
+    quotas = Quotas(stored_bytes_per_user=2 * size)
+    check_live_jobs(quotas, pool.coordinator.state, "u")
+    pool.cancel("j")
+    pool.submit("k")
+    with pytest.raises(QuotaError, match="the jobs of user"):
+        check_live_jobs(quotas, pool.coordinator.state, "u")
+    check_live_jobs(quotas, pool.coordinator.state, "other")
+    again = restore_state(serialize_state(pool.coordinator))
+    assert again.indexes.stored_by_user == pool.coordinator.state.indexes.stored_by_user == {"u": 2 * size}
+    pool.tell(JobDeleted(now_s=pool.now_s, job_id="j"))
+    check_live_jobs(quotas, pool.coordinator.state, "u")
+    pool.cancel("k")
+    pool.tell(JobDeleted(now_s=pool.now_s, job_id="k"))
+    assert pool.coordinator.state.indexes.stored_by_user == {}
+
+
+def test_a_page_of_large_jobs_parses_a_bounded_part_of_them() -> None:
+    """Forty jobs of a megabyte: a list has sixteen at a time, and a filter that none meets goes on as often."""
+    pool = Driver("a")
+    for number in range(40):
+        paths = DataConfig(paths=tuple(f"{number}/{place:0>100}" for place in range(10_000)))
+        pool.submit(f"j{number:02d}", data=paths)
+    for wanted, num_found in ((JobFilter(), 40), (JobFilter(name="nothing"), 0)):
+        found, pages, after = list[str](), 0, None
+        while pages == 0 or after is not None:
+            page, after = pool.coordinator.find_jobs("u", wanted, after=after, limit=10_000, newest_first=False)
+            found += [one.id for one in page]
+            pages += 1
+        assert (len(found), pages) == (num_found, 3)

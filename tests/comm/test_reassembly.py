@@ -6,9 +6,14 @@ import threading
 
 import pytest
 
-from isthmus.comm.tcp.reassembly import Reassembler
+from isthmus.comm.tcp.reassembly import (
+    MAX_PARTIAL_MESSAGES,
+    MAX_SHORT_FRAGMENTS,
+    MIN_FRAGMENT_BYTES,
+    Reassembler,
+)
 from isthmus.comm.tcp.wire_format import DATA, FrameHeader
-from isthmus.comm.transport.receive_matching import ReceiveMatcher
+from isthmus.comm.transport.receive_matching import MAX_UNCLAIMED, ReceiveMatcher
 from isthmus.comm.transport.transport import Arrival
 
 ARRIVAL = Arrival(1.0, 1.0, 1.0, 2.0)
@@ -201,3 +206,56 @@ def test_a_message_that_does_not_fit_its_receive_is_read_and_dropped() -> None:
     assert peer.deliver(fragment(0), b"1234")
     assert "was expected" in str(received.exception(0))
     assert into == bytes(4)
+
+
+@pytest.mark.attack
+def test_fragments_that_overlap_are_refused() -> None:
+    """Else one of them could be written after the message is complete, into memory in other use by then."""
+    peer, into = Peer(), bytearray(8)
+    received = peer.matcher.post_receive(9, "x", memoryview(into))
+    late = peer.begin(fragment(0, offset=2, size=4), "slow")
+    assert late is not None
+    peer.deliver(fragment(0, offset=0, size=4), b"1234", "b")
+    with pytest.raises(ValueError, match="overlap"):
+        peer.begin(fragment(0, offset=4, size=4), "c")
+    assert not received.done()
+    peer.reassembler.end_fragment(fragment(0, offset=2, size=4), None)
+    peer.deliver(fragment(0, offset=4, size=4), b"5678", "c")
+    assert (bytes(into), received.done()) == (b"12345678", True)
+
+
+@pytest.mark.attack
+def test_a_message_has_no_more_fragments_than_a_sender_cuts() -> None:
+    """Fragments of no byte or of one would cost a hundred bytes of memory each."""
+    peer = Peer(max_unclaimed_bytes=2**30)
+    peer.deliver(fragment(0, size=1, total=2**20), b"x")
+    with pytest.raises(ValueError, match="empty fragment"):
+        peer.begin(fragment(0, offset=1, size=0, total=2**20))
+    for offset in range(1, 2**20 // MIN_FRAGMENT_BYTES + MAX_SHORT_FRAGMENTS):
+        peer.deliver(fragment(0, offset=offset, size=1, total=2**20), b"x")
+    with pytest.raises(ValueError, match="more than 1088 fragments"):
+        peer.begin(fragment(0, offset=2**19, size=1, total=2**20))
+
+
+@pytest.mark.attack
+def test_messages_at_a_time_are_bounded() -> None:
+    """A peer begins messages and ends none."""
+    peer = Peer(max_unclaimed_bytes=2**30)
+    for number in range(MAX_PARTIAL_MESSAGES):
+        assert peer.begin(fragment(number)) is not None
+    with pytest.raises(ValueError, match="messages at a time"):
+        peer.begin(fragment(MAX_PARTIAL_MESSAGES))
+
+
+@pytest.mark.attack
+def test_empty_messages_that_nothing_receives_are_bounded() -> None:
+    """They have no bytes to count, and a receive that is posted for another one admits them."""
+    peer = Peer()
+    waiting = peer.matcher.post_receive(1, "x", memoryview(bytearray(1)))
+    for number in range(MAX_UNCLAIMED):
+        peer.deliver(fragment(number, size=0, total=0), b"")
+    with pytest.raises(ValueError, match="without a receive"):
+        peer.begin(fragment(MAX_UNCLAIMED, size=0, total=0))
+    assert not waiting.done()
+    assert peer.matcher.post_receive(9, "x", memoryview(bytearray())).done()
+    peer.deliver(fragment(MAX_UNCLAIMED, size=0, total=0), b"")

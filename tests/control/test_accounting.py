@@ -401,7 +401,9 @@ def test_a_pool_has_one_currency_and_a_time_one_price() -> None:
     assert not made.prices.check(tariff(chip_price("a", 1)), made.now_ms), "a repeated request"
 
 
-@pytest.mark.parametrize("month", ["1970", "1970-13", "1970-00", "70-01", "", "1970-01-01", "x" * 99])
+@pytest.mark.parametrize(
+    "month", ["1970", "1970-13", "1970-00", "70-01", "", "1970-01-01", "x" * 99, "9999-12", "2\u066027-01"]
+)
 def test_a_month_that_is_none_is_refused(month: str) -> None:
     """The error shows a part of it."""
     with pytest.raises(InputError, match="is no month"):

@@ -151,6 +151,15 @@ def test_a_code_cut_short_is_named(cut: int) -> None:
         decode_changes(old, code[:-cut])
 
 
+def test_classes_without_a_change_are_refused() -> None:
+    """Empty classes of three bytes would cost a pass over the row each."""
+    old = np.random.default_rng(0).integers(0, 2**16, 1000, dtype=np.uint16)
+    empty = b"\x00" + varint(0)
+    code = bytes([0, 200]) + b"".join(bytes([one]) + empty for one in range(200))
+    with pytest.raises(DeltaError, match="class 0 without a change"):
+        decode_changes(old, code)
+
+
 def test_a_set_of_giant_size_is_refused() -> None:
     """A count beyond the class, and unary bits beyond what its gaps can need, are refused before they are unpacked."""
     for code in (b"\x00" + varint(2**40), b"\x00" + varint(3) + varint(2**40), b"\x3f\x01\x01\x01"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -156,6 +157,33 @@ def test_sizes_beyond_the_file_are_refused(tmp_path: Path) -> None:
         bad[place : place + len(value)] = value
         (tmp_path / "d").write_bytes(bad)
         refused(tmp_path, old, message)
+
+
+def test_a_header_is_as_large_as_that_of_its_base_and_metadata(tmp_path: Path) -> None:
+    """A delta with a header of 2 MiB is refused before it is parsed, and not written either."""
+    old, new = versions(tmp_path)
+    write_delta(old, new, tmp_path / "good")
+    good = (tmp_path / "good").read_bytes()
+    size = 2 << 20
+    (tmp_path / "d").write_bytes(good[:76] + struct.pack("<I", size) + b"[" * size + good[80:])
+    refused(tmp_path, old, "header of")
+    tensors = {"a": ("I64", np.arange(3))}
+    short = write_weights(tmp_path / "short", tensors, {})
+    long = write_weights(tmp_path / "long", tensors, {"x": "y" * size})
+    with pytest.raises(DeltaError, match="has a header of"):
+        write_delta(short, long, tmp_path / "d")
+
+
+def test_no_link_is_written_through(tmp_path: Path) -> None:
+    """Another account foresees the draft of a file in a folder that both may write to."""
+    old, new = versions(tmp_path)
+    victim, folder = tmp_path / "victim", tmp_path / "shared"
+    folder.mkdir()
+    victim.write_text("mine")
+    (folder / f".d.{os.getpid()}.tmp").symlink_to(victim)
+    write_delta(old, new, folder / "d")
+    assert victim.read_text() == "mine"
+    assert sorted(one.name for one in folder.iterdir() if not one.is_symlink()) == ["d"]
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,15 @@ PathName = Annotated[str, Field(min_length=1)]
 """A path or URL of a file or folder."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+
+MAX_INTEGER = 2**63 - 1
+"""Largest integer of a file or message: every database and every float can stand for it."""
+MAX_NUMBER = 1e30
+"""Largest other number: a product of several of them is still finite, so that no sum of it ends in an exception."""
+PositiveFloat = Annotated[float, Field(gt=0, le=MAX_NUMBER)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+PositiveInt = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 
 Currency = Annotated[str, Field(pattern=r"^[A-Za-z]{0,8}$")]
 """The unit of prices, such as `EUR`; empty if unnamed."""

@@ -19,6 +19,14 @@ from isthmus.core.units import TB, Bytes
 
 MAX_NICS = 64
 """Most network cards of a node."""
+MAX_NODES, MAX_CHIPS_PER_NODE = 100_000, 1024
+"""Largest node group: what an owner reports enters the plans of every job of the pool."""
+MAX_AGGREGATORS = 4096
+"""Most parameter servers or switches of a cluster."""
+Rate = Annotated[float, Field(ge=1e-6, le=1e6)]
+"""A rate in Gbit/s, from a kilobit to a petabit per second."""
+Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
+"""A multiple of what a chip has."""
 
 
 def _normal_address(text: str) -> str:
@@ -39,8 +47,8 @@ class VirtualChip(FrozenModel):
     planner and the site apply the scaled memory limit.
     """
 
-    compute_scale: PositiveFloat = 1.0
-    memory_scale: PositiveFloat = 1.0
+    compute_scale: Scale = 1.0
+    memory_scale: Scale = 1.0
 
 
 class NetworkCard(FrozenModel):
@@ -63,13 +71,13 @@ class NodeGroup(FrozenModel):
 
     name: Name
     chip: Name
-    nodes: PositiveInt
-    chips_per_node: PositiveInt
+    nodes: Annotated[PositiveInt, Field(le=MAX_NODES)]
+    chips_per_node: Annotated[PositiveInt, Field(le=MAX_CHIPS_PER_NODE)]
     chips_per_domain: PositiveInt | None = None
-    network_gbps: PositiveFloat = 400.0
+    network_gbps: Rate = 400.0
     virtual: VirtualChip | None = None
-    price_per_chip_hour: NonNegativeFloat = 0.0
-    cpus_per_node: PositiveFloat | None = None
+    price_per_chip_hour: Annotated[NonNegativeFloat, Field(le=1e9)] = 0.0
+    cpus_per_node: Annotated[PositiveFloat, Field(le=1e6)] | None = None
     memory_bytes_per_node: Bytes | None = None
     driver: Annotated[str, Field(max_length=64)] = ""
     nics: Annotated[tuple[NetworkCard, ...], Field(max_length=MAX_NICS)] = ()
@@ -134,10 +142,10 @@ class Aggregators(FrozenModel):
     """
 
     kind: Literal["server", "switch"]
-    count: PositiveInt = 1
-    network_gbps: PositiveFloat | None = None
-    slots: PositiveInt | None = None
-    slot_bytes: PositiveInt = 256
+    count: Annotated[PositiveInt, Field(le=MAX_AGGREGATORS)] = 1
+    network_gbps: Rate | None = None
+    slots: Annotated[PositiveInt, Field(le=2**24)] | None = None
+    slot_bytes: Annotated[PositiveInt, Field(le=2**20)] = 256
     addresses: Annotated[tuple[UdpAddress, ...], Field(max_length=32)] = ()
 
     @model_validator(mode="after")

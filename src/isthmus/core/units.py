@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
+
+from isthmus.core.base_model import MAX_INTEGER
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
@@ -30,10 +33,11 @@ def parse_bytes(value: Any) -> Any:
     match = _QUANTITY.fullmatch(value)
     if match is None or match.group(2).lower() not in _FACTORS:
         return value
-    return round(float(match.group(1)) * _FACTORS[match.group(2).lower()])
+    num_bytes = float(match.group(1)) * _FACTORS[match.group(2).lower()]
+    return round(num_bytes) if math.isfinite(num_bytes) else value
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=MAX_INTEGER)]
 """A number of bytes; files may also use `64 MiB` or `96 GB`."""
 
 

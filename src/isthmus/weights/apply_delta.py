@@ -9,7 +9,7 @@ import numpy as np
 
 from isthmus.weights.change_code import decode_changes
 from isthmus.weights.delta_error import DeltaError, damaged
-from isthmus.weights.delta_format import DeltaReader, DeltaRecord, RecordKind
+from isthmus.weights.delta_format import DeltaReader, DeltaRecord, RecordKind, largest_header
 from isthmus.weights.delta_summary import DeltaSummary
 from isthmus.weights.new_file import new_file
 from isthmus.weights.weights_file import WeightsBlock, WeightsFile, WeightsHeader, parse_header
@@ -28,7 +28,7 @@ def apply_delta(old: Path, delta: Path, output: Path) -> DeltaSummary:
     except OSError as error:
         raise DeltaError(f"{delta} cannot be read: {error.strerror}", hint="pass a delta file") from error
     with opened as source, WeightsFile(old) as before, new_file(output) as stream:
-        reader = DeltaReader(source)
+        reader = DeltaReader(source, largest_header(len(before.header.content)))
         header = _new_header(before.header, reader.header)
         base, target = WeightsName(before.header.content), WeightsName(header.content)
         stream.write(header.content)

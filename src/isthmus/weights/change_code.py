@@ -71,6 +71,8 @@ def decode_changes(old: Halves, code: bytes | memoryview) -> tuple[Halves, int]:
             raise damaged(f"class {one} after {last}")
         ranks, last = _ranks(classes, one, floor, members), one
         places = ranks.places_of(decode_subset(reader, ranks.size))
+        if not len(places):  # a class costs a pass over the row, however few bytes it has
+            raise damaged(f"class {one} without a change")
         steps = _decode_steps(reader, len(places))
         new[places] = _from_order(_order(old[places]) + steps.astype(np.int16).view(np.uint16))
         total += len(places)

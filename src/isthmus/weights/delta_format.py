@@ -19,11 +19,19 @@ from typing import BinaryIO
 from isthmus.weights.delta_error import DeltaError, damaged
 from isthmus.weights.weights_file import BLOCK_BYTES, MAX_HEADER_BYTES
 
+MAX_METADATA_BYTES = 1 << 20
+"""What a new header may have beyond the one of its base: both have the same tensors, so only metadata differ."""
+
 _MAGIC = b"ISTHDLT1"
 _HEAD = struct.Struct("<8sI32s32sI")
 _RECORD = struct.Struct("<BI")
 _DIGESTS = struct.Struct("<32s32s")
 _DIGEST_BYTES = 32
+
+
+def largest_header(base_bytes: int) -> int:
+    """Return the largest size of the header of a version whose base has a header of `base_bytes`."""
+    return min(base_bytes + MAX_METADATA_BYTES, MAX_HEADER_BYTES)
 
 
 class RecordKind(IntEnum):
@@ -70,15 +78,18 @@ class DeltaWriter:
 
 
 class DeltaReader:
-    """Reads a delta from `stream`; raises `DeltaError` for another format, for sizes too large, and for what is cut."""
+    """Reads a delta from `stream`; raises `DeltaError` for another format, for sizes too large, and for what is cut.
 
-    def __init__(self, stream: BinaryIO) -> None:
+    A new header has at most `max_header_bytes`.
+    """
+
+    def __init__(self, stream: BinaryIO, max_header_bytes: int) -> None:
         self._stream = stream
         self._head = self._exactly(_HEAD.size)
         magic, block_bytes, self.base, self.target, length = _HEAD.unpack(self._head)
         if magic != _MAGIC or block_bytes != BLOCK_BYTES:
             raise DeltaError("this is no delta of this version", hint="pass a file that `isthmus rl delta` wrote")
-        if length > MAX_HEADER_BYTES:
+        if length > max_header_bytes:
             raise damaged(f"a header of {length} bytes")
         self.header = self._exactly(length)
         self._digest = hashlib.sha256(self.header)

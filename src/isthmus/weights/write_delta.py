@@ -9,7 +9,7 @@ import numpy as np
 
 from isthmus.weights.change_code import encode_changes
 from isthmus.weights.delta_error import DeltaError
-from isthmus.weights.delta_format import DeltaRecord, DeltaWriter, RecordKind
+from isthmus.weights.delta_format import DeltaRecord, DeltaWriter, RecordKind, largest_header
 from isthmus.weights.delta_summary import DeltaSummary
 from isthmus.weights.new_file import new_file
 from isthmus.weights.weights_file import DTYPE_BITS, WeightsBlock, WeightsFile, WeightsHeader
@@ -73,6 +73,11 @@ def _require_same_tensors(old: WeightsHeader, new: WeightsHeader, path: Path) ->
                 f"'{one[0][:100]}' as {one[1]} {list(one[2])}",
                 hint="a delta needs two versions of one model with their tensors in one order",
             )
+    if len(new.content) > largest_header(len(old.content)):
+        raise DeltaError(
+            f"{path} has a header of {len(new.content)} bytes, the old file {len(old.content)}",
+            hint="keep the metadata of a version below 1 MiB",
+        )
     if len(old.tensors) != len(new.tensors):
         raise DeltaError(
             f"{path} has {len(new.tensors)} tensors, the old file {len(old.tensors)}",

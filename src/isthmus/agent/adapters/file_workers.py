@@ -62,7 +62,9 @@ class FileWorkers(SchedulerAdapter):
             WorkerFolder(folder).write_exit(KILLED_STATUS)
         elif force or not (folder / "stop").exists():
             temporary = folder / f".stop.{os.getpid()}.{threading.get_ident()}"
-            temporary.write_text("KILL" if force else "TERM", encoding="ascii")
+            temporary.unlink(missing_ok=True)
+            with temporary.open("x", encoding="ascii") as stream:  # follows no link that the worker has put there
+                stream.write("KILL" if force else "TERM")
             temporary.replace(folder / "stop")
 
     def order(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.agent.files.file_transfer import FileSource, fetch_job_files
+from isthmus.agent.files.file_transfer import FileSource, PathFilter, fetch_job_files
 from isthmus.core.errors import IsthmusError
 from isthmus.core.job import Job
 
@@ -32,11 +32,19 @@ class FileFetcher:
         self.root, self._sources = root, sources
         self._statuses: dict[str, FetchStatus] = {}
 
-    def start(self, name: str, job: Job, clusters: Sequence[str], *, with_checkpoints: bool = True) -> None:
-        """Start to fetch the files of job `name`, unless a transfer is running."""
+    def start(
+        self,
+        name: str,
+        job: Job,
+        clusters: Sequence[str],
+        *,
+        with_checkpoints: bool = True,
+        admits: PathFilter = lambda _: True,
+    ) -> None:
+        """Start to fetch the files of job `name`, unless a transfer is running; `admits` as in `fetch_job_files`."""
         if name not in self._statuses:
             self._statuses[name] = FetchStatus()
-            thread = threading.Thread(target=self._fetch_files, args=(name, job, clusters, with_checkpoints))
+            thread = threading.Thread(target=self._fetch_files, args=(name, job, clusters, with_checkpoints, admits))
             thread.daemon = True
             thread.start()
 
@@ -55,13 +63,17 @@ class FileFetcher:
         except OSError:
             return None
 
-    def _fetch_files(self, name: str, job: Job, clusters: Sequence[str], with_checkpoints: bool) -> None:
+    def _fetch_files(
+        self, name: str, job: Job, clusters: Sequence[str], with_checkpoints: bool, admits: PathFilter
+    ) -> None:
         def tell(done: int, total: int) -> None:
             tenth = 10 * done // max(1, total)
             self._statuses[name] = FetchStatus(f"copying its files: {tenth * 10} % of {total / _MB:.0f} MB")
 
         try:
-            fetch_job_files(job, clusters, self._sources, self.root, tell, with_checkpoints=with_checkpoints)
+            fetch_job_files(
+                job, clusters, self._sources, self.root, tell, with_checkpoints=with_checkpoints, admits=admits
+            )
         except (IsthmusError, OSError) as error:
             self._statuses[name] = FetchStatus(str(error), failed=True)
         else:

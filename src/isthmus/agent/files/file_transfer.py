@@ -8,6 +8,8 @@ to another site's storage: a folder (mounted or local), or a copy command such a
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,49 +22,73 @@ from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.files.model_tokenizer import tokenizer_paths
 from isthmus.core.job import Job
+from isthmus.core.messages.worker_folder import open_regular
 
 _SOURCES: TypeAdapter[dict[str, str | tuple[str, ...]]] = TypeAdapter(dict[str, str | tuple[str, ...]])
 _BLOCK_BYTES = 1 << 20
 _MAX_ERROR_CHARS = 300
+_OF_A_SHELL = re.compile(r"[^\w./@%+=:,~*?\[\] -]|^\s*-|(^|/)\.\.(/|$)")
+"""What a path for a copy command may not have: signs that a shell at the other end would execute, an option, `..`."""
 
 COMMAND_LIMIT_S = 6 * 3600.0
 """Longest run of a copy command for one path; it resumes where it was when the job is tried again."""
 
 ProgressCallback = Callable[[int, int], None]
 """Called with the bytes copied so far and the total."""
+PathFilter = Callable[[str], bool]
+"""Returns whether the job's user may read a pool path."""
 
 
 class FileSource(Protocol):
     """Access to the files of another site."""
 
-    def fetch(self, path: str, target: Path, on_progress: ProgressCallback) -> bool:
+    def fetch(
+        self, path: str, target: Path, on_progress: ProgressCallback, admits: PathFilter = lambda _: True
+    ) -> bool:
         """Copy pool path `path`, a file or folder, to `target`; return whether it exists at the source.
 
         Resumes an interrupted copy; a file appears at its final name only after its checksum matches.
-        Raises `UnavailableError` if the source cannot be read now.
+        Raises `UnavailableError` if the source cannot be read now, or has a link to what `admits` does not.
         """
         ...
 
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Another site's storage, mounted as a folder on this machine."""
+    """Another site's storage, mounted as a folder on this machine.
+
+    Users of that site may have put links there, and this agent may read more than they: a link to a file outside the
+    storage, or to one that the job's user may not read, is refused.
+    """
 
     root: Path
 
-    def fetch(self, path: str, target: Path, on_progress: ProgressCallback) -> bool:
+    def fetch(
+        self, path: str, target: Path, on_progress: ProgressCallback, admits: PathFilter = lambda _: True
+    ) -> bool:
         """Copy file by file, each to `NAME.part` first (see `FileSource`)."""
         origin = storage_path(self.root, path)
         try:
-            sizes = {file: file.stat().st_size for file in _finished_files(origin)}
+            places = {file: self._place(file, admits) for file in _finished_files(origin)}
+            sizes = {file: place.stat().st_size for file, place in places.items()}
             done, total = 0, sum(sizes.values())
             for file, size in sizes.items():
-                _copy_file(file, target if file == origin else target / file.relative_to(origin))
+                _copy_file(places[file], target if file == origin else target / file.relative_to(origin))
                 done += size
                 on_progress(done, total)
         except OSError as error:
             raise UnavailableError(f"cannot copy {origin} to {target}: {error}") from error
         return bool(sizes)
+
+    def _place(self, file: Path, admits: PathFilter) -> Path:
+        """Return where a file is, with links followed; raise `UnavailableError` if it is not to be copied."""
+        root, real = Path(os.path.realpath(self.root)), Path(os.path.realpath(file))
+        if not real.is_relative_to(root) or not admits(f"/{real.relative_to(root)}"):
+            raise UnavailableError(
+                f"{file} is a link to a place that the job's user may not read",
+                hint="remove it, or copy the file there",
+            )
+        return real
 
 
 @dataclass(frozen=True)
@@ -72,8 +98,19 @@ class CommandSource:
     command: tuple[str, ...]
     limit_s: float = COMMAND_LIMIT_S
 
-    def fetch(self, path: str, target: Path, on_progress: ProgressCallback) -> bool:
-        """Run the command (see `FileSource`); exit status 0 means success."""
+    def fetch(
+        self, path: str, target: Path, on_progress: ProgressCallback, admits: PathFilter = lambda _: True
+    ) -> bool:
+        """Run the command (see `FileSource`); exit status 0 means success. It decides itself on links at the source.
+
+        Users name the path, and copy commands such as rsync and scp hand it to a shell at the other end.
+        """
+        del admits
+        if bad := _OF_A_SHELL.search(path.lstrip("/")):
+            raise UnavailableError(
+                f"{path[:200]!r} is not handed to the copy command of this site, since it has {bad[0]!r}",
+                hint="name a path of letters, digits, spaces and ./@%+=:,~*?[]_- without '..'",
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         argv = [word.format(path=path.lstrip("/"), target=target) for word in self.command]
         try:
@@ -134,6 +171,7 @@ def fetch_job_files(
     on_progress: ProgressCallback,
     *,
     with_checkpoints: bool = True,
+    admits: PathFilter = lambda _: True,
 ) -> None:
     """Copy each path of `job` from the first of `clusters` that has it; raise `UnavailableError` on failure.
 
@@ -151,7 +189,7 @@ def fetch_job_files(
         )
     for path in paths:
         for cluster in known:
-            if sources[cluster].fetch(path, storage_path(root, path), on_progress):
+            if sources[cluster].fetch(path, storage_path(root, path), on_progress, admits):
                 break
 
 
@@ -176,9 +214,11 @@ def _copy_file(file: Path, target: Path) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
+    if os.path.lexists(part) and (part.is_symlink() or not part.is_file()):  # another user of the storage has made it
+        part.unlink()
     # Resume the partial copy; if its checksum is wrong, copy once more from the start.
     for begin in (part.stat().st_size if part.exists() else 0, 0):
-        with file.open("rb") as reader, part.open("r+b" if begin else "wb") as writer:
+        with open_regular(file) as reader, open(part, "r+b" if begin else "wb", opener=_without_links) as writer:
             reader.seek(begin)
             writer.seek(begin)
             while block := reader.read(_BLOCK_BYTES):
@@ -191,6 +231,10 @@ def _copy_file(file: Path, target: Path) -> None:
     raise UnavailableError(f"{target}: checksum differs from {file} after copying")
 
 
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+
+
 def _digest(file: Path) -> bytes:
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         return hashlib.file_digest(stream, "sha256").digest()

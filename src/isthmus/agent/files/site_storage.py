@@ -36,6 +36,11 @@ class SiteStorage:
         """Return what the jobs of `user` may use, as paths of this site; None: any path."""
         return self._rules.of_user(user)
 
+    def may_read(self, path: str, user: str) -> bool:
+        """Return whether jobs of `user` may read a path of the pool, by its name alone."""
+        allowed = self._pool_rules.of_user(user)
+        return allowed is None or allowed.access_to(path) is not None
+
     def local(self, path: str, user: str = "") -> str:
         """Return the place of a path of a job of `user` at this site, by its name."""
         allowed = self._pool_rules.of_user(user)

@@ -33,7 +33,9 @@ from isthmus.agent.service.agent_service import AgentService
 from isthmus.agent.service.own_address import own_address, resolve_host
 from isthmus.agent.service.state_identity import open_identity
 from isthmus.agent.service.sync_client import SyncClient
+from isthmus.agent.service.telemetry_outbox import TelemetryBatch
 from isthmus.core.errors import AuthError, ConflictError, InputError, IsthmusError, UnavailableError
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster, Pool
@@ -153,7 +155,7 @@ class AgentLoop:
             if self._key is not None:
                 self._key.renew_if_due(self._client)
             report, batch = self.service.report(self._incarnation)
-            orders = self._client.sync(report)
+            orders = self._exchange(report, batch)
             if self._key is not None:
                 self._key.confirm()
         except UnavailableError as error:
@@ -173,6 +175,20 @@ class AgentLoop:
         self.leaves = orders.leaves
         quick = batch.full or self.service.needs_fast_poll
         self._next_report_s = now_s + (FAST_POLL_S if quick else orders.poll_after_s)
+
+    def _exchange(self, report: AgentReport, batch: TelemetryBatch) -> AgentOrders:
+        """Return the orders; a report that the server refuses is sent again without what workers have written.
+
+        Workers run programs of users: what one of them writes must not end the agent of a site.
+        """
+        try:
+            return self._client.sync(report)
+        except InputError as error:
+            if not batch.offsets:
+                raise
+            orders = self._client.sync(report.model_copy(update={"metrics": (), "logs": ()}))
+            _log.error("the server refuses output of workers, which is dropped: %s", error)
+            return orders
 
     def send_final_report(self) -> None:
         """Send a final report, without retry."""

@@ -413,8 +413,9 @@ class AgentService:
             self._handle(seen)
         else:
             self._fetcher.start(
-                part.job, part.spec, instruction.clusters, with_checkpoints=instruction.with_checkpoints
-            )
+                part.job, part.spec, instruction.clusters, with_checkpoints=instruction.with_checkpoints,
+                admits=partial(self._storage.may_read, user=part.user),
+            )  # fmt: skip
 
     def _write_instruction(
         self, instruction: WriteRankMap | RequestCheckpoint | ReportLocalExit | ReorderQueue | RenewRunLease

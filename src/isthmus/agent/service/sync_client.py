@@ -18,6 +18,7 @@ from isthmus.core.errors import (
     IsthmusError,
     NotFoundError,
     ProtocolError,
+    TooLargeError,
     UnavailableError,
 )
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport, protocol_version_of
@@ -28,6 +29,7 @@ _ERRORS: dict[int, type[IsthmusError]] = {
     403: AuthError,
     404: NotFoundError,
     409: ConflictError,
+    413: TooLargeError,
     422: InputError,
     426: ProtocolError,
 }

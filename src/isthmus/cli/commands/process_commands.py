@@ -128,6 +128,12 @@ def serve(
     max_jobs_per_user: Annotated[
         int, typer.Option(metavar="N", min=1, help="Jobs of one user that have not ended.")
     ] = QUOTAS.live_jobs_per_user,
+    max_output_mib: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Metrics and logs of one job that are kept.")
+    ] = QUOTAS.output_bytes_per_job // 2**20,
+    max_stored_mib: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Jobs of one user with their models, ended ones included.")
+    ] = QUOTAS.stored_bytes_per_user // 2**20,
     max_job_kib: Annotated[
         int, typer.Option(metavar="KIB", min=1, help="Largest job with its model's config, in KiB.")
     ] = QUOTAS.job_bytes // 1024,
@@ -176,6 +182,7 @@ def serve(
         ),
         quotas=Quotas(
             live_jobs_per_user=max_jobs_per_user, job_bytes=max_job_kib * 1024,
+            output_bytes_per_job=max_output_mib * 2**20, stored_bytes_per_user=max_stored_mib * 2**20,
             clusters_per_owner=max_clusters_per_owner, versions_per_user=max_versions_per_user,
             high_priority_users=frozenset(high_priority_user or ()),
         ),

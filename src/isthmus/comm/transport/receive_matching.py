@@ -13,6 +13,8 @@ from isthmus.core.errors import PeerError
 
 MAX_MESSAGE_BYTES = 2**30
 """Longest message that may arrive before its receive, unless the run states its own bound."""
+MAX_UNCLAIMED = 65_536
+"""Most messages of a peer without a receive: each costs memory, however short it is."""
 
 
 class Request(Protocol):
@@ -101,7 +103,7 @@ class ReceiveMatcher:
         self._changed = threading.Condition()
         self._requests: dict[int, deque[Request]] = defaultdict(deque)
         self._unclaimed: dict[int, deque[IncomingMessage]] = defaultdict(deque)
-        self._unclaimed_bytes = 0
+        self._unclaimed_bytes = self._num_unclaimed = 0
         self._arriving: set[IncomingMessage] = set()
         self._error: PeerError | None = None
 
@@ -121,6 +123,7 @@ class ReceiveMatcher:
                 slot = _pop_first(self._unclaimed, tag)
             if slot is not None:
                 self._unclaimed_bytes -= slot.num_bytes
+                self._num_unclaimed -= 1
                 slot.request = request
             elif self._error is None:
                 self._requests[tag].append(request)
@@ -144,7 +147,7 @@ class ReceiveMatcher:
         """Return the slot for a message that begins to arrive.
 
         Raises `ValueError`, before any memory is taken, for one without a receive that is above
-        `max_message_bytes`.
+        `max_message_bytes`, or beyond `MAX_UNCLAIMED`.
         """
         with self._changed:
             request = self._claimed_request(tag)
@@ -152,6 +155,8 @@ class ReceiveMatcher:
                 raise ValueError(
                     f"a message of {num_bytes} bytes, where at most {self._max_message_bytes} are expected"
                 )
+            if request is None and self._num_unclaimed >= MAX_UNCLAIMED:
+                raise ValueError(f"more than {MAX_UNCLAIMED} messages without a receive")
             if request is None:
                 slot = IncomingMessage(tag, label, num_bytes, _allocate(num_bytes))
             else:
@@ -160,6 +165,7 @@ class ReceiveMatcher:
             if request is None:
                 self._unclaimed[tag].append(slot)
                 self._unclaimed_bytes += num_bytes
+                self._num_unclaimed += 1
             self._arriving.add(slot)
             return slot
 
@@ -188,6 +194,7 @@ class ReceiveMatcher:
                 if not self._unclaimed[cut_off.tag]:
                     del self._unclaimed[cut_off.tag]
                 self._unclaimed_bytes -= cut_off.num_bytes
+                self._num_unclaimed -= 1
             self._arriving.clear()
             self._changed.notify_all()
         for request in waiting:

@@ -45,7 +45,7 @@ def make_statement(
     for one in transactions:
         if one.dated_ms >= end_ms:
             continue
-        millionths = _millionths_of(one, party, name)
+        millionths = party_amount(one, party, name)
         if millionths is None:
             continue
         if one.dated_ms < begin_ms:
@@ -93,7 +93,7 @@ def _month_ends_ms(after_ms: int, before_ms: int) -> Iterator[int]:
         yield after_ms
 
 
-def _millionths_of(one: Transaction, party: PartyKind, name: str) -> int | None:
+def party_amount(one: Transaction, party: PartyKind, name: str) -> int | None:
     """Return what a transaction adds to the statement: income for an owner, cost for a user or a job; None: nothing."""
     if party == "owner":
         account, sign = owner_account(name), 1

@@ -49,9 +49,9 @@ class Meter:
             self._close_month(end_ms)
         self.now_ms = max(self.now_ms, now_ms)
 
-    def publish(self, tariff: Tariff) -> None:
-        """Put a checked tariff into effect (`PriceBook.check`)."""
-        self.prices.add(tariff, self.now_ms)
+    def publish(self, tariff: Tariff, owner: str = "") -> None:
+        """Put a checked tariff of `owner` into effect (`PriceBook.check`)."""
+        self.prices.add(tariff, self.now_ms, owner)
 
     def observe(self, job_id: str, user: str, job_class: Priority, holdings: Iterable[Holding]) -> None:
         """Record what a job holds from now on; intervals that end are booked."""

@@ -10,7 +10,7 @@ from isthmus.core.errors import InputError
 
 def month_span_ms(month: str) -> tuple[int, int]:
     """Return the first moment of a month `YYYY-MM` and of the next one; raise `InputError` for other text."""
-    if not re.fullmatch(r"(19[7-9]\d|[2-9]\d{3})-(0[1-9]|1[0-2])", month):
+    if not re.fullmatch(r"(19[7-9]\d|2\d{3})-(0[1-9]|1[0-2])", month, re.ASCII):
         raise InputError(f"'{month[:20]}' is no month", hint="write YYYY-MM, such as 2027-01")
     begin = datetime(int(month[:4]), int(month[5:]), 1, tzinfo=UTC)
     return round(begin.timestamp() * 1000), next_month_ms(round(begin.timestamp() * 1000))

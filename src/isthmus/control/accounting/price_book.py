@@ -5,18 +5,25 @@ Published prices never change: a later tariff adds a schedule that replaces the 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from isthmus.core.errors import ConflictError, FieldError
+from isthmus.core.errors import ConflictError, FieldError, QuotaError
 from isthmus.core.owner.tariff import PRIORITIES, Tariff, TariffPrice
 from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority
 
 MIN_MS = 60_000
 DAY_MS = 24 * 60 * MIN_MS
+MAX_BEGINS_PER_DAY = 288
+"""Most schedules of a resource that begin in one day (UTC): each cuts what every job holds of it into intervals."""
+MAX_PUBLISHED_PER_DAY = 10_000
+"""Most prices that an owner publishes in one day (UTC): all are kept."""
+MAX_AHEAD_DAYS = 366
+"""How far ahead a price may begin."""
 
 
 class PricedSpan(NamedTuple):
@@ -49,18 +56,21 @@ class PriceBook:
 
     currency: str = ""
     schedules: dict[PoolResource, list[PriceSchedule]] = field(default_factory=dict)
+    # By owner: the day in which it last published prices, and how many.
+    published: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def check(self, tariff: Tariff, now_ms: int) -> bool:
-        """Return whether a tariff has prices that are not published yet.
+    def check(self, tariff: Tariff, now_ms: int, owner: str = "") -> bool:
+        """Return whether a tariff of `owner` ("": the operator) has prices that are not published yet.
 
-        Raises `ConflictError` for another currency, `FieldError` for a time at which other prices begin already.
+        Raises `ConflictError` for another currency, `QuotaError` for too many prices of an owner in a day, `FieldError`
+        for a time at which other prices begin already, or that is too far ahead, and for too many begins in a day.
         """
         if self.currency and tariff.currency != self.currency:
             raise ConflictError(
                 f"the tariff is in {tariff.currency}, the pool in {self.currency}: a pool has one currency",
                 hint=f"state the prices in {self.currency}",
             )
-        fresh = False
+        fresh: Counter[tuple[PoolResource, int]] = Counter()
         for (resource, begins_ms, index), schedule in _schedules(tariff, now_ms).items():
             known = self._schedule_at(resource, begins_ms)
             if known is not None and known != schedule:
@@ -69,17 +79,50 @@ class PriceBook:
                     place=("prices", str(index)),
                     hint="let these begin later; published prices do not change",
                 )
-            fresh = fresh or known is None
-        return fresh
+            if known is None:
+                fresh[resource, begins_ms // DAY_MS] += 1
+                self._check_times(resource, begins_ms, now_ms, index, fresh)
+        num_published = self._num_published(owner, now_ms) + len(tariff.prices)
+        if fresh and owner and num_published > MAX_PUBLISHED_PER_DAY:
+            raise QuotaError(
+                f"owner '{owner}' would have published {num_published:,} prices today, at most "
+                f"{MAX_PUBLISHED_PER_DAY:,} are accepted",
+                hint="publish the rest tomorrow",
+            )
+        return bool(fresh)
 
-    def add(self, tariff: Tariff, now_ms: int) -> None:
+    def add(self, tariff: Tariff, now_ms: int, owner: str = "") -> None:
         """Add the prices of a checked tariff; those without a time begin at `now_ms`."""
         self.currency = tariff.currency
+        if owner:
+            self.published[owner] = now_ms // DAY_MS, self._num_published(owner, now_ms) + len(tariff.prices)
         for (resource, begins_ms, _), schedule in _schedules(tariff, now_ms).items():
             if self._schedule_at(resource, begins_ms) is None:
                 schedules = self.schedules.setdefault(resource, [])
                 schedules.append(schedule)
                 schedules.sort(key=lambda one: one.begins_ms)
+
+    def _num_published(self, owner: str, now_ms: int) -> int:
+        """Return how many prices an owner has published today."""
+        day, num_prices = self.published.get(owner, (0, 0))
+        return num_prices if day == now_ms // DAY_MS else 0
+
+    def _check_times(
+        self, resource: PoolResource, begins_ms: int, now_ms: int, index: int, fresh: Counter[tuple[PoolResource, int]]
+    ) -> None:
+        """Raise `FieldError` for a begin too far ahead, and where `fresh` makes too many begins of a day."""
+        if begins_ms > now_ms + MAX_AHEAD_DAYS * DAY_MS:
+            raise FieldError(
+                f"begins more than {MAX_AHEAD_DAYS} days ahead", place=("prices", str(index), "from"),
+                hint="publish it later",
+            )  # fmt: skip
+        day, known = begins_ms // DAY_MS, self.schedules.get(resource, ())
+        first, last = (bisect_left(known, at * DAY_MS, key=lambda one: one.begins_ms) for at in (day, day + 1))
+        if last - first + fresh[resource, day] > MAX_BEGINS_PER_DAY:
+            raise FieldError(
+                f"more than {MAX_BEGINS_PER_DAY} prices of {resource} begin in one day", place=("prices", str(index)),
+                hint="state the hours of a day in one price list",
+            )  # fmt: skip
 
     def _schedule_at(self, resource: PoolResource, begins_ms: int) -> PriceSchedule | None:
         found = (one for one in self.schedules.get(resource, ()) if one.begins_ms == begins_ms)

@@ -18,6 +18,8 @@ from isthmus.control.state.site_records import ClusterRecord, EnrolledAgent, Par
 from isthmus.core.catalogue import HeldCopy
 from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart
 
+MAX_INCARNATIONS = 1_000
+"""Starts of an enrolled agent that are remembered; before it was enrolled all are."""
 _STORAGE_CHANGE_SHARE = 0.01
 """Share of the total storage by which free storage must change to count as a change."""
 
@@ -36,6 +38,8 @@ def apply_report(state: PoolState, event: AgentReported) -> list[JobRecord]:
     record.checks, record.run_lease_s = event.checks, event.run_lease_s
     record.copies, record.fetch_gbps = _copies_by_key(event.copies), event.fetch_gbps
     _bind_agent(record, event)
+    if event.agent is not None and len(record.incarnations) >= MAX_INCARNATIONS:  # its sessions tell late reports
+        record.incarnations = {record.incarnation}
     record.incarnation, record.connected, record.last_report_s = event.incarnation, True, event.now_s
     record.incarnations.add(event.incarnation)
     record_peer_checks(state, record, event, restarted=reborn, back=back)

@@ -40,6 +40,8 @@ def add_job(state: PoolState, event: JobSubmitted) -> None:
     state.jobs[job.id] = state.live_jobs[job.id] = job
     live = state.indexes.live_by_user
     live[job.user] = live.get(job.user, 0) + 1
+    stored = state.indexes.stored_by_user
+    stored[job.user] = stored.get(job.user, 0) + job.packed.num_bytes
     if event.submission.key:
         state.ids_by_key[event.user, event.submission.key] = job.id
     uses = "; ".join(f"{one.kind} {one.owner}/{one.name}@{one.version}" for one in job.versions)
@@ -101,6 +103,10 @@ def delete_job(state: PoolState, event: JobDeleted) -> None:
     """Remove an ended job."""
     job = state.jobs.pop(event.job_id)
     unindex_job(state, job)
+    stored = state.indexes.stored_by_user
+    stored[job.user] -= job.packed.num_bytes
+    if not stored[job.user]:
+        del stored[job.user]
     state.ids_by_key.pop((job.user, job.packed.key), None)
 
 

@@ -17,6 +17,8 @@ class Quotas:
 
     # Largest number of jobs of a user that have not ended.
     live_jobs_per_user: int = 1000
+    # Most bytes of all jobs of a user with their models, ended ones included: the server has them in memory.
+    stored_bytes_per_user: int = 512 << 20
     # Largest number of clusters of an owner, beside those that the operator's pool file names.
     clusters_per_owner: int = 64
     # Largest stored size of a job with the dimensions of its model.
@@ -24,6 +26,8 @@ class Quotas:
     # Largest number of versions of a user in the catalogue, and of files in all of them.
     versions_per_user: int = 256
     version_files_per_user: int = 65_536
+    # Most bytes of metrics and logs of a job that the server keeps; a job of its own user may write any amount.
+    output_bytes_per_job: int = 1 << 30
     # Users who may submit jobs of priority `high`, which may preempt others.
     high_priority_users: frozenset[str] = frozenset()
 
@@ -49,12 +53,18 @@ def check_submission(quotas: Quotas, user: str, submission: Submission, *, high:
 
 
 def check_live_jobs(quotas: Quotas, state: PoolState, user: str) -> None:
-    """Raise `QuotaError` if the user has as many jobs that have not ended as it may have."""
+    """Raise `QuotaError` if the user has as many jobs that have not ended, or as many bytes of jobs, as it may have."""
     count = state.indexes.live_by_user.get(user, 0)
     if count >= quotas.live_jobs_per_user:
         raise QuotaError(
             f"user '{user}' has {count} jobs that have not ended, at most {quotas.live_jobs_per_user} are accepted",
             hint="wait until some have ended, or cancel some; the operator sets --max-jobs-per-user",
+        )
+    stored = state.indexes.stored_by_user.get(user, 0)
+    if stored >= quotas.stored_bytes_per_user:
+        raise QuotaError(
+            f"the jobs of user '{user}' take {stored:,} bytes, at most {quotas.stored_bytes_per_user:,} are accepted",
+            hint="delete ended ones: isthmus delete JOB; the operator sets --max-stored-mib",
         )
 
 

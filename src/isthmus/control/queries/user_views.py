@@ -39,6 +39,8 @@ from isthmus.core.pool import Link
 
 SHORT_ID_CHARS = 12
 """Characters of an agent's id that views show."""
+MAX_EXAMINED_BYTES = 16 << 20
+"""Size of the jobs that are parsed for one page of a list, unless the first is larger."""
 MAX_EXAMINED_JOBS = 10_000
 """Jobs that one page of a filtered listing examines: a few milliseconds of the server."""
 
@@ -144,8 +146,8 @@ def find_jobs(
 ) -> tuple[list[JobRecord], str | None]:
     """Return up to `limit` jobs (of one user) that meet `wanted`, and the job after which a next page starts.
 
-    At most `max_examined` jobs are examined, so a page may hold fewer than `limit` although more follow; the
-    second value is None once none follow.
+    At most `max_examined` jobs are examined, and `MAX_EXAMINED_BYTES` of jobs parsed, so a page may hold fewer than
+    `limit` although more follow; the second value is None once none follow.
     """
     user = user or wanted.user
     numbers = state.indexes.ids_by_number if user is None else state.indexes.numbers_by_user.get(user)
@@ -154,20 +156,29 @@ def find_jobs(
     start = None if after is None else state.jobs[after].number
     bounds = (None, start) if newest_first else (start, None)
     found: list[JobRecord] = []
+    left_bytes = MAX_EXAMINED_BYTES
     for examined, number in enumerate(numbers.irange(*bounds, inclusive=(False, False), reverse=newest_first)):
-        if examined >= max_examined or len(found) >= limit:
+        if examined >= max_examined or len(found) >= limit or left_bytes <= 0:
             return found, after
         job = state.jobs[state.indexes.ids_by_number[number]]
         after = job.id
+        if not _may_meet(job, wanted):
+            continue
+        left_bytes -= len(job.packed.job_json)  # its view, or its name, is parsed
         if _meets(state, job, wanted):
             found.append(job)
     return found, None
 
 
-def _meets(state: PoolState, job: JobRecord, wanted: JobFilter) -> bool:
-    if (wanted.state and job.state not in wanted.state) or wanted.name not in (None, job.spec.name):
+def _may_meet(job: JobRecord, wanted: JobFilter) -> bool:
+    """Return whether a job meets what is asked, as far as its record says without the job being parsed."""
+    if wanted.state and job.state not in wanted.state:
         return False
-    if wanted.since_s is not None and job.submitted_s < wanted.since_s:
+    return wanted.since_s is None or job.submitted_s >= wanted.since_s
+
+
+def _meets(state: PoolState, job: JobRecord, wanted: JobFilter) -> bool:
+    if wanted.name is not None and wanted.name != job.spec.name:
         return False
     if wanted.owner is None:
         return True

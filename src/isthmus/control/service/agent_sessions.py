@@ -14,6 +14,7 @@ from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_outpu
 from isthmus.control.queries.quotas import Quotas, check_cluster_quota
 from isthmus.control.queries.sites.invited_size import require_invited_size
 from isthmus.control.service.access.link_keyring import LinkKeyring
+from isthmus.control.service.access.output_quota import OutputQuota
 from isthmus.control.service.agent_takeover import AgentTakeover
 from isthmus.control.service.change_feed import ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
@@ -22,7 +23,7 @@ from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.state.events import AgentReported, Event, LogRestored, SiteChecked
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.store_interface import Store
-from isthmus.core.errors import ConflictError, InputError, UnavailableError
+from isthmus.core.errors import ConflictError, InputError, IsthmusError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
 
@@ -30,6 +31,8 @@ FENCE_INTERVAL_S = 60.0
 """Shortest time between two rises of the epoch that the reports of one cluster cause."""
 _STARTED = ("running", "succeeded", "failed", "released")
 """States of a part whose workers have their keys or need none."""
+FAULT_PAUSE_S = 60.0
+"""How long a cluster waits whose report ended in an exception: each costs a rebuild of the state from the log."""
 MAX_NODE_GROUPS = 256
 """Largest number of node groups of a cluster."""
 
@@ -61,6 +64,8 @@ class AgentSessions:
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
         self._dry_runs = dry_runs
         self._fence_at_s: dict[str, float] = {}
+        self._paused_until_s: dict[str, float] = {}
+        self._output_quota = OutputQuota(store.output_size, quotas.output_bytes_per_job) if quotas else None
         self._keyring = LinkKeyring(store, switch_secret)
         self._takeover_lock = threading.Lock()
         self._takeover = AgentTakeover(actor.query(Coordinator.agent_incarnations))
@@ -113,6 +118,7 @@ class AgentSessions:
         that was replaced, and `UnavailableError` for the first report of an agent that takes over.
         """
         name, now_s, steady_s = report.cluster.name, self._clock(), self._steady_clock()
+        self._check_pause(name, steady_s)
         check_cluster(report.cluster, self._pool_file)
         self._check_quota(report.cluster)
         event = AgentReported.from_report(report, now_s)
@@ -143,13 +149,29 @@ class AgentSessions:
 
         requests = [*self._fence_requests(report, now_s), *self._check_requests(report, now_s)]
         *_, reply = self._actor.execute([*requests, ActorRequest(answer, lambda _: event)])
-        orders: AgentOrders = reply.value()
+        try:
+            orders: AgentOrders = reply.value()
+        except IsthmusError:
+            raise
+        except Exception:
+            self._paused_until_s[name] = steady_s + FAULT_PAUSE_S
+            raise
         if not self._leader_election.record_report(name):
             raise UnavailableError(
                 "the other servers cannot learn of this report, whose answer would renew its workers' lease",
                 hint="report again",
             )
         return self._with_keys(orders, report)
+
+    def _check_pause(self, cluster: str, steady_s: float) -> None:
+        """Raise `UnavailableError` for some time after a report of the cluster that could not be handled."""
+        left_s = self._paused_until_s.get(cluster, -math.inf) - steady_s
+        if left_s > 0:
+            raise UnavailableError(
+                f"a report of cluster '{cluster}' could not be handled: the next one counts in {left_s:.0f} s",
+                hint="this is a bug: please report it with the server's log",
+            )
+        self._paused_until_s.pop(cluster, None)
 
     def _with_keys(self, orders: AgentOrders, report: AgentReport) -> AgentOrders:
         """Return `orders` with the keys of each part that is to run and that the site has not started yet."""
@@ -203,8 +225,10 @@ class AgentSessions:
                 num_foreign_lines(coordinator.state, cluster, report),
             )
         )
-        self._store.append_metrics(metrics)
         self._progress.record_metrics(metrics)
+        if self._output_quota is not None:
+            metrics, logs = self._output_quota.admit_metrics(metrics), self._output_quota.admit_logs(logs)
+        self._store.append_metrics(metrics)
         self._store.append_logs(logs)
         for job_id in {line.job for line in metrics} | {chunk.job for chunk in logs}:
             self._changes.record_output(job_id)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from isthmus.core.errors import ConflictError, UnavailableError
 
+MAX_REPLACED = 1_000
+"""Replaced incarnations of a cluster that are remembered; of those before them no report is on its way any more."""
+
 
 class AgentTakeover:
     """The active agent incarnation of each cluster. A new incarnation takes over with its second report.
@@ -19,14 +22,16 @@ class AgentTakeover:
     def __init__(self, incarnations: Mapping[str, tuple[str, ...]] | None = None) -> None:
         incarnations = incarnations or {}
         self._active = {cluster: past[-1] for cluster, past in incarnations.items()}
-        self._replaced = {(cluster, one) for cluster, past in incarnations.items() for one in past[:-1]}
+        self._replaced: dict[str, dict[str, None]] = {
+            cluster: dict.fromkeys(past[:-1][-MAX_REPLACED:]) for cluster, past in incarnations.items()
+        }
         self._candidates: dict[str, str] = {}
 
     def record_takeover(self, cluster: str, incarnation: str) -> None:
         """Make `incarnation` active: another server has accepted its report."""
         present = self._active.get(cluster)
         if present is not None and present != incarnation:
-            self._replaced.add((cluster, present))
+            self._replace(cluster, present)
         self._active[cluster] = incarnation
 
     def is_active(self, cluster: str, incarnation: str) -> bool:
@@ -37,14 +42,21 @@ class AgentTakeover:
         """Reject the active agent of `cluster` from now on; the next one needs no takeover."""
         present = self._active.pop(cluster, None)
         if present is not None:
-            self._replaced.add((cluster, present))
+            self._replace(cluster, present)
+
+    def _replace(self, cluster: str, incarnation: str) -> None:
+        """Reject an incarnation from now on; forget the oldest one of too many."""
+        replaced = self._replaced.setdefault(cluster, {})
+        replaced[incarnation] = None
+        if len(replaced) > MAX_REPLACED:
+            del replaced[next(iter(replaced))]
 
     def check(self, cluster: str, incarnation: str) -> None:
         """Accept a report of the active agent of `cluster`.
 
         Raises `ConflictError` for a replaced incarnation, `UnavailableError` for a new one's first report.
         """
-        if (cluster, incarnation) in self._replaced:
+        if incarnation in self._replaced.get(cluster, ()):
             raise ConflictError(
                 f"another agent of cluster '{cluster}' has taken over, or the site has left the pool",
                 hint="run one agent for each cluster",
@@ -59,6 +71,6 @@ class AgentTakeover:
                     f"cluster '{cluster}' already has an agent; this one takes over with its next report",
                     hint="report again",
                 )
-            self._replaced.add((cluster, present))
+            self._replace(cluster, present)
         self._active[cluster] = incarnation
         self._candidates.pop(cluster, None)

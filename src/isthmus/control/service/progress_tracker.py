@@ -14,6 +14,8 @@ from isthmus.core.messages.agent_messages import StepMetrics
 
 _SMOOTHING_WEIGHT = 0.2
 """Weight of the last step in the exponential moving average: it covers about five steps."""
+MAX_STEP_S = 1e7
+"""No step lasts longer: what a site reports beyond it enters no forecast."""
 
 
 class ProgressTracker:
@@ -31,7 +33,7 @@ class ProgressTracker:
                 if line.step + 1 <= before.steps_done:
                     continue
                 took_s, mean_s = line.values.get("step_s"), before.step_s
-                if took_s is not None:
+                if took_s is not None and 0 < took_s <= MAX_STEP_S:
                     mean_s = took_s if mean_s is None else (1 - _SMOOTHING_WEIGHT) * mean_s + _SMOOTHING_WEIGHT * took_s
                 self._job_progress[line.job] = JobProgress(line.step + 1, mean_s)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
@@ -17,6 +17,7 @@ def index_violations(state: PoolState) -> Iterator[str]:
     wanted = {
         "ids_by_number": (dict(indexes.ids_by_number), {job.number: job.id for job in jobs}),
         "live_by_user": (indexes.live_by_user, dict(Counter(job.user for job in state.live_jobs.values()))),
+        "stored_by_user": (indexes.stored_by_user, stored_by_user(state.jobs)),
         "order": (list(indexes.order), sorted(queue_key(job) for job in waiting)),
         "queued_by_user": (
             {user: list(keys) for user, keys in indexes.queued_by_user.items()},
@@ -55,6 +56,14 @@ def index_violations(state: PoolState) -> Iterator[str]:
         yield "a job that does not wait is parked, or waits to be planned"
     if indexes.newly_queued or indexes.capacity_freed or indexes.capacity_added:
         yield "a change of queue or capacity was not processed"
+
+
+def stored_by_user(jobs: Mapping[str, JobRecord]) -> dict[str, int]:
+    """Return the bytes of the jobs of each user, with their models."""
+    found: Counter[str] = Counter()
+    for job in jobs.values():
+        found[job.user] += job.packed.num_bytes
+    return dict(found)
 
 
 def _expected_ends(state: PoolState) -> list[JobRecord]:

@@ -34,6 +34,8 @@ class Indexes:
     numbers_by_user: dict[str, Annotated[SortedList, int]] = field(default_factory=dict)
     # Number of jobs that have not ended, by user.
     live_by_user: dict[str, int] = field(default_factory=dict)
+    # Bytes of the jobs of a user with their models, ended ones included.
+    stored_by_user: dict[str, int] = field(default_factory=dict)
     # The queue: keys of the jobs that wait for chips, by arrival; `queue_order` says which starts first.
     order: Annotated[SortedList, QueueKey] = field(default_factory=SortedList)
     # The same keys by user.

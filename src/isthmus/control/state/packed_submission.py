@@ -33,6 +33,11 @@ class PackedSubmission:
         model = sys.intern(submission.model.model_dump_json(by_alias=True))
         return cls(_MODEL_TOKENIZER_MARK + job, model, submission.key)
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the job and its model."""
+        return len(self.job_json) + len(self.model_json)
+
     def unpack_job(self) -> Job:
         """Return the unpacked job."""
         return _parse_job(self.job_json)

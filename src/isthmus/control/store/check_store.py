@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from isthmus.control.state.events import Event, JobCancelled
 from isthmus.control.store.log_base import LogBase, LogCompactedError
 from isthmus.control.store.log_chain import LogEnd
-from isthmus.control.store.store_interface import LogMovedError, Store, StoredToken
+from isthmus.control.store.store_interface import MAX_PAGE_BYTES, LogMovedError, Store, StoredToken
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 
@@ -127,6 +127,14 @@ def _check_logs(store: Store) -> None:
     first = store.logs("a", limit=2)
     rest = store.logs("a", after=first.next)
     _expect((*first.chunks, *rest.chunks) == store.logs("a").chunks, "pages have no gap and no repetition")
+    _expect(store.output_size("a") == (3, 10), "the output of a job is counted in metrics and bytes of log")
+    _expect(store.output_size("b") == (0, 0), "a job without output has none")
+    large = LogChunk(job="large", attempt=1, rank=0, offset=0, text="x" * (MAX_PAGE_BYTES // 2))
+    store.append_logs([large, large.model_copy(update={"rank": 1}), large.model_copy(update={"rank": 2})])
+    page = store.logs("large")
+    _expect(len(page.chunks) == 2, "a page is bounded in bytes")
+    _expect(len(store.logs("large", after=page.next).chunks) == 1, "the next page has the rest")
+    store.delete_job_output("large")
 
 
 def _check_tokens(store: Store) -> None:

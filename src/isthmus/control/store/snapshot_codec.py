@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import pydantic_core
 from sortedcontainers import SortedList
 
+from isthmus.control.state.check_indexes import stored_by_user
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.indexes import Indexes, QueueKey
 from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
@@ -29,8 +30,10 @@ from isthmus.core.errors import IsthmusError
 
 MAX_STATE_BYTES = 4 << 30
 """Largest state that a base is read into."""
-_DERIVED = frozenset({(PoolState, "live_jobs"), (ClusterRecord, "parts"), (Indexes, "queued_by_user")})
-"""Fields that follow from others: the jobs that have not ended, the parts of jobs by cluster, the queues of users."""
+_DERIVED = frozenset(
+    {(PoolState, "live_jobs"), (ClusterRecord, "parts"), (Indexes, "queued_by_user"), (Indexes, "stored_by_user")}
+)
+"""Fields that follow from others: the jobs that have not ended, the parts of jobs by cluster, what users have."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +57,7 @@ def restore_state(body: bytes) -> PoolState:
     (stored,) = _codec().decode(pydantic_core.from_json(body), 1)
     state: PoolState = stored.state
     state.live_jobs = {job_id: job for job_id, job in state.jobs.items() if job.state not in TERMINAL_STATES}
+    state.indexes.stored_by_user = stored_by_user(state.jobs)
     queues, ids = defaultdict[str, list[QueueKey]](list), state.indexes.ids_by_number
     for key in state.indexes.order:
         queues[state.jobs[ids[key[2]]].user].append(key)

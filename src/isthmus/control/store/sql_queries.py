@@ -11,17 +11,27 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from isthmus.control.state.events import Event, decode_event
 from isthmus.control.store.base_table import BaseTable, SqlBaseTable
 from isthmus.control.store.log_base import LogBase, LogCompactedError
 from isthmus.control.store.log_chain import LogDamagedError, LogEnd, chain_start, follow_link, require_end
-from isthmus.control.store.store_interface import SECRET_BYTES, StoredToken, chunk_end_bytes, trim_stored_bytes
+from isthmus.control.store.store_interface import (
+    SECRET_BYTES,
+    StoredToken,
+    chunk_end_bytes,
+    take_page,
+    trim_stored_bytes,
+)
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage
 
+_ROWS_AT_ONCE = 64
+"""Rows of output that are read before their sizes are known."""
+_LAST_NUMBER = 2**63 - 1
 PAGE_SIZE = 1000
 """Events per query of a log that is read from its start."""
 
@@ -42,6 +52,14 @@ AUDIT_FIELDS = ("number", "at_s", "action", "actor", "role", "token", "address",
 """Columns of the audit log, which `AuditRecord` names alike."""
 
 Session = TypeVar("Session")
+
+
+def _rows(read: Callable[[int, int], list[Any]], first: int) -> Iterator[Any]:
+    """Yield the rows of a query, some at a time; `read(number, count)` returns the next ones behind row `number`."""
+    last = first
+    while rows := read(last, _ROWS_AT_ONCE):
+        yield from rows
+        last = rows[-1][0]
 
 
 class SqlQueries(ABC, Generic[Session]):
@@ -190,9 +208,14 @@ class SqlQueries(ABC, Generic[Session]):
     def metrics(self, job_id: str, after: int = 0, limit: int = 1000, *, newest: bool = False) -> MetricsPage:
         """Return metrics; see `Store`."""
         sql = "SELECT number, body FROM metrics WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
+        read = partial(self._read, sql, job_id)
         if newest:
-            sql = "SELECT number, body FROM metrics WHERE job = ? AND number > ? ORDER BY number DESC LIMIT ?"
-        rows = sorted(self._read(sql, job_id, after, limit))
+            sql = (
+                "SELECT number, body FROM metrics WHERE job = ? AND number > ? AND number < ? "
+                "ORDER BY number DESC LIMIT ?"
+            )
+            read = partial(self._read, sql, job_id, after)
+        rows = sorted(take_page(_rows(read, _LAST_NUMBER if newest else after), limit))
         found = tuple(StepMetrics.model_validate_json(body) for _, body in rows)
         return MetricsPage(metrics=found, next=rows[-1][0] if rows else after)
 
@@ -215,15 +238,21 @@ class SqlQueries(ABC, Generic[Session]):
     def logs(self, job_id: str, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
         """Return log text; see `Store`."""
         sql = (
-            "SELECT number, job, attempt, rank, start, body FROM logs WHERE job = ? AND number > ? "
-            "AND (CAST(? AS bigint) IS NULL OR rank = ?) ORDER BY number LIMIT ?"
+            "SELECT number, job, attempt, rank, start, body FROM logs WHERE job = ? "
+            "AND (CAST(? AS bigint) IS NULL OR rank = ?) AND number > ? ORDER BY number LIMIT ?"
         )
-        rows = self._read(sql, job_id, after, rank, rank, limit)
+        rows = take_page(_rows(partial(self._read, sql, job_id, rank, rank), after), limit)
         chunks = tuple(
             LogChunk(job=job, attempt=attempt, rank=of, offset=start, text=_decode_log(body))
             for _, job, attempt, of, start, body in rows
         )
         return LogPage(chunks=chunks, next=rows[-1][0] if rows else after)
+
+    def output_size(self, job_id: str) -> tuple[int, int]:
+        """Return the size of a job's output; see `Store`."""
+        ((num_lines,),) = self._read("SELECT count(*) FROM metrics WHERE job = ?", job_id)
+        ((log_bytes,),) = self._read("SELECT coalesce(sum(stop - start), 0) FROM logs WHERE job = ?", job_id)
+        return int(num_lines), int(log_bytes)
 
     def delete_job_output(self, job_id: str) -> None:
         """Delete a job's metrics and logs; see `Store`."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from itertools import islice
+from typing import Any, Protocol, TypeVar
 
 from isthmus.control.state.events import Event, decode_event, encode_event
 from isthmus.control.store.base_table import BaseTable, MemoryBaseTable
@@ -95,7 +96,7 @@ class Store(Protocol):
         """Store metrics; duplicates of a stored (job, attempt, rank, step) are dropped."""
 
     def metrics(self, job_id: str, after: int = 0, limit: int = 1000, *, newest: bool = False) -> MetricsPage:
-        """Return at most `limit` metrics of a job after the cursor `after`, in order of arrival.
+        """Return at most `limit` metrics of a job after the cursor `after`, in order of arrival (see `take_page`).
 
         These are the first ones after the cursor, or with `newest` the last ones.
         """
@@ -104,7 +105,13 @@ class Store(Protocol):
         """Store log text; bytes already stored for a (job, attempt, rank) are dropped."""
 
     def logs(self, job_id: str, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
-        """Return at most `limit` chunks of a job (of one rank) after the cursor `after`, in arrival order."""
+        """Return at most `limit` chunks of a job (of one rank) after the cursor `after`, in the order of arrival.
+
+        A page is bounded in bytes as well (`take_page`).
+        """
+
+    def output_size(self, job_id: str) -> tuple[int, int]:
+        """Return how many metrics of a job are stored, and how many bytes of log."""
 
     def delete_job_output(self, job_id: str) -> None:
         """Delete a job's metrics and logs."""
@@ -196,7 +203,8 @@ class MemoryStore:
     def metrics(self, job_id: str, after: int = 0, limit: int = 1000, *, newest: bool = False) -> MetricsPage:
         """Return metrics; see `Store`."""
         mine = [(at, one) for at, one in self._metrics.values() if one.job == job_id and at > after]
-        mine = mine[-limit:] if newest else mine[:limit]
+        rows = ((at, one, one.model_dump_json()) for at, one in (reversed(mine) if newest else mine))
+        mine = sorted((at, one) for at, one, _ in take_page(rows, limit))
         return MetricsPage(metrics=tuple(one for _, one in mine), next=mine[-1][0] if mine else after)
 
     def append_logs(self, chunks: Sequence[LogChunk]) -> None:
@@ -211,10 +219,18 @@ class MemoryStore:
 
     def logs(self, job_id: str, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
         """Return log text; see `Store`."""
-        mine = [(at, one) for at, one in self._logs if one.job == job_id and at > after and rank in (None, one.rank)][
-            :limit
-        ]
+        rows = (
+            (at, one, one.text)
+            for at, one in self._logs
+            if one.job == job_id and at > after and rank in (None, one.rank)
+        )
+        mine = [(at, one) for at, one, _ in take_page(rows, limit)]
         return LogPage(chunks=tuple(one for _, one in mine), next=mine[-1][0] if mine else after)
+
+    def output_size(self, job_id: str) -> tuple[int, int]:
+        """Return the size of a job's output; see `Store`."""
+        num_lines = sum(job == job_id for job, *_ in self._metrics)
+        return num_lines, sum(len(one.text.encode()) for _, one in self._logs if one.job == job_id)
 
     def delete_job_output(self, job_id: str) -> None:
         """Delete a job's metrics and logs; see `Store`."""
@@ -263,6 +279,25 @@ class MemoryStore:
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
+
+
+MAX_PAGE_BYTES = 8 << 20
+"""Size of a page of metrics or logs, unless one entry is larger: callers choose the number of entries alone."""
+_Row = TypeVar("_Row", bound=tuple[Any, ...])
+
+
+def take_page(rows: Iterable[_Row], limit: int) -> list[_Row]:
+    """Return the first rows, at most `limit`, whose bodies have `MAX_PAGE_BYTES` together; one at least.
+
+    The body is the last value of a row.
+    """
+    found, left_bytes = list[_Row](), MAX_PAGE_BYTES
+    for row in islice(rows, limit):
+        left_bytes -= len(row[-1])
+        if found and left_bytes < 0:
+            break
+        found.append(row)
+    return found
 
 
 MAX_LOG_GAP_BYTES = 2**30

@@ -19,12 +19,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, model_validator
 
-from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from isthmus.core.base_model import MAX_INTEGER, FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.catalogue import CopyKey, HeldCopy, NeededVersion
 from isthmus.core.job import Job
 from isthmus.core.messages.preflight import PreflightAnswer, PreflightOrder
 from isthmus.core.plan import Plan
-from isthmus.core.pool import Aggregators, Cluster, Link
+from isthmus.core.pool import Aggregators, Cluster, Link, Rate
 from isthmus.core.priority import Priority
 
 PROTOCOL_VERSION = 1
@@ -57,8 +57,8 @@ class WorkerAddress(FrozenModel):
 
     rank: NonNegativeInt
     cluster: Name
-    host: str
-    port: PositiveInt
+    host: Annotated[str, Field(max_length=255)]
+    port: Annotated[PositiveInt, Field(le=65535)]
     device: Annotated[str, Field(max_length=200)] = ""
 
 
@@ -91,6 +91,8 @@ class QueueEntry(FrozenModel):
 
 MAX_TIME_S = 1e12
 """Latest time that a message may name, in seconds since the epoch: beyond every year of four digits."""
+TimeS = Annotated[float, Field(ge=0, le=MAX_TIME_S)]
+"""A time in seconds, since the epoch or on an agent's own clock."""
 
 
 class ObservedLocalJob(FrozenModel):
@@ -107,7 +109,7 @@ class ObservedLocalJob(FrozenModel):
     running: bool
     preemptible: bool = False
     unsaved_s: NonNegativeFloat = 0.0
-    ends_at_s: Annotated[float, Field(ge=0, le=MAX_TIME_S)] | None = None
+    ends_at_s: TimeS | None = None
 
 
 PartEventKind = Literal["died", "restarted", "frozen", "stalled", "resumed", "saved", "refused"]
@@ -115,6 +117,8 @@ PartEventKind = Literal["died", "restarted", "frozen", "stalled", "resumed", "sa
 
 MAX_ENTRIES = 65_536
 """Largest number of entries in a list of a report."""
+MAX_ANSWERS, MAX_LINES = 4_096, 16_384
+"""Largest numbers of answers to checks, and of lines of workers' output, in a report: agents send fewer."""
 MAX_COPIES = 4_096
 """Largest number of copies of versions in a report."""
 MAX_DETAIL_CHARS = 2_000
@@ -133,7 +137,7 @@ class PartEvent(FrozenModel):
     rank: NonNegativeInt
     number: NonNegativeInt
     kind: PartEventKind
-    time_s: NonNegativeFloat
+    time_s: TimeS
     detail: Annotated[str, Field(max_length=MAX_EVENT_CHARS)] = ""
     step: NonNegativeInt | None = None
     seconds: NonNegativeFloat | None = None
@@ -162,9 +166,9 @@ class ObservedPart(FrozenModel):
     unsaved_s: NonNegativeFloat = 0.0
     protection: VerifiedCheckpoint | None = None
     waiting: Annotated[str, Field(max_length=400)] = ""
-    waiting_since_s: NonNegativeFloat | None = None
+    waiting_since_s: TimeS | None = None
     events: Annotated[tuple[PartEvent, ...], Field(max_length=MAX_PART_EVENTS)] = ()
-    released_at_s: Annotated[NonNegativeFloat | None, Field(exclude_if=_is_none)] = None
+    released_at_s: Annotated[TimeS | None, Field(exclude_if=_is_none)] = None
 
 
 PortNumber = Annotated[int, Field(ge=1, le=65535)]
@@ -297,22 +301,22 @@ class AgentReport(FrozenModel):
     cluster: Cluster
     incarnation: Annotated[str, Field(max_length=64)]
     identity: AgentIdentity | None = None
-    run_lease_s: NonNegativeFloat = 0.0
+    run_lease_s: TimeS = 0.0
     free_chips: Annotated[dict[Name, NonNegativeInt], Field(max_length=MAX_ENTRIES)]
     parts: Annotated[tuple[ObservedPart, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     queue: Annotated[tuple[QueueEntry, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     local_jobs: Annotated[tuple[ObservedLocalJob, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
     free_storage_bytes: NonNegativeInt | None = None
     peer_address: PeerAddress | None = None
-    peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    peer_checks: Annotated[tuple[PeerCheck, ...], Field(max_length=MAX_ANSWERS), FailFast()] = ()
     checks: bool = False
-    preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    preflights: Annotated[tuple[PreflightAnswer, ...], Field(max_length=MAX_ANSWERS), FailFast()] = ()
     copies: Annotated[tuple[HeldCopy, ...], Field(max_length=MAX_COPIES)] | None = None
-    fetch_gbps: PositiveFloat | None = None
+    fetch_gbps: Rate | None = None
     fence: Fence = 0
-    clock_s: NonNegativeFloat | None = None
-    metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
-    logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_ENTRIES), FailFast()] = ()
+    clock_s: TimeS | None = None
+    metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_LINES), FailFast()] = ()
+    logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_LINES), FailFast()] = ()
 
     @model_validator(mode="after")
     def _check_workers(self) -> AgentReport:
@@ -364,13 +368,17 @@ class StepMetrics(FrozenModel):
     cluster: Name | None = None
 
 
+MicroBatch = Annotated[int, Field(ge=-1, le=MAX_INTEGER)]
+"""Number of a micro-batch; -1: none."""
+
+
 class Span(FrozenModel):
     """An activity of a rank in a step, for the timeline; times in seconds since the epoch."""
 
     kind: str
-    micro_batch: int
-    start_s: float
-    end_s: float
+    micro_batch: MicroBatch
+    start_s: TimeS
+    end_s: TimeS
 
 
 class ReceivedMessage(FrozenModel):
@@ -383,14 +391,14 @@ class ReceivedMessage(FrozenModel):
     """
 
     kind: str
-    micro_batch: int
+    micro_batch: MicroBatch
     source: NonNegativeInt
     num_bytes: NonNegativeInt
-    sent_s: float
-    first_left_s: float
-    last_left_s: float
-    arrived_s: float
-    clock_offset_s: float = 0.0
+    sent_s: TimeS
+    first_left_s: TimeS
+    last_left_s: TimeS
+    arrived_s: TimeS
+    clock_offset_s: Annotated[float, Field(ge=-MAX_TIME_S, le=MAX_TIME_S)] = 0.0
 
 
 class LogChunk(FrozenModel):

@@ -25,7 +25,14 @@ from isthmus.core.base_model import (
 )
 from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job, with_own_folders
-from isthmus.core.messages.agent_messages import LinkKey, PortNumber, RankMap, VerifiedCheckpoint, WorkerAddress
+from isthmus.core.messages.agent_messages import (
+    LinkKey,
+    PortNumber,
+    RankMap,
+    TimeS,
+    VerifiedCheckpoint,
+    WorkerAddress,
+)
 from isthmus.core.plan import Plan, Stage, StageTime
 from isthmus.core.pool import Aggregators
 from isthmus.core.rights.storage_rules import AllowedStorage
@@ -33,6 +40,8 @@ from isthmus.core.rights.storage_rules import AllowedStorage
 WORKER_VERSION: Literal[1] = 1
 MAX_MESSAGE_BYTES = 256 << 20
 """A longer file of a worker folder is malformed."""
+MAX_WORKER_MESSAGE_BYTES = 64 << 10
+"""The same for a file that the worker writes, and the agent reads at each look."""
 RUN_LEASE_ENDED = 75
 """Exit status of a worker that ended itself with its run lease (EX_TEMPFAIL of sysexits.h)."""
 _Model = TypeVar("_Model", bound=FrozenModel)
@@ -162,7 +171,7 @@ class WorkerWait(FrozenModel):
     """What a worker waits for, and since when (epoch)."""
 
     reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
-    since_s: NonNegativeFloat
+    since_s: TimeS
 
 
 WorkerEventKind = Literal[
@@ -193,7 +202,7 @@ class WorkerEvent(FrozenModel):
     `seconds` is its duration, if known; `step` the step at which the rank continues.
     """
 
-    time_s: NonNegativeFloat
+    time_s: TimeS
     rank: NonNegativeInt
     kind: WorkerEventKind
     detail: str
@@ -299,7 +308,7 @@ class WorkerFolder:
 
     def read_checkin(self) -> WorkerAddress | None:
         """Return the worker's address, or None before check-in."""
-        return _read_model(self.checkin_path, WorkerAddress)
+        return _read_model(self.checkin_path, WorkerAddress, MAX_WORKER_MESSAGE_BYTES)
 
     def write_checkin(self, address: WorkerAddress) -> None:
         """Publish the worker's address."""
@@ -344,7 +353,7 @@ class WorkerFolder:
 
     def read_verified_checkpoint(self) -> VerifiedCheckpoint | None:
         """Return the worker's last verified checkpoint, or None."""
-        return _read_model(self.verified_checkpoint_path, VerifiedCheckpoint)
+        return _read_model(self.verified_checkpoint_path, VerifiedCheckpoint, MAX_WORKER_MESSAGE_BYTES)
 
     def write_verified_checkpoint(self, protection: VerifiedCheckpoint) -> None:
         """Publish the last verified checkpoint."""
@@ -352,7 +361,7 @@ class WorkerFolder:
 
     def read_wait(self) -> WorkerWait | None:
         """Return what the worker waits for, or None."""
-        return _read_model(self.wait_path, WorkerWait)
+        return _read_model(self.wait_path, WorkerWait, MAX_WORKER_MESSAGE_BYTES)
 
     def write_wait(self, reason: str, now_s: float) -> bool:
         """Publish that the worker waits since `now_s`; "" ends the wait. Return whether the reason is new."""
@@ -410,10 +419,10 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Non
         temporary.unlink(missing_ok=True)
 
 
-def _read_model(path: Path, kind: type[_Model]) -> _Model | None:
+def _read_model(path: Path, kind: type[_Model], max_bytes: int = MAX_MESSAGE_BYTES) -> _Model | None:
     try:
         with open_regular(path) as stream:
-            text = stream.read(MAX_MESSAGE_BYTES)
+            text = stream.read(max_bytes)
     except FileNotFoundError:
         return None
     try:

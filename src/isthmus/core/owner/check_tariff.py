@@ -11,6 +11,9 @@ from isthmus.core.owner.tariff import DAY_MIN, PRIORITIES, Tariff
 from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority
 
+MAX_WINDOWS = 96
+"""Most prices of a resource for one priority in a day: each cuts what every job holds there into intervals."""
+
 
 class _Window(NamedTuple):
     """A window of the day in minutes, and the index of its price in the tariff."""
@@ -35,7 +38,15 @@ def check_tariff(tariff: Tariff, now_s: float | None = None) -> None:
 def _check_day(tariff: Tariff, indexes: list[int], job_class: Priority) -> None:
     """Raise unless the prices of one resource cover each minute of a day once for `job_class`."""
     last, covered_min = indexes[0], 0
-    for window in sorted(_windows(tariff, indexes, job_class)):
+    windows = sorted(_windows(tariff, indexes, job_class))
+    if len(windows) > MAX_WINDOWS:
+        raise FieldError(
+            f"{tariff.prices[last].resource} has {len(windows)} prices a day for class {job_class}, "
+            f"at most {MAX_WINDOWS}",
+            place=("prices", str(windows[MAX_WINDOWS].place)),
+            hint="state prices for longer hours",
+        )
+    for window in windows:
         if window.begin_min < covered_min:
             raise _overlap(tariff, last, window, job_class)
         if window.begin_min > covered_min:

@@ -24,12 +24,15 @@ MILLIONTHS = 1_000_000
 MAX_PRICES = 1_024
 """Most prices of a tariff."""
 PRIORITIES: tuple[Priority, ...] = ("low", "middle", "high")
-_MAX_PRICE = Decimal(10) ** 9
+_MAX_PRICE, _MAX_PRICE_CHARS = Decimal(10) ** 9, 40
 
 
 def _to_decimal(given: Any) -> Any:
     """Return a number of a file by its shortest decimal form: 2.1 is 2.1, not the nearest binary fraction."""
-    return str(given) if isinstance(given, int | float) and not isinstance(given, bool) else given
+    text = str(given) if isinstance(given, int | float) and not isinstance(given, bool) else given
+    if isinstance(text, str) and len(text) > _MAX_PRICE_CHARS:
+        raise ValueError(f"a price has at most {_MAX_PRICE_CHARS} characters")
+    return text
 
 
 def _check_price(price: Decimal) -> Decimal:

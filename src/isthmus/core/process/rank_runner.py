@@ -136,7 +136,7 @@ def _wait(child: subprocess.Popen[bytes], folder: str, lease: Lease, signals: li
     while child.poll() is None:
         asked = ""
         with contextlib.suppress(OSError):
-            asked = wanted.read_text(encoding="ascii").strip()
+            asked = _read_signal(wanted)
         if lease.has_ended() or asked == "KILL":
             _kill_descendants()
         elif asked == "TERM" and sent != asked:
@@ -146,6 +146,15 @@ def _wait(child: subprocess.Popen[bytes], folder: str, lease: Lease, signals: li
             _signal_group(child.pid, signals.pop())
         time.sleep(POLL_S)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _read_signal(file: Path) -> str:
+    """Return the signal in `file`; a pipe or a link that the program has put there holds up no lease."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return os.read(descriptor, 16).decode("ascii", "replace").strip()
+    finally:
+        os.close(descriptor)
 
 
 def _signal_group(leader: int, number: int) -> None:

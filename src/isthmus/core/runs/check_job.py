@@ -9,9 +9,10 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from isthmus.core.base_model import MAX_INTEGER
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job
-from isthmus.core.model import Model
+from isthmus.core.model import MAX_DIMENSION, Model
 from isthmus.core.runs.check_paths import path_problems
 from isthmus.core.runs.field_problem import FieldProblem, too_large
 
@@ -73,7 +74,7 @@ def max_positions(model: Model) -> int | None:
     if most is None or not isinstance(scaling, dict):
         return most
     factor, original = scaling.get("factor"), _positive_int(scaling.get("original_max_position_embeddings"))
-    if not isinstance(factor, int | float) or factor <= 1:
+    if not isinstance(factor, int | float) or not 1 < factor <= MAX_DIMENSION:
         return most
     return max(most, int(factor * (original or most)))
 
@@ -105,4 +106,4 @@ def _nearest(word: str, words: Sequence[str]) -> str:
 
 
 def _positive_int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_INTEGER else None

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 
 from isthmus.core.messages.ledger_views import StatementLine, StatementView
 from isthmus.core.text.html_page import html_table, page_text, render_page
+from isthmus.core.text.printable import printable
 
 _UNITS = {"chips": "chip-hours", "storage": "TB-hours", "link": "Gbit/s-hours"}
 _TITLES = {
     "usage": "held", "proven": "held while the site was away", "late": "credited back: a site was late",
     "lost": "credited back: an owner lost the attempt",
 }  # fmt: skip
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What spreadsheets take for the begin of a formula, in both widths (OWASP, "CSV Injection")."""
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_PAGE_COLUMNS = (
+    "job", "user", "what", "resource", "phase", "from", "to", "quantity", "price per hour", "amount",
+)  # fmt: skip
 
 
 def statement_csv(found: StatementView) -> str:
@@ -53,18 +60,15 @@ def statement_page(found: StatementView) -> str:
     """Return a statement as an HTML page that loads nothing."""
     title = f"Statement of {found.party} {found.name}, {found.month}"
     state = "final" if found.final else f"up to {_time(found.until_ms)}"
-    heads = ("job", "user", "what", "resource", "phase", "from", "to", "quantity", "price per hour", "amount")
-    numbers = (7, 8, 9)
-    return render_page(
-        title,
-        "Isthmus",
-        f"<p>{_time(found.begin_ms)} to {_time(found.end_ms)} (UTC), {state}; "
-        f"amounts in {page_text(found.currency)}.</p>"
-        f"{html_table(heads, map(_page_cells, found.lines), numbers)}"
-        f"<p>Carried in: {found.carried_in_millionths} millionths. "
-        f"Carried into the next month: {found.carried_out_millionths} millionths.</p>"
-        f"<p><strong>Total: {_money(found.total_cents, 2)} {page_text(found.currency)}</strong></p>",
+    when = f"{_time(found.begin_ms)} to {_time(found.end_ms)} (UTC), {state}; amounts in {found.currency}."
+    carried = (
+        f"Carried in: {found.carried_in_millionths} millionths. "
+        f"Carried into the next month: {found.carried_out_millionths} millionths."
     )
+    total = f"Total: {_money(found.total_cents, 2)} {found.currency}"
+    table = html_table(_PAGE_COLUMNS, [[str(one) for one in _page_cells(line)] for line in found.lines], (7, 8, 9))
+    notes = f"<p>{page_text(carried)}</p><p><strong>{page_text(total)}</strong></p>"
+    return render_page(title, "Isthmus", f"<p>{page_text(when)}</p>{table}{notes}")
 
 
 FORMATS: Mapping[str, Callable[[StatementView], str]] = {
@@ -137,16 +141,20 @@ def _time(at_ms: int) -> str:
 
 
 def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return rows as CSV; text that a spreadsheet would execute as a formula begins with an apostrophe."""
+    """Return rows as CSV; text that a spreadsheet would execute as a formula begins with an apostrophe.
+
+    Hidden characters are shown.
+    """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(header)
     for row in rows:
-        writer.writerow([f"'{one}" if _is_formula(one) else one for one in row])
+        writer.writerow([_cell(one) for one in row])
     return stream.getvalue()
 
 
-def _is_formula(one: object) -> bool:
-    if not isinstance(one, str) or not one.startswith(_FORMULA_STARTS):
-        return False
-    return not one.lstrip("-").replace(".", "", 1).isdecimal()
+def _cell(one: object) -> object:
+    if not isinstance(one, str):
+        return one
+    text = printable(one)
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(text) else text

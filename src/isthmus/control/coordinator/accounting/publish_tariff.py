@@ -12,7 +12,7 @@ from isthmus.core.owner.tariff import TariffPrice
 def admit_tariff(state: PoolState, event: TariffPublished) -> bool:
     """Return whether the tariff has prices that are not published yet.
 
-    Raises `FieldError` or `ConflictError` for one that cannot take effect as it is.
+    Raises `FieldError`, `QuotaError` or `ConflictError` for one that cannot take effect as it is.
     """
     now_ms = max(state.meter.now_ms, int(event.now_s * 1000))
     check_tariff(event.tariff, now_ms / 1000)
@@ -20,12 +20,12 @@ def admit_tariff(state: PoolState, event: TariffPublished) -> bool:
         problem = _problem(state, event, price)
         if problem:
             raise FieldError(problem, place=("prices", str(index)), hint="isthmus pool lists clusters and groups")
-    return state.meter.prices.check(event.tariff, now_ms)
+    return state.meter.prices.check(event.tariff, now_ms, event.owner)
 
 
 def apply_tariff(state: PoolState, event: TariffPublished) -> None:
     """Put the prices into effect, each from its time on."""
-    state.meter.publish(event.tariff)
+    state.meter.publish(event.tariff, event.owner)
 
 
 def _problem(state: PoolState, event: TariffPublished, price: TariffPrice) -> str:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import NamedTuple
 
 from isthmus.control.accounting.check_ledger import check_ledger
 from isthmus.control.accounting.ledger import Transaction, job_account, owner_account
-from isthmus.control.accounting.make_statement import make_statement, open_transactions
+from isthmus.control.accounting.make_statement import make_statement, open_transactions, party_amount
+from isthmus.control.accounting.meter import Meter
+from isthmus.control.accounting.party_holdings import party_holdings
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import TariffPublished
-from isthmus.core.errors import AuthError, NotFoundError
+from isthmus.core.errors import AuthError, FieldError, NotFoundError
 from isthmus.core.messages.ledger_views import (
     LedgerCheckView,
     LedgerEntry,
@@ -29,11 +32,19 @@ MAX_EXAMINED_TRANSACTIONS = 20_000
 
 
 class _Books(NamedTuple):
-    """What a statement needs of the pool state: values that no later event changes."""
+    """What a statement needs of the pool state: the ledger, which only grows, and a copy of what is held now."""
 
-    transactions: tuple[Transaction, ...]
-    currency: str
+    ledger: list[Transaction]
+    # Transactions of the ledger that count; later ones belong to later events.
+    num_transactions: int
+    # The open holdings of the party, and their prices.
+    held: Meter
     now_ms: int
+
+    @property
+    def transactions(self) -> Iterator[Transaction]:
+        """The transactions of the ledger, and those of what is held now."""
+        return chain(islice(self.ledger, self.num_transactions), open_transactions(self.held, self.now_ms))
 
 
 class LedgerAccess:
@@ -48,7 +59,11 @@ class LedgerAccess:
         now_s = self._clock()
         owner = "" if caller.role == "admin" else caller.name
         event = TariffPublished(now_s=now_s, by=caller.name, owner=owner, tariff=tariff)
-        currency = self._actor.propose(lambda _: event, lambda coordinator: coordinator.state.meter.prices.currency)
+        try:
+            currency = self._actor.propose(lambda _: event, lambda coordinator: coordinator.state.meter.prices.currency)
+        except FieldError as error:
+            self._audit.record("refused", caller, "tariff", error.message)
+            raise
         self._audit.record("tariff-published", caller, owner, f"{len(tariff.prices)} prices in {currency}")
         return TariffView(currency=currency, prices=len(tariff.prices), accepted_s=now_s)
 
@@ -85,20 +100,28 @@ class LedgerAccess:
         user = None if caller.role == "admin" else caller.name
         role = "owner" if party == "owner" else "user"
         if user is not None and (caller.role != role or (party != "job" and name != user)):
+            self._audit.record("refused", caller, f"{party} {name}", "a statement of another")
             raise NotFoundError(f"no statement of {party} '{name}' of yours", hint="ask for your own")
-        books, knows_job = self._actor.query(lambda coordinator: self._read(coordinator, party, name, user))
-        own = [one for one in books.transactions if one.user == user] if party == "job" and user else books.transactions
-        if party == "job" and not knows_job and not any(one.job == name for one in own):
+        books, owner = self._actor.query(lambda coordinator: self._read(coordinator, party, name))
+        only = user if party == "job" else None
+        own = [
+            one for one in books.transactions if only in (None, one.user) and party_amount(one, party, name) is not None
+        ]
+        if party == "job" and not own and (owner is None or user not in (None, owner)):
+            if owner is not None:
+                self._audit.record("refused", caller, f"{party} {name}", "a statement of another user's job")
             raise NotFoundError(f"no job '{name}'", hint="`isthmus jobs` lists them")
-        return make_statement(own, books.currency, party, name, month, books.now_ms)
+        return make_statement(own, books.held.prices.currency, party, name, month, books.now_ms)
 
-    def _read(self, coordinator: Coordinator, party: PartyKind, name: str, user: str | None) -> tuple[_Books, bool]:
-        """Return what statements need, and whether `name` is a job of `user` (None: of any) that exists."""
+    def _read(self, coordinator: Coordinator, party: PartyKind, name: str) -> tuple[_Books, str | None]:
+        """Return what statements need, and the user of job `name`, None if there is no such job.
+
+        It costs what the party holds, not what the ledger has: everything else waits meanwhile.
+        """
         meter, job = coordinator.state.meter, coordinator.state.jobs.get(name)
         now_ms = max(meter.now_ms, int(self._clock() * 1000))
-        transactions = (*meter.ledger.transactions, *open_transactions(meter, now_ms))
-        knows_job = party == "job" and job is not None and user in (None, job.user)
-        return _Books(transactions, meter.prices.currency, now_ms), knows_job
+        ledger = meter.ledger.transactions
+        return _Books(ledger, len(ledger), party_holdings(meter, party, name), now_ms), job and job.user
 
 
 def _require_person(caller: Caller) -> None:
