@@ -14,6 +14,7 @@ import torch
 from benchmarks.table import Row, compared
 from isthmus.core.base_model import TrainingPrecision
 from isthmus.core.job import TrainingConfig
+from isthmus.train.kernels.linear_products import BlockScaledProducts
 from isthmus.train.model.stage_model import StageModel, build_stage
 from isthmus.train.update.optimizer import Optimizer
 
@@ -28,6 +29,8 @@ PAIRS: tuple[tuple[TrainingPrecision, TrainingPrecision], ...] = (
     ("bf16", "bf16"),
     ("bf16", "fp32"),
     ("fp16", "bf16"),
+    ("fp8", "fp8"),
+    ("fp8", "bf16"),
 )
 """Precision of the first and of the last stage."""
 
@@ -62,8 +65,16 @@ def _train(folder: Path, pair: tuple[TrainingPrecision, TrainingPrecision], step
     """Train both stages in this process; hidden states between them are fp32."""
     training = TrainingConfig(steps=steps, learning_rate=1e-3, warmup_steps=5, clip_norm=0)
     stages = [
-        build_stage(folder, layers, dtype=torch.float32, device="cpu", seed=1, weights="random")
-        for layers in ((0, 2), (2, 4))
+        build_stage(
+            folder,
+            layers,
+            dtype=torch.float32,
+            device="cpu",
+            seed=1,
+            weights="random",
+            products=BlockScaledProducts() if precision == "fp8" else None,
+        )
+        for layers, precision in zip(((0, 2), (2, 4)), pair, strict=True)
     ]
     optimizers = [
         Optimizer(stage.global_named_parameters(), training, precision=precision, scales_loss="fp16" in pair)

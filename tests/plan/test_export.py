@@ -12,7 +12,7 @@ from isthmus.core.files.user_files import load_job, load_plan
 from isthmus.core.job import Job
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
-from isthmus.plan.export.export_plan import command_job_text
+from isthmus.plan.export.export_plan import command_job_text, export_plan
 from isthmus.plan.export.isthmus_runtime import to_isthmus_runtime
 from isthmus.plan.export.megatron import to_megatron
 from isthmus.plan.export.megatron_layout import layout_text
@@ -128,6 +128,10 @@ REFUSED = {
     "cannot be split into 3 chunks": staged((6, 2), schedule="interleaved", chunks=3),
     "ZeRO 3": staged((4, 4), dp=2, zero=3),
     "precision fp8": staged((4, 4), precision="fp8"),
+    "stages of precision fp16: it has one for all": with_stages(
+        staged((4, 4), precision="bf16"),
+        (one.model_copy(update={"precision": "fp16"}) for one in staged((4, 4)).stages),
+    ),
 }
 
 
@@ -221,6 +225,32 @@ def test_a_job_gives_its_hyper_parameters_and_must_agree():
     other = Job.model_validate(fields | {"training": training | {"global_batch_size": 16}})
     with pytest.raises(InputError, match="samples per step is 8 in plan 'p' and 16 in job 'j'"):
         to_megatron(staged((4, 4)), model_of(8), POOL, job=other)
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "is_taken"),
+    [
+        ("megatron", "fp16", True),
+        ("torchtitan", "fp16", False),
+        ("megatron", "fp8", False),
+        ("torchtitan", "bf16", True),
+    ],
+)
+def test_a_plan_for_the_runtime_is_exported_in_the_jobs_precision(framework, precision, is_taken):
+    """Such plans state none: one that the framework lacks is refused, where it would have trained in another."""
+    training = {"steps": 7, "sequence_length": 4096, "global_batch_size": 8, "precision": precision}
+    fields = {
+        "name": "j", "model": "m", "data": {"paths": ["d"]}, "training": training,
+        "checkpoints": {"folder": "c"}, "output": "o",
+    }  # fmt: skip
+    plan, job = staged((4, 4)), Job.model_validate(fields)
+    assert plan.precision is None
+    if is_taken:
+        assert export_plan(framework, plan, model_of(8), POOL, job=job).text
+        return
+    with pytest.raises(PlanError, match=f"precision {precision} is not exported") as caught:
+        export_plan(framework, plan, model_of(8), POOL, job=job)
+    assert ("megatron" in caught.value.hint) == (precision == "fp16")
 
 
 def test_the_script_gives_torchrun_what_the_parser_gets(tmp_path):

@@ -93,9 +93,15 @@ class Replicas:
         places = [PipelinePosition.of_rank(plan, rank) for rank in range(len(clusters))]
         models = [
             build_pieces(
-                model, plan.chunk_layers(one.replica)[one.stage], training, plan.num_model_copies, device, experts
+                model,
+                plan.chunk_layers(one.replica)[one.stage],
+                training,
+                plan.num_model_copies,
+                device,
+                experts,
+                stage_precision(plan.stage_of(rank), training.precision),
             )
-            for one, experts in zip(places, groups_of_plan(plan), strict=True)
+            for rank, (one, experts) in enumerate(zip(places, groups_of_plan(plan), strict=True))
         ]
         met = meet(
             models, self.groups, clusters, training, zero=plan.zero, bucket_elements=bucket_elements,

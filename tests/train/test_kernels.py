@@ -77,6 +77,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str, DeviceKernels, str]] = 
     ({"attention": "flash", "precision": "fp32"}, {}, "llama", A100, "precision fp32"),
     ({"attention": "flash", "precision": "fp16"}, {}, "llama", DeviceKernels(kind="cuda", capability=(7, 5)), "7.5"),
     ({"precision": "bf16"}, {}, "llama", DeviceKernels(kind="cuda", capability=(7, 5)), "precision bf16"),
+    ({"precision": "fp8"}, {}, "llama", DeviceKernels(kind="cuda", capability=(7, 5)), "precision fp8"),
+    ({"compile": True, "precision": "fp8"}, {}, "llama", CPU, "precision fp8"),
     ({"compile": True}, {"stage": {"tp": 2}}, "llama", CPU, "tp 2"),
     ({"compile": True}, {"stage": {"cp": 2}}, "llama", CPU, "cp 2"),
     ({"attention": "eager"}, {"stage": {"cp": 2}}, "llama", CPU, "eager on a stage of cp 2"),

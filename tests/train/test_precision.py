@@ -1,4 +1,4 @@
-"""Precision by stage: fp16 with one loss scale at all ranks, unlike precisions in one pipeline, resumed alike."""
+"""Precision by stage: fp16 with one loss scale at all ranks, fp8, unlike precisions in one pipeline, resumed alike."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ def test_fp16_trains_like_fp32_and_skips_overflows_at_all_ranks_alike(changes: d
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("precisions", [("bf16", "fp32"), ("fp16", "bf16"), ("fp32", "fp16")])
+@pytest.mark.parametrize(
+    "precisions", [("bf16", "fp32"), ("fp16", "bf16"), ("fp32", "fp16"), ("fp8", "bf16"), ("fp32", "fp8")]
+)
 def test_stages_of_unlike_precision_train_one_model(precisions: tuple[Any, Any], tmp_path: Path) -> None:
     """Between them messages are fp32; the curve is within 2 % of that of fp32, also of two replicas."""
     model, training = write_config(tmp_path, "llama-tied"), make_training()
@@ -138,8 +140,36 @@ def test_stages_of_unlike_precision_train_one_model(precisions: tuple[Any, Any],
     assert [one.loss for one in found] != [one.loss for one in expected]
 
 
+EIGHT_BITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "zero-bubble": ("llama", {"schedule": "zero_bubble"}),
+    "experts, ZeRO-1": ("mixtral", {"zero": 1, "overlap_gradients": True}),
+    "ZeRO-3": ("llama-tied", {"zero": 3}),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("case", EIGHT_BITS)
+def test_fp8_trains_like_fp32(case: str, tmp_path: Path) -> None:
+    """Losses within 2 %; weights stay in bf16, and those of replicas equal; ZeRO changes no loss by more than 1e-3."""
+    variant, changes = EIGHT_BITS[case]
+    model, training = write_config(tmp_path, variant), make_training(precision="fp8")
+    clusters = "aa" if changes.get("zero") == 3 else "ab"
+    plan = make_plan((Cut(ends=[2, 4], clusters=clusters, micro_batches=2, size=2),) * 2, LENGTH, **changes)
+    expected = curve(model, plan, make_training(), 4)
+    plain = curve(model, plan.model_copy(update={"zero": 0, "schedule": "1f1b"}), training, 4)
+    replicas = Replicas(model, plan, training)
+    try:
+        found = replicas.train(4)
+        assert {one.dtype for one in replicas.weights(0).values()} == {torch.bfloat16}
+    finally:
+        replicas.close()
+    assert [one.loss for one in found] == pytest.approx([one.loss for one in expected], rel=2e-2)
+    assert [one.loss for one in found] == pytest.approx([one.loss for one in plain], rel=1e-3)
+    assert [one.loss for one in found] != [one.loss for one in expected]
+
+
 def test_unlike_precisions_under_zero_are_refused(tmp_path: Path) -> None:
-    """Replicas that share updates exchange working weights, so all have one precision; else the plan runs."""
+    """Replicas that share updates exchange working weights, so all have one dtype; else the plan runs."""
     job = make_job(tmp_path)
     plan = make_worker_plan(job, [2, 4])
     unlike = (plan.stages[0], plan.stages[1].model_copy(update={"precision": "bf16"}))
@@ -148,6 +178,11 @@ def test_unlike_precisions_under_zero_are_refused(tmp_path: Path) -> None:
     sharded = mixed.model_copy(update={"zero": 1})
     with pytest.raises(PlanError, match="zero 1 with stages of precision bf16 and fp32"):
         check_plan_supported(WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=sharded))
+    both = tuple(
+        one.model_copy(update={"precision": own}) for one, own in zip(plan.stages, ("fp8", "bf16"), strict=True)
+    )
+    sharded = sharded.model_copy(update={"stages": both})
+    assert check_plan_supported(WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=sharded)).trains
 
 
 @pytest.mark.slow
@@ -165,3 +200,22 @@ def test_a_checkpoint_has_the_loss_scale(tmp_path: Path) -> None:
     losses = [{one.step: one.values["loss"] for one in run.metrics(1)} for run in (first, again)]
     assert losses[1] == {step: losses[0][step] for step in (3, 4, 5)}
     assert {one.values["loss_scale"] for one in again.metrics(0)} == {INITIAL_SCALE}
+
+
+@pytest.mark.slow
+def test_workers_train_in_fp8_and_say_how(tmp_path: Path) -> None:
+    """Two tensor-parallel ranks in fp8 and one in bf16: within 2 % of bf16 alone; those in fp8 name the device."""
+    job = make_job(tmp_path / "narrow", training={"precision": "fp8", "steps": 4})
+    plan = make_worker_plan(job, [2, 4])
+    stages = (
+        plan.stages[0].model_copy(update={"tp": 2}),
+        plan.stages[1].model_copy(update={"precision": "bf16"}),
+    )
+    narrow = run_job(tmp_path / "run", job, plan.model_copy(update={"stages": stages}))
+    says = ["fp8: cpu has no kernel" in narrow.log(rank) for rank in range(3)]
+    assert says == [True, True, False]
+    usual = make_job(tmp_path / "usual", training={"precision": "bf16", "steps": 4})
+    wide = run_job(tmp_path / "again", usual, make_worker_plan(usual, [2, 4]))
+    losses = [[one.values["loss"] for one in run.metrics(last)] for run, last in ((narrow, 2), (wide, 1))]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2)
+    assert losses[0] != losses[1]

@@ -22,6 +22,7 @@ from isthmus.train.communication.communicator import Communicator, TensorMessage
 from isthmus.train.communication.host_staging import HostStaging
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
+from isthmus.train.kernels.linear_products import BlockScaledProducts
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.stage_model import build_stage
 from isthmus.train.pipeline.micro_batches import MicroBatches
@@ -149,12 +150,21 @@ def build_pieces(
     num_copies: int = 1,
     device: str = "cpu",
     experts: ExpertParallelGroup | None = None,
+    precision: TrainingPrecision | None = None,
 ) -> ModelChunks:
-    """Return pieces of the model with random weights, as a rank holds them."""
+    """Return pieces of the model with random weights, as a rank holds them that computes in `precision`."""
+    products = BlockScaledProducts() if (precision or training.precision) == "fp8" else None
     return ModelChunks(
         [
             build_stage(
-                path, one, dtype=torch.float32, device=device, seed=training.seed, weights="random", experts=experts
+                path,
+                one,
+                dtype=torch.float32,
+                device=device,
+                seed=training.seed,
+                weights="random",
+                experts=experts,
+                products=products,
             )
             for one in layers
         ],

@@ -46,8 +46,8 @@ Currency = Annotated[str, Field(pattern=r"^[A-Za-z]{0,8}$")]
 ComputeMode = Literal["real", "virtual"]
 """`real`: the chips compute; `virtual`: they wait for the predicted compute time instead."""
 
-TrainingPrecision = Literal["bf16", "fp32", "fp16"]
-"""Precision of the weights that forward and backward use; master weights are fp32."""
+TrainingPrecision = Literal["bf16", "fp32", "fp16", "fp8"]
+"""Precision of the weights that forward and backward use, with `fp8` of layers' products; master weights are fp32."""
 
 AttentionKernelName = Literal["sdpa", "flash", "flex", "eager"]
 """The kernel of the attention core: torch's choice, its flash kernel, compiled flex attention, scores in memory."""

@@ -95,7 +95,9 @@ class TrainingConfig(FrozenModel):
     are a plain average.
 
     `precision: fp16` scales the loss by a power of two, which an overflow halves, at all ranks alike; the step of an
-    overflow updates nothing. A stage of a plan may compute in another precision.
+    overflow updates nothing. With `precision: fp8` weights are bf16, and decoder layers multiply 8-bit numbers in
+    blocks with a scale each; a chip without kernels for that computes the same products in bf16. A stage of a plan may
+    compute in another precision.
 
     `attention` is the kernel of the attention core: `sdpa` leaves the choice to torch, `flash` is its flash kernel
     alone, `flex` the compiled flex attention of CUDA devices, `eager` keeps the scores in memory. `compile` compiles

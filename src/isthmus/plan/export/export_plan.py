@@ -52,7 +52,7 @@ def export_plan(
     try:
         return _write(framework, plan, model, pool, job, data)
     except PlanError as error:
-        others = [one for one in EXPORT_TARGETS if one != framework and _takes(one, plan, model, pool)]
+        others = [one for one in EXPORT_TARGETS if one != framework and _takes(one, plan, model, pool, job)]
         if not others:
             raise
         also = " or ".join(f"`isthmus export PLAN --to {one} --pool POOL`" for one in others)
@@ -66,14 +66,16 @@ def _write(
         return to_isthmus_runtime(plan, model, job=job)
     if pool is None:
         raise PlanError(f"an export for {framework} needs the pool", hint="name the pool file")
+    if plan.precision is None and job is not None:  # plans for the runtime leave it to the job
+        plan = plan.model_copy(update={"precision": job.training.precision})
     return _WRITERS[framework](plan, model, pool, job=job, data=data)
 
 
-def _takes(framework: str, plan: Plan, model: Model, pool: Pool | None) -> bool:
+def _takes(framework: str, plan: Plan, model: Model, pool: Pool | None, job: Job | None = None) -> bool:
     if framework != ISTHMUS and pool is None:
         return False
     try:
-        _write(framework, plan, model, pool)
+        _write(framework, plan, model, pool, job)
     except PlanError:
         return False
     return True

@@ -97,6 +97,11 @@ def rules_incompatibilities(plan: Plan, model: Model, rules: FrameworkRules) -> 
         yield Incompatibility(f"it has no schedule '{plan.schedule}'{made}, only {', '.join(rules.schedules)}")
     if plan.precision not in (None, *rules.precisions):
         yield Incompatibility(f"precision {plan.precision} is not exported", change="set training.precision to bf16")
+    if own := {stage.precision for stage in plan.stages} - {None, plan.precision}:
+        names = ", ".join(sorted(str(one) for one in own))
+        yield Incompatibility(
+            f"stages of precision {names}: it has one for all stages", change="remove `precision` of the stages"
+        )
     if plan.optimizer_on_host and not rules.host_optimizer:
         yield Incompatibility(
             "the optimizer on the host: it also offloads the weights", change="set training.optimizer_on_host to false"

@@ -1,1 +1,1 @@
-"""Kernels of a stage: the attention core, compiled layers, and whether a device has them."""
+"""Kernels of a stage: the attention core, compiled layers, products of 8 bits, and whether a device has them."""

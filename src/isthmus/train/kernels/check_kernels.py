@@ -13,7 +13,7 @@ from isthmus.core.errors import PlanError
 from isthmus.core.job import TrainingConfig
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, Stage
-from isthmus.train.kernels.working_precision import plan_precisions, stage_precision
+from isthmus.train.kernels.working_precision import WORKING_DTYPES, plan_precisions, stage_precision
 
 FLASH_MAX_HEAD_DIM = 256
 """Widest head of torch's flash kernel for CUDA."""
@@ -21,8 +21,14 @@ FLASH_MAX_HEAD_DIM = 256
 FLASH_CAPABILITY = (8, 0)
 """First CUDA capability of that kernel (NVIDIA A100)."""
 
-_LEAST_CAPABILITY: dict[TrainingPrecision, tuple[int, int]] = {"fp32": (0, 0), "fp16": (5, 3), "bf16": (8, 0)}
-"""First CUDA capability whose arithmetic has a precision (CUDA C++ Programming Guide, table of features)."""
+_LEAST_CAPABILITY: dict[TrainingPrecision, tuple[int, int]] = {
+    "fp32": (0, 0),
+    "fp16": (5, 3),
+    "bf16": (8, 0),
+    "fp8": (8, 0),
+}
+"""First CUDA capability whose arithmetic has a precision (CUDA C++ Programming Guide, table of features), or, of `fp8`,
+bf16, which computes the same products."""
 
 _COMPILED_SCHEDULES = frozenset({"1f1b", "gpipe", "interleaved", "overlapped"})
 """Schedules that compiled layers run in: a split backward replaces the forward of linear layers."""
@@ -59,7 +65,7 @@ def check_kernels(training: TrainingConfig, plan: Plan, model: Model, stage: Sta
             hint="set training.attention to sdpa, or cp to 1",
         )
     if training.compile:
-        _check_compile(plan, model, device)
+        _check_compile(plan, training, model, device)
 
 
 def _check_precision(precision: TrainingPrecision, plan: Plan, training: TrainingConfig, device: DeviceKernels) -> None:
@@ -71,7 +77,7 @@ def _check_precision(precision: TrainingPrecision, plan: Plan, training: Trainin
             hint="set training.precision to fp16 or fp32, or give the stage such a precision in the plan",
         )
     found = sorted(plan_precisions(plan, training.precision))
-    if plan.zero and len(found) > 1:
+    if plan.zero and len({WORKING_DTYPES[one] for one in found}) > 1:
         raise PlanError(
             f"zero {plan.zero} with stages of precision {' and '.join(found)}: replicas share weights of one precision",
             hint="set zero to 0, or give all stages one precision",
@@ -105,7 +111,7 @@ def _check_attention(
             raise PlanError(f"training.attention is flash with {what}", hint="set training.attention to sdpa")
 
 
-def _check_compile(plan: Plan, model: Model, device: DeviceKernels) -> None:
+def _check_compile(plan: Plan, training: TrainingConfig, model: Model, device: DeviceKernels) -> None:
     tp, cp = max(stage.tp for stage in plan.stages), max(stage.cp for stage in plan.stages)
     partial = sorted({stage.recompute for stage in plan.stages} & {"selective", "moe"})
     experts = model.config.get("num_experts") or model.config.get("num_local_experts")
@@ -113,6 +119,11 @@ def _check_compile(plan: Plan, model: Model, device: DeviceKernels) -> None:
         (tp > 1, f"tp {tp}: sums between ranks interrupt a layer's graph", "set tp to 1"),
         (cp > 1, f"cp {cp}: exchanges between ranks interrupt a layer's graph", "set cp to 1"),
         (plan.zero == 3, "zero 3, which frees and gathers the weights of a layer", "set zero to 2"),
+        (
+            "fp8" in plan_precisions(plan, training.precision),
+            "precision fp8, whose products are computed by functions of their own",
+            "set training.precision to bf16",
+        ),
         (bool(experts), f"{experts} experts: tokens choose them at run time", "train a model without experts"),
         (
             bool(partial),

@@ -11,8 +11,9 @@ WORKING_DTYPES: dict[TrainingPrecision, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
+    "fp8": torch.bfloat16,
 }
-"""Dtype of the weights that a stage computes with; master weights are fp32."""
+"""Dtype of the weights that a stage computes with; master weights are fp32, and `fp8` casts for each product."""
 
 
 def stage_precision(stage: Stage, of_job: TrainingPrecision) -> TrainingPrecision:

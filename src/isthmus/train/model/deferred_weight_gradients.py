@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
+
+from isthmus.train.kernels.linear_products import LinearProducts
+from isthmus.train.model.layer_products import are_eager_experts, products_of, run_experts
 
 ChunkKey = tuple[int, int]
 """(micro-batch, chunk)."""
@@ -36,11 +38,12 @@ class DeferredProduct:
     x: torch.Tensor
     # Gradient of the output [..., out].
     output_gradient: torch.Tensor
+    products: LinearProducts
 
     def weight_gradients(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of weight [out, in] and bias [out]."""
-        gradient, x = self.output_gradient.flatten(0, -2), self.x.flatten(0, -2)
-        return gradient.t() @ x, gradient.sum(0)
+        gradient = self.output_gradient
+        return self.products.weight_gradient(gradient, self.x), gradient.flatten(0, -2).sum(0)
 
 
 class DeferredWeightGradients:
@@ -57,7 +60,7 @@ class DeferredWeightGradients:
             for layer in model.modules():
                 if isinstance(layer, nn.Linear):
                     layer.forward = partial(self._linear_forward, layer)
-                elif _is_eager_experts(layer):
+                elif are_eager_experts(layer):
                     layer.forward = partial(self._experts_forward, layer)
 
     @contextmanager
@@ -95,26 +98,24 @@ class DeferredWeightGradients:
             torch.autograd.backward(parameter, whole)
 
     def _linear_forward(self, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(x, layer.weight, None, layer.bias)
+        return self._multiply(products_of(layer), x, layer.weight, None, layer.bias)
 
     def _experts_forward(
         self, layer: nn.Module, hidden: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the output [T, H] of experts `expert_ids` [T, k], weighted by `weights` [T, k]."""
-        result = torch.zeros_like(hidden)
-        for expert in expert_ids.unique().tolist():
-            rank, token = torch.where(expert_ids.t() == expert)
-            gate, up = self._multiply(hidden[token], layer.gate_up_proj, expert).chunk(2, dim=-1)
-            out = self._multiply(layer.act_fn(gate) * up, layer.down_proj, expert)
-            result.index_add_(0, token, (out * weights[token, rank, None]).to(result.dtype))
-        return result
+        return run_experts(layer, partial(self._multiply, products_of(layer)), hidden, expert_ids, weights)
 
     def _multiply(
-        self, x: torch.Tensor, weight: Any, expert: int | None, bias: nn.Parameter | None = None
+        self,
+        products: LinearProducts,
+        x: torch.Tensor,
+        weight: nn.Parameter,
+        expert: int | None,
+        bias: nn.Parameter | None = None,
     ) -> torch.Tensor:
         if not torch.is_grad_enabled():
-            return functional.linear(x, _weight_matrix(weight, expert), bias)
-        result: torch.Tensor = _DeferredLinear.apply(x, weight, expert, bias, self)
+            return products.forward(x, _weight_matrix(weight, expert), bias)
+        result: torch.Tensor = _DeferredLinear.apply(x, weight, expert, bias, self, products)
         return result
 
 
@@ -129,27 +130,23 @@ class _DeferredLinear(torch.autograd.Function):
         expert: int | None,
         bias: nn.Parameter | None,
         deferred: DeferredWeightGradients,
+        products: LinearProducts,
     ) -> torch.Tensor:
         """Return `x` [..., in] times the transposed weight [out, in], plus the bias: [..., out]."""
         ctx.save_for_backward(x)
-        ctx.weight, ctx.expert, ctx.bias, ctx.deferred = weight, expert, bias, deferred
-        return functional.linear(x, _weight_matrix(weight, expert), bias)
+        ctx.weight, ctx.expert, ctx.bias, ctx.deferred, ctx.products = weight, expert, bias, deferred, products
+        return products.forward(x, _weight_matrix(weight, expert), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradient of `x` [..., in]; defer those of weight and bias."""
         (x,) = ctx.saved_tensors
         gradient = gradients[0]
-        ctx.deferred.add(DeferredProduct(ctx.weight, ctx.expert, ctx.bias, x, gradient))
-        needed = ctx.needs_input_grad[0]
-        return (gradient @ _weight_matrix(ctx.weight, ctx.expert) if needed else None), None, None, None, None
+        ctx.deferred.add(DeferredProduct(ctx.weight, ctx.expert, ctx.bias, x, gradient, ctx.products))
+        matrix = _weight_matrix(ctx.weight, ctx.expert)
+        needed = ctx.products.input_gradient(gradient, matrix) if ctx.needs_input_grad[0] else None
+        return needed, None, None, None, None, None
 
 
 def _weight_matrix(weight: torch.Tensor, expert: int | None) -> torch.Tensor:
     return weight.detach() if expert is None else weight.detach()[expert]
-
-
-def _is_eager_experts(layer: nn.Module) -> bool:
-    """Return whether `layer` is a transformers experts module that computes its experts one by one."""
-    config = getattr(layer, "config", None)
-    return hasattr(layer, "gate_up_proj") and getattr(config, "_experts_implementation", None) == "eager"

@@ -24,9 +24,11 @@ from isthmus.train.context_parallel.context_parallel_group import ContextParalle
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
 from isthmus.train.expert_parallel.token_exchange import exchange_tokens
 from isthmus.train.kernels.compile_layers import compile_layers
+from isthmus.train.kernels.linear_products import LinearProducts
 from isthmus.train.model.balance_loss import balance_coefficient, capture_balance_losses, find_router
 from isthmus.train.model.chunked_loss import LOSS_CHUNK_BYTES, chunked_loss, tokens_per_chunk
 from isthmus.train.model.initialise import initialise_parameter
+from isthmus.train.model.layer_products import use_products
 from isthmus.train.model.layer_weights import LayerWeights
 from isthmus.train.model.load_weights import load_weights
 from isthmus.train.model.position_cache import PositionCache, PositionInputs
@@ -254,21 +256,24 @@ def build_stage(
     compiled: bool = False,
     context: ContextParallelGroup | None = None,
     experts: ExpertParallelGroup | None = None,
+    products: LinearProducts | None = None,
 ) -> StageModel:
     """Build layers `layers` (first, last exclusive) of `model`, a Hugging Face folder or `config.json`.
 
     Parameters have `dtype` and are on `device`. With `weights` "random" they depend on (`seed`, full name)
     only, for any pipeline split; with "load" they come from the safetensors files of the folder, of which
     only this stage's tensors are read. `group` are the tensor-parallel ranks, `context` those that share a sequence,
-    `experts` those that share experts; `attention` and `compiled` as in `TrainingConfig`. Peak memory is the stage
-    plus one full tensor (or 64 MiB).
+    `experts` those that share experts; `attention` and `compiled` as in `TrainingConfig`; `products` are those of
+    decoder layers (default: in the precision of the weights). Peak memory is the stage plus one full tensor (or 64
+    MiB).
     Raises `ModelError` for an unusable model or weight and `PlanError` for a layer range outside the model.
     """
     # Step 1: split the stage from the full model on the meta device.
     full = build_meta_model(model, attention)
     _check_range(layers, full.config.num_hidden_layers, model)
     group = group or TensorParallelGroup()
-    choose_expert_kernels(full.config, device, group.size if experts is None else 1)
+    num_slices = group.size if experts is None else 1
+    choose_expert_kernels(full.config, device, num_slices, one_by_one=products is not None)
     stage = StageModel(full, layers, device, group, attention, context, experts)
     del full
     # Step 2: allocate its parameters and add the collectives.
@@ -285,6 +290,8 @@ def build_stage(
         for layer in stage.model.layers.values():
             if find_router(layer) is not None:
                 exchange_tokens(layer.mlp.experts, experts, tp_rank=tp_rank, tp_size=tp_size)
+    if products is not None:
+        use_products(stage.model.layers, products)
     if compiled:
         compile_layers(stage.model.layers.values())
     # Step 3: fill the parameters.

@@ -68,16 +68,18 @@ def build_meta_model(model: str | Path, attention: AttentionKernelName = "sdpa")
         raise ModelError(f"{config_path(model)}: {error}", hint="compare it with a published model") from error
 
 
-def choose_expert_kernels(config: PretrainedConfig, device: torch.device | str, tp_size: int = 1) -> None:
+def choose_expert_kernels(
+    config: PretrainedConfig, device: torch.device | str, tp_size: int = 1, *, one_by_one: bool = False
+) -> None:
     """Choose in `config` how experts are computed on `device`, each sharded over `tp_size` ranks.
 
     A CPU computes the experts one by one, in two thirds of the time of a grouped product (14 million
     parameters, 4 experts, 1024 tokens, one core). Other devices keep the transformers default if the row
-    sizes satisfy the alignment of torch's grouped product.
+    sizes satisfy the alignment of torch's grouped product, unless products of 8 bits need them `one_by_one`.
     """
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     fits = config.hidden_size % GROUPED_MM_ALIGNMENT == 0 and width % (tp_size * GROUPED_MM_ALIGNMENT) == 0
-    if torch.device(device).type == "cpu" or not fits:
+    if one_by_one or torch.device(device).type == "cpu" or not fits:
         config._experts_implementation = "eager"
 
 

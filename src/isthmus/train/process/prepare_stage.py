@@ -13,6 +13,9 @@ from isthmus.data import Dataset, open_job_data
 from isthmus.train.communication.torch_device import choose_device
 from isthmus.train.context_parallel.cp_process_group import make_cp_group
 from isthmus.train.expert_parallel.ep_process_group import make_ep_group
+from isthmus.train.kernels.linear_products import BlockScaledProducts, LinearProducts
+from isthmus.train.kernels.scaled_product_kernel import find_scaled_product
+from isthmus.train.kernels.working_precision import stage_precision
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.stage_model import build_stage
 from isthmus.train.process.run_folders import check_resume, claim_run_folders
@@ -40,6 +43,7 @@ def prepare_stage(spec: WorkerSpec) -> PreparedStage:
     claim_run_folders(spec)
     check_resume(spec)
     torch.manual_seed(training.seed)
+    products = _stage_products(spec)
     place, group = PipelinePosition.of_rank(spec.plan, spec.rank), make_tp_group(spec.plan, spec.rank)
     context, experts = make_cp_group(spec.plan, spec.rank), make_ep_group(spec.plan, spec.rank)
     pieces = ModelChunks(
@@ -56,6 +60,7 @@ def prepare_stage(spec: WorkerSpec) -> PreparedStage:
                 compiled=training.compile,
                 context=context,
                 experts=experts,
+                products=products,
             )
             for layers in spec.plan.chunk_layers(place.replica)[place.stage]
         ],
@@ -68,6 +73,19 @@ def prepare_stage(spec: WorkerSpec) -> PreparedStage:
     if training.evaluate_every:
         dataset.validation_batch(1)
     return PreparedStage(pieces, dataset)
+
+
+def _stage_products(spec: WorkerSpec) -> LinearProducts | None:
+    """Return the products of the layers of a stage of precision fp8, and say where no kernel computes them."""
+    if stage_precision(spec.stage, spec.job.training.precision) != "fp8":
+        return None
+    device = worker_device(spec)
+    kernel = find_scaled_product(device)
+    if kernel is None:
+        print(
+            f"rank {spec.rank}: fp8: {device} has no kernel for products in blocks; computes them in bf16", flush=True
+        )
+    return BlockScaledProducts(kernel)
 
 
 def describe_rank(spec: WorkerSpec, device: str = "") -> str:

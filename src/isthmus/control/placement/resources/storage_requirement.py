@@ -6,12 +6,13 @@ result and, unless it pretrains, of the initial model; the data set at the first
 
 from __future__ import annotations
 
+from isthmus.core.base_model import TrainingPrecision
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan, Stage
 from isthmus.plan import ModelProfile
 
-WEIGHT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-OPTIMIZER_BYTES = {"bf16": 12, "fp16": 12, "fp32": 8}
+WEIGHT_BYTES: dict[TrainingPrecision, int] = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4}
+OPTIMIZER_BYTES: dict[TrainingPrecision, int] = {"bf16": 12, "fp16": 12, "fp8": 12, "fp32": 8}
 """Bytes per parameter: Adam's two moments in fp32, and with weights of 16 bits the fp32 master copy."""
 
 
