@@ -1,4 +1,4 @@
-"""Weights over thin links and the trajectory ledger: `python -m benchmarks.rl [--json] [--quick] [--only PART]`.
+"""Weights over thin links, trajectories and decoding: `python -m benchmarks.rl [--json] [--quick] [--only PART]`.
 
 `delta`: 20 million bfloat16 weights of N(0, .02), one step of Adam apart at rates 1e-6 and 1e-5. Bytes for each changed
 weight beside other formats in the same run: positions of 4 bytes with whole values, as verl has them; gaps of 16 bits
@@ -8,6 +8,9 @@ alone, and of `isthmus rl delta` and `apply` with files, SHA-256 of all blocks i
 
 `ledger`: at least 10,000 faults drawn by seeds (`benchmarks/_rollout_faults.py`), for staleness 0, 1 and 4 and each
 `on_update`; every invariant is checked after every event, and the ends of all runs by what engines and trainer did.
+
+`decode`: the paged engine on a Qwen3 of random weights, prompts of 8 tokens, 48 decoded: tokens by CPU seconds beside
+`generate` of transformers on the same batch, and how many sequences have other numbers in a batch than alone.
 """
 
 from __future__ import annotations
@@ -157,12 +160,19 @@ def ledger_rows(quick: bool) -> list[Row]:
     ]  # fmt: skip
 
 
+def decode_rows(quick: bool) -> list[Row]:
+    """Return what decoding that does not depend on the batch costs; torch is loaded for this part alone."""
+    from benchmarks._decode_rates import decode_rates
+
+    return list(decode_rates(quick))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the rows; 1 if a target is missed."""
-    parts = {"delta": delta_rows, "ledger": ledger_rows}
+    parts = {"delta": delta_rows, "ledger": ledger_rows, "decode": decode_rows}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
-    parser.add_argument("--quick", action="store_true", help="fewer weights and faults")
+    parser.add_argument("--quick", action="store_true", help="fewer weights, faults and tokens")
     parser.add_argument("--only", action="append", choices=list(parts), default=[], help="print this part alone")
     options = parser.parse_args(arguments)
     chosen = {name: lambda one=one: one(options.quick) for name, one in parts.items()}

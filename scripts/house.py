@@ -36,6 +36,7 @@ DIMENSIONLESS = frozenset(
         "penalty",
         "reward",
         "sigma",
+        "temperature",
         "theta",
         "weight_decay",
     }

@@ -55,6 +55,10 @@ SURFACES = {
         schedule_of_text search_schedule text_of_schedule
         warm_up_counts zero_bubble
     """,
+    "serve": """
+        DecodeEngine DecodeEvent DecodeRequest DecodingEnded OnSwitch PagedEngine PagedEngineConfig SequenceKey
+        TokenDecoded
+    """,
     "sim": """
         CheckpointInterval Failure FailureResult GroupPrices Interference Kernel LinkResult MessageTrace
         PipelineResult ProcessGenerator Replica ReplicaBounds SimulatedLink SimulatedTraining SimulationResult

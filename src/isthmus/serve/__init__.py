@@ -1,0 +1,24 @@
+"""Decoding: engines that turn prompts into responses, and the seam behind which they are."""
+
+from isthmus.serve.batching.decode_records import (
+    DecodeEvent,
+    DecodeRequest,
+    DecodingEnded,
+    OnSwitch,
+    SequenceKey,
+    TokenDecoded,
+)
+from isthmus.serve.decode_engine import DecodeEngine
+from isthmus.serve.paged.paged_engine import PagedEngine, PagedEngineConfig
+
+__all__ = [
+    "DecodeEngine",
+    "DecodeEvent",
+    "DecodeRequest",
+    "DecodingEnded",
+    "OnSwitch",
+    "PagedEngine",
+    "PagedEngineConfig",
+    "SequenceKey",
+    "TokenDecoded",
+]
