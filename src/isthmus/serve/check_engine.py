@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -118,13 +119,13 @@ def _goes_on_after_a_move(make: MakeEngine, requests: Sequence[DecodeRequest], a
     again = make(1)
     again.add(requests[0])
     decode_step(again, {})
-    content = bytearray(again.export_sequence(requests[0].key))
-    for place in (0, len(content) // 2, len(content) - 1):
-        content[place] ^= 1
-        _raises(InputError, lambda: make(1).import_sequence(bytes(content)), "damage of an export is found")
-        content[place] ^= 1
-    _raises(InputError, lambda: make(1).import_sequence(bytes(content[:-7])), "a cut export is refused")
-    _raises(InputError, lambda: make(2).import_sequence(bytes(content)), "an export of other weights is refused")
+    exported = again.export_sequence(requests[0].key)
+    for place in (0, len(exported) // 2, len(exported) - 1):
+        damaged = bytearray(exported)
+        damaged[place] ^= 1
+        _raises(InputError, partial(make(1).import_sequence, bytes(damaged)), "damage of an export is found")
+    _raises(InputError, lambda: make(1).import_sequence(exported[:-7]), "a cut export is refused")
+    _raises(InputError, lambda: make(2).import_sequence(exported), "an export of other weights is refused")
 
 
 def _switches_between_steps(

@@ -23,6 +23,10 @@ _DIGEST_BYTES = 32
 _HEADER_BYTES_PER_TOKEN = 24
 _OTHER_HEADER_BYTES = 64 * 1024
 
+_DTYPES: dict[torch.dtype, Literal["float32", "bfloat16", "float16"]] = {
+    torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16",
+}  # fmt: skip
+
 Number = Annotated[int, Field(ge=0, lt=2**62)]
 
 
@@ -55,7 +59,7 @@ class SequenceHeader(BaseModel):
             key=(request.key.prompt, request.key.sample, request.key.attempt), seed=request.seed,
             prompt_tokens=list(request.prompt_tokens), response_tokens=response_tokens,
             max_response_tokens=request.max_response_tokens, temperature=float(request.temperature),
-            stop_tokens=sorted(request.stop_tokens), dtype=str(rows.dtype).removeprefix("torch."),
+            stop_tokens=sorted(request.stop_tokens), dtype=_DTYPES[rows.dtype],
         )  # fmt: skip
 
     def request(self) -> DecodeRequest:
@@ -70,7 +74,7 @@ class SequenceHeader(BaseModel):
 def pack_sequence(header: SequenceHeader, rows: torch.Tensor) -> bytes:
     """Return the bytes of a sequence with `rows` [2, layers, rows, KV heads, head size] in host memory."""
     text = header.model_dump_json().encode()
-    data = rows.contiguous().view(torch.uint8).numpy().tobytes()
+    data: bytes = rows.contiguous().view(torch.uint8).numpy().tobytes()
     content = _MARK + len(text).to_bytes(_LENGTH_BYTES, "little") + text + data
     return content + hashlib.sha256(content).digest()
 

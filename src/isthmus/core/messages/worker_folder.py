@@ -10,8 +10,9 @@ import errno
 import os
 import stat
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -387,7 +388,7 @@ class WorkerFolder:
         write_atomically(self.exit_path, f"{status}\n")
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file that another account may have made, for reading; a link, pipe or device counts as missing."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -96,26 +96,26 @@ class RowModel:
         """Compute with these weights, of the shapes of `state_dict`, from the next tile on."""
         self._model.load_state_dict(staged, strict=True, assign=True)
 
-    @torch.inference_mode()
     def forward(self, tile: RowTile, cache: PageCache) -> torch.Tensor:
         """Compute a tile of R rows, store their keys and values, and return the last hidden states [R, H]."""
-        base = self._model.model
-        hidden = base.embed_tokens(tile.tokens[:, None])
-        rotation = self._cosines[tile.positions][:, None], self._sines[tile.positions][:, None]
-        for layer in base.layers:
-            hidden = layer(
-                hidden, attention_mask=None, position_ids=tile.positions[:, None], position_embeddings=rotation,
-                use_cache=False, tile=tile, cache=cache,
-            )  # fmt: skip
-            hidden = hidden[0] if isinstance(hidden, tuple) else hidden
-        normed: torch.Tensor = base.norm(hidden)[:, 0]
-        return normed
+        with torch.inference_mode():
+            base = self._model.model
+            hidden = base.embed_tokens(tile.tokens[:, None])
+            rotation = self._cosines[tile.positions][:, None], self._sines[tile.positions][:, None]
+            for layer in base.layers:
+                hidden = layer(
+                    hidden, attention_mask=None, position_ids=tile.positions[:, None], position_embeddings=rotation,
+                    use_cache=False, tile=tile, cache=cache,
+                )  # fmt: skip
+                hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+            normed: torch.Tensor = base.norm(hidden)[:, 0]
+            return normed
 
-    @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [R, V] of hidden states [R, H] as float32 in host memory."""
-        found: torch.Tensor = self._model.lm_head(hidden)
-        return found.float().cpu()
+        with torch.inference_mode():
+            found: torch.Tensor = self._model.lm_head(hidden)
+            return found.float().cpu()
 
     def describe(self) -> str:
         """Return what determines the result beside weights and rows: the configuration, as JSON with sorted keys."""

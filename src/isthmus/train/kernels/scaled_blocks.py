@@ -10,12 +10,12 @@ DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 3.3.2; o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch.nn import functional
 
-BLOCK = 128
+BLOCK: Final = 128
 """Columns of a block, and rows of a block of weights."""
 
 LARGEST = 448.0

@@ -121,7 +121,7 @@ class LedgerAccess:
         meter, job = coordinator.state.meter, coordinator.state.jobs.get(name)
         now_ms = max(meter.now_ms, int(self._clock() * 1000))
         ledger = meter.ledger.transactions
-        return _Books(ledger, len(ledger), party_holdings(meter, party, name), now_ms), job and job.user
+        return _Books(ledger, len(ledger), party_holdings(meter, party, name), now_ms), job.user if job else None
 
 
 def _require_person(caller: Caller) -> None:
