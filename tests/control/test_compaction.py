@@ -253,9 +253,7 @@ def test_the_policy_bounds_age_and_size(
 ) -> None:
     """A base is staged when it may be needed one period later; it is used then, or when the log is too large."""
     policy = CompactionPolicy(keep_s=100.0, keep_bytes=1000)
-    found = policy.next_step(
-        age_s=age_s, num_bytes=num_bytes, staged_age_s=staged_age_s, bytes_since_staged=since_bytes
-    )
+    found = policy.next_step(age_s=age_s, num_bytes=num_bytes, staged_age_s=staged_age_s, staged_bytes=since_bytes)
     assert found == step
 
 

@@ -37,11 +37,11 @@ def check_engine(make: MakeEngine, weights: Weights, requests: Sequence[DecodeRe
     tokens each; an engine decodes all of them at once. Versions 1 and 2 are used; their tokens must differ in some
     response.
     """
-    expect(len(requests) >= 3, "the kit needs three requests")
+    require(len(requests) >= 3, "the kit needs three requests")
     alone: Responses = {}
     for request in requests:
         alone |= decode_all(make(1), [request])
-    expect(all(len(one) >= 3 for one in alone.values()), "the kit needs responses of three tokens")
+    require(all(len(one) >= 3 for one in alone.values()), "the kit needs responses of three tokens")
     _same_in_any_batch(make, requests, alone)
     _goes_on_after_tokens(make, requests, alone)
     _goes_on_after_a_move(make, requests, alone)
@@ -68,34 +68,34 @@ def decode_step(engine: DecodeEngine, found: Responses) -> None:
     for event in engine.step():
         response = found.setdefault(event.key, [])
         if isinstance(event, TokenDecoded):
-            expect(event.version == engine.version, "a token names the version that decoded it")
-            expect(event.log_probability <= 0, "a log-probability is at most 0")
+            require(event.version == engine.version, "a token names the version that decoded it")
+            require(event.log_probability <= 0, "a log-probability is at most 0")
             response.append((event.token, event.log_probability))
         else:
-            expect(event.reason != "failed", "logits are finite")
+            require(event.reason != "failed", "logits are finite")
 
 
-def expect(condition: bool, rule: str) -> None:
+def require(condition: bool, rule: str) -> None:
     """Raise `AssertionError` with the `rule` unless `condition` holds."""
     if not condition:
         raise AssertionError(rule)
 
 
 def _same_in_any_batch(make: MakeEngine, requests: Sequence[DecodeRequest], alone: Responses) -> None:
-    expect(decode_all(make(1), requests) == alone, "a token does not depend on the batch")
+    require(decode_all(make(1), requests) == alone, "a token does not depend on the batch")
     engine, found = make(1), Responses()
     for request in reversed(requests):
         engine.add(request)
         decode_step(engine, found)
     for key, tail in decode_all(engine).items():
         found.setdefault(key, []).extend(tail)
-    expect(found == alone, "a token does not depend on when other sequences come")
+    require(found == alone, "a token does not depend on when other sequences come")
 
 
 def _goes_on_after_tokens(make: MakeEngine, requests: Sequence[DecodeRequest], alone: Responses) -> None:
     begun = [replace(one, response_tokens=tuple(token for token, _ in alone[one.key][:2])) for one in requests]
     found = decode_all(make(1), begun)
-    expect(
+    require(
         found == {key: response[2:] for key, response in alone.items() if len(response) > 2},
         "a response goes on after its tokens as where they were decoded",
     )
@@ -111,11 +111,11 @@ def _goes_on_after_a_move(make: MakeEngine, requests: Sequence[DecodeRequest], a
     for key in moved:
         content = source.export_sequence(key)
         source.stop(key)
-        expect(target.import_sequence(content) == key, "an imported sequence has its key")
-    expect(source.num_sequences == 0, "a stopped sequence is gone")
+        require(target.import_sequence(content) == key, "an imported sequence has its key")
+    require(source.num_sequences == 0, "a stopped sequence is gone")
     for key, tail in decode_all(target).items():
         found[key].extend(tail)
-    expect(found == alone, "a moved sequence goes on as where it was")
+    require(found == alone, "a moved sequence goes on as where it was")
     again = make(1)
     again.add(requests[0])
     decode_step(again, {})
@@ -132,13 +132,13 @@ def _switches_between_steps(
     make: MakeEngine, weights: Weights, requests: Sequence[DecodeRequest], alone: Responses
 ) -> None:
     later = decode_all(make(2), requests)
-    expect(later != alone, "the kit needs versions that decode differently")
+    require(later != alone, "the kit needs versions that decode differently")
     engine = make(1)
     _raises(ConflictError, lambda: engine.switch_weights(2, "keep"), "weights are staged before they are used")
     engine.stage_weights(2, weights(2))
-    expect(decode_all(engine, requests) == alone, "staged weights change nothing before the switch")
-    expect(engine.switch_weights(2, "keep") == [] and engine.version == 2, "a switch names the version")
-    expect(decode_all(engine, requests) == later, "after a switch nothing of earlier versions is used")
+    require(decode_all(engine, requests) == alone, "staged weights change nothing before the switch")
+    require(engine.switch_weights(2, "keep") == [] and engine.version == 2, "a switch names the version")
+    require(decode_all(engine, requests) == later, "after a switch nothing of earlier versions is used")
 
 
 def _unfinished_at_a_switch(make: MakeEngine, weights: Weights, requests: Sequence[DecodeRequest]) -> None:
@@ -147,16 +147,16 @@ def _unfinished_at_a_switch(make: MakeEngine, weights: Weights, requests: Sequen
         alone: Responses = {}
         for one in requests:
             alone |= _switched(make, weights, [one], on_switch)
-        expect(runs == [alone, alone], f"what follows a switch ({on_switch}) does not depend on the batch")
+        require(runs == [alone, alone], f"what follows a switch ({on_switch}) does not depend on the batch")
         begun = make(1), Responses()
         begun[0].add(requests[0])
         decode_step(*begun)
         tokens = tuple(token for token, _ in begun[1][requests[0].key])
         tail = decode_all(make(2), [replace(requests[0], response_tokens=tokens)])[requests[0].key]
         if on_switch == "refill":
-            expect(alone[requests[0].key][1:] == tail, "after a refill the cache is that of the new weights")
+            require(alone[requests[0].key][1:] == tail, "after a refill the cache is that of the new weights")
         if on_switch == "abort":
-            expect(not any(alone.values()), "after an abort no sequence goes on")
+            require(not any(alone.values()), "after an abort no sequence goes on")
 
 
 def _switched(make: MakeEngine, weights: Weights, requests: Sequence[DecodeRequest], on_switch: OnSwitch) -> Responses:
@@ -167,9 +167,9 @@ def _switched(make: MakeEngine, weights: Weights, requests: Sequence[DecodeReque
         engine.add(one)
     while any(not found.get(one.key) for one in requests):
         decode_step(engine, found)
-    expect(all(len(one) == 1 for one in found.values()), "the kit needs engines that decode all requests at once")
+    require(all(len(one) == 1 for one in found.values()), "the kit needs engines that decode all requests at once")
     dropped = engine.switch_weights(2, on_switch)
-    expect(set(dropped) == ({one.key for one in requests} if on_switch == "abort" else set()), "an abort names keys")
+    require(set(dropped) == ({one.key for one in requests} if on_switch == "abort" else set()), "an abort names keys")
     for key in dropped:
         found[key] = []
     for key, tail in decode_all(engine).items():
@@ -186,10 +186,10 @@ def _stops(make: MakeEngine, requests: Sequence[DecodeRequest], alone: Responses
     before = len(found.pop(requests[0].key, []))
     for key, tail in decode_all(engine).items():
         found.setdefault(key, []).extend(tail)
-    expect(found == {one.key: alone[one.key] for one in requests[1:]}, "a stopped sequence has no events")
-    expect(before <= len(alone[requests[0].key]), "a sequence decodes at most its response")
+    require(found == {one.key: alone[one.key] for one in requests[1:]}, "a stopped sequence has no events")
+    require(before <= len(alone[requests[0].key]), "a sequence decodes at most its response")
     stopping = replace(requests[0], stop_tokens=frozenset({alone[requests[0].key][1][0]}))
-    expect(len(decode_all(make(1), [stopping])[stopping.key]) <= 2, "a stop token ends a response")
+    require(len(decode_all(make(1), [stopping])[stopping.key]) <= 2, "a stop token ends a response")
 
 
 def _refuses(make: MakeEngine, requests: Sequence[DecodeRequest]) -> None:
@@ -210,14 +210,14 @@ def _refuses(make: MakeEngine, requests: Sequence[DecodeRequest]) -> None:
     }
     for rule, request in wrong.items():
         _raises(InputError, lambda request=request: engine.add(replace(request, key=unknown)), rule)
-    expect(engine.num_sequences == 1, "what was refused leaves nothing behind")
+    require(engine.num_sequences == 1, "what was refused leaves nothing behind")
     ended: list[DecodingEnded] = []
     for _ in range(MAX_STEPS):
         ended += [event for event in engine.step() if isinstance(event, DecodingEnded)]
         if not engine.num_sequences:
             break
-    expect(len(ended) == 1 and ended[0].key == one.key, "a response ends once")
-    expect(engine.step() == [], "an engine without sequences does nothing")
+    require(len(ended) == 1 and ended[0].key == one.key, "a response ends once")
+    require(engine.step() == [], "an engine without sequences does nothing")
 
 
 def _raises(kind: type[IsthmusError], call: Callable[..., object], rule: str) -> None:

@@ -20,7 +20,7 @@ MAX_PLACES = 500
 class LogRate:
     """Records at once, and per second in the long run."""
 
-    burst: float
+    num_at_once: float
     per_s: float
 
 
@@ -38,16 +38,16 @@ MAX_MESSAGE_CHARS = 4000
 
 @dataclass(slots=True)
 class _Bucket:
-    left: float
+    num_left: float
     at_s: float
     num_left_out: int = 0
 
     def take(self, rate: LogRate, now_s: float) -> bool:
-        self.left = min(rate.burst, self.left + max(0.0, now_s - self.at_s) * rate.per_s)
+        self.num_left = min(rate.num_at_once, self.num_left + max(0.0, now_s - self.at_s) * rate.per_s)
         self.at_s = now_s
-        if self.left < 1:
+        if self.num_left < 1:
             return False
-        self.left -= 1
+        self.num_left -= 1
         return True
 
 
@@ -58,13 +58,13 @@ class BoundedLog(logging.Filter):
         super().__init__()
         self._clock = clock
         self._places: OrderedDict[tuple[str, int, str], _Bucket] = OrderedDict()
-        self._warnings = _Bucket(ALL_WARNINGS_RATE.burst, clock())
+        self._warnings = _Bucket(ALL_WARNINGS_RATE.num_at_once, clock())
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is written; add the number of records left out before it."""
         now_s, rate = self._clock(), _rate(record)
         place = (record.name, record.levelno, str(record.msg)[:200])
-        bucket = self._places.setdefault(place, _Bucket(rate.burst, now_s))
+        bucket = self._places.setdefault(place, _Bucket(rate.num_at_once, now_s))
         self._places.move_to_end(place)
         if len(self._places) > MAX_PLACES:
             self._places.popitem(last=False)

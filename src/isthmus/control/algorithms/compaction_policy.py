@@ -17,13 +17,13 @@ class CompactionPolicy:
     keep_bytes: int = 512 << 20
 
     def next_step(
-        self, *, age_s: float, num_bytes: float, staged_age_s: float | None, bytes_since_staged: float
+        self, *, age_s: float, num_bytes: float, staged_age_s: float | None, staged_bytes: float
     ) -> Literal["stage", "compact"] | None:
         """Return what to do with a log whose base is `age_s` old and followed by `num_bytes` of events.
 
-        `staged_age_s` is the age of the staged base (None without one), followed by `bytes_since_staged`.
+        `staged_age_s` is the age of the staged base (None without one), followed by `staged_bytes`.
         """
         if staged_age_s is None:
             return "stage" if num_bytes and (age_s >= self.keep_s or num_bytes >= self.keep_bytes) else None
-        due = staged_age_s >= self.keep_s or bytes_since_staged >= self.keep_bytes
+        due = staged_age_s >= self.keep_s or staged_bytes >= self.keep_bytes
         return "compact" if due else None

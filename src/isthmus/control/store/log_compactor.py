@@ -63,7 +63,7 @@ class LogCompactor:
             age_s=now_s - began_s,
             num_bytes=bases.num_bytes(replaced, last_event),
             staged_age_s=None if staged is None else now_s - staged.made_s,
-            bytes_since_staged=0.0 if staged is None else bases.num_bytes(staged.end.number, last_event),
+            staged_bytes=0.0 if staged is None else bases.num_bytes(staged.end.number, last_event),
         )
         if due == "stage":
             return self._stage(now_s)

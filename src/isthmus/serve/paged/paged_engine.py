@@ -21,7 +21,7 @@ from isthmus.serve.batching.decode_records import (
 )
 from isthmus.serve.batching.step_plan import CachedRows, StepPlan
 from isthmus.serve.draw_token import draw_token
-from isthmus.serve.paged.check_rows import check_rows
+from isthmus.serve.paged.check_row_independence import check_row_independence
 from isthmus.serve.paged.page_cache import PageCache
 from isthmus.serve.paged.row_model import RowModel
 from isthmus.serve.paged.row_tile import tile_rows
@@ -74,7 +74,7 @@ class PagedEngine:
         limits = config.limits
         self._model = RowModel(model_config, config.dtype, config.device, limits.max_tokens)
         self._model.use(self._model.stage(weights))
-        check_rows(self._model, config.tile_rows)
+        check_row_independence(self._model, config.tile_rows)
         self._scheduler = BatchScheduler(limits, version)
         self._cache: PageCache | None = self._model.make_cache(config.num_pages, config.page_tokens)
         self._host: dict[SequenceKey, torch.Tensor] = {}

@@ -28,17 +28,17 @@ MAX_ADDRESSES = 10_000
 
 @dataclass(slots=True)
 class _Bucket:
-    failures: float
+    num_failures: float
     at_s: float
 
     def level(self, now_s: float, leak_per_s: float) -> float:
-        return max(0.0, self.failures - max(0.0, now_s - self.at_s) * leak_per_s)
+        return max(0.0, self.num_failures - max(0.0, now_s - self.at_s) * leak_per_s)
 
     def add(self, now_s: float, leak_per_s: float) -> float:
         """Count a failure and return the level."""
-        self.failures = min(MAX_FAILURES, self.level(now_s, leak_per_s) + 1.0)
+        self.num_failures = min(MAX_FAILURES, self.level(now_s, leak_per_s) + 1.0)
         self.at_s = now_s
-        return self.failures
+        return self.num_failures
 
 
 class LoginBackoff:

@@ -1,4 +1,4 @@
-"""`check_rows`: a row's logits have the same bits at every place of a tile, whatever the other rows are."""
+"""`check_row_independence`: a row's logits have the same bits at every place of a tile, whatever the other rows are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROBE_TOKENS = (0, 1, 2)
 """Tokens that are computed at each place; those of the vocabulary's end are their neighbours."""
 
 
-def check_rows(model: RowModel, num_rows: int) -> None:
+def check_row_independence(model: RowModel, num_rows: int) -> None:
     """Raise `InputError` unless tiles of `num_rows` rows are computed row by row alike on this machine.
 
     Kernels may compute the ends of a tensor by other instructions than its middle, so that the same row has other bits
