@@ -118,7 +118,7 @@ def go_on(pool: Driver, tracker: ProgressTracker) -> None:
         coordinator.job_view(job).model_dump_json()
     coordinator.pool_view().model_dump_json()
     again = Coordinator(RULES)
-    again.state = restore_state(serialize_state(coordinator))
+    again.state = restore_state(serialize_state(coordinator.state))
     again.pool_view().model_dump_json()
 
 

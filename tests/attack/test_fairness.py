@@ -537,7 +537,7 @@ def test_ended_jobs_of_a_user_fill_no_memory() -> None:
     with pytest.raises(QuotaError, match="the jobs of user"):
         check_live_jobs(quotas, pool.coordinator.state, "u")
     check_live_jobs(quotas, pool.coordinator.state, "other")
-    again = restore_state(serialize_state(pool.coordinator))
+    again = restore_state(serialize_state(pool.coordinator.state))
     assert again.indexes.stored_by_user == pool.coordinator.state.indexes.stored_by_user == {"u": 2 * size}
     pool.tell(JobDeleted(now_s=pool.now_s, job_id="j"))
     check_live_jobs(quotas, pool.coordinator.state, "u")
