@@ -128,7 +128,7 @@ def _check_logs(store: Store) -> None:
     rest = store.logs("a", after=first.next)
     _expect((*first.chunks, *rest.chunks) == store.logs("a").chunks, "pages have no gap and no repetition")
     _expect(store.output_size("a") == (3, 10), "the output of a job is counted in metrics and bytes of log")
-    _expect(store.output_size("b") == (0, 0), "a job without output has none")
+    _expect(store.output_size("c") == (0, 0), "a job without output has none")
     large = LogChunk(job="large", attempt=1, rank=0, offset=0, text="x" * (MAX_PAGE_BYTES // 2))
     store.append_logs([large, large.model_copy(update={"rank": 1}), large.model_copy(update={"rank": 2})])
     page = store.logs("large")
