@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.agent.courier.courier_frames import MAX_BODY_BYTES, VERSION, Frame, FrameError, pack_frame, read_frame
-from isthmus.agent.courier.folder_client import FileLook, FolderClient, changed_files
+from isthmus.agent.courier.folder_client import FileStat, FolderClient, changed_files
 from isthmus.agent.courier.folder_server import FolderServer, Leases
 from isthmus.agent.courier.run_folder_files import RunFolderFiles
 from isthmus.agent.courier.work_folder import read_piece, replace_file, replace_paths
@@ -80,7 +80,7 @@ class TwoFolders:
     def carry(self, *, ended: bool = False, at_most: int = 10_000) -> None:
         """Carry until the agent has everything, through every cut."""
         for _ in range(at_most):
-            carry = self.client.next_carry(self.looks(), ended=ended)
+            carry = self.client.next_carry(self.file_stats(), ended=ended)
             if carry is None:
                 return
             before, data, age_s = b"", b"", 0.0
@@ -95,10 +95,10 @@ class TwoFolders:
                 self.num_cuts += 1
                 self.connect()
 
-    def looks(self) -> dict[str, FileLook]:
+    def file_stats(self) -> dict[str, FileStat]:
         """Return what is in the worker's folder."""
         found = {file.name: file.stat() for file in self.far.iterdir() if file.is_file()}
-        return {name: FileLook(one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found.items()}
+        return {name: FileStat(one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found.items()}
 
     def contents(self, folder: Path) -> dict[str, bytes]:
         """Return the files of a folder but `pid`, which each side has for itself."""
@@ -186,14 +186,14 @@ def test_a_file_that_grows_all_the_time_keeps_no_other_back(tmp_path: Path) -> N
     both.carry()
     (both.far / "log").write_bytes(b"one, two")
     (both.far / "metrics.jsonl").write_bytes(b"{}")
-    first = both.client.next_carry({"log": both.looks()["log"]}, ended=False)
+    first = both.client.next_carry({"log": both.file_stats()["log"]}, ended=False)
     assert first is not None
     assert first.name == "log"
-    second = both.client.next_carry(both.looks(), ended=False, later={"log"})
+    second = both.client.next_carry(both.file_stats(), ended=False, later={"log"})
     assert second is not None
     assert second.name == "metrics.jsonl"
-    assert both.client.next_carry({"log": both.looks()["log"]}, ended=False, later={"log"}) is None
-    assert both.client.next_carry({"log": both.looks()["log"]}, ended=True, later={"log"}) == first
+    assert both.client.next_carry({"log": both.file_stats()["log"]}, ended=False, later={"log"}) is None
+    assert both.client.next_carry({"log": both.file_stats()["log"]}, ended=True, later={"log"}) == first
 
 
 def test_a_file_that_is_written_again_in_place_is_carried_again(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_the_agents_files_are_listed_and_read_and_never_carried_back(tmp_path: P
     assert both.ask(fetch).body == b"{}"
     (both.far / "spec.json").write_bytes(b"{}")
     both.client.take(name)
-    assert both.client.next_carry(both.looks(), ended=True) is None
+    assert both.client.next_carry(both.file_stats(), ended=True) is None
     replace_file(both.near / "spec.json", b"[1]", 0o600)
     assert both.ask(fetch).kind == "changed"
     assert changed_files(both.ask(Frame("look")), {name: stamp, "old": "x"})[1] == ["old"]

@@ -29,8 +29,20 @@ def test_every_package_and_sub_package_is_listed_once():
 def test_every_layer_order_is_that_of_its_contract():
     """Layers and their order, top to bottom, of each contract of type `layers`."""
     lines = re.findall(r"^- `(isthmus[\w.]*)`: ((?:.+\n(?!- )(?=  ))*.+)$", PAGE, re.MULTILINE)
-    stated = {name: [re.findall(r"`(\w+)`", layer) for layer in text.split(">")] for name, text in lines}
+    stated = {name: [re.findall(r"`([\w.]+)`", layer) for layer in text.split(">")] for name, text in lines}
     assert stated == {c["containers"][0]: _layers(c) for c in CONTRACTS if c["type"] == "layers"}
+
+
+def test_every_package_and_every_folder_of_packages_has_its_own_contract():
+    """One of type `layers` for each package, and for each folder below that holds others, which names all of these."""
+    layered = {c["containers"][0]: {name for layer in _layers(c) for name in layer} for c in CONTRACTS if "layers" in c}
+    packages = [f"isthmus.{package}" for package in _packages()]
+    top = {package for package in packages if package.count(".") == 1}
+    parents = {package.rpartition(".")[0] for package in packages}
+    assert not (top | parents) - set(layered), "folders without a contract"
+    named = [f"{parent}.{name}" for parent, names in layered.items() for name in names]
+    missing = [p for p in packages if not any(name == p or name.startswith(f"{p}.") for name in named)]
+    assert not missing, "sub-packages that the contract of their folder does not name"
 
 
 def test_what_a_package_may_import_follows_from_the_contracts():

@@ -1,13 +1,13 @@
 """Rendering: a part of a job becomes the image, the configuration and the job file that its site starts it with."""
 
 from isthmus.render.blueprint import Blueprint, make_blueprints
+from isthmus.render.check_passing import SPEC_FIELDS, StartKind
 from isthmus.render.code_registration import CodeRegistration
 from isthmus.render.find_image import find_image
 from isthmus.render.image import IMAGE_LABEL, SPEC_FILE, Image, ImageFacts, host_image
 from isthmus.render.oci_runtime import Container, ContainerUser, oci_config
 from isthmus.render.render_part import CODE_MOUNT, RenderedPart, SiteRuntime, mount, render_part
 from isthmus.render.setting import Setting, settings_document
-from isthmus.render.start_means import SPEC_FIELDS, StartKind
 from isthmus.render.template import Template, TemplateConflictError
 from isthmus.render.training_settings import training_settings
 

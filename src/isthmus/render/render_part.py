@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from isthmus.core.errors import InputError
 from isthmus.core.job import job_accesses
 from isthmus.render.blueprint import Blueprint
+from isthmus.render.check_passing import CPU_LIMIT, MEMORY_LIMIT, StartKind, check_passing
 from isthmus.render.code_registration import CodeRegistration
 from isthmus.render.communication_settings import chosen_library, communication_settings
 from isthmus.render.find_image import find_image
 from isthmus.render.image import Image, Passing, host_image
 from isthmus.render.setting import SETTING_CLASSES, Setting
-from isthmus.render.start_means import CPU_LIMIT, MEMORY_LIMIT, StartKind, check_means
 from isthmus.render.template import Template, TemplateConflictError, part_facts
 from isthmus.render.training_settings import training_settings
 
@@ -103,7 +103,7 @@ def render_part(
     replaced = {one.target for one in added}
     settings = [one for one in settings if one.target not in replaced] + added
     # Step 4: nothing may be lost on the way to the program.
-    check_means(settings, image, site.starts)
+    check_passing(settings, image, site.starts)
     settings = [one for one in settings if site.starts != "process" or one.passed_as != "container"]
     settings.sort(key=lambda one: SETTING_CLASSES.index(one.setting_class))
     command = registration.command if registration else image.facts.command

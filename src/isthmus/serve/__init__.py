@@ -1,4 +1,4 @@
-"""Decoding: engines that turn prompts into responses, and the seam behind which they are."""
+"""Decoding: engines that turn prompts into responses, behind one interface."""
 
 from isthmus.serve.batching.decode_records import (
     DecodeEvent,

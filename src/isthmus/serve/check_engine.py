@@ -1,7 +1,7 @@
 """Conformance kit for decode engines: `check_engine`.
 
-It raises `AssertionError` with the broken rule. Engines of other sizes than those of `make` (batches, tiers) are
-checked by comparing what `decode_all` returns.
+It raises `AssertionError` with the broken rule. Engines of other sizes (batches, tiers) than those of `make` are
+checked by comparing the results of `decode_all`.
 """
 
 from __future__ import annotations

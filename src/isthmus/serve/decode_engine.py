@@ -1,4 +1,4 @@
-"""`DecodeEngine`: the seam to what decodes; `check_engine` is its conformance kit."""
+"""`DecodeEngine`: the interface of decode engines; `check_engine` is its conformance kit."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _problem(data: bytes, start: int, stop: int, key_of: Callable[[int], bytes |
 
 
 def _run_length(data: bytes, start: int, size: int, end: int) -> int:
-    """Return how many packets at `start`, of `size` each, form a run: equal but for rising parts."""
+    """Return how many packets at `start`, of `size` each, form a run: consecutive parts, otherwise equal."""
     most = (end - start) // size if size else 1
     if most <= 1:
         return 1

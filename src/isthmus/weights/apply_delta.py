@@ -20,8 +20,8 @@ from isthmus.weights.write_delta import CODED, count_changes
 def apply_delta(old: Path, delta: Path, output: Path) -> DeltaSummary:
     """Write the version that `delta` makes of the safetensors file `old` to `output`.
 
-    Each block is checked before it is used and after it is made, and `output` appears only when the name of the whole
-    is the one that the delta promises. Raises `DeltaError` for a delta on another base, cut short, or altered.
+    Each block is checked before and after the change, and `output` appears only if the name of the result is the one
+    that the delta states. Raises `DeltaError` for a delta on another base, cut short, or altered.
     """
     try:
         opened = delta.open("rb")

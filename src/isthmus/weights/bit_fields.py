@@ -1,4 +1,4 @@
-"""`ByteReader`, `varint`, `pack_fields`, `unpack_fields`: the parts of which coded changes are made.
+"""`ByteReader`, `varint`, `pack_fields`, `unpack_fields`: the building blocks of coded changes.
 
 Every read is bounded by the bytes that are there, so that no length in a file can make a large array.
 """
@@ -18,7 +18,7 @@ MAX_VARINT_BYTES = 9
 
 
 class ByteReader:
-    """Reads the parts of `data` in order; each method raises `DeltaError` where it ends too early."""
+    """Reads `data` in order; each method raises `DeltaError` where it ends too early."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self._data, self._at = np.frombuffer(data, np.uint8), 0
@@ -52,7 +52,7 @@ class ByteReader:
 
 
 def varint(value: int) -> bytes:
-    """Return an integer from 0 on in 7 bits a byte, low ones first."""
+    """Return a non-negative integer in LEB128: 7 bits a byte, low bits first."""
     parts = bytearray()
     while value >= 0x80:
         parts.append(value & 0x7F | 0x80)

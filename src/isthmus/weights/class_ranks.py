@@ -1,4 +1,4 @@
-"""`ClassRanks`: the place of an element among the elements of its class, and back.
+"""`ClassRanks`: the rank of an element among those of its class, and the element of a rank.
 
 A class is given by a row of booleans, kept as bits in words of 64 with the number of members up to each word: a class
 costs a fraction of a nanosecond an element, and no array of places.

@@ -1,4 +1,4 @@
-"""`DeltaSummary`: what a delta came to."""
+"""`DeltaSummary`: size and number of changes of a delta."""
 
 from __future__ import annotations
 

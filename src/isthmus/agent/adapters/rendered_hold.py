@@ -34,7 +34,7 @@ class PartRequest:
     limits: WorkerLimits | None = field(default_factory=WorkerLimits)
 
     def start_in(self, group: str) -> RankStart:
-        """Return how the ranks of a node group start, by the first of them."""
+        """Return how the ranks of a node group start: all of them as its first one."""
         return next(
             start for start, need in zip(self.starts, self.request.ranks, strict=True) if need.node_group == group
         )
@@ -42,7 +42,7 @@ class PartRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RenderedHold:
-    """The job file of a part, and by node group what the scheduler is asked for and the worker's variables."""
+    """The job file of a part, and per node group the scheduler's request and the worker's variables."""
 
     file_name: str
     text: str
@@ -50,7 +50,7 @@ class RenderedHold:
 
 
 def shown_words(words: Sequence[str]) -> tuple[str, ...]:
-    """Return a command with `{python}` for the Python of the machine that renders: the site has one of its own."""
+    """Return a command with `{python}` in place of the Python of this machine, since the site has its own."""
     return tuple("{python}" if word == sys.executable else word for word in words)
 
 

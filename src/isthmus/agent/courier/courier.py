@@ -156,5 +156,5 @@ class _Session:
             return answer
 
     def close(self) -> None:
-        """Leave the folder to a later connection."""
+        """Release the folder to a later connection."""
         self._courier._leave(self._entry, self)

@@ -53,7 +53,7 @@ class CourierLink:
 
 
 def read_ticket(path: Path) -> dict[str, Any]:
-    """Return the ticket in a file; raise `ValueError` if it is none."""
+    """Return the ticket in a file; raise `ValueError` for any other file."""
     found = json.loads(path.read_bytes())
     if not isinstance(found, dict) or len(bytes.fromhex(found["token"])) != TOKEN_BYTES:
         raise ValueError("no ticket of the courier")

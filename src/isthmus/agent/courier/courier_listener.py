@@ -1,7 +1,7 @@
 """`CourierListener`: accepts the couriers of workers over TLS 1.3 and answers their frames, a thread each.
 
-A caller that has not shown a token is a stranger: strangers have `PROOF_S` in all, are bounded in number, and the
-oldest one makes room. Nothing of a stranger is parsed but the TLS handshake and 32 bytes.
+A caller that has not presented a token is a stranger. Strangers have `PROOF_S` in all and are limited in number: a new
+one closes the oldest. Only the TLS handshake and 32 bytes of a stranger are parsed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`CourierTickets`: which token opens which run folder; a file each in the agent's state, so an agent may restart.
 
-A token opens one folder. It serves the first worker that comes with it: that worker brings a secret of its own, whose
-digest stands in the folder's `pid` from then on, so a ticket that is read later opens nothing.
+A token opens one folder, to the first worker that presents it. That worker also presents a secret of its own, whose
+digest is in the folder's `pid` from then on, so a ticket that is stolen later opens nothing.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class CourierTickets:
             return token
 
     def find(self, token: bytes) -> TicketEntry | None:
-        """Return what a token opens; the time that this takes tells nothing of tokens that are alike."""
+        """Return what a token opens, in a time that does not depend on how much of the token is right."""
         with self._lock:
             found = self._by_digest.get(hashlib.sha256(token).digest())
         return found[1] if found is not None else None
 
     def revoke(self, folder: Path) -> None:
-        """Take back the token of a folder."""
+        """Revoke the token of a folder."""
         name = _name_of(folder)
         with self._lock:
             self._forget(name)
@@ -67,7 +67,7 @@ class CourierTickets:
                 file.unlink(missing_ok=True)
 
     def remove_stale(self) -> None:
-        """Take back the tokens of folders that are gone."""
+        """Revoke the tokens of folders that are gone."""
         with self._lock:
             gone = [entry.folder for _, entry in self._by_digest.values() if not entry.folder.is_dir()]
         for folder in gone:

@@ -1,4 +1,4 @@
-"""`FolderClient`: decides what the worker's end of the courier carries next, from looks at its folder and answers.
+"""`FolderClient`: decides what the worker's end of the courier sends next, from its folder's files and the answers.
 
 Needs nothing but the standard library.
 """
@@ -15,15 +15,15 @@ EXIT = "exit"
 """The file that is carried last: the agent then has everything that the worker wrote."""
 
 MIN_PIECE_BYTES = 64 << 10
-"""Shortest piece of a longer file; a file that is not longer is put in place at once."""
+"""Shortest piece of a longer file; a file up to this size is put in place at once."""
 
 _TAIL_BYTES = 64
 _SHORT_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
-class FileLook:
-    """A file of the worker's folder at one look."""
+class FileStat:
+    """Inode, size and modification time of a file in the worker's folder."""
 
     inode: int
     num_bytes: int
@@ -32,7 +32,7 @@ class FileLook:
 
 @dataclass(frozen=True)
 class Tracked:
-    """A file that is carried: its generation, the look of that generation, and the last bytes that were sent."""
+    """A file that is carried: generation, inode, modification time, and the last bytes sent."""
 
     generation: int
     inode: int
@@ -62,7 +62,7 @@ class Carry:
 
 
 class FolderClient:
-    """What is carried out of one folder. `tracked` is what an earlier process of the same worker had saved."""
+    """The files that one folder sends. `tracked` is what an earlier process of the same worker had saved."""
 
     def __init__(self, tracked: Mapping[str, Tracked] | None = None) -> None:
         self.tracked: dict[str, Tracked] = dict(tracked or {})
@@ -71,7 +71,7 @@ class FolderClient:
         self._piece_bytes = MAX_BODY_BYTES
 
     def welcome(self, frame: Frame) -> None:
-        """Take over what the agent has: the truth after every cut."""
+        """Adopt what the agent has, which counts after every lost connection."""
         self._have = {}
         for name, found in frame.mapping("have").items():
             if not isinstance(found, list) or len(found) != 2 or not all(type(one) is int for one in found):
@@ -95,22 +95,22 @@ class FolderClient:
         """The agent's files in the folder."""
         return frozenset(self._taken)
 
-    def next_carry(self, looks: Mapping[str, FileLook], *, ended: bool, later: Collection[str] = ()) -> Carry | None:
+    def next_carry(self, stats: Mapping[str, FileStat], *, ended: bool, later: Collection[str] = ()) -> Carry | None:
         """Return what to carry next, None if the agent has everything; `exit` goes last, once the worker has `ended`.
 
-        `looks` are the files of the folder, seen after the worker was seen to have ended. A file in `later`, which has
-        just been carried, waits until there is more of it.
+        `stats` are the files of the folder, read after the check whether the worker has ended. A file in `later`,
+        which has just been carried, waits until there is more of it.
         """
-        names = [name for name in looks if name not in self._taken and is_carried_name(name)]
+        names = [name for name in stats if name not in self._taken and is_carried_name(name)]
         for name in names:
-            carry = self._carry(name, looks[name]) if name != EXIT else None
+            carry = self._carry(name, stats[name]) if name != EXIT else None
             is_short = carry is not None and carry.kind == "append" and carry.num_bytes < _SHORT_BYTES
             if carry is not None and (ended or not is_short or name not in later):
                 return carry
         for name in self._have:
-            if name not in looks and name not in self._taken:
+            if name not in stats and name not in self._taken:
                 return Carry("remove", name)
-        return self._carry(EXIT, looks[EXIT]) if ended and EXIT in names else None
+        return self._carry(EXIT, stats[EXIT]) if ended and EXIT in names else None
 
     def handle(self, carry: Carry, data: bytes, answer: Frame) -> None:
         """Take over the agent's answer to what was carried."""
@@ -133,10 +133,10 @@ class FolderClient:
             self.tracked[carry.name] = replace(known, tail=b"")
 
     def rewrite(self, name: str) -> None:
-        """Carry a file again from its start: what was sent of it is no longer in it."""
+        """Send a file again from its start, since its beginning has changed."""
         self._have.pop(name, None)
 
-    def _carry(self, name: str, look: FileLook) -> Carry | None:
+    def _carry(self, name: str, look: FileStat) -> Carry | None:
         known, (generation, size) = self.tracked.get(name), self._have.get(name, (0, 0))
         fits = known is not None and known.generation == generation and known.inode == look.inode
         if known is not None and fits and size <= look.num_bytes:

@@ -107,7 +107,7 @@ class RunPart:
             self.program.start()
         ended = self.program.has_ended()
         seen: set[str] = set()
-        while (carry := self._work.client.next_carry(self._work.looks(), ended=ended, later=seen)) is not None:
+        while (carry := self._work.client.next_carry(self._work.file_stats(), ended=ended, later=seen)) is not None:
             seen.add(carry.name)
             self._work.save()
             self._carry(link, carry)

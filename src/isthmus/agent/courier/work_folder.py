@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from isthmus.agent.courier.folder_client import Carry, FileLook, FolderClient, Tracked
+from isthmus.agent.courier.folder_client import Carry, FileStat, FolderClient, Tracked
 
 _LOCAL_FILES = frozenset({"pid", "exit.part"})
 """Files that are not carried: each side has its own."""
@@ -66,15 +66,15 @@ class Work:
             replace_file(target, source.read_bytes(), 0o600)
         return str(target)
 
-    def looks(self) -> dict[str, FileLook]:
+    def file_stats(self) -> dict[str, FileStat]:
         """Return the regular files of the folder."""
-        found: dict[str, FileLook] = {}
+        found: dict[str, FileStat] = {}
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 if entry.name not in _LOCAL_FILES and entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileNotFoundError):
                         one = entry.stat(follow_symlinks=False)
-                        found[entry.name] = FileLook(one.st_ino, one.st_size, one.st_mtime_ns)
+                        found[entry.name] = FileStat(one.st_ino, one.st_size, one.st_mtime_ns)
         return found
 
 

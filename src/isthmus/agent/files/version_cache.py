@@ -1,11 +1,11 @@
-"""`VersionCache`: a site's copies of versions, by content and apart by owner, within a bound on their bytes.
+"""`VersionCache`: a site's copies of catalogue versions: each owner's apart, by content, up to a size limit.
 
     objects/OWNER/SHA256            a file, once for all versions of its owner that have it
     partial/OWNER/SHA256            the beginning of one
     versions/OWNER/VERSION/PATH     the files of a complete version: links to the objects
 
-A version appears by a rename, once every object has passed its digest. Nothing is shared between owners: who only knows
-the digest of another user's file has to bring its content to get it.
+A version appears by a rename, once every object has passed its digest. Nothing is shared between owners: the digest
+of another user's file gives no access to its content.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class VersionCache:
             return key in self._complete
 
     def present_bytes(self, key: CopyKey, manifest: FileManifest) -> int:
-        """Return how many bytes of a version are here: whole files, and the beginnings of others."""
+        """Return how many bytes of a version are here, partly fetched files included."""
         found = 0
         for file in {one.sha256: one for one in manifest.files}.values():
             size = _size(self._object(key, file))
@@ -188,7 +188,7 @@ class VersionCache:
         return real.is_relative_to(self.folder) or self.folder.is_relative_to(real)
 
     def _remove(self, key: CopyKey) -> None:
-        """Remove a version, and the files of its owner that neither another version nor one that is brought has."""
+        """Remove a version, and those of its owner's objects that no other version needs, complete or being fetched."""
         self._complete.pop(key, None)
         with suppress(OSError):
             shutil.rmtree(self._version_folder(key))

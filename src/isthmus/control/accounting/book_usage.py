@@ -25,9 +25,9 @@ def book_usage(
     interval_ms: tuple[int, int],
     proved_ms: int | None = None,
 ) -> None:
-    """Charge `holding` in [begin, end) to its job and credit it to its owner; those to blame pay the job back.
+    """Charge `holding` in [begin, end) to its job and credit it to its owner; owners at fault pay the job back.
 
-    What was never priced is not booked. With `proved_ms` the usage is dated then, since its month may be over. A
+    Usage without a price is not booked. With `proved_ms` the usage is dated then, since its month may be closed. A
     division by hours leaves a remainder below a millionth, which the next one of the same resource begins with.
     """
     begin_ms, end_ms = interval_ms
@@ -76,7 +76,7 @@ def credit_back(
     millionths: int,
     dated_ms: int,
 ) -> None:
-    """Let the owners to blame pay `millionths` to the job, in shares that differ by at most one millionth."""
+    """Transfer `millionths` from the owners at fault to the job, in shares that differ by at most one millionth."""
     if not millionths:
         return
     share, rest = divmod(millionths, len(owners))
@@ -113,5 +113,5 @@ def accrued(prices: PriceBook, job: JobMeter, attempt: int, now_ms: int) -> int:
 
 
 def _divisor(resource: PoolResource) -> int:
-    """Return what a price times an amount times milliseconds is divided by for millionths."""
+    """Return the divisor that turns price times amount times milliseconds into millionths."""
     return MS_PER_HOUR * UNITS_PER_PRICE[resource.kind]

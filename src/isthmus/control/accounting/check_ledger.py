@@ -22,7 +22,7 @@ class LedgerCheck:
 
 
 def check_ledger(ledger: Ledger) -> LedgerCheck:
-    """Return what a recount of all transactions finds; an intact ledger has sum 0, none unpaired, no differences."""
+    """Recount all transactions; an intact ledger has sum 0, no unpaired entries and no differences."""
     entries = total = unpaired = 0
     balances: dict[str, int] = {}
     differences: list[str] = []

@@ -1,4 +1,4 @@
-"""`Ledger`: transactions in double entry, which are only ever added.
+"""`Ledger`: append-only transactions in double entry.
 
 Amounts are integers: millionths of the currency's unit. An account's entry is positive if the account is owed the
 amount, negative if it owes it; the entries of a transaction sum to 0. A correction is another transaction.

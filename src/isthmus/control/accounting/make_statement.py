@@ -76,7 +76,7 @@ def make_statement(
 
 
 def open_transactions(meter: Meter, now_ms: int) -> tuple[Transaction, ...]:
-    """Return what would be booked if all that is held ended at `now_ms`; nothing is booked, numbers begin at 1."""
+    """Return the transactions of everything held, as if it ended at `now_ms`; books nothing; numbers begin at 1."""
     scratch = Ledger()
     ends_ms = [*_month_ends_ms(meter.now_ms, now_ms), now_ms]
     for job_id, job in meter.jobs.items():

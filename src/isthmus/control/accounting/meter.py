@@ -43,7 +43,7 @@ class Meter:
     ledger: Ledger = field(default_factory=Ledger)
 
     def advance(self, now_s: float) -> None:
-        """Let time pass up to an event; a clock that was set back stands still. Each month is closed at its end."""
+        """Advance to the time of an event, never backwards. Each month is closed at its end."""
         now_ms = int(now_s * 1000)
         while (self.jobs or self.absences) and (end_ms := next_month_ms(self.now_ms)) <= now_ms:
             self._close_month(end_ms)
@@ -86,7 +86,7 @@ class Meter:
             job.saved[attempt] = job.charged.get(attempt, 0) + accrued(self.prices, job, attempt, self.now_ms)
 
     def lose(self, job_id: str, attempt: int, owner: str) -> None:
-        """Let `owner` credit back what an attempt has cost since its last checkpoint, and what it will cost yet."""
+        """Make `owner` pay back what an attempt has cost since its last checkpoint, and what it costs from now on."""
         job = self.jobs.get(job_id)
         if job is None or attempt in job.lost_by:
             return
@@ -118,7 +118,7 @@ class Meter:
         self._book_absence(job_id, absence, begin_ms, end_ms)
 
     def prove_until(self, job_id: str, key: HoldingKey, until_ms: int) -> None:
-        """Charge what a part held up to `until_ms` of the absences of its site that nothing was proved of yet."""
+        """Charge what a part held up to `until_ms` during the unproved part of its site's absences."""
         for absence in self.absences.get((job_id, *key), ()):
             end_ms = min(absence.end_ms, until_ms)
             if not absence.proved and absence.begin_ms < end_ms:

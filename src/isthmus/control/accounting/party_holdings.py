@@ -11,7 +11,7 @@ from isthmus.core.messages.ledger_views import PartyKind
 
 
 def party_holdings(meter: Meter, party: PartyKind, name: str) -> Meter:
-    """Return a meter without a ledger that has the jobs of which `name` owes or is owed something for what is held now.
+    """Return a meter without a ledger with the jobs for whose present holdings `name` owes or is owed something.
 
     No later event changes it, so another thread may read it.
     """

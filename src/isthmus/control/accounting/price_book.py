@@ -1,6 +1,6 @@
-"""`PriceBook`: every price that was ever published, by resource and time, and the cuts that prices make in an interval.
+"""`PriceBook`: every published price by resource and time, and the split of an interval where prices change.
 
-Published prices never change: a later tariff adds a schedule that replaces the one before it from its first moment on.
+Published prices never change: a later tariff adds a schedule, which replaces the one before it from its begin on.
 """
 
 from __future__ import annotations

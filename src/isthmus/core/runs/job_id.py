@@ -27,7 +27,7 @@ def short_job_id(job_id: str) -> str:
 
 
 def short_job_ids(job_ids: Iterable[str]) -> dict[str, str]:
-    """Return for each id its shortest prefix, of at least `SHORT_DIGITS` digits, that no other of them begins with."""
+    """Return for each id its shortest unique prefix with at least `SHORT_DIGITS` digits."""
     ids = sorted(set(job_ids))
     shared = [0, *map(_shared_characters, ids, ids[1:]), 0]
     return {

@@ -1,4 +1,4 @@
-"""`informative_runs`: the runs that would teach a calibration most, among changes of plans that were run.
+"""`informative_runs`: the most informative next runs for a calibration, among changes of plans that were run.
 
 A measurement of a plan whose predicted time has the relative variance v from its parameters, beside the scatter s of
 runs, is expected to tell log2(1 + v / s^2) / 2 bits about the parameters: the mutual information of two normal
@@ -27,7 +27,7 @@ from isthmus.plan.time.stage_costs import stage_costs
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateRun:
-    """A plan that could be run next, as a change of one that was, with what it is expected to teach."""
+    """A plan that could be run next, as a change of one that was run, with its expected information in bits."""
 
     like: str
     """Name of the run whose plan it changes."""
@@ -38,7 +38,7 @@ class CandidateRun:
 
 
 def informative_runs(runs: Sequence[PlannedRun], calibration: Calibration, most: int = 3) -> tuple[CandidateRun, ...]:
-    """Return at most `most` changed plans that fit their pools, those expected to teach most first."""
+    """Return at most `most` changed plans that fit their pools, the most informative first."""
     found: dict[str, CandidateRun] = {}
     known = {_content(run.plan) for run in runs}
     for run in runs:
@@ -51,7 +51,7 @@ def informative_runs(runs: Sequence[PlannedRun], calibration: Calibration, most:
 
 
 def _content(plan: Plan) -> str:
-    """Return what a plan runs: two plans of the same content teach the same."""
+    """Return what a plan runs: two plans of the same content are equally informative."""
     return plan.model_dump_json(exclude={"id", "predicted", "why"})
 
 

@@ -143,7 +143,7 @@ def _model_incompatibilities(rules: FrameworkRules, model: Model, job: Job) -> I
 
 
 def _request_incompatibilities(rules: FrameworkRules, request: SearchRequest) -> Iterator[Incompatibility]:
-    """Yield what in a request, apart from its model, no plan for the framework satisfies."""
+    """Yield each demand of a request, its model apart, that no plan for the framework can satisfy."""
     job, limits, model = request.job, request.limits, request.model
     if limits.schedule is not None and limits.schedule not in rules.schedules:
         yield Incompatibility(f"it has no schedule '{limits.schedule}'", change="remove --schedule")

@@ -13,7 +13,7 @@ class LedgerInvariantError(Exception):
 
 
 def check_trajectories(ledger: LedgerState) -> None:
-    """Raise `LedgerInvariantError` unless nothing is lost or doubled and no token is staler than it may be.
+    """Raise `LedgerInvariantError` if anything is lost or doubled, or a token is too stale.
 
     Prompts are opened in order and each is open, in one batch, filtered or failed. Each of its places has one current
     sample, and former ones are stale or failed. Tokens are recorded without a gap, under versions that rise.

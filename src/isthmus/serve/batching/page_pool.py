@@ -1,4 +1,4 @@
-"""`PagePool`: pages of a paged key-value cache, and which of them hold the prefix of a sequence that may come again.
+"""`PagePool`: pages of a paged key-value cache, and which of them hold a prefix for reuse.
 
 Source: paged attention (arXiv 2309.06180, sections 4.2 to 4.4). A full page is named by the version of the weights and
 by all tokens up to its end, so that a prefix never serves under other weights.

@@ -1,4 +1,4 @@
-"""`RowTile`: the rows that a model computes at once, always of one number, and where their keys and values are."""
+"""`RowTile`: a fixed number of rows that a model computes at once, and where their keys and values are."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class PodInfo:
 
     @property
     def ended(self) -> bool:
-        """Whether it has no cards any more."""
+        """Whether it has ended and uses no cards."""
         return self.phase in ("Succeeded", "Failed")
 
     @property
@@ -72,7 +72,7 @@ class NodeInfo:
     taints: tuple[str, ...]
 
     def count(self, resource: str) -> int:
-        """Return how many of `resource` it can give out."""
+        """Return how many of `resource` it offers."""
         return dict(self.counts).get(resource, 0)
 
 
@@ -116,7 +116,7 @@ def parse_node(item: Mapping[str, Any], resources: Collection[str]) -> NodeInfo:
 
 
 def parse_count(quantity: object) -> int:
-    """Return a quantity such as `8` or `1k` as a whole number, rounded down; raise `ValueError` if it is none."""
+    """Return a quantity such as `8` or `1k` as a whole number, rounded down; raise `ValueError` for other text."""
     found = _QUANTITY.fullmatch(str(quantity))
     if found is None:
         raise ValueError(f"not a quantity: {str(quantity)[:40]!r}")
@@ -125,7 +125,7 @@ def parse_count(quantity: object) -> int:
 
 
 def _pod_counts(spec: Mapping[str, Any], resources: Collection[str]) -> dict[str, int]:
-    """Return what a pod asks for: of its containers the sum, or the most that one of those before them needs."""
+    """Return what a pod requests: the sum over its containers, or an init container's if that is larger."""
     found: dict[str, int] = {}
     for resource in resources:
         asked = [

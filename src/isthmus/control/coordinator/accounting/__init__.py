@@ -1,1 +1,1 @@
-"""What the coordinator tells the meter: holdings of jobs after each event, and published tariffs."""
+"""The coordinator's side of the meter: holdings of jobs after each event, and published tariffs."""

@@ -9,7 +9,7 @@ from isthmus.control.state.job_records import PoolState
 
 
 def metering_problems(state: PoolState) -> Iterator[str]:
-    """Yield each job that is metered as what it is not, and the sum of the balances if it is not 0."""
+    """Yield a message for each job that is metered wrongly, and for balances that do not sum to 0."""
     held = {job_id: {key: one.holding for key, one in job.held.items()} for job_id, job in state.meter.jobs.items()}
     for job_id in sorted(state.jobs.keys() | held.keys()):
         job = state.jobs.get(job_id)

@@ -1,4 +1,4 @@
-"""`meter_jobs`: after an event, tells the meter what the jobs that it concerned hold now."""
+"""`meter_jobs`: after an event, reports to the meter what the jobs that it changed hold now."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _late_owners(state: PoolState, job: JobRecord, part: PartRecord) -> tuple[st
 
 
 def _is_done(job: JobRecord, part: PartRecord) -> bool:
-    """Return whether a part waits for nothing at its own site: in a state without such a step it always does not."""
+    """Return whether a part waits for nothing at its own site; true in states in which no part waits."""
     if job.state == "preempting":
         return part.state not in ("ordered", "queued")
     if job.state == "preparing":

@@ -1,4 +1,4 @@
-"""`check_means`: whether a site can pass every setting of a part in the way that it asks for; nothing is left out."""
+"""`check_passing`: checks that a site can pass every setting of a part as it asks; none is dropped silently."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SPEC_FIELDS = (
 _LIMITS = (CPU_LIMIT, MEMORY_LIMIT)
 
 
-def check_means(settings: Iterable[Setting], image: Image, starts: StartKind) -> None:
-    """Raise `InputError` for a setting that a site which starts workers so cannot pass to the program of `image`."""
+def check_passing(settings: Iterable[Setting], image: Image, starts: StartKind) -> None:
+    """Raise `InputError` for a setting that a site with this way of starting workers cannot pass to `image`."""
     for one in settings:
         if one.passed_as == "argument" and image.facts.code == "system":
             text, hint = "Isthmus' own program takes no arguments", "pass it as environment or file"
