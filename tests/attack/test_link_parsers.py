@@ -20,6 +20,7 @@ from isthmus.comm.tcp.wire_format import DATA, MAX_FRAGMENT_BYTES, FrameHeader, 
 from isthmus.core.errors import IsthmusError
 from isthmus.wan import links_in_background
 from isthmus.wan.dial import MAX_HEAD_BYTES, dial
+from tests.attack.fuzzing import Fuzz
 from tests.comm.ranks import link_keys
 from tests.control.serving import POOL
 
@@ -32,11 +33,6 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
 )
-
-
-def fuzzed(whole: bool) -> settings:
-    """Return the settings of a parser that is fuzzed in memory."""
-    return settings(max_examples=WHOLE_EXAMPLES if whole else EXAMPLES, deadline=None, database=None)
 
 
 @st.composite
@@ -57,11 +53,9 @@ def sockets_with(data: bytes) -> tuple[socket.socket, socket.socket]:
     return near, far
 
 
-def test_any_bytes_are_a_frame_or_an_error(whole: bool) -> None:
+def test_any_bytes_are_a_frame_or_an_error(fuzz: Fuzz) -> None:
     """A head that is accepted announces at most a fragment, inside its message; else the error is one of two kinds."""
 
-    @fuzzed(whole)
-    @given(st.binary(max_size=400) | changed_head())
     def read_any(data: bytes) -> None:
         near, far = sockets_with(data)
         with near, far, contextlib.suppress(OSError, ValueError):
@@ -69,16 +63,14 @@ def test_any_bytes_are_a_frame_or_an_error(whole: bool) -> None:
             assert header.payload_bytes <= MAX_FRAGMENT_BYTES
             assert header.offset + header.payload_bytes <= header.message_bytes
 
-    read_any()
+    fuzz(st.binary(max_size=400) | changed_head(), read_any, examples=EXAMPLES, whole_examples=WHOLE_EXAMPLES)
 
 
-def test_no_bytes_are_a_sealed_frame(whole: bool) -> None:
+def test_no_bytes_are_a_sealed_frame(fuzz: Fuzz) -> None:
     """Without the keys of the connection nothing is read, not even the kind of a frame."""
     keys = link_keys(("a", "b"), 0)
     sealed = SealedHandshake(MINE, keys, lambda: 0.0)
 
-    @fuzzed(whole)
-    @given(st.binary(max_size=400))
     def open_any(data: bytes) -> None:
         assert sealed.open(data[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0")) is None
         known = (keys.key_id("b") + data).ljust(FIRST_BYTES, b"\0")[:FIRST_BYTES]
@@ -87,14 +79,12 @@ def test_no_bytes_are_a_sealed_frame(whole: bool) -> None:
         with near, far, pytest.raises(ConnectionResetError):
             read_header(SealedChannel(near, CipherState(bytes(32)), CipherState(bytes(32))))
 
-    open_any()
+    fuzz(st.binary(max_size=400), open_any, examples=EXAMPLES, whole_examples=WHOLE_EXAMPLES)
 
 
-def test_any_object_is_a_greeting_of_this_run_or_refused(whole: bool) -> None:
+def test_any_object_is_a_greeting_of_this_run_or_refused(fuzz: Fuzz) -> None:
     """Only the true fields are accepted, by type too; a refusal is text."""
 
-    @fuzzed(whole)
-    @given(st.dictionaries(st.sampled_from([*MINE.as_dict(), "lane"]), JSON))
     def judge_any(changes: dict[str, object]) -> None:
         theirs = MINE.as_dict() | {"rank": 1} | changes
         reason = refusal_reason(MINE, theirs)
@@ -104,21 +94,24 @@ def test_any_object_is_a_greeting_of_this_run_or_refused(whole: bool) -> None:
             assert theirs["rank"] == 1
             assert type(theirs["rank"]) is int
 
-    judge_any()
+    fuzz(
+        st.dictionaries(st.sampled_from([*MINE.as_dict(), "lane"]), JSON),
+        judge_any,
+        examples=EXAMPLES,
+        whole_examples=WHOLE_EXAMPLES,
+    )
 
 
-def test_any_bytes_end_a_greeting_in_either_role(whole: bool) -> None:
+def test_any_bytes_end_a_greeting_in_either_role(fuzz: Fuzz) -> None:
     """The error is one of the tree, or of the connection."""
 
-    @fuzzed(whole)
-    @given(st.binary(max_size=5000))
     def greet_any(data: bytes) -> None:
         for role in (answer_greeting, send_greeting):
             near, far = sockets_with(data)
             with near, far, contextlib.suppress(OSError, IsthmusError):
                 role(near, MINE)
 
-    greet_any()
+    fuzz(st.binary(max_size=5000), greet_any, examples=EXAMPLES, whole_examples=WHOLE_EXAMPLES)
 
 
 @settings(max_examples=40, deadline=None)
