@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.comm.channel.channel import PlainChannel
@@ -114,24 +113,27 @@ def test_any_bytes_end_a_greeting_in_either_role(fuzz: Fuzz) -> None:
     fuzz(st.binary(max_size=5000), greet_any, examples=EXAMPLES, whole_examples=WHOLE_EXAMPLES)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.binary(max_size=300) | st.just(b"HTTP/1.1 200 OK\r\n" + b"x" * 3 * MAX_HEAD_BYTES))
-def test_any_answer_of_a_proxy_is_a_tunnel_or_an_error(answer: bytes) -> None:
+def test_any_answer_of_a_proxy_is_a_tunnel_or_an_error(fuzz: Fuzz) -> None:
     """A proxy that says anything else than a short head with status 2xx is named in an error."""
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
 
-        def reply() -> None:
-            with contextlib.suppress(OSError), proxy.accept()[0] as caller:
-                caller.sendall(answer)
+    def dial_any(answer: bytes) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as proxy:
 
-        thread = threading.Thread(target=reply)
-        thread.start()
-        try:
-            dial(("127.0.0.1", 9), f"127.0.0.1:{proxy.getsockname()[1]}", 5).close()
-            assert answer.startswith(b"HTTP/1.")
-        except IsthmusError:
-            pass
-        thread.join(10)
+            def reply() -> None:
+                with contextlib.suppress(OSError), proxy.accept()[0] as caller:
+                    caller.sendall(answer)
+
+            thread = threading.Thread(target=reply)
+            thread.start()
+            try:
+                dial(("127.0.0.1", 9), f"127.0.0.1:{proxy.getsockname()[1]}", 5).close()
+                assert answer.startswith(b"HTTP/1.")
+            except IsthmusError:
+                pass
+            thread.join(10)
+
+    answers = st.binary(max_size=300) | st.just(b"HTTP/1.1 200 OK\r\n" + b"x" * 3 * MAX_HEAD_BYTES)
+    fuzz(answers, dial_any, examples=40, whole_examples=400)
 
 
 @pytest.fixture(scope="module")
@@ -142,15 +144,18 @@ def proxy() -> Iterator[tuple[str, int]]:
         yield host, int(port)
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.binary(max_size=200) | st.text(max_size=100).map(lambda text: f"CONNECT {text} HTTP/1.1".encode()))
-def test_any_request_is_refused_by_the_proxy_or_closed(proxy: tuple[str, int], data: bytes) -> None:
+def test_any_request_is_refused_by_the_proxy_or_closed(proxy: tuple[str, int], fuzz: Fuzz) -> None:
     """A proxy of an emulated link answers with a status of refusal, and serves the next caller."""
-    for request in (data, b"CONNECT 10.1.2.3:80 HTTP/1.1"):
-        with socket.create_connection(proxy, 10) as caller:
-            caller.settimeout(10)
-            with contextlib.suppress(ConnectionError):
-                caller.sendall(request + b"\r\n\r\n")
-                answer = caller.recv(100)
-                assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5"))
-    assert answer.startswith(b"HTTP/1.1 403")
+
+    def ask_any(data: bytes) -> None:
+        for request in (data, b"CONNECT 10.1.2.3:80 HTTP/1.1"):
+            with socket.create_connection(proxy, 10) as caller:
+                caller.settimeout(10)
+                with contextlib.suppress(ConnectionError):
+                    caller.sendall(request + b"\r\n\r\n")
+                    answer = caller.recv(100)
+                    assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5"))
+        assert answer.startswith(b"HTTP/1.1 403")
+
+    requests = st.binary(max_size=200) | st.text(max_size=100).map(lambda text: f"CONNECT {text} HTTP/1.1".encode())
+    fuzz(requests, ask_any, examples=40, whole_examples=400)
