@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.comm.channel.channel import PlainChannel
-from isthmus.comm.channel.noise_handshake import CipherState
+from isthmus.noise import CipherState
 from isthmus.comm.channel.sealed_channel import SealedChannel
 from isthmus.comm.tcp.greeting import Greeting, answer_greeting, refusal_reason, send_greeting
 from isthmus.comm.tcp.sealed_greeting import FIRST_BYTES, SealedHandshake
