@@ -7,8 +7,8 @@ import itertools
 from collections import defaultdict
 from random import Random
 
-from isthmus.wan.proxy.tunnel import Tunnel
-from isthmus.wan.proxy.tunnel_events import (
+from isthmus.wan.tunnel.tunnel import Tunnel
+from isthmus.wan.tunnel.tunnel_events import (
     Accepted,
     Break,
     CloseLeg,
@@ -34,7 +34,7 @@ from isthmus.wan.proxy.tunnel_events import (
     TunnelEvent,
     Write,
 )
-from isthmus.wan.proxy.tunnel_frame import FrameKind, TunnelFrame, parse_header
+from isthmus.wan.tunnel.tunnel_frame import FrameKind, TunnelFrame, parse_header
 
 NEAR, FAR = 0, 1
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.core.errors import ProtocolError
-from isthmus.wan.proxy.incoming_bytes import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, CreditBudget, IncomingBytes
-from isthmus.wan.proxy.outgoing_bytes import OutgoingBytes
-from isthmus.wan.proxy.seen_numbers import SeenNumbers
-from isthmus.wan.proxy.sent_frames import MAX_IN_FLIGHT, SentFrames
-from isthmus.wan.proxy.tunnel_events import (
+from isthmus.wan.tunnel.incoming_bytes import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, CreditBudget, IncomingBytes
+from isthmus.wan.tunnel.outgoing_bytes import OutgoingBytes
+from isthmus.wan.tunnel.seen_numbers import SeenNumbers
+from isthmus.wan.tunnel.sent_frames import MAX_IN_FLIGHT, SentFrames
+from isthmus.wan.tunnel.tunnel_events import (
     Accepted,
     Break,
     CloseLeg,
@@ -49,7 +49,7 @@ from isthmus.wan.proxy.tunnel_events import (
     TunnelInstruction,
     Write,
 )
-from isthmus.wan.proxy.tunnel_frame import (
+from isthmus.wan.tunnel.tunnel_frame import (
     MAX_RANGES,
     MAX_TEXT_BYTES,
     RANGE,
@@ -58,7 +58,7 @@ from isthmus.wan.proxy.tunnel_frame import (
     parse_ranges,
     parse_text,
 )
-from isthmus.wan.proxy.tunnel_legs import TunnelLegs
+from isthmus.wan.tunnel.tunnel_legs import TunnelLegs
 
 ACK_DELAY_S = 0.01
 """Longest wait of an acknowledgement."""
@@ -92,7 +92,8 @@ class _Stream:
 class Tunnel:
     """One side. Call `handle` with each event and carry out what it returns, in order."""
 
-    def __init__(self, *, is_dialler: bool, num_legs: int, now_s: float, budget_bytes: int = BUDGET_BYTES) -> None:
+    def __init__(self, *, is_dialler: bool, num_legs: int, now_s: float, budget: CreditBudget | None = None) -> None:
+        """`budget` may be shared with other tunnels; without one this tunnel has `BUDGET_BYTES`."""
         self.is_dialler = is_dialler
         self.next_stream = 0
         """Identifier of the next stream that this side opens."""
@@ -100,7 +101,7 @@ class Tunnel:
         """Why the tunnel is over; None before."""
         self.num_frames_again = 0
         """Frames that were sent again since their leg broke."""
-        self._budget = CreditBudget(budget_bytes)
+        self._budget = budget or CreditBudget(BUDGET_BYTES)
         self._legs = TunnelLegs(num_legs if is_dialler else 0, now_s)
         self._streams: dict[int, _Stream] = {}
         self._sent, self._seen = SentFrames(), SeenNumbers(2 * MAX_IN_FLIGHT)
@@ -247,7 +248,7 @@ class Tunnel:
         for stream, one in list(self._streams.items()):
             failed = Break(stream, reason) if one.is_open or not self.is_dialler else Refused(stream, f"503 {reason}")
             self._out.append(failed)
-        self._streams.clear()
+            self._forget(stream)
         if says_so and (leg := self._legs.first_ready()) is not None:
             self._send(leg, TunnelFrame(FrameKind.END, payload=_text(reason)))
         self._sent, self._control = SentFrames(), deque()

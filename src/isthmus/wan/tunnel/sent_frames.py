@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 from isthmus.core.errors import ProtocolError
-from isthmus.wan.proxy.tunnel_frame import TunnelFrame
+from isthmus.wan.tunnel.tunnel_frame import TunnelFrame
 
 MAX_IN_FLIGHT = 4096
 """Most frames that wait for their acknowledgement."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from isthmus.core.errors import ProtocolError
-from isthmus.wan.proxy.incoming_bytes import Chunk
-from isthmus.wan.proxy.tunnel_frame import MAX_PAYLOAD_BYTES
+from isthmus.wan.tunnel.incoming_bytes import Chunk
+from isthmus.wan.tunnel.tunnel_frame import MAX_PAYLOAD_BYTES
 
 PAUSE_BYTES = 2**20
 """Bytes waiting at which the worker's connection is no longer read."""

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.errors import ProtocolError
-from isthmus.wan.proxy.seen_numbers import SeenNumbers
-from isthmus.wan.proxy.sent_frames import SentFrames
-from isthmus.wan.proxy.tunnel_frame import (
+from isthmus.wan.tunnel.seen_numbers import SeenNumbers
+from isthmus.wan.tunnel.sent_frames import SentFrames
+from isthmus.wan.tunnel.tunnel_frame import (
     HEADER_BYTES,
     RANGE,
     UNNUMBERED,

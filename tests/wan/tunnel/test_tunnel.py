@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.wan.proxy.incoming_bytes import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES
-from isthmus.wan.proxy.outgoing_bytes import PAUSE_BYTES
-from isthmus.wan.proxy.tunnel import BUDGET_BYTES, TUNNEL_TIMEOUT_S, Tunnel
-from isthmus.wan.proxy.tunnel_events import (
+from isthmus.wan.tunnel.incoming_bytes import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES
+from isthmus.wan.tunnel.outgoing_bytes import PAUSE_BYTES
+from isthmus.wan.tunnel.tunnel import BUDGET_BYTES, TUNNEL_TIMEOUT_S, Tunnel
+from isthmus.wan.tunnel.tunnel_events import (
     CloseLeg,
     Connect,
     DialFailed,
@@ -29,8 +29,8 @@ from isthmus.wan.proxy.tunnel_events import (
     Tick,
     TunnelEnded,
 )
-from isthmus.wan.proxy.tunnel_frame import FrameKind, TunnelFrame
-from tests.wan.proxy.tunnel_lab import FAR, NEAR, TunnelLab
+from isthmus.wan.tunnel.tunnel_frame import FrameKind, TunnelFrame
+from tests.wan.tunnel.tunnel_lab import FAR, NEAR, TunnelLab
 
 
 def some_bytes(seed: int, count: int) -> bytes:

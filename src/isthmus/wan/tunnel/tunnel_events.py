@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus.wan.proxy.incoming_bytes import Chunk
-from isthmus.wan.proxy.tunnel_frame import TunnelFrame
+from isthmus.wan.tunnel.incoming_bytes import Chunk
+from isthmus.wan.tunnel.tunnel_frame import TunnelFrame
 
 
 @dataclass(frozen=True, slots=True)
