@@ -15,7 +15,7 @@ from isthmus.wan.tunnel.tunnel_frame import (
     UNNUMBERED,
     FrameKind,
     TunnelFrame,
-    parse_header,
+    parse_frame_header,
     parse_ranges,
     parse_text,
 )
@@ -26,14 +26,14 @@ def test_a_header_is_read_as_written(kind: FrameKind, number: int, stream: int, 
     """Kind, number, stream, offset and payload size survive."""
     payload = b"x" if kind is FrameKind.DATA else b""
     frame = TunnelFrame(kind, 2**64 - 1 if kind in UNNUMBERED else number, stream, offset, payload)
-    assert parse_header(frame.header()) == (TunnelFrame(kind, frame.number, stream, offset), len(payload))
+    assert parse_frame_header(frame.header()) == (TunnelFrame(kind, frame.number, stream, offset), len(payload))
 
 
 @given(st.binary(max_size=2 * HEADER_BYTES))
 def test_random_headers_are_refused_or_read(header: bytes) -> None:
     """No other error than `ProtocolError` leaves the parser, and no size beyond the longest payload."""
     try:
-        _, num_bytes = parse_header(header)
+        _, num_bytes = parse_frame_header(header)
     except ProtocolError:
         return
     assert num_bytes <= 2**18
@@ -45,7 +45,7 @@ def test_a_header_with_a_wrong_field_is_refused(place: int) -> None:
     header = bytearray(TunnelFrame(FrameKind.PING).header())
     header[place] = 0x55
     with pytest.raises(ProtocolError):
-        parse_header(header)
+        parse_frame_header(header)
 
 
 @given(st.binary(max_size=100))

@@ -34,7 +34,7 @@ from isthmus.wan.tunnel.tunnel_events import (
     TunnelEvent,
     Write,
 )
-from isthmus.wan.tunnel.tunnel_frame import FrameKind, TunnelFrame, parse_header
+from isthmus.wan.tunnel.tunnel_frame import FrameKind, TunnelFrame, parse_frame_header
 
 NEAR, FAR = 0, 1
 
@@ -182,7 +182,7 @@ class TunnelLab:
     def _transmit(self, side: int, leg: int, frame: TunnelFrame) -> None:
         if leg not in self._legs:
             return
-        parsed, num_bytes = parse_header(frame.header())
+        parsed, num_bytes = parse_frame_header(frame.header())
         assert num_bytes == len(frame.payload)
         whole = TunnelFrame(parsed.kind, parsed.number, parsed.stream, parsed.offset, bytes(frame.payload))
         key = side, leg

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from isthmus.core.errors import ProtocolError
 from isthmus.noise import KEY_BYTES, TAG_BYTES, CipherState, NoiseHandshake, UnauthenticatedError
-from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, FrameKind, TunnelFrame, parse_header
+from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, FrameKind, TunnelFrame, parse_frame_header
 
 TUNNEL_ID_BYTES = 16
 _KEY_ID_BYTES = 16
@@ -51,7 +51,7 @@ class LegDialler:
         """Return whether the listener takes the leg, False if it does not know the tunnel."""
         if self.receiving is None:
             raise ProtocolError("a leg is confirmed after its proof")
-        frame, num_bytes = parse_header(self.receiving.decrypt(record))
+        frame, num_bytes = parse_frame_header(self.receiving.decrypt(record))
         if num_bytes or frame.kind not in (FrameKind.PING, FrameKind.END):
             raise ProtocolError(f"a leg was answered by a frame {frame.kind.name}")
         return frame.kind is FrameKind.PING
@@ -72,7 +72,7 @@ class OpenedLeg:
 
     def prove(self, record: bytes) -> None:
         """Check the dialler's proof; raise `UnauthenticatedError` or `ProtocolError`."""
-        frame, num_bytes = parse_header(self.receiving.decrypt(record))
+        frame, num_bytes = parse_frame_header(self.receiving.decrypt(record))
         if num_bytes or frame.kind is not FrameKind.PING:
             raise ProtocolError(f"a leg begins with a frame {frame.kind.name}")
 

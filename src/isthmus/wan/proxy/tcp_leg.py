@@ -14,7 +14,7 @@ from contextlib import suppress
 from isthmus.core.errors import ProtocolError
 from isthmus.noise import TAG_BYTES, CipherState, UnauthenticatedError
 from isthmus.wan.proxy.leg import LegOwner
-from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, MAX_PAYLOAD_BYTES, TunnelFrame, parse_header
+from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, MAX_PAYLOAD_BYTES, TunnelFrame, parse_frame_header
 
 CONGESTION_CONTROL = "bbr"
 
@@ -118,7 +118,7 @@ class TcpLeg:
         self._receiving.decrypt_into(sealed, memoryview(content))
         self._filled = 0
         if self._frame is None:
-            frame, num_bytes = parse_header(content)
+            frame, num_bytes = parse_frame_header(content)
             if num_bytes:
                 self._frame, self._wanted = frame, num_bytes + TAG_BYTES
                 return

@@ -178,20 +178,20 @@ class TunnelShell:
     # Calls of connections
 
     def worker_sent(self, stream: int, data: bytes) -> None:
-        """See `ConnectionOwner`."""
+        """See `WorkerOwner`."""
         self.handle(StreamData(stream, data) if data else StreamEnded(stream))
 
     def worker_took(self, stream: int, num_bytes: int) -> None:
-        """See `ConnectionOwner`."""
+        """See `WorkerOwner`."""
         self.handle(StreamTaken(stream, num_bytes))
 
     def worker_broke(self, stream: int, reason: str) -> None:
-        """See `ConnectionOwner`."""
+        """See `WorkerOwner`."""
         self._drop(stream, is_broken=True)
         self.handle(StreamBroken(stream, reason))
 
     def worker_closed(self, stream: int) -> None:
-        """See `ConnectionOwner`."""
+        """See `WorkerOwner`."""
         self._connections.pop(stream, None)
 
     # Instructions

@@ -16,7 +16,7 @@ _RESET = struct.pack("ii", 1, 0)
 _MAX_READS = 4
 
 
-class ConnectionOwner(Protocol):
+class WorkerOwner(Protocol):
     """What a connection calls."""
 
     def worker_sent(self, stream: int, data: bytes) -> None:
@@ -35,9 +35,7 @@ class ConnectionOwner(Protocol):
 class WorkerConnection:
     """Reads and writes a non-blocking socket as its owner says."""
 
-    def __init__(
-        self, sock: socket.socket, stream: int, owner: ConnectionOwner, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, sock: socket.socket, stream: int, owner: WorkerOwner, loop: asyncio.AbstractEventLoop) -> None:
         self._sock, self._stream, self._owner, self._loop = sock, stream, owner, loop
         self._waiting: deque[memoryview] = deque()
         self._ends = self._has_ended = self._is_at_end = False

@@ -87,7 +87,7 @@ class TunnelFrame:
         return HEADER.pack(self.kind, len(self.payload), self.number, self.stream, self.offset)
 
 
-def parse_header(header: bytes | bytearray | memoryview) -> tuple[TunnelFrame, int]:
+def parse_frame_header(header: bytes | bytearray | memoryview) -> tuple[TunnelFrame, int]:
     """Return the frame of a header, still without payload, and the number of its payload's bytes.
 
     Raises `ProtocolError` for a header that no proxy writes.
