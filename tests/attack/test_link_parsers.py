@@ -11,12 +11,12 @@ import pytest
 from hypothesis import strategies as st
 
 from isthmus.comm.channel.channel import PlainChannel
-from isthmus.comm.channel.noise_handshake import CipherState
 from isthmus.comm.channel.sealed_channel import SealedChannel
 from isthmus.comm.tcp.greeting import Greeting, answer_greeting, refusal_reason, send_greeting
 from isthmus.comm.tcp.sealed_greeting import FIRST_BYTES, SealedHandshake
 from isthmus.comm.tcp.wire_format import DATA, MAX_FRAGMENT_BYTES, FrameHeader, pack_header, read_header
 from isthmus.core.errors import IsthmusError
+from isthmus.noise import CipherState
 from isthmus.wan import links_in_background
 from isthmus.wan.dial import MAX_HEAD_BYTES, dial
 from tests.attack.fuzzing import Fuzz
