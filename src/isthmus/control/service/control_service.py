@@ -31,6 +31,7 @@ from isthmus.control.queries.quotas import Quotas
 from isthmus.control.queries.usage_view import usage_view
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.catalogue_access import CatalogueAccess
+from isthmus.control.service.access.console_sessions import ConsoleSessions
 from isthmus.control.service.access.ledger_access import LedgerAccess
 from isthmus.control.service.access.site_admin import SiteAdmin
 from isthmus.control.service.access.site_keys import SiteKeys
@@ -134,6 +135,7 @@ class ControlService:
         self.audit = AuditLog(store, clock)
         self.gate = TokenGate(TokenRegistry(store, clock))
         self.tokens = TokenAdmin(self.gate.registry, self.audit, clock)
+        self.sessions = ConsoleSessions(self.gate.registry, self.audit, clock)
         self.changes = ChangeFeed()
         self._leader_election: LeaderElection = leader_election or SingleServer()
         self._planner_queue = PlannerQueue(
