@@ -47,6 +47,22 @@ class SessionView(FrozenModel):
     key: Annotated[str, Field(repr=False)] = ""
 
 
+class LimitUse(FrozenModel):
+    """What a user has of its limits: jobs that have not ended, and bytes of all its jobs."""
+
+    user: Name
+    live_jobs: NonNegativeInt
+    stored_bytes: NonNegativeInt
+
+
+class LimitsView(FrozenModel):
+    """The operator's limits for each user and owner (`isthmus serve`), and the users that have most of them in use."""
+
+    limits: dict[str, NonNegativeInt]
+    high_priority_users: tuple[Name, ...]
+    users: tuple[LimitUse, ...]
+
+
 class TokenGrant(FrozenModel):
     """Whether jobs that are submitted with a token may have priority `high`, which may preempt others."""
 

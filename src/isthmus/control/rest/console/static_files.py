@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import mimetypes
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from isthmus.core.errors import NotFoundError
+from isthmus.core.text.html_page import page_style
 
 CONSOLE_PATH = "/console/"
 INDEX = "index.html"
@@ -58,8 +58,8 @@ class StaticFile(NamedTuple):
 
 @functools.cache
 def console_files() -> dict[str, StaticFile]:
-    """Return the bundle by path below `CONSOLE_PATH`."""
-    found: dict[str, StaticFile] = {}
+    """Return the bundle by path below `CONSOLE_PATH`, with the style sheet that all pages of Isthmus share."""
+    found = {"page.css": _static_file("page.css", page_style().encode())}
     _collect(resources.files("isthmus.control.rest.console").joinpath("bundle"), "", found)
     return found
 
@@ -69,10 +69,12 @@ def _collect(folder: Traversable, prefix: str, found: dict[str, StaticFile]) -> 
         if entry.is_dir():
             _collect(entry, f"{prefix}{entry.name}/", found)
             continue
-        content, ending = entry.read_bytes(), f".{entry.name.rpartition('.')[2]}"
-        kind = MEDIA_TYPES.get(ending) or mimetypes.guess_type(entry.name)[0] or "text/plain"
-        tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-        found[f"{prefix}{entry.name}"] = StaticFile(content, f"{kind}; charset=utf-8", tag)
+        found[f"{prefix}{entry.name}"] = _static_file(entry.name, entry.read_bytes())
+
+
+def _static_file(name: str, content: bytes) -> StaticFile:
+    kind = MEDIA_TYPES.get(f".{name.rpartition('.')[2]}", "text/plain")
+    return StaticFile(content, f"{kind}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 @console_router.api_route(CONSOLE_PATH + "{name:path}", methods=["GET", "HEAD"])
