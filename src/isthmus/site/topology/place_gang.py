@@ -7,17 +7,15 @@ the largest first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from isthmus.site.topology.best_cards import best_cards
 from isthmus.site.topology.choose_nodes import UnitNodes, choose_nodes
 from isthmus.site.topology.domain_curve import DomainCurves
 from isthmus.site.topology.free_cards import FreeCards
 from isthmus.site.topology.gang_cost import Aim, gang_cost
 from isthmus.site.topology.gang_placement import GangPlacement, GangRefusal, level_scores
-from isthmus.site.topology.gang_request import GangRequest, GangUnit
-from isthmus.site.topology.site_tree import SUPER_NODE, SiteTree
+from isthmus.site.topology.gang_request import GangRequest
+from isthmus.site.topology.site_tree import SUPER_NODE
+from isthmus.site.topology.unit_kinds import UnitKind, num_fitting, unit_kinds
 
 MANY_PIECES = 512
 """Pieces beyond which those that share a node are placed as one."""
@@ -25,23 +23,10 @@ MANY_PIECES = 512
 _MAX_MEMORY = 512
 
 
-@dataclass(frozen=True)
-class _UnitKind:
-    """Units of `num_pieces` pieces of `piece_cards` cards; each piece is on one node."""
-
-    piece_cards: int
-    num_pieces: int
-    units: Sequence[Sequence[int]]
-
-    @property
-    def unit_cards(self) -> int:
-        return self.piece_cards * self.num_pieces
-
-
 def place_gang(free: FreeCards, request: GangRequest, aim: Aim = "packed") -> GangPlacement | GangRefusal:
     """Return the cheapest placement of `request` on `free`, which stays as it is, or why there is none."""
     tree, sizes = free.tree, {rank: num for unit in request.units for rank, num in unit.ranks.items()}
-    kinds, split = _unit_kinds(tree, request)
+    kinds, split = unit_kinds(tree, request)
     work, places = free, dict[int, tuple[int, int]]()
     for kind in kinds:
         chosen = _choose(work, kind, aim)
@@ -66,15 +51,7 @@ def place_gang(free: FreeCards, request: GangRequest, aim: Aim = "packed") -> Ga
     return GangPlacement(places=ordered, aim=aim, scores=level_scores(free, taken), split_units=split)
 
 
-def num_fitting(free: FreeCards, piece_cards: int, num_pieces: int = 1) -> int:
-    """Return how many units of `num_pieces` pieces fit: each piece on one node, each unit in one super-node."""
-    tree, level = free.tree, free.tree.unit_level
-    if num_pieces == 1 or level is None:
-        return sum(num // piece_cards for num in free.counts) // num_pieces
-    return sum(sum(free.counts[node] // piece_cards for node in nodes) // num_pieces for nodes in tree.members[level])
-
-
-def _choose(free: FreeCards, kind: _UnitKind, aim: Aim) -> list[UnitNodes] | None:
+def _choose(free: FreeCards, kind: UnitKind, aim: Aim) -> list[UnitNodes] | None:
     num_units, size = len(kind.units), kind.piece_cards
     if num_fitting(free, size, kind.num_pieces) < num_units:
         return None
@@ -122,43 +99,7 @@ def _curves(free: FreeCards, piece_cards: int, num_pieces: int, num_units: int, 
     )  # fmt: skip
 
 
-def _unit_kinds(tree: SiteTree, request: GangRequest) -> tuple[list[_UnitKind], int]:
-    """Return the units by size, largest first, and how many must be split because no super-node holds them."""
-    found: dict[tuple[int, int], list[Sequence[int]]] = {}
-    split = 0
-    for unit in request.units:
-        size, num = _pieces(tree, unit)
-        ranks = list(unit.ranks)
-        if num > 1 and not _fits_empty(tree, size, num):
-            split += 1
-            each = len(ranks) // num
-            found.setdefault((size, 1), []).extend(ranks[at : at + each] for at in range(0, len(ranks), each))
-        else:
-            found.setdefault((size, num), []).append(ranks)
-    kinds = [_UnitKind(size, num, units) for (size, num), units in found.items()]
-    return sorted(kinds, key=lambda kind: (-kind.unit_cards, -kind.piece_cards)), split
-
-
-def _pieces(tree: SiteTree, unit: GangUnit) -> tuple[int, int]:
-    """Return the cards of a piece and the number of pieces of a unit: the fewest equal ones that fit a node."""
-    sizes = set(unit.ranks.values())
-    if unit.num_cards <= tree.max_cards or len(unit.ranks) == 1:
-        return unit.num_cards, 1
-    largest, num_ranks = max(sizes), len(unit.ranks)
-    if len(sizes) == 1:
-        for num in range(2, num_ranks + 1):
-            if num_ranks % num == 0 and num_ranks // num * largest <= tree.max_cards:
-                return num_ranks // num * largest, num
-    return largest, num_ranks
-
-
-def _fits_empty(tree: SiteTree, size: int, num: int) -> bool:
-    if tree.unit_level is None:
-        return False
-    return any(sum(tree.cards[node] // size for node in nodes) >= num for nodes in tree.members[tree.unit_level])
-
-
-def _refusal(free: FreeCards, kind: _UnitKind) -> GangRefusal:
+def _refusal(free: FreeCards, kind: UnitKind) -> GangRefusal:
     inside = SUPER_NODE if kind.num_pieces > 1 else "node"
     fitting = num_fitting(free, kind.piece_cards, kind.num_pieces)
     return GangRefusal(
