@@ -2,16 +2,17 @@
 VENV := .venv
 BIN := $(VENV)/bin
 CHILDREN ?= 2
+FUZZ_S ?= 60
 RUNS := $(VENV)/runs
 READY := $(VENV)/ready
 # One process of tests per CPU, 4 at most; each starts with a part of the list, and one that is done takes from the rest.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
 PYTEST := $(BIN)/python -m pytest -p xdist.plugin --numprocesses $(WORKERS) --dist worksteal --slowest-files 25
 
-.PHONY: help setup demo test whole unit lint types contracts house audit mutants docs bench kubernetes clean
+.PHONY: help setup demo test whole fuzz unit lint types contracts house audit mutants docs bench kubernetes clean
 
 # Of the sources each process that the tests start would otherwise make its own bytecode.
-test whole unit: export PYTHONDONTWRITEBYTECODE =
+test whole fuzz unit: export PYTHONDONTWRITEBYTECODE =
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -32,6 +33,9 @@ test: $(READY) lint  ## lint, types, layer contracts, and all tests
 
 whole: $(READY) lint  ## the same, with every case of the rules of which `test` tries a sample
 	$(PYTEST) --whole
+
+fuzz: $(READY)  ## every parser of files and messages from others, for a minute of CPU each; FUZZ_S=10 for less
+	$(PYTEST) tests/attack/test_fuzz_parsers.py tests/attack/test_fuzz_sites.py tests/attack/test_link_parsers.py --fuzz-s $(FUZZ_S)
 
 unit: $(READY)  ## the fast tests of single parts only
 	$(PYTEST) -m 'not slow and not root and not gpu and not integration and not attack'

@@ -32,7 +32,9 @@ MIN_RUNS = 12
 ORDERS = 3
 """Number of seeded orders in which runs are added."""
 
-_PLAN_FIELDS = ("precision", "zero", "overlap_gradients", "chunks", "recompute", "sp", "ep", "schedule")
+_PLAN_FIELDS = (
+    "precision", "zero", "overlap_gradients", "chunks", "recompute", "sp", "ep", "schedule", "experts", "formats",
+)  # fmt: skip
 
 
 class Run:

@@ -86,9 +86,10 @@ SURFACES = {
         serve_switch
     """,
     "wan": """
-        BackgroundLinks Namespaces PortRange dial emulated_namespaces format_address links_in_background listen
-        local_address run_links
+        BackgroundLinks Namespaces PortRange ProxyConfig dial emulated_namespaces format_address links_in_background
+        listen local_address parse_address parse_network read_proxy_key run_links run_proxy
     """,
+    "noise": "CipherState KEY_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",
 }
 

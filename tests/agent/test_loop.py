@@ -167,6 +167,7 @@ def test_a_refusal_is_an_error_and_workers_go_on(
     assert [part.state for part in loop.service.machine.observed_parts()] == ["running"]
 
 
+@pytest.mark.attack
 def test_output_of_workers_that_the_server_refuses_ends_no_agent(loop: AgentLoop, server: Answering) -> None:
     """Workers run programs of users: what one has written is left out, and not sent again."""
     folder = loop.service.state_folder.runs / "j" / "1" / "rank-0"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from isthmus.agent.files.address_rules import allowed_address
-from isthmus.agent.files.version_fetcher import MIN_BYTES, MIN_BYTES_S
+from isthmus.agent.files.version_fetcher import MIN_BYTES, MIN_BYTES_S, TURN_S, VersionFetcher
 from isthmus.core.catalogue import FileManifest
 from isthmus.core.errors import InputError
 from isthmus.core.job import DataConfig
@@ -169,6 +171,53 @@ def test_a_source_that_drips_loses_its_thread(tmp_path: Path) -> None:
     assert fetcher.join(60)
     assert "bytes came in" in fetcher.copies()[0].problem
     assert len(site.waits_s) < 10
+
+
+def test_slow_sources_of_several_owners_delay_others_by_a_turn(tmp_path: Path) -> None:
+    """Four owners' sources send just fast enough to keep their places; a fifth owner's version waits for one turn.
+
+    What they have brought so far is kept, and they go on after it.
+    """
+    block, num_blocks = b"x" * MIN_BYTES, 12
+    slow, quick = manifest({"a": block * num_blocks}), manifest({"a": b"ann"})
+    lock, now_s, began, places = threading.Lock(), 0.0, threading.Event(), list[tuple[str, int]]()
+    late = list[float]()
+
+    class Sources:
+        def read(self, _source: str, _path: str, owner: str, present: int) -> Iterator[tuple[int, bytes]]:
+            nonlocal now_s
+            with lock:
+                places.append((owner, present))
+            if owner == "ann":
+                began.set()
+                yield 0, b"ann"
+                return
+            for number in range(present // MIN_BYTES, num_blocks):
+                with lock:
+                    waits = now_s > TURN_S and not began.is_set()
+                    now_s += 0.0 if waits else 10.0
+                if waits and not began.wait(10):
+                    late.append(now_s)
+                yield number * MIN_BYTES, block
+
+    site = Site(tmp_path)
+    manifests = {of.version: of for of in (slow, quick)}
+    fetcher = VersionFetcher(
+        site.cache,
+        Sources(),  # type: ignore[arg-type]
+        lambda key: manifests[key.version],
+        clock=lambda: now_s,
+        wait=site.waits_s.append,
+    )
+    owners = ["eve", "mallory", "trudy", "oscar"]
+    needed = [*(site.need(slow, "https://h/x", owner=one) for one in owners), site.need(quick, "https://h/y")]
+    fetcher.update(needed)
+    while not all(one.complete for one in fetcher.copies()):
+        assert fetcher.join(60)
+        fetcher.update(needed)
+    assert not late, "the fifth version begins after one turn"
+    assert any(owner != "ann" and present for owner, present in places), "a slow one goes on where it was"
+    assert len(places) < 40, "turns end only while others wait"
 
 
 def test_a_digest_is_no_way_to_anothers_file_in_the_cache(tmp_path: Path) -> None:

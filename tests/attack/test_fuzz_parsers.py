@@ -7,20 +7,13 @@ a document replaced by any other. A run tries a few of each; `--whole` tries man
 from __future__ import annotations
 
 import hashlib
-import json
-import resource
 import shutil
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from isthmus.agent.adapters.local_queue_file import LocalQueueFile
@@ -45,6 +38,7 @@ from isthmus.core.runs.run_folder import CLAIM_FILE, CLAIM_FOLDER, read_claim
 from isthmus.train.checkpoint.checkpoint_folder import read_layout, read_manifest
 from isthmus.train.checkpoint.layout.dcp_layout import read_dcp_layout
 from isthmus.train.checkpoint.write_checkpoint import read_rank_part
+from tests.attack.fuzzing import Fuzz, Parser, at, fuzz_parser, inputs, of, user_file
 from tests.cli.samples import make_plan, make_view
 from tests.control.samples import cluster, submission
 from tests.control.serving import POOL, report
@@ -52,97 +46,12 @@ from tests.control.test_server_api import Server
 
 pytestmark = pytest.mark.attack
 
-LIMIT_CPU_S = 2.0
-MAX_GROWTH_BYTES = 400 * 2**20
 OLD = Path(__file__).parent.parent / "train" / "data" / "checkpoint-v2" / "step-00000003"
-
-numbers = st.integers() | st.sampled_from([2**31, 2**63, -(2**63), 2**64, 10**300, -1, 0]) | st.floats()
-words = st.text(max_size=20) | st.sampled_from(["../x", "/etc/passwd", "a" * 5000, "\x00", "\ud800", "NaN", "²", "٣"])
-values: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | numbers | words,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=4),
-    max_leaves=12,
-)
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every value of a document."""
-    yield at
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield from places(inner, (*at, key))
-
-
-def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
-    """Return the document with another value at a path."""
-    if not at:
-        return new
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[at[0]] = replaced(value[at[0]], at[1:], new)
-    return copy
-
-
-@st.composite
-def changed_bytes(draw: st.DrawFn, seed: bytes) -> bytes:
-    """Return `seed` with some bytes replaced, cut, or repeated."""
-    begin = draw(st.integers(0, len(seed)))
-    end = min(len(seed), begin + draw(st.integers(0, 40)))
-    middle = draw(st.binary(max_size=40) | st.just(seed[begin:end] * draw(st.sampled_from([0, 2, 300]))))
-    return seed[:begin] + middle + (b"" if draw(st.booleans()) and draw(st.booleans()) else seed[end:])
-
-
-def inputs(seed: bytes) -> st.SearchStrategy[bytes]:
-    """Return what a parser of `seed` is given."""
-    drawn = st.binary(max_size=300) | changed_bytes(seed)
-    deep = st.sampled_from(
-        [b"[" * 100_000, b'{"a":' * 100_000, b"[" * 900 + b"]" * 900, b"", b"null", b"[]", b"1" * 9999]
-    )
-    whole_values = values.map(lambda value: json.dumps(value).encode("utf-8", "surrogatepass"))
-    try:
-        document = json.loads(seed)
-    except ValueError:
-        return drawn | deep | whole_values
-    paths = list(places(document))
-    mutants = st.tuples(st.sampled_from(paths), values).map(
-        lambda change: json.dumps(replaced(document, *change)).encode("utf-8", "surrogatepass")
-    )
-    return drawn | deep | whole_values | mutants | mutants
-
-
-def of(model: BaseModel) -> bytes:
-    """Return a valid message."""
-    return model.model_dump_json(by_alias=True).encode()
-
-
-@dataclass(frozen=True)
-class Parser:
-    """How bytes are parsed in a new folder, a valid input, and the errors that the parser documents."""
-
-    parse: Callable[[bytes, Path], object]
-    seed: bytes
-    errors: tuple[type[Exception], ...]
-
-
-def at(name: str, read: Callable[[Path], object]) -> Callable[[bytes, Path], object]:
-    """Return a parser of a file `name` of a folder; `read` gets the folder's path."""
-
-    def parse(data: bytes, folder: Path) -> object:
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-        return read(folder)
-
-    return parse
 
 
 def worker(name: str, read: Callable[[WorkerFolder], object]) -> Parser:
     """Return the parser of a file of a worker's folder."""
     return Parser(at(name, lambda folder: read(WorkerFolder(folder))), b'{"version": 1}', (InputError, ProtocolError))
-
-
-def user_file(load: Callable[[Path], object], seed: bytes) -> Parser:
-    """Return the parser of a YAML file."""
-    return Parser(at("file.yaml", lambda folder: load(folder / "file.yaml")), seed, (FileError,))
 
 
 def body(model: type[BaseModel], seed: BaseModel) -> Parser:
@@ -260,21 +169,9 @@ PARSERS: dict[str, Parser] = {
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_a_parser_ends_with_a_value_or_its_own_error(name: str, tmp_path: Path, whole: bool) -> None:
+def test_a_parser_ends_with_a_value_or_its_own_error(name: str, tmp_path: Path, fuzz: Fuzz) -> None:
     """No other exception, no more than a bounded time for an input, and bounded memory over all of them."""
-    parser = PARSERS[name]
-
-    @settings(max_examples=3000 if whole else 25, suppress_health_check=list(HealthCheck), database=None)
-    @given(data=inputs(parser.seed))
-    def parse_any(data: bytes) -> None:
-        began_s = time.process_time()
-        with suppress(parser.errors):
-            parser.parse(data, tmp_path)
-        assert time.process_time() - began_s < LIMIT_CPU_S
-
-    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    parse_any()
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) * 1024 < MAX_GROWTH_BYTES
+    fuzz_parser(PARSERS[name], tmp_path, fuzz)
 
 
 @pytest.fixture(scope="module")
@@ -296,16 +193,14 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("path", REQUESTS)
-def test_no_body_ends_a_request_with_a_server_error(path: str, server: Server, whole: bool) -> None:
+def test_no_body_ends_a_request_with_a_server_error(path: str, server: Server, fuzz: Fuzz) -> None:
     """Depth, numbers, encodings and types that no client sends: an answer below 500 with the cause, or success."""
     token, seed = REQUESTS[path]
 
-    @settings(max_examples=1000 if whole else 15, suppress_health_check=list(HealthCheck), database=None)
-    @given(data=inputs(seed))
     def post_any(data: bytes) -> None:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         answer = server.http.post(path, content=data, headers=headers)
         assert answer.status_code < 500
         assert answer.status_code not in (401, 404, 405)
 
-    post_any()
+    fuzz(inputs(seed), post_any, examples=15, whole_examples=1000)

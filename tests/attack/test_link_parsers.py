@@ -8,18 +8,18 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.comm.channel.channel import PlainChannel
-from isthmus.comm.channel.noise_handshake import CipherState
 from isthmus.comm.channel.sealed_channel import SealedChannel
 from isthmus.comm.tcp.greeting import Greeting, answer_greeting, refusal_reason, send_greeting
 from isthmus.comm.tcp.sealed_greeting import FIRST_BYTES, SealedHandshake
 from isthmus.comm.tcp.wire_format import DATA, MAX_FRAGMENT_BYTES, FrameHeader, pack_header, read_header
 from isthmus.core.errors import IsthmusError
+from isthmus.noise import CipherState
 from isthmus.wan import links_in_background
 from isthmus.wan.dial import MAX_HEAD_BYTES, dial
+from tests.attack.fuzzing import Fuzz
 from tests.comm.ranks import link_keys
 from tests.control.serving import POOL
 
@@ -32,11 +32,6 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
 )
-
-
-def fuzzed(whole: bool) -> settings:
-    """Return the settings of a parser that is fuzzed in memory."""
-    return settings(max_examples=WHOLE_EXAMPLES if whole else EXAMPLES, deadline=None, database=None)
 
 
 @st.composite
@@ -57,11 +52,9 @@ def sockets_with(data: bytes) -> tuple[socket.socket, socket.socket]:
     return near, far
 
 
-def test_any_bytes_are_a_frame_or_an_error(whole: bool) -> None:
+def test_any_bytes_are_a_frame_or_an_error(fuzz: Fuzz) -> None:
     """A head that is accepted announces at most a fragment, inside its message; else the error is one of two kinds."""
 
-    @fuzzed(whole)
-    @given(st.binary(max_size=400) | changed_head())
     def read_any(data: bytes) -> None:
         near, far = sockets_with(data)
         with near, far, contextlib.suppress(OSError, ValueError):
@@ -69,16 +62,14 @@ def test_any_bytes_are_a_frame_or_an_error(whole: bool) -> None:
             assert header.payload_bytes <= MAX_FRAGMENT_BYTES
             assert header.offset + header.payload_bytes <= header.message_bytes
 
-    read_any()
+    fuzz(st.binary(max_size=400) | changed_head(), read_any, examples=EXAMPLES, whole_examples=WHOLE_EXAMPLES)
 
 
-def test_no_bytes_are_a_sealed_frame(whole: bool) -> None:
+def test_no_bytes_are_a_sealed_frame(fuzz: Fuzz) -> None:
     """Without the keys of the connection nothing is read, not even the kind of a frame."""
     keys = link_keys(("a", "b"), 0)
     sealed = SealedHandshake(MINE, keys, lambda: 0.0)
 
-    @fuzzed(whole)
-    @given(st.binary(max_size=400))
     def open_any(data: bytes) -> None:
         assert sealed.open(data[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0")) is None
         known = (keys.key_id("b") + data).ljust(FIRST_BYTES, b"\0")[:FIRST_BYTES]
@@ -87,14 +78,12 @@ def test_no_bytes_are_a_sealed_frame(whole: bool) -> None:
         with near, far, pytest.raises(ConnectionResetError):
             read_header(SealedChannel(near, CipherState(bytes(32)), CipherState(bytes(32))))
 
-    open_any()
+    fuzz(st.binary(max_size=400), open_any, examples=EXAMPLES, whole_examples=WHOLE_EXAMPLES)
 
 
-def test_any_object_is_a_greeting_of_this_run_or_refused(whole: bool) -> None:
+def test_any_object_is_a_greeting_of_this_run_or_refused(fuzz: Fuzz) -> None:
     """Only the true fields are accepted, by type too; a refusal is text."""
 
-    @fuzzed(whole)
-    @given(st.dictionaries(st.sampled_from([*MINE.as_dict(), "lane"]), JSON))
     def judge_any(changes: dict[str, object]) -> None:
         theirs = MINE.as_dict() | {"rank": 1} | changes
         reason = refusal_reason(MINE, theirs)
@@ -104,41 +93,47 @@ def test_any_object_is_a_greeting_of_this_run_or_refused(whole: bool) -> None:
             assert theirs["rank"] == 1
             assert type(theirs["rank"]) is int
 
-    judge_any()
+    fuzz(
+        st.dictionaries(st.sampled_from([*MINE.as_dict(), "lane"]), JSON),
+        judge_any,
+        examples=EXAMPLES,
+        whole_examples=WHOLE_EXAMPLES,
+    )
 
 
-def test_any_bytes_end_a_greeting_in_either_role(whole: bool) -> None:
+def test_any_bytes_end_a_greeting_in_either_role(fuzz: Fuzz) -> None:
     """The error is one of the tree, or of the connection."""
 
-    @fuzzed(whole)
-    @given(st.binary(max_size=5000))
     def greet_any(data: bytes) -> None:
         for role in (answer_greeting, send_greeting):
             near, far = sockets_with(data)
             with near, far, contextlib.suppress(OSError, IsthmusError):
                 role(near, MINE)
 
-    greet_any()
+    fuzz(st.binary(max_size=5000), greet_any, examples=EXAMPLES, whole_examples=WHOLE_EXAMPLES)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.binary(max_size=300) | st.just(b"HTTP/1.1 200 OK\r\n" + b"x" * 3 * MAX_HEAD_BYTES))
-def test_any_answer_of_a_proxy_is_a_tunnel_or_an_error(answer: bytes) -> None:
+def test_any_answer_of_a_proxy_is_a_tunnel_or_an_error(fuzz: Fuzz) -> None:
     """A proxy that says anything else than a short head with status 2xx is named in an error."""
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
 
-        def reply() -> None:
-            with contextlib.suppress(OSError), proxy.accept()[0] as caller:
-                caller.sendall(answer)
+    def dial_any(answer: bytes) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as proxy:
 
-        thread = threading.Thread(target=reply)
-        thread.start()
-        try:
-            dial(("127.0.0.1", 9), f"127.0.0.1:{proxy.getsockname()[1]}", 5).close()
-            assert answer.startswith(b"HTTP/1.")
-        except IsthmusError:
-            pass
-        thread.join(10)
+            def reply() -> None:
+                with contextlib.suppress(OSError), proxy.accept()[0] as caller:
+                    caller.sendall(answer)
+
+            thread = threading.Thread(target=reply)
+            thread.start()
+            try:
+                dial(("127.0.0.1", 9), f"127.0.0.1:{proxy.getsockname()[1]}", 5).close()
+                assert answer.startswith(b"HTTP/1.")
+            except IsthmusError:
+                pass
+            thread.join(10)
+
+    answers = st.binary(max_size=300) | st.just(b"HTTP/1.1 200 OK\r\n" + b"x" * 3 * MAX_HEAD_BYTES)
+    fuzz(answers, dial_any, examples=40, whole_examples=400)
 
 
 @pytest.fixture(scope="module")
@@ -149,15 +144,18 @@ def proxy() -> Iterator[tuple[str, int]]:
         yield host, int(port)
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.binary(max_size=200) | st.text(max_size=100).map(lambda text: f"CONNECT {text} HTTP/1.1".encode()))
-def test_any_request_is_refused_by_the_proxy_or_closed(proxy: tuple[str, int], data: bytes) -> None:
+def test_any_request_is_refused_by_the_proxy_or_closed(proxy: tuple[str, int], fuzz: Fuzz) -> None:
     """A proxy of an emulated link answers with a status of refusal, and serves the next caller."""
-    for request in (data, b"CONNECT 10.1.2.3:80 HTTP/1.1"):
-        with socket.create_connection(proxy, 10) as caller:
-            caller.settimeout(10)
-            with contextlib.suppress(ConnectionError):
-                caller.sendall(request + b"\r\n\r\n")
-                answer = caller.recv(100)
-                assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5"))
-    assert answer.startswith(b"HTTP/1.1 403")
+
+    def ask_any(data: bytes) -> None:
+        for request in (data, b"CONNECT 10.1.2.3:80 HTTP/1.1"):
+            with socket.create_connection(proxy, 10) as caller:
+                caller.settimeout(10)
+                with contextlib.suppress(ConnectionError):
+                    caller.sendall(request + b"\r\n\r\n")
+                    answer = caller.recv(100)
+                    assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5"))
+        assert answer.startswith(b"HTTP/1.1 403")
+
+    requests = st.binary(max_size=200) | st.text(max_size=100).map(lambda text: f"CONNECT {text} HTTP/1.1".encode())
+    fuzz(requests, ask_any, examples=40, whole_examples=400)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from isthmus.comm.channel.noise_handshake import CipherState, NoiseHandshake, UnauthenticatedError
+from isthmus.noise import CipherState, NoiseHandshake, UnauthenticatedError
 
 PSK, PROLOGUE = b"This is my Austrian perspective!", b"John Galt"
 

@@ -101,3 +101,24 @@ def test_half_of_a_surrogate_pair_is_refused(path: str, config: str) -> None:
     with server.http:
         answer = server.http.post(path, content=body.encode("utf-8", "surrogatepass"), headers=headers)
     assert (answer.status_code, "surrogate" in answer.text) == (422, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "refused"),
+    [
+        ('{"a": Infinity}', True),
+        ('{"a": [1, -Infinity]}', True),
+        ('{"NaN": NaN}', True),
+        ('{"Infinity": "NaN"}', False),
+    ],
+)
+def test_a_number_that_json_does_not_have_is_refused(config: str, refused: bool) -> None:
+    """A model's configuration has any fields, and the identity of a run could not keep such a number."""
+    server = Server()
+    wanted = json.loads(submission().model_dump_json())
+    wanted["model"]["config"] = "CONFIG"
+    body = json.dumps(wanted).replace('"CONFIG"', config)
+    headers = {"Authorization": "Bearer ann", "Content-Type": "application/json"}
+    with server.http:
+        answer = server.http.post("/v1/jobs:dry-run", content=body, headers=headers)
+    assert ((answer.status_code, "no number of JSON" in answer.text) == (422, True)) is refused

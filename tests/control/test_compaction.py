@@ -360,6 +360,28 @@ def test_an_archive_that_was_changed_or_cut_is_refused(tmp_path: Path) -> None:
             assert check_archive(file).number == last
 
 
+def test_an_archive_that_is_bounded_loses_its_oldest_files(tmp_path: Path) -> None:
+    """The new file stays even if it exceeds the bound alone, and files of others in the folder stay."""
+    folder, config = tmp_path / "archive", ServerConfig(state=tmp_path)
+    server = Server(config, [])
+    for event in some_events(random.Random(4), 0.0, 0, 5):
+        server.propose(event)
+    last = LogEnd(len(server.log), server.store.digest_at(len(server.log)) or b"")
+    server.close()
+    folder.mkdir()
+    old = [f"events-{number:012}-{number:012}.jsonl.gz" for number in (0, 1, 2)]
+    for name in (*old, "notes.txt"):
+        (folder / name).write_bytes(b"x" * 1000)
+    with open_sqlite_log(tmp_path / "isthmus.db") as log:
+        new = archive_events(log, last, folder)
+        bound = new.stat().st_size + 1500
+        assert archive_events(log, last, folder, bound) == new
+        assert {one.name for one in folder.iterdir()} == {old[2], "notes.txt", new.name}
+        archive_events(log, last, folder, 1)
+    assert {one.name for one in folder.iterdir()} == {"notes.txt", new.name}
+    assert check_archive(new) == last
+
+
 def test_a_base_that_an_earlier_version_wrote_is_read() -> None:
     """The state's classes may get fields with defaults; the base of a compacted log cannot be replayed otherwise."""
     base = LogBase(end=LogEnd(7, b"x"), made_s=0.0, body=BASE_FILE.read_bytes())

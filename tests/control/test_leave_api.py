@@ -103,6 +103,34 @@ def test_a_site_leaves_with_one_command(server: Server) -> None:
 
 
 @pytest.mark.attack
+def test_a_site_with_the_only_checkpoints_of_a_job_leaves_only_if_they_are_given_up(server: Server) -> None:
+    """The refusal names the job and what can be done, and changes nothing: the site is not even closed."""
+    found = server.committed(checkpoints={"folder": "c/{job}", "copies": 0})
+    for rank, site in enumerate((EAST, WEST)):
+        name = site.name
+        worker = {"rank": rank, "cluster": name, "host": "10.0.0.1", "port": 4000 + rank}
+        part = {"job": found.id, "attempt": 1, "state": "running", "workers": [worker]}
+        server.sync(report(site, ObservedPart.model_validate(part), free_storage_bytes=10**12))
+    assert server.job(found.id).state == "running"
+    shell = Shell(server, "owner-east")
+    status, text = shell.run("site", "leave", "east")
+    assert (status, f"'east' has the only checkpoints of {found.id}" in text, "--discard-checkpoints" in text) == (
+        6, True, True,
+    ), text  # fmt: skip
+    assert json.loads(shell.run("site", "list", "--json")[1])[0]["duty"]["state"] == "open"
+
+    def end() -> None:
+        obeying(server, found.id, "released")()
+        server.sync(report(EAST))
+        server.call("POST", "/v1/agents/east/left", {}, token="owner-east")
+
+    shell.agents = [end]
+    status, text = shell.run("site", "leave", "east", "--discard-checkpoints")
+    assert (status, "east has left the pool" in text) == (0, True), text
+    assert "gives up checkpoints that no other site has" in {one.detail for one in _audit(server)}
+
+
+@pytest.mark.attack
 def test_a_late_report_does_not_bring_a_site_back(server: Server) -> None:
     """Race: 1. the agent sends a report, which is delayed; 2. it says that it has ended; 3. the report arrives."""
     server.sync(report(EAST))

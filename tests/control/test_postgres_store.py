@@ -103,7 +103,7 @@ def test_bad_data_is_named_and_fails_nobody_elses_write(postgres: str) -> None:
     """A number that no column holds is its sender's mistake; text with a NUL byte is kept."""
     store = PostgresStore(postgres)
     with pytest.raises(InputError, match="cannot be stored"):
-        store.append_metrics([StepMetrics(job="j", attempt=1, rank=0, step=2**70, values={})])
+        store.append_metrics([StepMetrics.model_construct(job="j", attempt=1, rank=0, step=2**70, values={})])
     store.append_logs([LogChunk(job="j", attempt=1, rank=0, offset=0, text="a\0b")])
     assert store.logs("j").chunks[0].text == "a\0b"
     store.close()

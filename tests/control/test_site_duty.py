@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.control.queries.sites.sole_checkpoints import sole_checkpoints
 from isthmus.control.state.events import (
     AgentLost,
     DrainTimedOut,
@@ -126,6 +127,57 @@ def test_a_drained_site_saves_each_job_before_it_stops() -> None:
     pool.obey()
     assert pool.state("j") == "running"
     assert pool.orders("a") == {}
+
+
+@pytest.mark.parametrize(
+    ("sites", "checkpoints", "own_storage", "lost"),
+    [
+        ("ab", {"copies": 1}, "ab", ["", "j"]),
+        ("abc", {"copies": 2}, "abc", ["", "", "j"]),
+        ("abc", {"copies": 1}, "abc", ["", "j", "j"]),
+        ("ab", {"copies": 0}, "ab", ["j", "j"]),
+        ("a", {"copies": 1}, "a", ["j"]),
+        ("ab", {"copies": 0, "copy_store": "s3://bucket/x"}, "ab", ["", ""]),
+        ("ab", {"copies": 0}, "", ["", ""]),
+    ],
+)
+def test_a_site_whose_storage_a_job_needs_to_go_on_is_known(
+    sites: str, checkpoints: dict[str, object], own_storage: str, lost: list[str]
+) -> None:
+    """Each site leaves after the one before; `lost`: the job that would lose its checkpoint by that."""
+    pool = Driver(*"abcd")
+    pool.storage_bytes = dict.fromkeys(own_storage, 10**15)
+    for site in "abcd":
+        pool.report(site)
+    pool.submit("j", plan(*sites), checkpoints=checkpoints)
+    pool.obey()
+    pool.obey()
+    assert pool.state("j") == "running"
+    for site, job in zip(sites, lost, strict=True):
+        assert sole_checkpoints(pool.coordinator.state, site) == tuple(job)
+        drain(pool, site, leaves=True)
+    assert sole_checkpoints(pool.coordinator.state, "d") == ()
+
+
+def test_a_job_that_has_gone_on_elsewhere_needs_the_site_no_more() -> None:
+    """Its files are where it trains now."""
+    pool = Driver("a", "b", "c")
+    pool.storage_bytes = dict.fromkeys("abc", 10**15)
+    for site in "abc":
+        pool.report(site)
+    pool.submit("j", plan("a"))
+    pool.obey()
+    pool.obey()
+    assert sole_checkpoints(pool.coordinator.state, "a") == ("j",)
+    drain(pool, "a")
+    for _ in range(3):
+        pool.obey()
+    assert (duty(pool, "a"), sole_checkpoints(pool.coordinator.state, "a")) == ("drained", ("j",))
+    pool.answer("j", plan("c"))
+    pool.obey()
+    pool.obey()
+    assert pool.state("j") == "running"
+    assert sole_checkpoints(pool.coordinator.state, "a") == ()
 
 
 def test_at_the_deadline_a_job_that_has_not_saved_is_stopped() -> None:

@@ -160,7 +160,7 @@ def test_waiting_writers_share_a_flush(tmp_path: Path) -> None:
 def test_bad_data_of_one_writer_fails_nobody_elses_write(tmp_path: Path) -> None:
     """Of writes that wait together only the one that cannot be stored fails, with an error about its data."""
     store = SqliteStore(tmp_path / "pool.db")
-    huge = StepMetrics(job="j", attempt=1, rank=0, step=2**70, values={})
+    huge = StepMetrics.model_construct(job="j", attempt=1, rank=0, step=2**70, values={})
     store.group_commit.lock.acquire()
     with ThreadPoolExecutor(3) as pool:
         good = [pool.submit(store.append, [event(number)]) for number in range(2)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from isthmus.core.chip import Chip, SustainedRates, chip_catalogue
+from isthmus.core.chip import AttentionRate, Chip, SustainedRates, chip_catalogue
 from isthmus.core.stack import find_stack
 from isthmus.plan import DATA_SHEET, Observation, estimate_s, fit_calibration, predict, with_prior_rates
 from isthmus.plan.memory.memory_limit import device_bytes
+from isthmus.plan.profile.component import AttentionCore
 from isthmus.plan.time.chip_rates import RELATIVE, SLOWEST_CHIP, with_chip_rates
 from tests.plan.hand import model_of, plan_of, pool_of
 
@@ -74,8 +75,47 @@ def test_products_in_8_bits_have_a_rate_of_their_own() -> None:
     assert chip.sustained is not None
     assert chip.sustained.matmul_ratio("fp8", chip) == pytest.approx((1402.6 / 1979) / (794.5 / 989.5))
     assert chip.sustained.matmul_ratio("fp32", chip) == 1.0
-    assert chip.sustained.attention_ratio("flash2") == pytest.approx(299 / 333)
-    assert chip.sustained.attention_ratio("any") == 1.0
+    flash2 = chip.sustained.attention_rate("flash2")
+    assert flash2.backward_flop_per_s / flash2.forward_flop_per_s == pytest.approx(299 / 333)
+    assert chip.sustained.attention_rate("any") is None
+
+
+@pytest.mark.parametrize(
+    ("chip", "kernel", "head", "measured", "within"),
+    [
+        ("A100", "flash2", 128, {512: 99, 1024: 133, 2048: 155, 4096: 173, 8192: 182, 16384: 189}, 0.04),
+        ("A100", "flash2", 64, {1024: 119, 2048: 140, 4096: 156, 8192: 165, 16384: 171}, 0.04),
+        ("H100", "flash2", 128, {512: 163, 1024: 221, 2048: 265, 4096: 294, 8192: 308, 16384: 328}, 0.04),
+        ("H100", "flash2", 64, {512: 141, 1024: 192, 2048: 232, 4096: 257, 8192: 273, 16384: 284}, 0.04),
+        ("H100", "flash3", 128, {1024: 423, 2048: 521, 4096: 579, 8192: 602, 16384: 616}, 0.08),
+        ("H100", "flash3", 64, {2048: 371, 4096: 420, 8192: 460, 16384: 473}, 0.08),
+        ("H100", "cudnn", 128, {1024: 410, 2048: 484, 4096: 518, 8192: 529, 16384: 539}, 0.08),
+        ("H100", "cudnn", 64, {1024: 288, 2048: 334, 4096: 363, 8192: 379, 16384: 388}, 0.09),
+        ("H100", "flash2", 256, {4096: 293, 8192: 297}, 0.06),
+    ],
+)
+def test_attention_is_slower_with_short_sequences_and_small_heads(chip, kernel, head, measured, within) -> None:
+    """Values of Dao-AILab/flash-attention's figures, with a causal mask, over that of heads of 128 at 8,192 tokens."""
+    rate = chip_catalogue()[chip].sustained.attention_rate(kernel)
+    at_8k = {("A100", "flash2"): 182, ("H100", "flash2"): 308, ("H100", "flash3"): 602, ("H100", "cudnn"): 529}
+    stated = 333 if head == 256 else at_8k[chip, kernel]
+    for tokens, value in measured.items():
+        assert 1 / rate.time_factor(tokens / 2, head) == pytest.approx(value / stated, rel=within), tokens
+
+
+def test_a_window_counts_as_the_sequence_with_as_many_keys() -> None:
+    """A window of 128 keys wastes as much on its diagonal as 256 tokens: about half; a head of 96 lies between."""
+    rate = chip_catalogue()["H100"].sustained.attention_rate("cudnn")
+    core = AttentionCore(num_heads=64, num_kv_heads=8, key_dim=64, value_dim=64, window=128)
+    keys = core.mean_keys(4096)
+    assert rate.time_factor(keys, 128) == pytest.approx(rate.time_factor(128, 128), rel=0.02)
+    assert rate.time_factor(128, 128) == pytest.approx((1 + 260 / 256) / (1 + 260 / 8192))
+    assert rate.time_factor(128, 96) == pytest.approx(rate.time_factor(128, 128) / 0.86)
+    assert rate.time_factor(128, 32) == rate.time_factor(128, 64)
+    assert (
+        AttentionRate(kernel="flash2", forward_flop_per_s=1e14, backward_flop_per_s=1e14, source="x").time_factor(5, 64)
+        == 1.0
+    ), "rates alone, as before"
 
 
 def test_a_rate_without_a_source_is_refused() -> None:

@@ -250,7 +250,8 @@ def test_a_plan_for_the_runtime_is_exported_in_the_jobs_precision(framework, pre
         return
     with pytest.raises(PlanError, match=f"precision {precision} is not exported") as caught:
         export_plan(framework, plan, model_of(8), POOL, job=job)
-    assert ("megatron" in caught.value.hint) == (precision == "fp16")
+    takes = "--to megatron" in caught.value.hint
+    assert takes == (precision == "fp16"), "Megatron-LM takes fp16, no framework fp8"
 
 
 def test_the_script_gives_torchrun_what_the_parser_gets(tmp_path):

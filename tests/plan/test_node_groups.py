@@ -13,6 +13,7 @@ from isthmus.plan.time.calibration import DATA_SHEET
 from isthmus.plan.time.collectives import NETWORK_HOP_S
 from isthmus.plan.time.stage_costs import stage_costs
 from tests.plan.hand import model_of
+from tests.plan.published import published
 from tests.plan.test_search_properties import ask
 
 PROFILE = profile_model(model_of())
@@ -68,6 +69,35 @@ def test_replicas_of_one_node_reduce_inside_it_first():
     between_s = cost.load.gradient_bytes / (8 * 1e9 / 8 * NETWORK_SHARE)
     alone = estimate_s(replicas("old", tp=2), pool, PROFILE)
     assert estimate_s(plan, pool, PROFILE) - alone == pytest.approx(between_s, rel=0.02)
+
+
+def test_experts_over_unlike_groups_exchange_across_the_slower_network():
+    """Mixtral's experts over two nodes of 8: half of each token's copies crosses 1 Gbit/s, whichever group is first."""
+    profile, sizes = profile_model(published("mixtral-8x7b")), {"tokens": 4096, "copies": 2, "width": 4096}
+
+    def plan(*groups: str, ep: int) -> Plan:
+        stages = tuple(
+            Stage(replica=i, cluster="c", node_group=name, layers=(0, 32), tp=4, ep=ep, sp=True)
+            for i, name in enumerate(groups)
+        )
+        fields = {"micro_batches": 1, "micro_batch_size": 1, "sequence_length": sizes["tokens"]}
+        return Plan(id="p", stages=stages, dp=len(groups), **fields)
+
+    def forward_s(*groups: str, ep: int, of: int = 0) -> float:
+        return stage_costs(plan(*groups, ep=ep), mixed_pool(), profile, DATA_SHEET, of)[0].time.forward_s
+
+    rate = 1e9 / 8 * NETWORK_SHARE
+    sent = sizes["tokens"] / 4 * sizes["copies"] * sizes["width"] * 2
+    least_s = 32 * 2 * (sent / 2 / rate + NETWORK_LATENCY_S)
+    for order in (("old", "new"), ("new", "old")):
+        for of in (0, 1):
+            crossing_s = forward_s(*order, ep=8, of=of)
+            inside_s = forward_s(order[of], order[of], ep=8)
+            assert crossing_s == pytest.approx(inside_s + least_s, rel=0.05)
+    pairs = ("new", "new", "old", "old")
+    assert forward_s(*pairs, ep=8) == pytest.approx(forward_s("new", "new", ep=8)), "each pair has its own node"
+    assert forward_s("new", "old", ep=4) == pytest.approx(forward_s("new", "new", ep=4)), "inside a stage"
+    assert forward_s("new", "old", "new", "old", ep=8) > 2 * forward_s(*pairs, ep=8), "the pairs are mixed"
 
 
 def test_a_message_between_unlike_groups_crosses_the_slower_network():

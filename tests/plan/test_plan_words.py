@@ -8,6 +8,7 @@ from math import comb
 import pytest
 
 from isthmus.core.chip import Precision, chip_catalogue
+from isthmus.core.errors import ModelError
 from isthmus.core.plan import Plan
 from isthmus.core.plan_parts.activation_offload import ActivationOffload
 from isthmus.core.plan_parts.expert_exchange import ExpertExchange
@@ -21,13 +22,14 @@ from isthmus.plan.memory.exchange_buffers import exchange_buffer_bytes
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.memory.stage_memory import stage_memory, state_bytes
 from isthmus.plan.profile.chosen_stack import chosen_stack
+from isthmus.plan.profile.mean_places import Routing, mean_places
 from isthmus.plan.profile.planned_profile import planned_profile
 from isthmus.plan.profile.recompute_modules import module_profile
-from isthmus.plan.time.collectives import Topology, mean_places, node_all_to_all_s
+from isthmus.plan.time.collectives import Topology, node_all_to_all_s
 from isthmus.plan.time.layer_exchanges import ChipMicroBatch, CollectiveCall, layer_exchanges
 from isthmus.plan.time.replica_reduction import ReplicaPlace, hybrid_gather_s, hybrid_reduce_s
 from isthmus.plan.time.stage_costs import stage_costs
-from isthmus.plan.time.stage_time import HOST_LINK_BYTES_PER_S, hidden_part_s, host_link_bytes_per_s
+from isthmus.plan.time.stage_time import HOST_LINK_BYTES_PER_S, collective_call_s, hidden_part_s, host_link_bytes_per_s
 from isthmus.plan.time.stage_work import layer_work
 from tests.plan.hand import model_of, plan_of, pool_of
 from tests.plan.published import published
@@ -208,16 +210,53 @@ def test_unlike_chips_share_a_sequence_by_their_rates(kind):
 
 def test_a_token_reaches_the_hypergeometric_number_of_nodes():
     """8 of 256 experts over 8 nodes: 8 (1 - C(224, 8) / C(256, 8)) nodes; over 256 places each expert its own."""
-    assert mean_places(8, 256, 8) == pytest.approx(8 * (1 - comb(224, 8) / comb(256, 8)))
-    assert mean_places(256, 256, 8) == pytest.approx(8)
-    assert mean_places(1, 256, 8) == 1
+    free = Routing(experts=256, chosen=8)
+    assert mean_places(8, free) == pytest.approx(8 * (1 - comb(224, 8) / comb(256, 8)))
+    assert mean_places(256, free) == pytest.approx(8)
+    assert mean_places(1, free) == 1
+
+
+def test_a_router_limited_to_groups_reaches_at_most_their_nodes():
+    """DeepSeek-V3: 8 of 256 experts, of 4 of 8 groups. A group a node: 4 (1 - C(96, 8) / C(128, 8)) nodes; chips of 4
+    experts: 64 x 4/8 x (1 - C(124, 8) / C(128, 8)); two groups a node, three or none of both: by hand.
+    """
+    limited = Routing(experts=256, chosen=8, groups=8, chosen_groups=4)
+    assert mean_places(8, limited) == pytest.approx(4 * (1 - comb(96, 8) / comb(128, 8)))
+    assert mean_places(64, limited) == pytest.approx(32 * (1 - comb(124, 8) / comb(128, 8)))
+    assert mean_places(256, limited) == pytest.approx(8)
+    none, one = comb(6, 4) / comb(8, 4), 2 * comb(6, 3) / comb(8, 4)
+    both = 1 - none - one
+    missed = none + one * comb(96, 8) / comb(128, 8) + both * comb(64, 8) / comb(128, 8)
+    assert mean_places(4, limited) == pytest.approx(4 * (1 - missed))
+    every = Routing(experts=256, chosen=8, groups=8, chosen_groups=8)
+    for places in (2, 4, 8, 16, 64):
+        assert mean_places(places, every) == pytest.approx(mean_places(places, Routing(experts=256, chosen=8)))
+
+
+def test_a_model_states_the_limit_of_its_router():
+    """DeepSeek-V3's `n_group` and `topk_group` shorten its exchange; groups that hold too few experts are refused."""
+    model = published("deepseek-v3")
+    free = model.model_copy(update={"config": {**model.config, "topk_group": 8}})
+    batch = ChipMicroBatch(
+        tokens=TOKENS, sequence_length=TOKENS, precision_bytes=2,
+        degrees=StageDegrees(ep=64, experts=ExpertExchange(dispatcher="deepep")),
+    )  # fmt: skip
+    limited_s, free_s = (
+        collective_call_s(FAST, next(layer_exchanges(profile_model(one).layers[-1], batch))) for one in (model, free)
+    )
+    nodes = 4 * (1 - comb(96, 8) / comb(128, 8)), 8 * (1 - comb(224, 8) / comb(256, 8))
+    assert limited_s / free_s == pytest.approx(nodes[0] / nodes[1], rel=1e-3)
+    for field, value in (("n_group", 7), ("n_group", 0), ("topk_group", 9), ("topk_group", -1)):
+        with pytest.raises(ModelError, match=field):
+            profile_model(model.model_copy(update={"config": {**model.config, field: value}}))
 
 
 def test_deepep_sends_a_token_once_to_each_node():
     """64 chips in 8 nodes: mean nodes x 7/8 over the network, against 8 x 56/64 copies of an all-to-all."""
-    seconds = node_all_to_all_s(FAST, 1e9, 64, 1, experts=256, chosen=8)
+    free = Routing(experts=256, chosen=8)
+    seconds = node_all_to_all_s(FAST, 1e9, 64, 1, free)
     nodes = 8 * (1 - comb(224, 8) / comb(256, 8))
-    assert seconds == pytest.approx(max(nodes * 7 / 8 * 1e9 / 1e10, mean_places(64, 256, 8) * 7 / 8 * 1e9 / 1e11))
+    assert seconds == pytest.approx(max(nodes * 7 / 8 * 1e9 / 1e10, mean_places(64, free) * 7 / 8 * 1e9 / 1e11))
 
 
 def test_dispatchers_send_their_copies():

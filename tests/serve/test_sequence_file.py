@@ -61,6 +61,7 @@ def test_a_sequence_comes_back(dtype: torch.dtype) -> None:
     assert (header.version, header.uniform, header.num_rows) == (2, True, 4)
 
 
+@pytest.mark.attack
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_damage_is_found(data: st.DataObject) -> None:
@@ -74,6 +75,7 @@ def test_damage_is_found(data: st.DataObject) -> None:
             unpack(wrong)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "change",
     [
@@ -109,6 +111,7 @@ def test_a_cache_that_is_not_finite_is_refused() -> None:
         unpack(forged(lambda one: None, torch.full((num,), float("inf")).numpy().tobytes()))
 
 
+@pytest.mark.attack
 def test_nothing_is_allocated_for_what_is_too_large() -> None:
     """A content above the largest sequence of the engine, and a header that promises more than there is."""
     content, _ = packed()

@@ -24,16 +24,19 @@ from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.verify import verify
 from tests.train.replica_threads import Cut, Rank, Replicas, curve, make_plan
 from tests.train.small_models import write_config
+from tests.train.test_expert_training import changed
 from tests.train.test_replica_workers import told
 from tests.train.test_replicas import LENGTH, ONE, close, make_training
 from tests.train.test_worker import moved
 from tests.train.threads import LONG, training_threads
-from tests.train.worker_jobs import make_job, run_job, started, whole
+from tests.train.worker_jobs import make_job, run_job, started
+from tests.train.worker_jobs import whole as whole_plan
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 
 SINGLE = [Cut(ends=[4], clusters="a", micro_batches=2, size=1)] * 4
 HYBRID = [Cut(ends=[4], clusters=one, micro_batches=2, size=1) for one in "aabb"]
+FAR = [Cut(ends=[2, 4], clusters=one, micro_batches=4, size=1) for one in ("cb", "dd")]
 PIPELINES = [Cut(ends=[2, 4], clusters="ab", micro_batches=4, size=1)] * 2
 NEAR = [Cut(ends=[1, 4], clusters="aa", micro_batches=4, size=1)] * 2
 UNLIKE = [
@@ -52,18 +55,31 @@ CASES: list[tuple[str, Sequence[Cut], dict[str, Any], str]] = [
     ("llama", PIPELINES, {"schedule": "zero_bubble"}, "fp32"),
     ("llama-tied", PIPELINES, {"schedule": "interleaved", "chunks": 2}, "fp32"),
     ("llama", UNLIKE, PAIRS, "fp32"),
-    ("mixtral", SINGLE, {"optimizer_on_host": True}, "fp32"),
+    ("mixtral", SINGLE, {"optimizer_on_host": True, "ep": 2}, "fp32"),
+    ("qwen3-moe-tied-sparse", HYBRID, {"local_steps": 2, "ep": 2}, "bf16"),
 ]
+MORE: list[tuple[str, Sequence[Cut], dict[str, Any], str]] = [
+    ("qwen3-moe-tied-sparse", NEAR, {"ep": 2, "schedule": "zero_bubble"}, "bf16"),
+    ("mixtral", PIPELINES, {"ep": 2, "schedule": "interleaved", "chunks": 2}, "fp32"),
+    ("llama", HYBRID, {**PAIRS, "local_steps": 2}, "fp32"),
+]
+"""Cases of `--whole`."""
 
 
 @pytest.mark.parametrize("zero", [2, 3])
-@pytest.mark.parametrize(("variant", "cuts", "changes", "precision"), CASES)
+@pytest.mark.parametrize(("variant", "cuts", "changes", "precision"), [*CASES, *MORE])
 def test_sharded_replicas_train_what_whole_ones_train(
-    variant: str, cuts: Sequence[Cut], changes: dict[str, Any], precision: str, zero: int, tmp_path: Path
+    variant: str, cuts: Sequence[Cut], changes: dict[str, Any], precision: str, zero: int, whole: bool, tmp_path: Path
 ) -> None:
-    """Losses and norms are those of replicas without ZeRO, for any schedule; a second run has the same bits."""
+    """Losses and norms are those of replicas without ZeRO, for any schedule; a second run has the same bits.
+
+    With experts that ranks share, and with groups that average every two steps, too.
+    """
+    if not whole and (variant, cuts, changes, precision) in MORE:
+        pytest.skip("tried with --whole")
     model, training = write_config(tmp_path, variant), make_training(steps=3, precision=precision)
-    plan = make_plan(cuts, LENGTH, zero=zero, **changes)
+    plan = make_plan(cuts, LENGTH, zero=zero, **{name: one for name, one in changes.items() if name != "ep"})
+    plan = changed(plan, ep=changes.get("ep", 1))
     assert runtime_incompatibility(plan) is None
     found = curve(model, plan, training, bucket_elements=128)
     expected = curve(model, plan.model_copy(update={"zero": 0}), training)
@@ -196,6 +212,7 @@ def test_recomputed_layers_have_their_weights_again(kind: str, tmp_path: Path) -
     [
         (HYBRID, {}, "shards over 4 replicas .dp 4 without sharding.replicas., and cluster a has layers .0, 4. of 2"),
         (HYBRID, {"sharding": {"replicas": 4}}, "shards over 4 replicas .sharding.replicas 4., and cluster a"),
+        ([PIPELINES[0], *FAR], {"local_steps": 2}, "shards over 2 replicas .dp 2 without .*, and cluster a .* of 1"),
         (SINGLE, PAIRS, "shards over 2 replicas .sharding.replicas 2., and cluster a has layers .0, 4. of 4"),
         (PIPELINES, {"schedule": "dualpipe"}, "schedule dualpipe holds two copies"),
         ([SINGLE[0], Cut(ends=[4], clusters="a", micro_batches=1, size=2)], {}, "they run 2 and 1 micro-batches"),
@@ -209,7 +226,8 @@ def test_what_cannot_be_sharded_is_refused_before_start(
     job = make_job(tmp_path)
     for zero in (2, 3):
         plan = make_plan(cuts, job.training.sequence_length, zero=zero, **changes)
-        batch = job.training.model_copy(update={"global_batch_size": plan.num_samples})
+        fields = {"global_batch_size": plan.num_samples, "local_steps": plan.local_steps}
+        batch = job.training.model_copy(update=fields)
         spec = WorkerSpec(run="r", attempt=1, rank=0, job=job.model_copy(update={"training": batch}), plan=plan)
         assert runtime_incompatibility(plan)
         with pytest.raises(PlanError, match=message):
@@ -226,7 +244,7 @@ def test_a_killed_run_goes_on_with_another_stage_of_zero(zero: int, then: int, t
     """
     training = {"evaluate_every": 4, "evaluate_samples": 5}
     job = make_job(tmp_path, "llama-tied", steps=8, checkpoints={"every_steps": 3}, training=training)
-    alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
+    alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole_plan(job))
     size = job.training.global_batch_size // 4
     two = [Cut(ends=[1, 4], clusters="aa", micro_batches=2, size=size)] * 2
     cut = moved(job, tmp_path / "cut")

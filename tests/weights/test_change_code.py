@@ -151,6 +151,7 @@ def test_a_code_cut_short_is_named(cut: int) -> None:
         decode_changes(old, code[:-cut])
 
 
+@pytest.mark.attack
 def test_classes_without_a_change_are_refused() -> None:
     """Empty classes of three bytes would cost a pass over the row each."""
     old = np.random.default_rng(0).integers(0, 2**16, 1000, dtype=np.uint16)

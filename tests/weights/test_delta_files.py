@@ -159,6 +159,7 @@ def test_sizes_beyond_the_file_are_refused(tmp_path: Path) -> None:
         refused(tmp_path, old, message)
 
 
+@pytest.mark.attack
 def test_a_header_is_as_large_as_that_of_its_base_and_metadata(tmp_path: Path) -> None:
     """A delta with a header of 2 MiB is refused before it is parsed, and not written either."""
     old, new = versions(tmp_path)
@@ -174,6 +175,7 @@ def test_a_header_is_as_large_as_that_of_its_base_and_metadata(tmp_path: Path) -
         write_delta(short, long, tmp_path / "d")
 
 
+@pytest.mark.attack
 def test_no_link_is_written_through(tmp_path: Path) -> None:
     """Another account foresees the draft of a file in a folder that both may write to."""
     old, new = versions(tmp_path)

@@ -48,6 +48,7 @@ from isthmus.core.messages.site_views import (
     InvitationWithCode,
     JoinedView,
     JoinRequest,
+    LeaveRequest,
     LeaveView,
 )
 from isthmus.core.messages.usage_views import UsageView
@@ -283,7 +284,7 @@ class ApiClient:
         path = f"/v1/sites/{quote(cluster, safe='')}/drain"
         return self._call(ClusterView, "POST", path, json=_json_body(request))
 
-    def leave_pool(self, cluster: str, request: DrainRequest) -> LeaveView:
+    def leave_pool(self, cluster: str, request: LeaveRequest) -> LeaveView:
         """Take the next step of a site's leaving (admin, or its owner)."""
         path = f"/v1/sites/{quote(cluster, safe='')}/leave"
         return self._call(LeaveView, "POST", path, json=_json_body(request))

@@ -46,7 +46,7 @@ def complete_job(given: Job, folder: Path, list_entries: ListEntries | None = No
         words = " ".join(given.command.arguments)[:MAX_SHOWN_CHARS]
         return ReadJob(job=given, model=COMMAND_MODEL, notes=(f"command: {given.command.num_ranks} ranks of {words}",))
     if is_catalogue_name(given.model):
-        return _complete_from_catalogue(given, list_entries)
+        return complete_from_catalogue(given, list_entries)
     asked, hub_notes = pin_model(given, folder)
     model = load_model(asked.model)
     check_job(asked, model)
@@ -57,8 +57,8 @@ def complete_job(given: Job, folder: Path, list_entries: ListEntries | None = No
     return ReadJob(job=job, model=model, notes=notes)
 
 
-def _complete_from_catalogue(given: Job, list_entries: ListEntries | None) -> ReadJob:
-    """Return a job whose model is in the catalogue, with version and tokenizer pinned."""
+def complete_from_catalogue(given: Job, list_entries: ListEntries | None) -> ReadJob:
+    """Return a job whose model is in the catalogue, with version and tokenizer pinned, as `complete_job` does."""
     found = find_model(list_entries, given.model)
     tokenizer = given.data.tokenizer
     if tokenizer == MODEL_TOKENIZER:

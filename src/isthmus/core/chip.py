@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from importlib import resources
 from typing import Annotated, Literal
@@ -30,13 +31,37 @@ class InNodeLink(FrozenModel):
     bandwidth_bytes_per_s: PositiveFloat
 
 
+_RATED_TOKENS, _RATED_HEAD = 8192, 128
+"""Tokens of a causal sequence and size of a head at which the rates of attention kernels are stated."""
+
+
 class AttentionRate(FrozenModel):
-    """What an attention kernel reaches, in operations of its causal half or of the whole square alike."""
+    """What an attention kernel reaches with causal sequences of 8,192 tokens and heads of 128.
+
+    Rates are in operations of the causal half. With sequences of `half_rate_tokens` the kernel reaches half of what it
+    reaches with endless ones: blocks on the diagonal are computed in full, and chips wait for the last block.
+    `head_ratios` are the rates with heads of other sizes over that with heads of 128.
+    """
 
     kernel: Literal["flash2", "flash3", "cudnn", "sdpa"]
     forward_flop_per_s: PositiveFloat
     backward_flop_per_s: PositiveFloat
+    half_rate_tokens: NonNegativeFloat = 0.0
+    head_ratios: dict[PositiveInt, PositiveFloat] = Field(default_factory=dict)
     source: Annotated[str, Field(min_length=1)]
+
+    def time_factor(self, keys_per_query: float, elements_per_head: float) -> float:
+        """Return the time of an operation over that at the stated rates, of queries with this many keys."""
+        length, wasted = max(2 * keys_per_query, 1.0), self.half_rate_tokens
+        return (1 + wasted / length) / (1 + wasted / _RATED_TOKENS) / self._head_ratio(elements_per_head)
+
+    def _head_ratio(self, elements_per_head: float) -> float:
+        """Return the rate with heads of this size over that with heads of 128, linear between known sizes."""
+        known = sorted({_RATED_HEAD: 1.0, **self.head_ratios}.items())
+        for (small, first), (large, last) in itertools.pairwise(known):
+            if small <= elements_per_head <= large:
+                return first + (last - first) * (elements_per_head - small) / (large - small)
+        return known[0][1] if elements_per_head < known[0][0] else known[-1][1]
 
 
 class SustainedRates(FrozenModel):
@@ -71,10 +96,9 @@ class SustainedRates(FrozenModel):
             return 1.0
         return known[precision] / chip.flop_per_s(precision) / (known["bf16"] / chip.flop_per_s("bf16"))
 
-    def attention_ratio(self, kernel: str) -> float:
-        """Return the rate of an attention kernel's backward over its forward, 1 if it is not known."""
-        found = next((one for one in self.attention if one.kernel == kernel), None)
-        return found.backward_flop_per_s / found.forward_flop_per_s if found else 1.0
+    def attention_rate(self, kernel: str) -> AttentionRate | None:
+        """Return the rates of an attention kernel, None if they are not known."""
+        return next((one for one in self.attention if one.kernel == kernel), None)
 
 
 DEFAULT_IDLE_SHARE = 0.2

@@ -108,9 +108,17 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """Return the parsed `config.json` of a folder or file."""
     file = config_path(path)
     try:
-        config = json.loads(read_within(file).decode("utf-8"))
+        text = read_within(file).decode("utf-8")
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}", hint="check the file") from error
+    except ValueError as error:
+        raise ModelError(f"{file} is not JSON: {error}") from error
+    return _config_of(text, file)
+
+
+def _config_of(text: str, file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not JSON: {error}") from error
     if not isinstance(config, dict):
@@ -123,7 +131,16 @@ def load_model(path: str | Path) -> Model:
 
     Raises `ModelError` if the file is missing, is not JSON, or lacks a required dimension.
     """
-    config, file = read_config(path), config_path(path)
+    return _model_of(read_config(path), config_path(path), str(path))
+
+
+def read_model_text(text: str, path: str) -> Model:
+    """Return the `Model` at `path`, which is not read: `text` is its `config.json`; raises the same errors."""
+    name = Path("config.json")
+    return _model_of(_config_of(text, name), name, path)
+
+
+def _model_of(config: dict[str, Any], file: Path, path: str) -> Model:
     text = config.get("text_config")  # the decoder of a multimodal model
     text = config if text is None else text
     if not isinstance(text, dict):
@@ -141,7 +158,7 @@ def load_model(path: str | Path) -> Model:
             raise ModelError(f"{file}: {field} is {value!r:.80}", hint=hint)
         sizes[field] = value
     return Model(
-        path=str(path),
+        path=path,
         architecture=str(architectures[0]),
         num_layers=sizes["num_hidden_layers"],
         hidden_size=sizes["hidden_size"],

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from isthmus.core.base_model import Currency, FrozenModel, Name, NonNegativeFloat, PositiveFloat, PositiveInt
 from isthmus.core.chip import Chip, chip_catalogue
 from isthmus.core.errors import InputError
+from isthmus.core.pool_parts.group_topology import GroupTopology, TopologyError
 from isthmus.core.priority import PriorityMap
 from isthmus.core.units import TB, Bytes
 
@@ -67,6 +68,8 @@ class NodeGroup(FrozenModel):
     NVL72 rack of nodes with 4 chips); it is whole nodes.
 
     `nics` are the network cards for traffic between ranks; without them a rank has the address at which it listens.
+    `topology` is the tree that the nodes are in; without it super-nodes of `chips_per_domain` follow each other in node
+    order, and more is not known.
     """
 
     name: Name
@@ -81,6 +84,28 @@ class NodeGroup(FrozenModel):
     memory_bytes_per_node: Bytes | None = None
     driver: Annotated[str, Field(max_length=64)] = ""
     nics: Annotated[tuple[NetworkCard, ...], Field(max_length=MAX_NICS)] = ()
+    topology: GroupTopology | None = None
+
+    @model_validator(mode="after")
+    def _check_topology(self) -> NodeGroup:
+        """Raise `TopologyError` for cards and nodes that the group does not have, or too small super-nodes."""
+        if self.topology is None:
+            return self
+        for at, link in enumerate(self.topology.card_links):
+            if max(link.cards) >= self.chips_per_node:
+                message = f"card {max(link.cards)} of a node with {self.chips_per_node} chips, from 0"
+                raise TopologyError(message, ("topology", "card_links", at, "cards"))
+        if self.topology.num_nodes() > self.nodes:
+            message = f"the topology names {self.topology.num_nodes()} nodes, the group has {self.nodes}"
+            raise TopologyError(message, ("topology",))
+        for at, domain in enumerate(self.topology.super_nodes):
+            num_chips = sum(1 for _ in domain.node_names()) * self.chips_per_node
+            if num_chips < (self.chips_per_domain or 0):
+                message = (
+                    f"super-node '{domain.name}' has {num_chips} chips, chips_per_domain is {self.chips_per_domain}"
+                )
+                raise TopologyError(message, ("topology", "super_nodes", at, "nodes"))
+        return self
 
     @model_validator(mode="after")
     def _check_nics(self) -> NodeGroup:

@@ -1,20 +1,27 @@
-"""Wide-area links: dialling through them and emulating them on one machine, with or without root."""
+"""Wide-area links: dialling through them, proxies across them, and emulating them, with or without root."""
 
 from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
-from isthmus.wan.dial import dial, format_address
+from isthmus.wan.dial import dial, format_address, parse_address
 from isthmus.wan.emulator import run_links
 from isthmus.wan.netns import Namespaces, emulated_namespaces
+from isthmus.wan.proxy.proxy_config import ProxyConfig, parse_network, read_proxy_key
+from isthmus.wan.proxy.run_proxy import run_proxy
 from isthmus.wan.tcp_listener import PortRange, listen, local_address
 
 __all__ = [
     "BackgroundLinks",
     "Namespaces",
     "PortRange",
+    "ProxyConfig",
     "dial",
     "emulated_namespaces",
     "format_address",
     "links_in_background",
     "listen",
     "local_address",
+    "parse_address",
+    "parse_network",
+    "read_proxy_key",
     "run_links",
+    "run_proxy",
 ]

@@ -1,6 +1,7 @@
 """`VersionFetcher`: brings the versions that the server orders to the site's cache, in threads of their own.
 
-One version of an owner is brought at a time, and `MAX_FETCHES` of all: a slow source delays its own user only. What was
+One version of an owner is brought at a time, and `MAX_FETCHES` of all. While versions of other owners wait, one that
+has had its place for `TURN_S` gives it up and goes on later: slow sources delay others by their turns only. What was
 brought so far is kept over interruptions, and a restarted agent goes on from there.
 """
 
@@ -29,6 +30,9 @@ RETRIES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 MIN_BYTES, MIN_BYTES_S = 1 << 20, 60.0
 """A source that sends fewer bytes in this time counts as unavailable."""
 
+TURN_S = 60.0
+"""How long a version is brought before it makes room for one of an owner that waits."""
+
 _STEPS = 10
 _MAX_PROBLEM_CHARS = 300
 _MEASURED_BYTES = 1 << 20
@@ -43,6 +47,8 @@ class _Fetch:
 
     needed: NeededVersion
     thread: threading.Thread | None = None
+    # When its thread was started, by the fetcher's clock.
+    since_s: float = 0.0
     num_bytes: int = 0
     problem: str = ""
 
@@ -64,6 +70,10 @@ class _Pace:
 
 class _DroppedError(Exception):
     """The version is not needed any more."""
+
+
+class _TurnOverError(Exception):
+    """Versions of other owners wait for the place."""
 
 
 class VersionFetcher:
@@ -149,11 +159,12 @@ class VersionFetcher:
                 fetch.thread = threading.Thread(
                     target=self._bring, args=(key, fetch), name=f"version {key}", daemon=True
                 )
+                fetch.since_s = self._clock()
                 fetch.thread.start()
                 busy.add(key.owner)
 
     def _bring(self, key: CopyKey, fetch: _Fetch) -> None:
-        started_s, came = self._clock(), 0
+        started_s, came, is_over = self._clock(), 0, False
         try:
             manifest = self._manifest_of(key)
             if manifest.num_bytes != fetch.needed.num_bytes:
@@ -169,15 +180,29 @@ class VersionFetcher:
             _log.info("brought %s/%s: %d bytes", fetch.needed.owner, fetch.needed.name, came)
         except (_DroppedError, NotFoundError):
             _log.info("stopped bringing %s/%s: it is not needed any more", fetch.needed.owner, fetch.needed.name)
+        except _TurnOverError:
+            _log.info("%s/%s makes room for versions of others", fetch.needed.owner, fetch.needed.name)
+            is_over = True
         except (IsthmusError, OSError) as error:
             fetch.problem = str(error)[:_MAX_PROBLEM_CHARS]
             _log.warning("cannot bring %s/%s: %s", fetch.needed.owner, fetch.needed.name, error)
         finally:
             self.cache.release(key)
+        if is_over:
+            self._end_turn(key, fetch)
+
+    def _end_turn(self, key: CopyKey, fetch: _Fetch) -> None:
+        """Put a fetch behind all others, and start the next one."""
+        with self._lock:
+            fetch.thread = None
+            self._fetches.pop(key, None)
+            if key in self._wanted:
+                self._fetches[key] = fetch
+            self._start_next()
 
     def _manifest_of(self, key: CopyKey) -> FileManifest:
         for wait_s in (*RETRIES_S, None):
-            self._require_wanted(key)
+            self._require_turn(key)
             try:
                 return self._manifest(key)
             except UnavailableError:
@@ -194,7 +219,7 @@ class VersionFetcher:
             try:
                 source = self._source.read(fetch.needed.source, file.path, key.owner, present)
                 for place, block in source if present < file.num_bytes else ():
-                    self._require_wanted(key)
+                    self._require_turn(key)
                     pace.check(file.path, came - before, self._clock())
                     self.cache.write(key, file, place, block)
                     present, came = place + len(block), came + len(block)
@@ -210,16 +235,26 @@ class VersionFetcher:
                     )
                 present, fresh = 0, True
             except UnavailableError:
-                self._require_wanted(key)
+                self._require_turn(key)
                 waits = list(RETRIES_S) if came - before >= MIN_BYTES else waits
                 if not waits:
                     raise
                 self._wait(waits.pop(0))
 
-    def _require_wanted(self, key: CopyKey) -> None:
+    def _require_turn(self, key: CopyKey) -> None:
+        """Raise if the version is not needed any more, or its turn is over."""
         with self._lock:
             if key not in self._wanted or self._closed.is_set():
                 raise _DroppedError
+            mine = self._fetches.get(key)
+            if mine is not None and self._clock() - mine.since_s >= TURN_S and self._others_wait():
+                raise _TurnOverError
+
+    def _others_wait(self) -> bool:
+        """Return whether all places are taken and an owner without one waits."""
+        busy = {key.owner for key, one in self._fetches.items() if _is_alive(one)}
+        waits = any(one.thread is None and key.owner not in busy for key, one in self._fetches.items())
+        return len(busy) >= MAX_FETCHES and waits
 
     def _measure(self, came: int, seconds: float) -> None:
         if came >= _MEASURED_BYTES and seconds > 0:

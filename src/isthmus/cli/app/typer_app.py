@@ -24,6 +24,7 @@ from isthmus.cli.commands.catalogue import catalogue_commands
 from isthmus.cli.commands.rl import rl_commands
 from isthmus.cli.commands.site import duty_commands, join_commands, render_commands, site_commands
 from isthmus.cli.commands.strategies import strategy_commands
+from isthmus.cli.commands.wan import wan_commands
 from isthmus.cli.demo import demo_command
 from isthmus.cli.setup import doctor_command, init_command
 
@@ -50,6 +51,7 @@ _COMMAND_MODULES = (
     calibrate_commands,
     export_commands,
     process_commands,
+    wan_commands,
     rl_commands,
     render_commands,
     server_commands,

@@ -156,6 +156,9 @@ def serve(
     archive_log: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for a copy of the events that leave the log.")
     ] = None,
+    archive_mib: Annotated[
+        int | None, typer.Option(metavar="MIB", min=1, help="Size from which that folder loses its oldest files.")
+    ] = None,
     switch_key_file: Annotated[
         Path | None,
         typer.Option(
@@ -188,7 +191,7 @@ def serve(
         ),
         search_cpu_s=search_cpu_s,
         compaction=CompactionPolicy(keep_s=keep_log_days * 86400.0, keep_bytes=keep_log_mib << 20),
-        archive=archive_log,
+        archive=archive_log, archive_bytes=None if archive_mib is None else archive_mib << 20,
         switch_key=switch_key_file,
     )  # fmt: skip
 

@@ -93,6 +93,9 @@ def compact(
     archive: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for a copy of the events that leave the log.")
     ] = None,
+    archive_mib: Annotated[
+        int | None, typer.Option(metavar="MIB", min=1, help="Size from which that folder loses its oldest files.")
+    ] = None,
 ) -> None:
     """Replace old events by the state after them. Stop the server of the state folder first.
 
@@ -101,7 +104,12 @@ def compact(
     """
     compaction = import_extra("isthmus.control.server.compact_log", "server")
     policy = CompactionPolicy(keep_s=keep_days * 86400.0)
-    config = replace_fields(_config(state, database), compaction=policy, archive=archive)
+    config = replace_fields(
+        _config(state, database),
+        compaction=policy,
+        archive=archive,
+        archive_bytes=None if archive_mib is None else archive_mib << 20,
+    )
     report = compaction.compact_log(config, env.now(), lambda step, count: env.print_note(f"{step} {count:,} events"))
     env.answer(report.as_dict(), lambda: _compaction_summary(report))
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from isthmus.comm.channel.channel import Part, SocketChannel, send_all
-from isthmus.comm.channel.noise_handshake import TAG_BYTES, CipherState
+from isthmus.noise import TAG_BYTES, CipherState
 
 
 class SealedChannel(SocketChannel):

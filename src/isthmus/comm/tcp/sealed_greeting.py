@@ -17,13 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from isthmus.comm.channel.link_keys import KEY_ID_BYTES, LinkKeys
-from isthmus.comm.channel.noise_handshake import KEY_BYTES, TAG_BYTES, NoiseHandshake, UnauthenticatedError
 from isthmus.comm.channel.receive_exactly import receive_exactly
 from isthmus.comm.channel.sealed_channel import SealedChannel
 from isthmus.comm.tcp.greeting import Claim, Greeting, answer_clock, measure_clock
 from isthmus.comm.tcp.reconnect import GreetedChannel
 from isthmus.comm.tcp.wire_format import FORMAT_VERSION
 from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
+from isthmus.noise import KEY_BYTES, TAG_BYTES, NoiseHandshake, UnauthenticatedError
 
 _GREETING = struct.Struct("!HBIIIQ")
 """Format version, whether little-endian, rank, size, number of the connection, incarnation."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -101,6 +101,13 @@ class PriceBook:
                 schedules = self.schedules.setdefault(resource, [])
                 schedules.append(schedule)
                 schedules.sort(key=lambda one: one.begins_ms)
+
+    def listed(self, now_ms: int, is_wanted: Callable[[str], bool]) -> Iterator[tuple[PoolResource, PriceSchedule]]:
+        """Yield the schedule in force of each resource at the clusters that are wanted, and those that begin later."""
+        for resource, schedules in self.schedules.items():
+            if is_wanted(resource.cluster):
+                begun = bisect_right(schedules, now_ms, key=lambda one: one.begins_ms)
+                yield from ((resource, one) for one in schedules[max(0, begun - 1) :])
 
     def _num_published(self, owner: str, now_ms: int) -> int:
         """Return how many prices an owner has published today."""

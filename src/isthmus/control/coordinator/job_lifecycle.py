@@ -201,6 +201,7 @@ def _start_training(state: PoolState, job: JobRecord, now_s: float) -> None:
     workers = sorted((worker for part in job.current_parts() for worker in part.workers), key=lambda w: w.rank)
     job.rank_map, job.has_run, job.plan_fixed = RankMap(workers=tuple(workers)), True, True
     job.started_s, job.file_clusters = now_s, tuple(part.cluster for part in job.current_parts())
+    job.num_file_clusters = len(job.file_clusters)
     _clear_victims(state, job)
 
 

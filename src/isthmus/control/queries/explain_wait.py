@@ -28,14 +28,18 @@ from isthmus.control.queries.peer_checks import describe_unreached
 from isthmus.control.queries.shortages import refusals, shortages
 from isthmus.control.state import allocations
 from isthmus.control.state.job_records import NO_PLAN_AT_ALL, JobRecord, PoolState
-from isthmus.control.state.queue_order import is_fair, queue_head, queue_place, share_note
+from isthmus.control.state.queue_order import is_fair, queue_head, queue_place, queue_slice, share_note
 from isthmus.control.state.update_indexes import is_checking, job_at_key, queue_key
+from isthmus.core.errors import InputError
 from isthmus.core.messages.queue_status import JobAhead, QueueStatus
 from isthmus.core.plan import Plan
 from isthmus.core.pool_resource import PoolResource
 
 FORECAST_HEAD = 256
 """Jobs from the head of the queue that are simulated; later ones have a place and no times."""
+
+MAX_FAIR_DEPTH = 20_000
+"""Deepest place at which a page of a queue by fair share begins: each place before it is computed."""
 
 FORECAST_NOTES = (
     f"times use the predicted or measured step times; the range covers deviations of {RUNTIME_SPREAD:.0%}",
@@ -84,6 +88,23 @@ def query_queue(
     """Return the query for the first `limit` pending jobs of the viewer; None is an operator."""
     every = _pending_jobs_of(state, viewer) if viewer is not None else _pending_jobs(state)
     return _build_query(state, islice(every, limit), _queue_head(state), now_s, progress, viewer)
+
+
+def query_queue_page(
+    state: PoolState, now_s: float, progress: ProgressByJob, viewer: str | None, start: int, count: int
+) -> tuple[WaitQuery, int]:
+    """Return the query for the jobs of the viewer with a place in the queue, from the one at `start` on; their number.
+
+    Raises `InputError` for a page deep in a queue that is ordered by fair share.
+    """
+    if viewer is None and is_fair(state) and start > MAX_FAIR_DEPTH:
+        raise InputError(
+            f"pages end at place {MAX_FAIR_DEPTH:,} of a queue that is ordered by fair share, not at {start:,}",
+            hint="GET /v1/jobs/ID/queue returns the place of any job",
+        )
+    keys, length = queue_slice(state, start, count, viewer)
+    asked = [job_at_key(state, key) for key in keys]
+    return _build_query(state, asked, _queue_head(state), now_s, progress, viewer), length
 
 
 def answer_query(query: WaitQuery) -> tuple[QueueStatus, ...]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+from dataclasses import dataclass, fields
 
 from isthmus.control.state.job_records import PoolState
 from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.core.errors import AuthError, QuotaError, TooLargeError
+from isthmus.core.messages.access_views import LimitsView, LimitUse
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.pool import Cluster
+
+MAX_LISTED_USERS = 50
+"""Users that a view of the limits lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +35,18 @@ class Quotas:
     output_bytes_per_job: int = 1 << 30
     # Users who may submit jobs of priority `high`, which may preempt others.
     high_priority_users: frozenset[str] = frozenset()
+
+
+def limits_view(quotas: Quotas, state: PoolState) -> LimitsView:
+    """Return the limits, and the `MAX_LISTED_USERS` users with most live jobs."""
+    numbers = {one.name: getattr(quotas, one.name) for one in fields(quotas) if one.name != "high_priority_users"}
+    live, stored = state.indexes.live_by_user, state.indexes.stored_by_user
+    users = heapq.nlargest(MAX_LISTED_USERS, live, key=lambda user: (live[user], user))
+    return LimitsView(
+        limits=numbers,
+        high_priority_users=tuple(sorted(quotas.high_priority_users)),
+        users=tuple(LimitUse(user=one, live_jobs=live[one], stored_bytes=stored.get(one, 0)) for one in users),
+    )
 
 
 def check_submission(quotas: Quotas, user: str, submission: Submission, *, high: bool = False) -> None:

@@ -13,6 +13,7 @@ from isthmus.control.queries.preflight_status import has_passed_once, needs_pref
 from isthmus.control.queries.shortages import describe_shortages
 from isthmus.control.queries.sites.probation_rules import PROBATION_JOBS, PROBATION_S
 from isthmus.control.state import allocations
+from isthmus.control.state.allocations import KBPS_PER_GBPS
 from isthmus.control.state.job_records import (
     TERMINAL_STATES,
     WAITING_STATES,
@@ -29,6 +30,7 @@ from isthmus.core.messages.api_views import (
     ClusterView,
     JobFilter,
     JobView,
+    LinkUse,
     PartView,
     PoolView,
     UnknownPart,
@@ -89,7 +91,11 @@ def pool_view(state: PoolState, links: tuple[Link, ...]) -> PoolView:
         )
         for name, record in state.clusters.items()
     )
-    return PoolView(clusters=clusters, links=links)
+    use = tuple(
+        LinkUse.model_validate({"from": link.cluster, "to": link.name, "reserved_gbps": kbps / KBPS_PER_GBPS})
+        for link, kbps in state.allocated_kbps.items()
+    )
+    return PoolView(clusters=clusters, links=links, use=use)
 
 
 def _agent_view(record: ClusterRecord) -> AgentView | None:

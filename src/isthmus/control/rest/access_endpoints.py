@@ -16,6 +16,7 @@ from isthmus.core.messages.access_views import (
     MAX_TEXT_CHARS,
     AuditFilter,
     AuditPage,
+    LimitsView,
     TokenGrant,
     TokenInfo,
     TokenRotation,
@@ -64,6 +65,13 @@ def grant_token(token_id: str, grant: TokenGrant, caller: CurrentCaller, service
 def rotate_token(token_id: str, rotation: TokenRotation, caller: CurrentCaller, service: Service) -> TokenView:
     """Replace a token of the caller (an admin: any): return a new one; the old one counts for `grace_s` more."""
     return service.tokens.rotate(caller, token_id, rotation)
+
+
+@access_router.get("/limits", responses=error_responses())
+def get_limits(caller: CurrentCaller, service: Service) -> LimitsView:
+    """Return the limits of users and owners, and which users have most of them in use (admin only)."""
+    auth.require_role(caller)
+    return service.limits()
 
 
 @access_router.get("/audit", responses=error_responses())

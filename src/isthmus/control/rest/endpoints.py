@@ -54,7 +54,7 @@ from isthmus.core.messages.api_views import (
     Submission,
 )
 from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
-from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.queue_status import DryRun, QueuePage, QueueStatus
 from isthmus.core.messages.rank_views import RankView
 from isthmus.core.messages.usage_views import UsageView
 from isthmus.core.plan import PlanSet
@@ -236,6 +236,18 @@ def get_queue(caller: CurrentCaller, service: Service) -> list[QueueStatus]:
     """Return the queue status of the caller's waiting jobs (an admin: all), in expected starting order."""
     auth.require_role(caller, "user")
     return list(service.queue(None if caller.role == "admin" else caller.name))
+
+
+@router.get("/queue/page", responses=error_responses())
+def get_queue_page(
+    caller: CurrentCaller,
+    service: Service,
+    start: Annotated[NonNegativeInt, Query(le=MAX_STORED_INTEGER, description="index of the first job, from 0")] = 0,
+    limit: Annotated[int, Query(ge=1, le=200, description="largest number of jobs")] = 50,
+) -> QueuePage:
+    """Return the caller's jobs (an admin: all) with a place in the queue, from any position on, and their number."""
+    auth.require_role(caller, "user")
+    return service.queue_page(None if caller.role == "admin" else caller.name, start, limit)
 
 
 @router.post("/jobs/{job_id}/choose", responses=error_responses(NotFoundError, ConflictError))

@@ -28,6 +28,8 @@ MAX_BODY_VALUES = 300_000
 """Most values of a body; each may become an error of half a kilobyte."""
 _MARK_OR_TEXT = re.compile(rb'[,\[{]|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A mark before a value, or a text, which may contain such marks; one without an end takes the rest."""
+_CONSTANT_OR_TEXT = re.compile(rb'(?P<constant>Infinity|NaN)|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A number that JSON does not have, or a text, which may contain its name."""
 
 
 class JsonRoute(APIRoute):
@@ -65,6 +67,10 @@ class _ModelRequest(Request):
     def _parse(self, body: bytes) -> Any:
         if has_too_many_values(body):
             raise HTTPException(413, detail=f"the body has more than {MAX_BODY_VALUES:,} values")
+        if (constant := _non_finite_number(body)) is not None:
+            raise HTTPException(
+                422, detail=f"the body has {constant}, which is no number of JSON; give a finite number"
+            )
         try:
             return self._model.validate_json(body)
         except ValidationError as error:
@@ -91,6 +97,14 @@ def has_too_many_values(body: bytes) -> bool:
         return False
     marks = (one for one in _MARK_OR_TEXT.finditer(body) if one[0][:1] != b'"')
     return next(islice(marks, MAX_BODY_VALUES, None), None) is not None
+
+
+def _non_finite_number(body: bytes) -> str | None:
+    """Return the first `Infinity` or `NaN` outside of texts; parsers take both, but no event or file keeps them."""
+    if b"Infinity" not in body and b"NaN" not in body:
+        return None
+    found = (one["constant"] for one in _CONSTANT_OR_TEXT.finditer(body))
+    return next((name.decode() for name in found if name), None)
 
 
 def _first_problem(error: ValidationError) -> str:

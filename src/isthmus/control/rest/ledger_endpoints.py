@@ -12,7 +12,14 @@ from isthmus.control.rest.rest_bodies import error_responses
 from isthmus.control.service import auth
 from isthmus.core.base_model import Name
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages.ledger_views import LedgerCheckView, LedgerPage, PartyKind, StatementView, TariffView
+from isthmus.core.messages.ledger_views import (
+    LedgerCheckView,
+    LedgerPage,
+    PartyKind,
+    PricesView,
+    StatementView,
+    TariffView,
+)
 from isthmus.core.owner.tariff import Tariff
 
 ledger_router = APIRouter(prefix="/v1", route_class=JsonRoute)
@@ -27,6 +34,13 @@ def publish_tariff(tariff: Tariff, caller: CurrentCaller, service: Service) -> T
     """
     auth.require_role(caller, "owner")
     return service.ledger.publish(caller, tariff)
+
+
+@ledger_router.get("/tariffs", responses=error_responses())
+def get_prices(caller: CurrentCaller, service: Service) -> PricesView:
+    """Return the published prices in force and to come: for an owner those of its clusters, for others all."""
+    auth.require_role(caller, "owner", "user")
+    return service.ledger.prices(caller)
 
 
 @ledger_router.get("/ledger", responses=error_responses())

@@ -12,9 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.caller_limits import CallerLimits
+from isthmus.control.service.access.session_cookie import KEY_HEADER, SESSION_SCHEME, credentials
 from isthmus.control.service.access.token_gate import TokenGate, TooManyFailuresError
 from isthmus.control.service.auth import Caller
 from isthmus.core.errors import AuthError, InputError, IsthmusError, RateLimitError
+from isthmus.core.text.printable import printable
 
 PUBLIC_PATHS = ("/v1/health",)
 """Paths under `/v1/` that need no token."""
@@ -22,9 +24,11 @@ METRICS_PATH = "/metrics"
 """The only path outside `/v1/` that needs a token."""
 JOIN_PATH = "/v1/join"
 """The only path of a code, which is a token that joins a cluster; no other token is accepted there."""
+_SESSION_HINT = "open the console at the server's own address"
 _JOIN_HINT = "isthmus site join CODE; the operator makes codes: isthmus site invite OWNER"
 EVENTS_PATH = "/v1/events"
 """The path of the event streams, which `OpenStreams` limits."""
+_SINGLE_HEADERS = (b"authorization", b"content-length", b"cookie", b"host", KEY_HEADER.encode())
 RETRY_AFTER_S = 1.0
 """Delay that an answer to too many requests names, unless the error does."""
 SECURITY_HEADERS = {
@@ -65,7 +69,7 @@ class HeadMiddleware:
             await send(message)
 
         names = [name for name, _ in scope["headers"]]
-        repeated = [name for name in (b"authorization", b"content-length", b"host") if names.count(name) > 1]
+        repeated = [name for name in _SINGLE_HEADERS if names.count(name) > 1]
         if b"content-length" in names and b"transfer-encoding" in names:
             repeated.append(b"content-length and transfer-encoding")
         if repeated:
@@ -110,8 +114,12 @@ class TokenMiddleware:
             await error_response(error, error.http_status)(scope, receive, send)
 
     async def _caller(self, scope: Scope) -> Caller:
-        header = dict(scope["headers"]).get(b"authorization")
+        header = credentials(scope["headers"], secure=scope.get("scheme") == "https")
         address = _address(scope)
+        if header is not None and header.startswith(SESSION_SCHEME.encode()) and (foreign := _foreign_origin(scope)):
+            error = AuthError(f"a session acts for pages of this server alone, not for {foreign}", hint=_SESSION_HINT)
+            self._audit.record_stranger("refused", address, str(scope["path"]), error.message)
+            raise error
         known = self._gate.known(header)
         if known is None and self._gate.refuses_unknown(address):
             raise self._gate.refuse(address)
@@ -122,6 +130,16 @@ class TokenMiddleware:
             self._audit.record("refused", replace(known, address=address), str(scope["path"]), error.message)
             raise error
         return replace(known, address=address)
+
+
+def _foreign_origin(scope: Scope) -> str:
+    """Return the page that sent a request as far as a browser says so, "" for one of this server (Fetch Metadata)."""
+    headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    own = f"{scope.get('scheme', 'http')}://{headers.get(b'host', '')}"
+    origin, fetched = headers.get(b"origin", own), headers.get(b"sec-fetch-site", "same-origin")
+    if origin != own:
+        return printable(origin, max_chars=200)
+    return "" if fetched == "same-origin" else f"a page of another origin ({printable(fetched, max_chars=40)})"
 
 
 def _address(scope: Scope) -> str:

@@ -12,6 +12,8 @@ from isthmus.core.base_model import FrozenModel, Name
 from isthmus.core.errors import AuthError, InputError, IsthmusError, RateLimitError
 from isthmus.core.messages.api_views import Submission
 
+MAX_TEXT_CHARS = 256 << 10
+"""Longest text of a job or of a model's configuration."""
 MAX_BULK_JOBS = 1000
 """Largest number of jobs per request."""
 
@@ -26,6 +28,13 @@ class PreemptionRequest(FrozenModel):
     """The victims whose chips a job takes, as listed in `offer` of its view."""
 
     victims: Annotated[tuple[VictimNamed, ...], Field(min_length=1, max_length=MAX_BULK_JOBS), FailFast()]
+
+
+class JobText(FrozenModel):
+    """A job as its user writes it: the text of `job.yaml`, and of the model's `config.json` if it is a folder."""
+
+    text: Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+    config: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] = ""
 
 
 class BulkSubmission(FrozenModel):

@@ -19,6 +19,7 @@ from isthmus.core.messages.site_views import (
     JoinedView,
     JoinRequest,
     KeyRequest,
+    LeaveRequest,
     LeaveView,
 )
 
@@ -71,8 +72,11 @@ def drain_site(cluster: Name, request: DrainRequest, caller: CurrentCaller, serv
 
 
 @site_router.post("/sites/{cluster}/leave", responses=error_responses(NotFoundError, ConflictError))
-def leave_pool(cluster: Name, request: DrainRequest, caller: CurrentCaller, service: Service) -> LeaveView:
-    """Drain a site, end its agent and remove it from the pool (admin, or its owner); repeat it until it is `gone`."""
+def leave_pool(cluster: Name, request: LeaveRequest, caller: CurrentCaller, service: Service) -> LeaveView:
+    """Drain a site, end its agent and remove it from the pool (admin, or its owner); repeat it until it is `gone`.
+
+    Refused while the site has the only checkpoints of a job, unless `discards_checkpoints`.
+    """
     auth.require_site(caller, cluster, service.agents.owner_of(cluster))
     return service.sites.leave(caller, cluster, request)
 

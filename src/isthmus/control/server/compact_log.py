@@ -79,7 +79,7 @@ def compact_log(
                 store.bases.stage(base)
                 if config.archive is not None:
                     with open_stored_log(config) as log:
-                        archive = str(archive_events(log, base.end, config.archive))
+                        archive = str(archive_events(log, base.end, config.archive, config.archive_bytes))
                     progress("archived", base.end.number)
                 with store.exclusive_access():
                     last = store.append([base.event(now_s)])

@@ -10,6 +10,7 @@ import functools
 import re
 
 from isthmus.control.rest.middleware import needs_token
+from isthmus.control.service.access.session_cookie import credentials
 from isthmus.control.service.access.token_gate import TokenGate
 
 MAX_HEAD_BYTES = 16 * 1024
@@ -17,7 +18,7 @@ MAX_HEAD_BYTES = 16 * 1024
 HEAD_END = b"\r\n\r\n"
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 """Answer to a larger head."""
-_AUTHORIZATION = re.compile(rb"\r\nauthorization:[ \t]*([^\r\n]*)\r\n", re.IGNORECASE)
+_CREDENTIALS = re.compile(rb"(?<=\r\n)(authorization|cookie|isthmus-session-key):[ \t]*([^\r\n]*)", re.IGNORECASE)
 _BODY = (
     b'{"error":"RateLimitError","message":"too many requests without a valid token",'
     b'"hint":"wait, then send a token that an admin made"}'
@@ -39,8 +40,8 @@ def refusal(gate: TokenGate, address: str, data: bytes) -> bytes | None:
     words = data[:256].split(b" ", 2)
     if end < 0 or len(words) < 3 or not needs_token(words[1].decode("latin-1").partition("?")[0]):
         return None
-    found = _AUTHORIZATION.search(data, 0, end + 2)
-    if gate.known(found[1] if found else None) is not None:
+    shown = [(found[1].lower(), found[2]) for found in _CREDENTIALS.finditer(data, 0, end + 2)]
+    if any(gate.known(credentials(shown, secure=secure)) is not None for secure in (False, True)):
         return None
     return _answer(int(gate.count_failure(address)) or 1)
 

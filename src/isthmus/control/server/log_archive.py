@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +20,15 @@ MAX_LINE_BYTES = 64 << 20
 """Longest line that is read."""
 
 
-def archive_events(log: StoredLog, end: LogEnd, folder: Path) -> Path:
+_NAME = re.compile(r"events-(\d{12})-\d{12}\.jsonl\.gz")
+
+
+def archive_events(log: StoredLog, end: LogEnd, folder: Path, max_bytes: int | None = None) -> Path:
     """Write the events of `log` up to `end` to a file in `folder`, verify it, and return its path.
 
-    The file is complete and on disk when it has its name, `events-FIRST-LAST.jsonl.gz`. Raises `UnavailableError` if it
-    cannot be written, `LogDamagedError` if the events are not those of the chain.
+    The file is complete and on disk when it has its name, `events-FIRST-LAST.jsonl.gz`. Then the oldest such files are
+    removed until those left have `max_bytes` at most (None: all stay); the new one stays in any case. Raises
+    `UnavailableError` if it cannot be written, `LogDamagedError` if the events are not those of the chain.
     """
     begin = _begin(log)
     file = folder / f"events-{begin.number + 1:012}-{end.number:012}.jsonl.gz"
@@ -45,11 +50,24 @@ def archive_events(log: StoredLog, end: LogEnd, folder: Path) -> Path:
         fsync_path(draft)
         draft.replace(file)
         fsync_path(folder)
+        if max_bytes is not None:
+            _remove_oldest(folder, file, max_bytes)
     except OSError as error:
         raise unwritable_folder_error(folder, error) from error
     finally:
         draft.unlink(missing_ok=True)
     return file
+
+
+def _remove_oldest(folder: Path, newest: Path, max_bytes: int) -> None:
+    """Remove archives of the folder, those of the first events first; other files there stay."""
+    files = sorted(one for one in folder.iterdir() if _NAME.fullmatch(one.name) and one != newest)
+    total = newest.stat().st_size + sum(one.stat().st_size for one in files)
+    for one in files:
+        if total <= max_bytes:
+            return
+        total -= one.stat().st_size
+        one.unlink()
 
 
 def check_archive(file: Path) -> LogEnd:

@@ -127,7 +127,7 @@ def _prepare_compaction(config: ServerConfig, log_end: LogEndFile, base: LogBase
     """Copy the events that a base will replace to the archive, and put the end of the log on disk."""
     if config.archive is not None:
         with open_stored_log(config) as log:
-            archive_events(log, base.end, config.archive)
+            archive_events(log, base.end, config.archive, config.archive_bytes)
     log_end.flush()
 
 

@@ -52,6 +52,8 @@ class ServerConfig:
     compaction: CompactionPolicy = field(default_factory=CompactionPolicy)
     # Folder for a copy of the events that compaction drops. None: no copy.
     archive: Path | None = None
+    # Size from which the oldest files of that folder are removed. None: all stay.
+    archive_bytes: int | None = None
     # CPU time of a search for plans, in seconds; then the best plans so far are the answer.
     search_cpu_s: float = SEARCH_CPU_S
 

@@ -142,7 +142,8 @@ def visible_pool(caller: Caller, pool: PoolView) -> PoolView:
     links, measured = (
         tuple(link for link in found if names & {link.source, link.target}) for found in (pool.links, pool.measured)
     )
-    return PoolView(clusters=clusters, links=links, measured=measured)
+    use = tuple(link for link in pool.use if names & {link.source, link.target})
+    return PoolView(clusters=clusters, links=links, measured=measured, use=use)
 
 
 def _as_seen_by_users(view: ClusterView) -> ClusterView:

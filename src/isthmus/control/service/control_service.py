@@ -24,13 +24,14 @@ from isthmus.control.queries.dry_run import (
     find_plans,
     query_dry_run,
 )
-from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue
+from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue, query_queue_page
 from isthmus.control.queries.history_page import history_page
 from isthmus.control.queries.job_ranks import job_ranks
-from isthmus.control.queries.quotas import Quotas
+from isthmus.control.queries.quotas import Quotas, limits_view
 from isthmus.control.queries.usage_view import usage_view
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.catalogue_access import CatalogueAccess
+from isthmus.control.service.access.console_sessions import ConsoleSessions
 from isthmus.control.service.access.ledger_access import LedgerAccess
 from isthmus.control.service.access.site_admin import SiteAdmin
 from isthmus.control.service.access.site_keys import SiteKeys
@@ -75,6 +76,7 @@ from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import NotFoundError
 from isthmus.core.job import Job
+from isthmus.core.messages.access_views import LimitsView
 from isthmus.core.messages.api_views import (
     HistoryPage,
     JobFilter,
@@ -87,7 +89,7 @@ from isthmus.core.messages.api_views import (
     TokenView,
 )
 from isthmus.core.messages.preflight import SitePreflight
-from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.queue_status import DryRun, QueuePage, QueueStatus
 from isthmus.core.messages.rank_views import RankView
 from isthmus.core.messages.site_views import InvitationRequest, InvitationWithCode
 from isthmus.core.messages.usage_views import UsageView
@@ -134,6 +136,7 @@ class ControlService:
         self.audit = AuditLog(store, clock)
         self.gate = TokenGate(TokenRegistry(store, clock))
         self.tokens = TokenAdmin(self.gate.registry, self.audit, clock)
+        self.sessions = ConsoleSessions(self.gate.registry, self.audit, clock)
         self.changes = ChangeFeed()
         self._leader_election: LeaderElection = leader_election or SingleServer()
         self._planner_queue = PlannerQueue(
@@ -252,6 +255,19 @@ class ControlService:
         """Return the queue status of waiting jobs (of one user), in expected starting order."""
         now_s, paces = self.clock(), self._progress.job_progress()
         return answer_query(self._query(lambda coordinator: query_queue(coordinator.state, now_s, paces, user)))
+
+    def limits(self) -> LimitsView:
+        """Return the operator's limits and who uses most of them."""
+        quotas = self.quotas or Quotas()
+        return self._query(lambda coordinator: limits_view(quotas, coordinator.state))
+
+    def queue_page(self, user: str | None, start: int, limit: int) -> QueuePage:
+        """Return the jobs (of one user) with a place in the queue, from the one at index `start` on."""
+        now_s, paces = self.clock(), self._progress.job_progress()
+        query, length = self._query(
+            lambda coordinator: query_queue_page(coordinator.state, now_s, paces, user, start, limit)
+        )
+        return QueuePage(start=start, length=length, jobs=answer_query(query))
 
     def queue_status(self, job_id: str, user: str | None) -> QueueStatus:
         """Return a job's queue status as `user` may see it; None stands for an operator."""

@@ -116,6 +116,8 @@ class JobRecord:
     rank_map: RankMap | None = None
     # Clusters of the last training, which have the job's files.
     file_clusters: tuple[str, ...] = ()
+    # How many they were; sites that have left since are no longer among them.
+    num_file_clusters: int = 0
     # When the job entered `running`.
     started_s: float = 0.0
     # The state that follows `stopping`.

@@ -24,6 +24,20 @@ def queue_head(state: PoolState, count: int | None = None) -> Iterator[QueueKey]
     return islice(iter(state.indexes.order), count)
 
 
+def queue_slice(state: PoolState, start: int, count: int, user: str | None = None) -> tuple[list[QueueKey], int]:
+    """Return `count` keys of the queue (of one user) from position `start` on, and how many there are in all.
+
+    By arrival it costs the page alone; by fair share the places before it as well.
+    """
+    if user is not None:
+        own = state.indexes.queued_by_user.get(user, ())
+        return list(own[start : start + count]), len(own)
+    order = state.indexes.order
+    if is_fair(state):
+        return list(islice(queue_head(state), start, start + count)), len(order)
+    return list(order.islice(start, start + count)), len(order)
+
+
 def queue_place(state: PoolState, job: JobRecord) -> int:
     """Return the job's place in the queue from 1, or the place that it would have if it joined now."""
     key = queue_key(job)

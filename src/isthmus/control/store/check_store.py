@@ -128,7 +128,7 @@ def _check_logs(store: Store) -> None:
     rest = store.logs("a", after=first.next)
     _expect((*first.chunks, *rest.chunks) == store.logs("a").chunks, "pages have no gap and no repetition")
     _expect(store.output_size("a") == (3, 10), "the output of a job is counted in metrics and bytes of log")
-    _expect(store.output_size("b") == (0, 0), "a job without output has none")
+    _expect(store.output_size("c") == (0, 0), "a job without output has none")
     large = LogChunk(job="large", attempt=1, rank=0, offset=0, text="x" * (MAX_PAGE_BYTES // 2))
     store.append_logs([large, large.model_copy(update={"rank": 1}), large.model_copy(update={"rank": 2})])
     page = store.logs("large")
@@ -160,6 +160,17 @@ def _check_tokens(store: Store) -> None:
     key = StoredToken(role="owner", name="hz", digest="d4", created_s=3.0, site="east", replaces=two.id, high=True)
     store.put_token(key)
     _expect(store.find_token("d4") == key, "the key of a site keeps its cluster and what it replaces")
+    for digest, expires_s in (("d5", 20.0), ("d6", 30.0)):
+        store.put_token(
+            StoredToken(role="user", name="ada", digest=digest, created_s=4.0, expires_s=expires_s, session_of="d1")
+        )
+    before = store.token_version()
+    store.prune_sessions(25.0)
+    _expect(store.find_token("d5") is None, "a session that has ended is deleted")
+    found = store.find_token("d6")
+    _expect(found is not None and found.session_of == "d1", "another session stays, with the token that signed in")
+    _expect(store.find_token("d2") is not None, "no other token is deleted")
+    _expect(store.token_version() != before, "a deletion changes the version")
 
 
 def _check_audit(store: Store) -> None:

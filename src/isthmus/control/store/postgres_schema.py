@@ -65,6 +65,7 @@ MIGRATIONS = (
     """
     ALTER TABLE tokens ADD COLUMN site TEXT NOT NULL DEFAULT '', ADD COLUMN replaces TEXT NOT NULL DEFAULT '';
     """,
+    "ALTER TABLE tokens ADD COLUMN session_of TEXT NOT NULL DEFAULT ''",
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 

@@ -45,6 +45,7 @@ TOKEN_FIELDS = (
     "created_by",
     "site",
     "replaces",
+    "session_of",
     "high",
 )
 """Columns of the tokens, which `StoredToken` names alike."""
@@ -267,11 +268,11 @@ class SqlQueries(ABC, Generic[Session]):
         """Store a token; see `Store`."""
         sql = (
             "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, "
-            "high) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE "
+            "session_of, high) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE "
             "SET role = excluded.role, name = excluded.name, created_s = excluded.created_s, "
             "expires_s = excluded.expires_s, revoked_s = excluded.revoked_s, created_by = excluded.created_by, "
-            "site = excluded.site, replaces = excluded.replaces, high = excluded.high"
+            "site = excluded.site, replaces = excluded.replaces, session_of = excluded.session_of, high = excluded.high"
         )
         row = [getattr(token, name) for name in TOKEN_FIELDS[:-1]]
         self._write(lambda session: self._execute(session, sql, *row, int(token.high)))
@@ -279,7 +280,7 @@ class SqlQueries(ABC, Generic[Session]):
     def find_token(self, digest: str) -> StoredToken | None:
         """Return a token; see `Store`."""
         sql = (
-            "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, high "
+            "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, session_of, high "
             "FROM tokens WHERE digest = ?"
         )
         rows = self._read(sql, digest)
@@ -288,10 +289,15 @@ class SqlQueries(ABC, Generic[Session]):
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return every token; see `Store`."""
         sql = (
-            "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, high "
+            "SELECT digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, session_of, high "
             "FROM tokens ORDER BY created_s"
         )
         return tuple(_token(row) for row in self._read(sql))
+
+    def prune_sessions(self, ended_s: float) -> None:
+        """Delete ended sessions; see `Store`."""
+        sql = "DELETE FROM tokens WHERE session_of <> '' AND expires_s < ?"
+        self._write(lambda session: self._execute(session, sql, ended_s))
 
     def token_version(self) -> tuple[float, ...]:
         """Return numbers that differ after a change; see `Store`."""

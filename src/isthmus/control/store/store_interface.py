@@ -41,6 +41,8 @@ class StoredToken(FrozenModel):
     site: str = ""
     # The id of the key that it replaces, which ends when this one is used.
     replaces: str = ""
+    # The digest of the token that signed in to the console, for a session of it; "" for a token by itself.
+    session_of: str = ""
 
     @property
     def id(self) -> str:
@@ -124,6 +126,9 @@ class Store(Protocol):
 
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return every token, oldest first."""
+
+    def prune_sessions(self, ended_s: float) -> None:
+        """Delete the sessions of the console that have expired before `ended_s`; no other token."""
 
     def secret(self, name: str) -> bytes:
         """Return the secret `name`: 32 random bytes, made at its first use, the same for all servers of the store."""
@@ -250,6 +255,15 @@ class MemoryStore:
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return every token; see `Store`."""
         return tuple(sorted(self._tokens.values(), key=lambda token: token.created_s))
+
+    def prune_sessions(self, ended_s: float) -> None:
+        """Delete ended sessions; see `Store`."""
+        with self._lock:
+            self._tokens = {
+                digest: one
+                for digest, one in self._tokens.items()
+                if not one.session_of or one.expires_s is None or one.expires_s >= ended_s
+            }
 
     def secret(self, name: str) -> bytes:
         """Return a secret; see `Store`."""

@@ -6,6 +6,7 @@ An invalid file raises `FileError` with file, line, field, value and, for a miss
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -19,8 +20,16 @@ from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import FieldError, FileError
 from isthmus.core.files.validation_errors import to_file_error
-from isthmus.core.files.yaml_lines import LineNumbers, format_location, read_yaml
-from isthmus.core.job import MAX_TEMPLATE_CHARS, PLAIN_TEMPLATE, Job, ResumeSource, is_folder, is_template_text
+from isthmus.core.files.yaml_lines import LineNumbers, format_location, parse_yaml, read_yaml
+from isthmus.core.job import (
+    MAX_TEMPLATE_CHARS,
+    PLAIN_TEMPLATE,
+    Job,
+    ResumeSource,
+    is_folder,
+    is_template_text,
+    job_accesses,
+)
 from isthmus.core.model import HUB_SCHEME, HubName
 from isthmus.core.owner.check_tariff import check_tariff
 from isthmus.core.owner.owner_policy import OwnerPolicy
@@ -131,6 +140,35 @@ def load_job(path: str | Path) -> Job:
     for problem in job_problems(job):
         raise _problem_error(problem, file, lines)
     return job
+
+
+def read_job_text(text: str, name: str = "job.yaml") -> Job:
+    """Return the job that a text describes; no file is read, and errors name it `name`.
+
+    Raises `FileError` as `load_job` does, and for what only the machine of its author could resolve: a relative path, a
+    name of the Hub, the file of a stack or of a chat template.
+    """
+    file = Path(name)
+    document, lines = parse_yaml(text, file)
+    job = _validate(file, Job, document, lines)
+    for problem in itertools.chain(job_problems(job), _unresolved(job)):
+        raise _problem_error(problem, file, lines)
+    return job
+
+
+def _unresolved(job: Job) -> Iterator[FieldProblem]:
+    """Yield the fields that need the folder or the files of the machine where the job was written."""
+    template = job.data.chat_template
+    if template is not None and template != PLAIN_TEMPLATE and not is_template_text(template):
+        hint = "put the text of the template here, or 'plain'"
+        yield FieldProblem("data.chat_template", template, "is a file, which is read where the job is written", hint)
+    hint = "write the whole path at the sites, from /, or an entry of the catalogue"
+    for field, path, _ in job_accesses(job):
+        is_url = "://" in path and not path.startswith(HUB_SCHEME)
+        if not (path.startswith("/") or is_url or is_catalogue_name(path)):
+            yield FieldProblem(
+                field, path, "depends on the folder of the job's file, which the server does not know", hint
+            )
 
 
 def _with_stack(document: Any, file: Path) -> Any:

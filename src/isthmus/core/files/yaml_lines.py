@@ -41,7 +41,11 @@ def read_yaml(file: Path, *, may_be_empty: bool = False) -> tuple[Any, LineNumbe
     values, 64 levels, and as many values again by aliases (nine lines of aliases can stand for a billion values).
     An empty file has no fields if it `may_be_empty`, else it is an error.
     """
-    text = _read_text(file)
+    return parse_yaml(_read_text(file), file, may_be_empty=may_be_empty)
+
+
+def parse_yaml(text: str, file: Path, *, may_be_empty: bool = False) -> tuple[Any, LineNumbers]:
+    """Return the document of a text and the line of each value, as `read_yaml`; errors name `file`, never read."""
     lines: LineNumbers = {}
     try:
         _check_events(text, file)

@@ -17,7 +17,8 @@ MAX_DETAIL_CHARS = 500
 class TokenInfo(FrozenModel):
     """A token without the token itself. `state` says whether it still counts; times in seconds since the epoch.
 
-    A `joiner` is the code of an invitation; `site` is the cluster whose agent has the token as its key.
+    A `joiner` is the code of an invitation; `site` is the cluster whose agent has the token as its key; `session_of` is
+    the id of the token that signed in to the console, for a session of it.
     """
 
     id: str
@@ -30,6 +31,36 @@ class TokenInfo(FrozenModel):
     revoked_s: float | None = None
     high: bool = False
     site: str = ""
+    session_of: str = ""
+
+
+class SessionView(FrozenModel):
+    """A session of the console. Its `key` is in the answer to signing in alone; it counts together with the cookie.
+
+    Without a session: the caller's token. `expires_s` is in seconds since the epoch, None for a token without an end.
+    """
+
+    id: str
+    role: Literal["admin", "owner", "user"]
+    name: Name
+    expires_s: float | None = None
+    key: Annotated[str, Field(repr=False)] = ""
+
+
+class LimitUse(FrozenModel):
+    """What a user has of its limits: jobs that have not ended, and bytes of all its jobs."""
+
+    user: Name
+    live_jobs: NonNegativeInt
+    stored_bytes: NonNegativeInt
+
+
+class LimitsView(FrozenModel):
+    """The operator's limits for each user and owner (`isthmus serve`), and the users that have most of them in use."""
+
+    limits: dict[str, NonNegativeInt]
+    high_priority_users: tuple[Name, ...]
+    users: tuple[LimitUse, ...]
 
 
 class TokenGrant(FrozenModel):

@@ -218,12 +218,24 @@ class ClusterView(FrozenModel):
     duty: DutyView = DutyView()
 
 
+class LinkUse(FrozenModel):
+    """What jobs have reserved of one direction of a link of the operator's pool file, by their plans' predictions."""
+
+    source: Name = Field(alias="from")
+    target: Name = Field(alias="to")
+    reserved_gbps: NonNegativeFloat
+
+
 class PoolView(FrozenModel):
-    """The current state of the pool: `links` are the operator's, `measured` those that the sites' agents measured."""
+    """The current state of the pool: `links` are the operator's, `measured` those that the sites' agents measured.
+
+    `use` lists the links of which jobs have reserved bandwidth.
+    """
 
     clusters: tuple[ClusterView, ...]
     links: tuple[Link, ...]
     measured: tuple[Link, ...] = ()
+    use: tuple[LinkUse, ...] = ()
 
     @property
     def known_links(self) -> tuple[Link, ...]:

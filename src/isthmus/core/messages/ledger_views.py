@@ -23,6 +23,28 @@ class TariffView(FrozenModel):
     accepted_s: float
 
 
+class PriceView(FrozenModel):
+    """A published price: of `resource` for jobs of a priority, from `begins_ms` on, in the window of the day (UTC).
+
+    `resource` is `CLUSTER/GROUP` (a chip), `CLUSTER:storage` (a terabyte) or `FROM>TO` (a Gbit/s), each for an hour.
+    """
+
+    resource: str
+    job_class: str
+    begins_ms: int
+    begin_min: NonNegativeInt
+    end_min: PositiveInt
+    price_millionths: NonNegativeInt
+
+
+class PricesView(FrozenModel):
+    """The prices in force and those that begin later, a bounded number; `more` says that some are left out."""
+
+    currency: str
+    prices: tuple[PriceView, ...]
+    more: bool = False
+
+
 class LedgerEntry(FrozenModel):
     """One entry of a transaction; its entries sum to 0. `millionths` of the currency: owed to the account if positive.
 

@@ -46,6 +46,14 @@ class QueueStatus(FrozenModel):
     notes: tuple[str, ...] = ()
 
 
+class QueuePage(FrozenModel):
+    """Jobs with a place in the queue that the caller sees, from the one at index `start` on; `length` in all."""
+
+    start: NonNegativeInt
+    length: NonNegativeInt
+    jobs: tuple[QueueStatus, ...]
+
+
 class DryRun(FrozenModel):
     """Result of a dry-run submission; the pool is unchanged.
 

@@ -50,6 +50,12 @@ class DrainRequest(FrozenModel):
     limit_s: Annotated[PositiveFloat, Field(le=MAX_DRAIN_S)] = DRAIN_S
 
 
+class LeaveRequest(DrainRequest):
+    """Request to leave the pool; `discards_checkpoints`: also with the only checkpoints of jobs that wait."""
+
+    discards_checkpoints: bool = False
+
+
 class Belonging(FrozenModel):
     """Something that a site has in the pool: what `kind` of thing, and its `name`."""
 

@@ -120,6 +120,11 @@ class AttentionCore:
     value_dim: int
     window: int | None = None
 
+    @property
+    def mean_dim(self) -> float:
+        """Elements of a head's key or value, their mean."""
+        return (self.key_dim + self.value_dim) / 2
+
     def mean_keys(self, sequence_length: int) -> float:
         """Return the mean number of visible keys per query: (S + 1) / 2, or fewer with a window below S."""
         s, w = sequence_length, min(self.window or sequence_length, sequence_length)
@@ -149,6 +154,9 @@ class Component:
     """Elements per token of the first products' input; None: those of the saved input."""
     num_experts: int = 0
     experts_per_token: int = 0
+    routing_groups: int = 1
+    """Equal groups of the experts, `groups_per_token` of which a token chooses its experts from."""
+    groups_per_token: int = 1
     shared_experts: int = 0
 
     @property

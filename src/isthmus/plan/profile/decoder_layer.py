@@ -51,6 +51,8 @@ def feed_forward_component(shape: FeedForwardShape) -> Component:
         backward_steps=_expert_steps(shape),
         num_experts=experts,
         experts_per_token=shape.experts_per_token,
+        routing_groups=shape.routing_groups,
+        groups_per_token=shape.groups_per_token,
         shared_experts=shape.num_shared,
     )
 

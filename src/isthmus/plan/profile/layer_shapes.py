@@ -82,6 +82,9 @@ class FeedForwardShape:
     num_experts: int = 0
     """0 for a dense block."""
     experts_per_token: int = 0
+    routing_groups: int = 1
+    """Equal groups of experts, of which a token first chooses `groups_per_token` (DeepSeek-V3: one group a node)."""
+    groups_per_token: int = 1
     shared_size: int = 0
     """Total intermediate size of the shared experts."""
     num_shared: int = 0

@@ -70,7 +70,7 @@ def _shares(chip: Chip, kernel: str) -> dict[str, float]:
     found: dict[str, float] = {}
     if "bf16" in rates.matmul_flop_per_s:
         found["matmul_share"] = rates.matmul_flop_per_s["bf16"] / chip.flop_per_s("bf16") / SLOWEST_CHIP
-    attention = next((one for one in rates.attention if one.kernel == kernel), None)
+    attention = rates.attention_rate(kernel)
     if attention is not None:
         found["attention_share"] = attention.forward_flop_per_s / chip.flop_per_s("bf16")
     if rates.link_bytes_per_s:

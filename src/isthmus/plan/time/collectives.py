@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from isthmus.plan.profile.mean_places import Routing, mean_places
+
 NODE_HOP_S = 4e-6
 """Seconds of one step of a collective inside a node, without its start-up latency."""
 
@@ -101,35 +103,23 @@ def all_to_all_s(topology: Topology, num_bytes: float, size: int, stride: int = 
     return max(local_s, between_s)
 
 
-def node_all_to_all_s(
-    topology: Topology, num_bytes: float, size: int, stride: int, *, experts: int, chosen: int
-) -> float:
-    """Return the seconds of sending `num_bytes` of tokens to `chosen` of `experts`, once to each node that has one.
+def node_all_to_all_s(topology: Topology, num_bytes: float, size: int, stride: int, routing: Routing) -> float:
+    """Return the seconds of sending `num_bytes` of tokens to their experts, once to each node that has one.
 
-    The node's links spread what arrived to the chips of the node. Of n nodes a token reaches n (1 - C(E - E/n, k) /
-    C(E, k)) on average, if it chooses k of E experts evenly, and chips likewise. Both kinds of links work at once.
-    Source: deepseek-ai/DeepEP, normal kernels; the counts are hypergeometric.
+    The node's links spread what arrived to the chips of the node. Both kinds of links work at once. Source:
+    deepseek-ai/DeepEP, normal kernels; to how many nodes and chips a token goes is `mean_places`.
     """
     if size < 2:
         return 0.0
     inside, nodes = topology.tiers(size, stride)
     local_s = between_s = 0.0
     if inside > 1:
-        copies = mean_places(size, experts, chosen) * (inside - 1) / inside
+        copies = mean_places(size, routing) * (inside - 1) / inside
         local_s = topology.link_latency_s + copies * num_bytes / topology.link_bytes_per_s
     if nodes > 1:
-        copies = mean_places(nodes, experts, chosen) * (nodes - 1) / nodes
+        copies = mean_places(nodes, routing) * (nodes - 1) / nodes
         between_s = topology.network_latency_s + copies * num_bytes / topology.network_bytes_per_s
     return max(local_s, between_s)
-
-
-def mean_places(places: int, experts: int, chosen: int) -> float:
-    """Return over how many of `places`, with equally many experts each, `chosen` of `experts` lie on average."""
-    each = experts / places
-    missed = 1.0
-    for index in range(chosen):
-        missed *= max(0.0, experts - each - index) / (experts - index)
-    return places * (1.0 - missed)
 
 
 def ring_pass_s(topology: Topology, num_bytes: float, size: int, stride: int = 1) -> float:

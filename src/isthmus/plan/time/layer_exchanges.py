@@ -36,6 +36,9 @@ class CollectiveCall:
     num_experts: int = 0
     """Experts of the layer, if it exchanges tokens with them."""
     experts_per_token: int = 0
+    routing_groups: int = 1
+    """Groups of the experts, `groups_per_token` of which a token chooses from."""
+    groups_per_token: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,7 @@ def _expert_exchanges(layer: LayerProfile, micro_batch: ChipMicroBatch) -> Itera
         yield CollectiveCall(
             kind="node_all_to_all", num_bytes=own, size=degrees.ep, num_calls=calls, behind=behind,
             num_experts=part.num_experts, experts_per_token=part.experts_per_token,
+            routing_groups=part.routing_groups, groups_per_token=part.groups_per_token,
         )  # fmt: skip
     else:
         sent = own * part.experts_per_token

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Aggregators, Cluster
 from isthmus.plan.time.collectives import (
     NETWORK_HOP_S,
@@ -41,6 +42,40 @@ class ReplicaPlace:
     def network_bytes_per_s(self) -> float:
         """Rate at which the chips of one node exchange a stage's gradients with other nodes."""
         return self.topology.network_bytes_per_s * self.num_chips * self.tiers[0]
+
+
+def expert_places(plan: Plan, stage: Stage) -> tuple[tuple[str, int], ...]:
+    """Return the node groups of the chips with which `stage` exchanges tokens, each with their number, its own first.
+
+    Empty where the stage's own chips hold all experts. Otherwise `ep` chips in order, replica by replica, share them
+    (`isthmus.core.runs.runnable.expert_groups`); a stage of several groups exchanges with all of theirs.
+    """
+    if stage.ep == 1 or stage.num_chips % stage.ep == 0:
+        return ()
+    alike = [one for one in plan.stages if (one.cluster, one.layers, one.ep) == (stage.cluster, stage.layers, stage.ep)]
+    first, intervals = 0, []
+    for one in sorted(alike, key=lambda one: one.replica):
+        intervals.append((one, first, first + one.num_chips))
+        first += one.num_chips
+    own = next((start, end) for one, start, end in intervals if one is stage or one == stage)
+    low, high = own[0] // stage.ep * stage.ep, -(-own[1] // stage.ep) * stage.ep
+    places = {stage.node_group: 0}
+    for one, start, end in intervals:
+        inside = min(high, end) - max(low, start)
+        if inside > 0:
+            places[one.node_group] = places.get(one.node_group, 0) + inside
+    return tuple(places.items())
+
+
+def joined_topology(places: Sequence[tuple[Topology, int]]) -> Topology:
+    """Return the links of a group of chips in unlike node groups: of each kind the slowest, nodes of the smallest."""
+    return Topology(
+        chips_per_node=min(min(one.chips_per_node, count) for one, count in places),
+        link_bytes_per_s=min(one.link_bytes_per_s for one, _ in places),
+        link_latency_s=max(one.link_latency_s for one, _ in places),
+        network_bytes_per_s=min(one.network_bytes_per_s for one, _ in places),
+        network_latency_s=max(one.network_latency_s for one, _ in places),
+    )
 
 
 def replicas_all_reduce_s(places: Sequence[ReplicaPlace], num_bytes: float) -> float:

@@ -19,8 +19,10 @@ from isthmus.plan.time.calibration import Calibration
 from isthmus.plan.time.collectives import send_s
 from isthmus.plan.time.replica_reduction import (
     ReplicaPlace,
+    expert_places,
     hybrid_gather_s,
     hybrid_reduce_s,
+    joined_topology,
     replicas_all_gather_s,
     replicas_all_reduce_bytes_per_s,
     sync_servers,
@@ -109,6 +111,7 @@ def _stage_kind(plan: Plan, profile: ModelProfile, stages: Sequence[Stage], inde
         (stage.recompute, stage.recompute_layers, stage.recompute_modules, stage.offload, stage.precision),
         follower and (follower.cluster, follower.node_group, follower.num_chips),
         tuple(plan.reducing_replicas(stage).items()),
+        expert_places(plan, stage),
         index if plan.num_model_copies > 1 else None,  # a mirror stage shares the chips
     )
 
@@ -150,6 +153,9 @@ def _stage_cost(
 ) -> StageCost:
     stage = stages[index]
     chip_model = chip_models.of(stage.cluster, stage.node_group)
+    if len(shared := expert_places(plan, stage)) > 1:
+        known = [(chip_models.of(stage.cluster, name).topology, count) for name, count in shared]
+        chip_model = replace(chip_model, expert_topology=joined_topology(known))
     micro_batch = MicroBatchShape(
         micro_batch_size=plan.micro_batch_size_of(stage.replica),
         sequence_length=plan.sequence_length,

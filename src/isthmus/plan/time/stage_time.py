@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
-from isthmus.core.chip import NARROW_PRECISIONS, Chip, Precision
+from isthmus.core.chip import NARROW_PRECISIONS, AttentionRate, Chip, Precision
 from isthmus.core.pool import NodeGroup
 from isthmus.core.stack import Stack
 from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.profile.component import Recompute
 from isthmus.plan.profile.layer_profile import LayerProfile, ModelProfile
+from isthmus.plan.profile.mean_places import Routing
 from isthmus.plan.time.calibration import Calibration, ChipRates, smooth_max
 from isthmus.plan.time.chip_rates import ANY_KERNEL
 from isthmus.plan.time.collectives import (
@@ -67,6 +68,18 @@ class ChipModel:
     rates: ChipRates
     topology: Topology
     calibration: Calibration
+    expert_topology: Topology | None = None
+    """What joins the chips that share experts, if they are in unlike node groups; None: `topology`."""
+
+    def call_s(self, call: CollectiveCall) -> float:
+        """Return the seconds of all calls of a collective over the links that join its chips."""
+        joined = self.expert_topology if call.num_experts else None
+        return collective_call_s(joined or self.topology, call)
+
+    @cached_property
+    def attention_rates(self) -> dict[str, AttentionRate]:
+        """Rates of attention kernels that the chip states."""
+        return {one.kernel: one for one in self.chip.sustained.attention} if self.chip.sustained else {}
 
     def shape_factor(self, layer: LayerProfile, micro_batch: ChipMicroBatch) -> float:
         """Return the factor on the time of a layer of this shape, 1 if it was not measured."""
@@ -167,7 +180,11 @@ def collective_call_s(topology: Topology, call: CollectiveCall) -> float:
     """Return the seconds of all calls of a collective."""
     args = (topology, call.num_bytes, call.size, call.stride)
     if call.kind == "node_all_to_all":
-        return call.num_calls * node_all_to_all_s(*args, experts=call.num_experts, chosen=call.experts_per_token)
+        routing = Routing(
+            experts=call.num_experts, chosen=call.experts_per_token, groups=call.routing_groups,
+            chosen_groups=call.groups_per_token,
+        )  # fmt: skip
+        return call.num_calls * node_all_to_all_s(*args, routing)
     return call.num_calls * _COLLECTIVES[call.kind](*args)
 
 
@@ -195,9 +212,11 @@ def pass_time(
     matmul_s = work.matmul_flops / (peak * rates.matmul_share) + work.matmul_bytes / memory
     core_s = work.attention_flops / (chip_model.chip.flop_per_s(wide) * rates.attention_share)
     core_s *= rates.context_factor if work.shares_context else 1.0
-    core_ratio = work.attention_backward_ratio / (
-        sustained.attention_ratio(work.attention_kernel) if sustained else 1.0
-    )
+    core_ratio = work.attention_backward_ratio
+    kernel = chip_model.attention_rates.get(work.attention_kernel)
+    if kernel:
+        core_s *= kernel.time_factor(work.keys_per_query, work.elements_per_head)
+        core_ratio *= kernel.forward_flop_per_s / kernel.backward_flop_per_s
     moved_s = work.moved_bytes / memory
     back_bytes = work.moved_back_bytes if backward_bytes is None else backward_bytes
     moved_back_s = 2 * moved_s if back_bytes is None else back_bytes / memory
@@ -205,7 +224,7 @@ def pass_time(
     exposed_s = overlapping_s = hidden_s = exposed_back_s = 0.0
     backward_core_s = core_ratio * core_s
     for one in work.collectives:
-        seconds = collective_call_s(chip_model.topology, one)
+        seconds = chip_model.call_s(one)
         if one.behind == "other" or (one.num_experts and overlap_experts):
             hidden_s += seconds
         elif one.overlaps:
@@ -229,7 +248,7 @@ def pass_time(
     back_s = matmul_back_s + core_ratio * core_s + moved_back_s
     exchanged_s = exposed_back_s + max(0.0, overlapping_s - weight_s)
     selective_s = core_s * work.repeats_attention + work.repeated_flops / (peak * rates.matmul_share)
-    selective_s += sum(collective_call_s(chip_model.topology, one) for one in work.repeated_collectives)
+    selective_s += sum(chip_model.call_s(one) for one in work.repeated_collectives)
     selective_s += moved_s / 2 if work.repeated_bytes is None else work.repeated_bytes / memory
     recompute_s, recompute_launch_s = _recompute_s(
         recompute, compute_s, selective_s, exposed_s + overlapping_s, launch_s

@@ -34,6 +34,10 @@ class ChipWork:
     """Whether chips share the sequence of the attention core."""
     attention_kernel: str = "any"
     """The kernel of the attention core, by which chips state sustained rates."""
+    keys_per_query: float = 1.0
+    """Mean keys of a query in one call of the attention kernel."""
+    elements_per_head: float = 0.0
+    """Mean size of a head's key and value."""
     repeated_flops: float = 0.0
     """The part of `matmul_flops` that selective recomputation repeats."""
     repeats_attention: bool = True
@@ -74,6 +78,8 @@ def layer_work(layer: LayerProfile, micro_batch: ChipMicroBatch) -> ChipWork:
         attention_backward_ratio=core_backward,
         shares_context=degrees.cp > 1,
         attention_kernel=layer.attention_kernel,
+        keys_per_query=_keys_per_call(layer, micro_batch),
+        elements_per_head=layer.attention.core.mean_dim if layer.attention.core else 0.0,
         repeated_flops=sum(
             _repeated_flops(part, layer.repeated_weights, shard, micro_batch) for part in layer.components
         ),
@@ -96,6 +102,15 @@ def _merged_bytes(layer: LayerProfile, micro_batch: ChipMicroBatch) -> tuple[flo
     elements = micro_batch.tokens * core.num_heads * core.value_dim / min(degrees.tp, core.num_heads)
     merges = (degrees.cp - 1) * elements
     return rule.merge_forward_bytes * merges, rule.merge_backward_bytes * merges
+
+
+def _keys_per_call(layer: LayerProfile, micro_batch: ChipMicroBatch) -> float:
+    """Return the mean keys of a query in one call of the attention kernel; some call it for the block of each chip."""
+    core, degrees = layer.attention.core, micro_batch.degrees
+    if core is None:
+        return 1.0
+    by_blocks = degrees.cp_kind == "ring" or (degrees.cp_kind == "gather" and layer.exchanges.merge_forward_bytes)
+    return core.mean_keys(micro_batch.document_length) / (degrees.cp if by_blocks else 1)
 
 
 def _experts_on_chip(layer: LayerProfile, degrees: StageDegrees) -> int:

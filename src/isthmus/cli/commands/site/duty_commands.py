@@ -17,7 +17,7 @@ from isthmus.cli.environment.interrupt import interruptible
 from isthmus.cli.environment.parse_since import parse_age_s
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import AuthError, InputError, NotFoundError, UnavailableError
-from isthmus.core.messages.site_views import Belonging, DrainRequest, LeaveView
+from isthmus.core.messages.site_views import Belonging, DrainRequest, LeaveRequest, LeaveView
 
 commands = typer.Typer()
 """None of the top level: the commands of this module join the group `site`."""
@@ -110,13 +110,18 @@ def leave(
             help="At the site: the agent's state folder, whose key is used and which is removed.",
         ),
     ] = None,
+    discard: Annotated[
+        bool, typer.Option("--discard-checkpoints", help="Leave also with the only checkpoints of jobs.")
+    ] = False,
 ) -> None:
     """Take a site out of the pool: drain it, end its agent, remove what it has (admin, or the site's owner).
 
-    Ctrl-C ends the waiting alone: the server goes on, and the same command continues. --json prints what was removed
-    and what is left, such as the histories of jobs.
+    Refused if the site has storage of its own and the only checkpoints of a job that has not ended. Ctrl-C ends the
+    waiting alone: the server goes on, and the same command continues. --json prints what was removed and what is left,
+    such as the histories of jobs.
     """
-    request, seen, has_key = _drain_request(deadline), dict[Belonging, None](), _use_key(client, state)
+    request = LeaveRequest(limit_s=_drain_request(deadline).limit_s, discards_checkpoints=discard)
+    seen, has_key = dict[Belonging, None](), _use_key(client, state)
     view = LeaveView(site=name, gone=False)
 
     def look() -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 from typing import NamedTuple
 
 from isthmus.control.accounting.check_ledger import check_ledger
@@ -11,6 +11,7 @@ from isthmus.control.accounting.ledger import Transaction, job_account, owner_ac
 from isthmus.control.accounting.make_statement import make_statement, open_transactions, party_amount
 from isthmus.control.accounting.meter import Meter
 from isthmus.control.accounting.party_holdings import party_holdings
+from isthmus.control.accounting.price_book import PriceSchedule
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.auth import Caller
@@ -22,13 +23,20 @@ from isthmus.core.messages.ledger_views import (
     LedgerEntry,
     LedgerPage,
     PartyKind,
+    PricesView,
+    PriceView,
     StatementView,
     TariffView,
 )
-from isthmus.core.owner.tariff import Tariff
+from isthmus.core.owner.tariff import DAY_MIN, Tariff
+from isthmus.core.pool_resource import PoolResource
 
 MAX_EXAMINED_TRANSACTIONS = 20_000
 """Transactions that one page looks at, so that a caller with few entries costs no more than one with many."""
+
+
+MAX_LISTED_PRICES = 2_000
+"""Prices that one answer lists."""
 
 
 class _Books(NamedTuple):
@@ -66,6 +74,21 @@ class LedgerAccess:
             raise
         self._audit.record("tariff-published", caller, owner, f"{len(tariff.prices)} prices in {currency}")
         return TariffView(currency=currency, prices=len(tariff.prices), accepted_s=now_s)
+
+    def prices(self, caller: Caller) -> PricesView:
+        """Return the published prices in force and to come: for an owner those of its clusters, for others all."""
+        _require_person(caller)
+
+        def read(coordinator: Coordinator) -> tuple[str, list[PriceView]]:
+            state, book = coordinator.state, coordinator.state.meter.prices
+            own = {name for name, record in state.clusters.items() if record.cluster.owner == caller.name}
+            listed = book.listed(int(self._clock() * 1000), lambda name: caller.role != "owner" or name in own)
+            views = chain.from_iterable(starmap(_price_views, listed))
+            return book.currency, list(islice(views, MAX_LISTED_PRICES + 1))
+
+        currency, prices = self._actor.query(read)
+        more = len(prices) > MAX_LISTED_PRICES
+        return PricesView(currency=currency, prices=tuple(prices[:MAX_LISTED_PRICES]), more=more)
 
     def page(self, caller: Caller, after: int, limit: int) -> LedgerPage:
         """Return up to `limit` entries of the caller's accounts in transactions after number `after`."""
@@ -122,6 +145,18 @@ class LedgerAccess:
         now_ms = max(meter.now_ms, int(self._clock() * 1000))
         ledger = meter.ledger.transactions
         return _Books(ledger, len(ledger), party_holdings(meter, party, name), now_ms), job.user if job else None
+
+
+def _price_views(resource: PoolResource, schedule: PriceSchedule) -> Iterator[PriceView]:
+    """Yield the prices of a schedule: one line if all priorities have the same."""
+    same = len(set(schedule.windows.values())) == 1
+    for job_class, windows in list(schedule.windows.items())[: 1 if same else None]:
+        ends = [one.begin_min for one in windows[1:]] + [DAY_MIN]
+        for window, end_min in zip(windows, ends, strict=True):
+            yield PriceView(
+                resource=str(resource), job_class="all" if same else job_class, begins_ms=schedule.begins_ms,
+                begin_min=window.begin_min, end_min=end_min, price_millionths=window.price_millionths,
+            )  # fmt: skip
 
 
 def _require_person(caller: Caller) -> None:

@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Literal
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.queries.sites.site_belongings import site_belongings
+from isthmus.control.queries.sites.sole_checkpoints import sole_checkpoints
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import Event, SiteAccepted, SiteCordoned, SiteDraining, SiteLeft
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages.api_views import ClusterView
-from isthmus.core.messages.site_views import Belonging, DrainRequest, LeaveView
+from isthmus.core.messages.site_views import Belonging, DrainRequest, LeaveRequest, LeaveView
 
 if TYPE_CHECKING:
     from isthmus.control.service.access.site_keys import SiteKeys
+
+
+MAX_NAMED_JOBS = 5
+"""Jobs that a refusal names."""
 
 
 class SiteAdmin:
@@ -40,18 +45,26 @@ class SiteAdmin:
         )
         return self._act(caller, cluster, event, "site-draining", f"within {request.limit_s:g} s")
 
-    def leave(self, caller: Caller, cluster: str, request: DrainRequest) -> LeaveView:
+    def leave(self, caller: Caller, cluster: str, request: LeaveRequest) -> LeaveView:
         """Take the next step of a site's leaving: drain it, then its agent ends; return how far it is.
 
-        A site whose agent is silent leaves at once when it has no parts. Raises `NotFoundError` for an unknown site.
+        A site whose agent is silent leaves at once when it has no parts. Raises `NotFoundError` for an unknown site,
+        and `ConflictError` for one with the only checkpoints of jobs unless the request discards them.
         """
         now_s = self._clock()
         event = SiteDraining(
             now_s=now_s, cluster=cluster, by=caller.name, role=_role(caller),
             deadline_s=now_s + request.limit_s, leaves=True,
         )  # fmt: skip
-        found = self._actor.propose(lambda _: event, lambda coordinator: self._leave_view(coordinator, cluster))
-        self._audit.record("site-leaving", caller, cluster)
+
+        def begin(coordinator: Coordinator) -> Event:
+            if not request.discards_checkpoints:
+                _refuse_loss(coordinator, cluster)
+            return event
+
+        found = self._actor.propose(begin, lambda coordinator: self._leave_view(coordinator, cluster))
+        detail = "gives up checkpoints that no other site has" if request.discards_checkpoints else ""
+        self._audit.record("site-leaving", caller, cluster, detail)
         if not found.jobs and self._actor.query(lambda coordinator: _is_silent(coordinator, cluster)):
             self._remove(caller, cluster)
             return found.model_copy(update={"gone": True})
@@ -103,6 +116,20 @@ class SiteAdmin:
         pool = self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
         self._audit.record(action, caller, cluster, detail)
         return next(one for one in pool.clusters if one.cluster.name == cluster)
+
+
+def _refuse_loss(coordinator: Coordinator, cluster: str) -> None:
+    """Raise `ConflictError` if a site that is not leaving yet has the only checkpoints of jobs."""
+    record = coordinator.state.clusters.get(cluster)
+    if record is None or (record.drain is not None and record.drain.leaves):
+        return
+    jobs = sole_checkpoints(coordinator.state, cluster)
+    if jobs:
+        more = f" and {len(jobs) - MAX_NAMED_JOBS} more" if len(jobs) > MAX_NAMED_JOBS else ""
+        raise ConflictError(
+            f"cluster '{cluster}' has the only checkpoints of {', '.join(jobs[:MAX_NAMED_JOBS])}{more}",
+            hint="drain it and let them train elsewhere or end; --discard-checkpoints gives up what they have trained",
+        )
 
 
 def _is_silent(coordinator: Coordinator, cluster: str) -> bool:

@@ -40,7 +40,7 @@ class TokenAdmin:
         """Revoke a token, which is rejected from now on; raise `NotFoundError` for an unknown one."""
         token, now_s = self._find(caller, token_id), self._clock()
         if token.is_valid(now_s):
-            if token.role == "admin" and not self._other_admin(token, now_s):
+            if token.role == "admin" and not token.session_of and not self._other_admin(token, now_s):
                 raise ConflictError(
                     f"{token_id} is the last valid token of an admin",
                     hint="create another one first: isthmus token create --admin NAME",
@@ -56,9 +56,10 @@ class TokenAdmin:
         Raises `NotFoundError` for an unknown token and `ConflictError` for one that no jobs are submitted with.
         """
         token, now_s = self._find(caller, token_id), self._clock()
-        if token.role != "user":
+        if token.role != "user" or token.session_of:
             raise ConflictError(
-                f"{token_id} is a token of {token.role} {token.name}: priority 'high' is granted to users' tokens",
+                f"{token_id} is a {_kind(token)} of {token.role} {token.name}: priority 'high' is granted to users' "
+                "tokens",
                 hint="`isthmus token list` shows the role of each token",
             )
         if token.high != grant.high:
@@ -75,9 +76,9 @@ class TokenAdmin:
         old one: a stolen token cannot extend itself.
         """
         old, now_s = self._find(caller, token_id), self._clock()
-        if old.site or old.role == "joiner":
+        if old.site or old.role == "joiner" or old.session_of:
             raise ConflictError(
-                f"{token_id} is an invitation, or the key of a site's agent, which renews it by itself",
+                f"{token_id} is a session, an invitation, or the key of a site's agent, which renews it by itself",
                 hint=f"isthmus token revoke {token_id} ends it",
             )
         if not old.is_valid(now_s):
@@ -94,7 +95,11 @@ class TokenAdmin:
 
     def _make(self, caller: Caller, role: str, name: str, expires_s: float | None, *, high: bool = False) -> TokenView:
         now_s = self._clock()
-        valid = [one for one in self._registry.tokens() if (one.role, one.name) == (role, name) and one.is_valid(now_s)]
+        valid = [
+            one
+            for one in self._registry.tokens()
+            if (one.role, one.name) == (role, name) and one.is_valid(now_s) and not one.session_of
+        ]
         if len(valid) >= MAX_TOKENS_OF_A_NAME:
             raise ConflictError(
                 f"{role} {name} has {len(valid)} valid tokens, the most that a name may have",
@@ -118,7 +123,7 @@ class TokenAdmin:
 
     def _other_admin(self, token: StoredToken, now_s: float) -> bool:
         return any(
-            one.role == "admin" and one.is_valid(now_s) and one.digest != token.digest
+            one.role == "admin" and not one.session_of and one.is_valid(now_s) and one.digest != token.digest
             for one in self._registry.tokens()
         )
 
@@ -132,8 +137,14 @@ def _may_see(caller: Caller, token: StoredToken) -> bool:
 def _info(token: StoredToken, now_s: float) -> TokenInfo:
     ended = "revoked" if token.revoked_s is not None else "expired"
     state = "valid" if token.is_valid(now_s) else ended
-    fields = token.model_dump(exclude={"digest", "replaces"})
+    fields = token.model_dump(exclude={"digest", "replaces", "session_of"})
+    if token.session_of:
+        fields["session_of"] = f"t-{token.session_of[:12]}"
     return TokenInfo.model_validate(fields | {"id": token.id, "state": state})
+
+
+def _kind(token: StoredToken) -> str:
+    return "session" if token.session_of else "token"
 
 
 def _until(expires_s: float | None, now_s: float) -> str:

@@ -1,4 +1,4 @@
-"""`TokenGate`: authenticates requests by their header `Authorization` and limits those without a valid token.
+"""`TokenGate`: authenticates requests by their `credentials` and limits those without a valid token.
 
 A valid token is found first, in memory, so failures of others at its address never hold it up.
 """
@@ -10,9 +10,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 from isthmus.control.service.access.login_backoff import LoginBackoff
+from isthmus.control.service.access.session_cookie import SESSION_SCHEME
 from isthmus.control.service.access.token_registry import TokenRegistry
 from isthmus.control.service.auth import Caller, Role, UnknownCallerError, token_digest
 from isthmus.control.store.store_interface import StoredToken
@@ -57,10 +58,11 @@ class TokenGate:
 
     def known(self, authorization: bytes | None) -> Caller | None:
         """Return the caller of a header as far as memory knows it, None otherwise."""
-        token = _token(authorization)
-        if token is None or not self.registry.is_fresh():
+        shown = _shown(authorization)
+        if shown is None or not self.registry.is_fresh():
             return None
-        return _caller(self.registry.find(token_digest(token)))
+        found = self.registry.find(token_digest(shown.secret))
+        return _caller(found) if found is not None and shown.fits(found) else None
 
     def refuses_unknown(self, address: str) -> bool:
         """Return whether a request from `address` whose token memory does not know is refused at once."""
@@ -78,14 +80,14 @@ class TokenGate:
 
     def look_up(self, authorization: bytes | None, address: str) -> Caller:
         """Return the caller of a header that `known` does not know, from the store; raise the error for others."""
-        token = _token(authorization)
-        if token is None or self.refuses_unknown(address):
+        shown = _shown(authorization)
+        if shown is None or self.refuses_unknown(address):
             raise self.refuse(address)
-        digest = token_digest(token)
+        digest = token_digest(shown.secret)
         found = self.registry.look_up(digest)
-        if found is None or not hmac.compare_digest(found.digest, digest):
+        if found is None or not hmac.compare_digest(found.digest, digest) or not shown.fits(found):
             raise self.refuse(address)
-        return cast(Caller, _caller(found))
+        return _caller(found)
 
     def report_failures(self, report: FailureReport) -> None:
         """Log the failed logins since the last report and pass them to `report`, once a minute at most."""
@@ -107,17 +109,28 @@ class TokenGate:
             report("other addresses", rest)
 
 
-def _token(authorization: bytes | None) -> str | None:
-    """Return the token of a header `Bearer TOKEN`, None for any other header."""
+class _Shown(NamedTuple):
+    """The secret that a request shows, and whether as a session of the console."""
+
+    secret: str
+    session: bool
+
+    def fits(self, token: StoredToken) -> bool:
+        """Return whether the token is of the kind that was shown: half a session is no bearer token."""
+        return bool(token.session_of) == self.session
+
+
+def _shown(authorization: bytes | None) -> _Shown | None:
+    """Return what `Bearer TOKEN` or `session COOKIE.KEY` shows, None for any other text."""
     if authorization is None or len(authorization) > MAX_TOKEN_BYTES:
         return None
-    scheme, _, token = authorization.decode("latin-1").partition(" ")
-    return token.strip() or None if scheme.lower() == "bearer" else None
-
-
-def _caller(token: StoredToken | None) -> Caller | None:
-    if token is None:
+    scheme, _, secret = authorization.decode("latin-1").partition(" ")
+    if scheme.lower() not in ("bearer", SESSION_SCHEME) or not secret.strip():
         return None
+    return _Shown(secret.strip(), scheme == SESSION_SCHEME)
+
+
+def _caller(token: StoredToken) -> Caller:
     return Caller(
         role=cast(Role, token.role), name=token.name, token_id=token.id, high=token.high, site=token.site,
         replaces=token.replaces,

@@ -40,18 +40,24 @@ class TokenRegistry:
         """Return the valid token of a digest from memory, None if there is none."""
         return self._valid(self._tokens.get(digest))
 
+    def get(self, token_id: str) -> StoredToken | None:
+        """Return the valid token of an id from memory, None if there is none."""
+        return self._valid(self._by_id.get(token_id))
+
     def is_valid(self, token_id: str) -> bool:
         """Return whether the token of an id counts now, as far as memory knows."""
-        return self._valid(self._by_id.get(token_id)) is not None
+        return self.get(token_id) is not None
 
     def look_up(self, digest: str) -> StoredToken | None:
         """Return the valid token of a digest from the store, None if there is none; raise the store's errors."""
         found = self._store.find_token(digest)
+        parent = self._store.find_token(found.session_of) if found is not None and found.session_of else None
         with self._lock:
             if found is None:
                 self._tokens.pop(digest, None)
-            else:
-                self._tokens[digest] = self._by_id[found.id] = found
+            for one in (found, parent):
+                if one is not None:
+                    self._tokens[one.digest] = self._by_id[one.id] = one
         return self._valid(found)
 
     def put(self, token: StoredToken) -> None:
@@ -64,6 +70,10 @@ class TokenRegistry:
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return all tokens of the store, oldest first, ended ones as well."""
         return self._store.tokens()
+
+    def prune_sessions(self) -> None:
+        """Delete the sessions that have expired from the store."""
+        self._store.prune_sessions(self._clock())
 
     def refresh(self) -> None:
         """Read what changed in the store; wake the subscribers if a token has changed or expired."""
@@ -85,7 +95,15 @@ class TokenRegistry:
         return self._subscribers.subscribe(callback)
 
     def _valid(self, token: StoredToken | None) -> StoredToken | None:
-        return token if token is not None and token.is_valid(self._clock()) else None
+        """Return a token that counts now; a session counts as long as the token that signed in, with its grants."""
+        if token is None or not token.is_valid(self._clock()):
+            return None
+        if not token.session_of:
+            return token
+        parent = self._tokens.get(token.session_of)
+        if parent is None or not parent.is_valid(self._clock()):
+            return None
+        return token.model_copy(update={"high": parent.high}) if parent.high != token.high else token
 
 
 def _num_expired(tokens: dict[str, StoredToken], now_s: float) -> int:

@@ -37,13 +37,6 @@ def sharding_problem(plan: Plan) -> ShardingProblem | None:
             f"schedule {plan.schedule} holds two copies of each layer, and ZeRO {plan.zero} a part of one",
             "choose another schedule, or set zero to 1",
         )
-    most = max(stage.ep for stage in plan.stages)
-    for what, degree in (("ep", most), ("local_steps", plan.local_steps)):
-        if degree > 1:
-            return ShardingProblem(
-                f"the plan states {what} {degree} with ZeRO {plan.zero}, which this runtime does not combine",
-                f"set {what} to 1, or zero to 1",
-            )
     places = [
         _Place(stage.cluster, replica, index, layers)
         for replica in range(plan.dp)
@@ -77,13 +70,19 @@ def _unlike_replicas(plan: Plan, places: list[_Place]) -> ShardingProblem | None
 
 
 def _group_over_clusters(plan: Plan, places: list[_Place]) -> ShardingProblem | None:
-    """Return the problem of a group of replicas that shards over clusters, or over fewer than its cluster has."""
+    """Return the problem of a group of replicas that shards over clusters, or over fewer than its cluster has.
+
+    With local steps replicas shard inside their replica group at most.
+    """
     stated = plan.sharding.replicas if plan.sharding else None
-    wanted = min(plan.dp, stated or plan.dp)
     for one in places:
+        summed = plan.dp
+        if plan.local_steps > 1:
+            summed = plan.replica_groups.count(plan.replica_groups[one.replica])
+        wanted = min(summed, stated or summed)
         here = sum(other.cluster == one.cluster and _share_layers(one, other) for other in places)
         if here != wanted:
-            field = f"sharding.replicas {stated}" if stated else f"dp {plan.dp} without sharding.replicas"
+            field = f"sharding.replicas {stated}" if stated else f"dp {summed} without sharding.replicas"
             return ShardingProblem(
                 f"ZeRO {plan.zero} shards over {wanted} replicas ({field}), and cluster {one.cluster} has layers "
                 f"{list(one.layers[0])} of {here}: the runtime shards gradients and weights inside a cluster",

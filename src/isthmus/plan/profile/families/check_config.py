@@ -18,6 +18,8 @@ _MIN_VALUES: Mapping[str, int] = {
     "decoder_sparse_step": 0,
     "first_k_dense_replace": 0,
     "n_shared_experts": 0,
+    "n_group": 1,
+    "topk_group": 1,
     "shared_expert_intermediate_size": 0,
 }
 """Optional integer fields and their minimum values."""

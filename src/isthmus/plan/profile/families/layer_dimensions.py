@@ -108,7 +108,7 @@ def _feed_forward_shape(family: ModelFamily, config: Config, index: int) -> Feed
             keeps_first=str(config.get("hidden_act")) != "relu",
             parallel=_config_flag(config, family.parallel),
         )
-    width = config_size(config, family.expert_width)
+    width, (groups, chosen) = config_size(config, family.expert_width), _routing_groups(config)
     num_shared = int(config.get("n_shared_experts") or 0)
     shared = config.get("shared_expert_intermediate_size") or width * num_shared
     return FeedForwardShape(
@@ -118,6 +118,8 @@ def _feed_forward_shape(family: ModelFamily, config: Config, index: int) -> Feed
         activation_tensors=tensors,
         num_experts=config_size(config, "num_experts"),
         experts_per_token=_experts_per_token(config),
+        routing_groups=groups,
+        groups_per_token=chosen,
         shared_size=shared,
         num_shared=num_shared or int(shared > 0),
         shared_gate=bool(config.get("shared_gate")),
@@ -132,6 +134,21 @@ def _experts_per_token(config: Config) -> int:
             f"config.json: num_experts_per_tok is {chosen}", hint=f"it must be at most num_experts, {experts}"
         )
     return chosen
+
+
+def _routing_groups(config: Config) -> tuple[int, int]:
+    """Return the groups of experts and how many of them a token chooses from, if the router limits it (DeepSeek)."""
+    groups, experts = int(config.get("n_group") or 1), config_size(config, "num_experts")
+    chosen = int(config.get("topk_group") or groups)
+    if experts % groups:
+        raise ModelError(f"config.json: n_group is {groups}", hint=f"it must divide the number of experts, {experts}")
+    least = -(-_experts_per_token(config) * groups // experts)
+    if not least <= chosen <= groups:
+        raise ModelError(
+            f"config.json: topk_group is {chosen}",
+            hint=f"it must be from {least}, which hold the experts of a token, to n_group, {groups}",
+        )
+    return groups, chosen
 
 
 def _num_norms(family: ModelFamily, config: Config) -> int:

@@ -1,0 +1,1 @@
+"""Commands of the wide-area network: proxies between sites."""

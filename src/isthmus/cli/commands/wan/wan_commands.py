@@ -1,0 +1,127 @@
+"""Commands of the wide-area network: proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isthmus.cli.command import command
+from isthmus.cli.commands.process_commands import PANEL, configure_logging, import_extra
+from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.core.errors import InputError
+
+commands = typer.Typer()
+
+
+@command(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus proxy --site hangzhou --key nanjing=link.key --listen 10.0.0.2:7400 --allow 10.2.0.0/16 --state proxy",
+        "isthmus proxy --site nanjing --key hangzhou=link.key --peer hangzhou=10.0.0.2:7400 --state proxy --json",
+    ],
+)
+def proxy(
+    env: CliEnvironment,
+    site: Annotated[str, typer.Option(metavar="NAME", help="The cluster of this proxy, as the pool names it.")],
+    state: Annotated[Path, typer.Option("--state", metavar="DIR", help="Folder for routes.json and proxy.json.")],
+    key: Annotated[list[str], typer.Option(metavar="SITE=FILE", help="Key shared with a site; mode 0600. Repeatable.")],
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SITE=HOST:PORT,...",
+            help="Proxies of a site to dial; connections are balanced over several. Repeatable.",
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where proxies of other sites dial this one; port 0: any.")
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NETWORK", help="Network that other sites may reach through it (default: loopback)."),
+    ] = None,
+    workers: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address of the routes for workers of this site.")
+    ] = "127.0.0.1",
+    clients: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NETWORK", help="Network whose hosts may use the routes (default: loopback)."),
+    ] = None,
+    legs: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="TCP streams to each proxy.")] = 4,
+) -> None:
+    """Carry the connections of a site's workers across the wide-area link, fast in spite of loss.
+
+    A worker's connection ends at the proxy of its own site and goes on from the proxy of the other one; between the
+    two it is encrypted and striped over several TCP streams with BBR. If streams break, new ones carry on: the
+    workers notice nothing for up to a minute. Both sides have the same key file, made by
+    `(umask 077; openssl rand -hex 32 > link.key)`; a stranger gets no byte. Agents read the routes by
+    `isthmus agent --routes DIR/routes.json`.
+    """
+    import_extra("isthmus.noise", "agent")
+    from isthmus.wan import ProxyConfig, parse_network, read_proxy_key, run_proxy
+
+    configure_logging(env)
+    config = ProxyConfig(
+        site=site,
+        peers={name: [_address(one) for one in text.split(",")] for name, text in _pairs("--peer", peer or ())},
+        keys={name: read_proxy_key(Path(file)) for name, file in _pairs("--key", key)},
+        listen=None if listen is None else _address(listen, any_port=True),
+        workers=workers,
+        num_legs=legs,
+        **{
+            name: tuple(parse_network(one) for one in given)
+            for name, given in (("allow", allow), ("clients", clients))
+            if given
+        },
+    )
+
+    def on_start(found: dict[str, object]) -> None:
+        env.answer(found, lambda: _started(found, state))
+
+    final = run_proxy(config, state, on_start)
+    env.answer(final, lambda: _ended(final))
+
+
+def _started(found: dict[str, object], state: Path) -> str:
+    lines = [f"proxy of {found['site']}" + (f" listening at {found['listen']}" if found["listen"] else "")]
+    routes = found["routes"]
+    if isinstance(routes, dict):
+        lines += [f"route to {name}: {address}" for name, address in routes.items()]
+    if routes:
+        lines.append(f"routes for `isthmus agent --routes`: {state / 'routes.json'}")
+    return "\n".join(lines)
+
+
+def _ended(final: dict[str, object]) -> str:
+    tunnels = final["tunnels"]
+    if not isinstance(tunnels, list) or not tunnels:
+        return "no tunnel was open"
+    return "\n".join(
+        f"{one['peer']} ({one['direction']}): {one['sent_bytes']:,} bytes sent, {one['received_bytes']:,} received, "
+        f"{one['legs_lost']} legs lost, {one['frames_again']} frames sent again"
+        for one in tunnels
+    )
+
+
+def _pairs(option: str, given: Sequence[str]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InputError(f"{option} {text!r} is not SITE=VALUE", hint="such as --peer hangzhou=10.0.0.2:7400")
+        if name in dict(found):
+            raise InputError(f"{option} names {name} twice", hint="several proxies of a site: HOST:PORT,HOST:PORT")
+        found.append((name, value))
+    return found
+
+
+def _address(text: str, *, any_port: bool = False) -> tuple[str, int]:
+    from isthmus.wan import parse_address
+
+    if any_port and text.endswith(":0"):
+        host, _ = parse_address(text[:-1] + "1")
+        return host, 0
+    return parse_address(text)

@@ -1,0 +1,96 @@
+"""`ProxyConfig`: what a proxy is started with; `read_proxy_key`: the key that it shares with another site."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from isthmus.core.base_model import NAME_PATTERN
+from isthmus.core.bounded_file import read_within
+from isthmus.core.errors import FileError, InputError
+from isthmus.core.loopback import is_loopback
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = tuple[str, int]
+
+LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
+MAX_LEGS = 16
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class ProxyConfig:
+    """A proxy of `site`. Raises `InputError` for what contradicts itself."""
+
+    site: str
+    peers: Mapping[str, Sequence[Address]]
+    """The proxies of each other site that this one dials."""
+    keys: Mapping[str, bytes] = field(repr=False)
+    """The key shared with each other site that dials or is dialled."""
+    listen: Address | None = None
+    """Where proxies of other sites dial this one; None if it only dials."""
+    workers: str = "127.0.0.1"
+    """Address at which workers of this site find their routes."""
+    clients: Sequence[Network] = LOOPBACK
+    """Networks whose hosts may use the routes."""
+    allow: Sequence[Network] = LOOPBACK
+    """Networks that other sites may connect to through this proxy."""
+    num_legs: int = 4
+
+    def __post_init__(self) -> None:
+        for name in (self.site, *self.keys):
+            if not re.fullmatch(NAME_PATTERN, name):
+                raise InputError(f"{name!r} is no name of a site", hint="letters, digits, `.`, `_` and `-`")
+        if self.site in self.keys:
+            raise InputError(f"{self.site} is this site itself", hint="name the key and the proxies of other sites")
+        if missing := sorted(self.peers.keys() - self.keys.keys()):
+            raise InputError(
+                f"no key for {', '.join(missing)}", hint=f"--key {missing[0]}=FILE; both sites have the same file"
+            )
+        if not self.peers and self.listen is None:
+            raise InputError(
+                "nothing to do", hint="--peer SITE=HOST:PORT to dial another site, --listen HOST:PORT to be dialled"
+            )
+        if not 1 <= self.num_legs <= MAX_LEGS:
+            raise InputError(f"{self.num_legs} legs", hint=f"1 to {MAX_LEGS}")
+        if not is_loopback(self.workers) and tuple(self.clients) == LOOPBACK:
+            raise InputError(
+                f"routes at {self.workers} are open to other hosts, and no network of clients is named",
+                hint="--clients 10.1.0.0/16: the hosts of this site that may connect through it",
+            )
+
+
+def read_proxy_key(file: Path) -> bytes:
+    """Return the key in `file`, one line of 64 hexadecimal digits; raise `FileError` if others may read it.
+
+    No error shows the content.
+    """
+    try:
+        mode, text = file.stat().st_mode, read_within(file, 1024).decode("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+        raise FileError(f"cannot be read: {reason}", file=str(file)) from error
+    if mode & 0o077:
+        raise FileError("other accounts may read or write the key", file=str(file), hint=f"chmod 600 {file}")
+    try:
+        key = bytes.fromhex(text.strip())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise FileError(
+            f"is not one line of {KEY_BYTES} bytes in hexadecimal",
+            file=str(file),
+            hint=f"create it: (umask 077; openssl rand -hex 32 > {file}); copy it to the other site",
+        )
+    return key
+
+
+def parse_network(text: str) -> Network:
+    """Return the network in `text`, such as `10.1.0.0/16`; raise `InputError`."""
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise InputError(f"invalid network {text!r}: {error}", hint="such as 10.1.0.0/16") from None

@@ -1,0 +1,243 @@
+"""`ProxyService`: the proxy of a site: routes for its workers, tunnels to other sites, what those may reach here."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from isthmus.core.errors import ProtocolError, UnavailableError
+from isthmus.wan.dial import MAX_HEAD_BYTES, format_address
+from isthmus.wan.proxy.connect_target import connect_target
+from isthmus.wan.proxy.dial_leg import dial_leg
+from isthmus.wan.proxy.leg import Leg
+from isthmus.wan.proxy.leg_entrance import LegEntrance
+from isthmus.wan.proxy.leg_greeting import TUNNEL_ID_BYTES, LegDialler, LegListener, OpenedLeg
+from isthmus.wan.proxy.pick_proxy import ProxyLoad, pick_proxy
+from isthmus.wan.proxy.proxy_config import Address, ProxyConfig
+from isthmus.wan.proxy.tunnel_shell import RefusedTargetError, TunnelShell
+from isthmus.wan.tcp_listener import listen
+from isthmus.wan.tunnel.incoming_bytes import CreditBudget
+from isthmus.wan.tunnel.tunnel import BUDGET_BYTES, Tunnel
+
+REQUEST_TIMEOUT_S = 10.0
+"""Longest time from a worker's connection to its whole request."""
+
+OPEN_TIMEOUT_S = 30.0
+"""Longest time from a request to its answer."""
+
+MAX_REQUESTS = 512
+"""Most workers that wait for their connection."""
+
+MAX_TUNNELS_OF_A_SITE = 32
+"""Most tunnels that a site may have open here."""
+
+_OPENED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+
+class DialledProxy:
+    """The tunnel to one proxy of another site; a new one follows where it ends."""
+
+    def __init__(self, service: ProxyService, site: str, address: Address, loop: asyncio.AbstractEventLoop) -> None:
+        self._service, self.site, self.address, self._loop = service, site, address, loop
+        self.num_tunnels = 0
+        self.last_end: str | None = None
+        self.shell = self._new_shell()
+
+    def load(self) -> ProxyLoad:
+        """Return what `pick_proxy` compares."""
+        tunnel = self.shell.tunnel
+        return ProxyLoad(tunnel.num_legs, tunnel.num_streams, tunnel.num_held_bytes)
+
+    def _new_shell(self) -> TunnelShell:
+        config = self._service.config
+        name, self.num_tunnels = os.urandom(TUNNEL_ID_BYTES), self.num_tunnels + 1
+        is_new = True
+
+        async def dial(index: int) -> Leg | None:
+            nonlocal is_new
+            sites = config.site, self.site
+            greeting = LegDialler(config.keys[self.site], sites, name, index, is_new=is_new)
+            leg = await dial_leg(self._loop, self.address, greeting)
+            is_new = False
+            return leg
+
+        tunnel = Tunnel(is_dialler=True, num_legs=config.num_legs, now_s=self._loop.time())
+        return TunnelShell(tunnel, self._loop, dial=dial, on_end=self._restart)
+
+    def start(self) -> None:
+        """Dial the first legs."""
+        self.shell.start()
+
+    def _restart(self, reason: str) -> None:
+        self.last_end = reason
+        if not self._service.is_closed:
+            self.shell = self._new_shell()
+            self._loop.call_soon(self.start)
+
+
+class ProxyService:
+    """Runs on `loop` between `start` and `close`."""
+
+    def __init__(self, config: ProxyConfig, loop: asyncio.AbstractEventLoop) -> None:
+        self.config, self._loop = config, loop
+        self.is_closed = False
+        self.listens_at: str | None = None
+        """Address for proxies of other sites, once started."""
+        self.dialled = {
+            site: [DialledProxy(self, site, address, loop) for address in addresses]
+            for site, addresses in config.peers.items()
+        }
+        self.accepted: dict[tuple[str, bytes], TunnelShell] = {}
+        self._budgets = {site: CreditBudget(BUDGET_BYTES) for site in config.keys}
+        self.entrance: LegEntrance | None = None
+        self._routes: dict[str, socket.socket] = {}
+        self._requests: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Listen, and dial the other sites; raise `UnavailableError` if an address cannot be bound."""
+        try:
+            if self.config.listen is not None:
+                listener = listen(*self.config.listen)
+                self.entrance = LegEntrance(
+                    listener, LegListener(self.config.site, self.config.keys), self._admit, self._loop
+                )
+                self.listens_at = format_address(*listener.getsockname()[:2])
+            for site in self.dialled:
+                self._routes[site] = listener = listen(self.config.workers)
+                listener.setblocking(False)
+                self._loop.add_reader(listener, self._accept_worker, site, listener)
+        except UnavailableError:
+            self.close("it did not start")
+            raise
+        for proxies in self.dialled.values():
+            for proxy in proxies:
+                proxy.start()
+
+    def routes(self) -> dict[str, dict[str, str]]:
+        """Return {this site: {other site: "host:port"}}: what workers dial, as a file of routes has it."""
+        found = {site: format_address(*listener.getsockname()[:2]) for site, listener in self._routes.items()}
+        return {self.config.site: found}
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the state of each tunnel as JSON values."""
+        tunnels = [
+            _tunnel_view(proxy.shell, site=site, direction="dialled")
+            | {"proxy": format_address(*proxy.address), "num_tunnels": proxy.num_tunnels, "last_end": proxy.last_end}
+            for site, proxies in self.dialled.items()
+            for proxy in proxies
+        ]
+        tunnels += [
+            _tunnel_view(shell, site=site, direction="accepted") | {"id": name.hex()}
+            for (site, name), shell in self.accepted.items()
+        ]
+        refused = self.entrance.num_refused if self.entrance else 0
+        return {"site": self.config.site, "tunnels": tunnels, "num_refused_callers": refused}
+
+    def close(self, reason: str) -> None:
+        """End all tunnels: the other sites learn why; close all sockets."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self.entrance is not None:
+            self.entrance.close()
+        for listener in self._routes.values():
+            self._loop.remove_reader(listener)
+            listener.close()
+        for task in list(self._requests):
+            task.cancel()
+        shells = [proxy.shell for proxies in self.dialled.values() for proxy in proxies]
+        for shell in [*shells, *self.accepted.values()]:
+            shell.close(reason)
+
+    def _admit(self, opened: OpenedLeg) -> Callable[[Leg], None] | None:
+        key = opened.site, opened.tunnel
+        if key not in self.accepted:
+            of_site = sum(site == opened.site for site, _ in self.accepted)
+            if not opened.is_new:
+                return None
+            if of_site >= MAX_TUNNELS_OF_A_SITE:
+                raise ProtocolError(f"{opened.site} has {of_site} tunnels here already")
+            budget = self._budgets[opened.site]
+            tunnel = Tunnel(is_dialler=False, num_legs=0, now_s=self._loop.time(), budget=budget)
+            self.accepted[key] = TunnelShell(
+                tunnel,
+                self._loop,
+                connect=lambda target: connect_target(self._loop, target, self.config.allow),
+                on_end=lambda _: self._forget(key),
+            )
+        return partial(self.accepted[key].add_leg, index=opened.index)
+
+    def _forget(self, key: tuple[str, bytes]) -> None:
+        self.accepted.pop(key, None)
+
+    def _accept_worker(self, site: str, listener: socket.socket) -> None:
+        try:
+            sock, address = listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        client = ipaddress.ip_address(str(address[0]).partition("%")[0])
+        is_client = any(client.version == one.version and client in one for one in self.config.clients)
+        if not is_client or len(self._requests) >= MAX_REQUESTS:
+            sock.close()
+            return
+        task = self._loop.create_task(self._serve_worker(site, sock))
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    async def _serve_worker(self, site: str, sock: socket.socket) -> None:
+        try:
+            try:
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                    target, rest = await self._read_request(sock)
+                proxies = self.dialled[site]
+                shell = proxies[pick_proxy([one.load() for one in proxies])].shell
+                async with asyncio.timeout(OPEN_TIMEOUT_S):
+                    await shell.open(sock, target, rest, _OPENED)
+            except RefusedTargetError as error:
+                await self._loop.sock_sendall(sock, f"HTTP/1.1 {error.message}\r\n\r\n".encode("ascii", "replace"))
+                sock.close()
+            except TimeoutError:
+                with suppress(OSError):
+                    await self._loop.sock_sendall(sock, b"HTTP/1.1 503 no answer from the far proxy\r\n\r\n")
+                sock.close()
+        except OSError:
+            sock.close()
+        except asyncio.CancelledError:
+            sock.close()
+            raise
+
+    async def _read_request(self, sock: socket.socket) -> tuple[str, bytes]:
+        """Return the target of a CONNECT request, and the bytes after it."""
+        head = b""
+        while b"\r\n\r\n" not in head:
+            data = await self._loop.sock_recv(sock, MAX_HEAD_BYTES)
+            head += data
+            if not data or len(head) > MAX_HEAD_BYTES:
+                raise RefusedTargetError("400 Bad Request")
+        head, _, rest = head.partition(b"\r\n\r\n")
+        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(words) != 3 or words[0] != "CONNECT" or not words[2].startswith("HTTP/1."):
+            raise RefusedTargetError("405 Only CONNECT")
+        return words[1], rest
+
+
+def _tunnel_view(shell: TunnelShell, *, site: str, direction: str) -> dict[str, Any]:
+    tunnel = shell.tunnel
+    return {
+        "peer": site,
+        "direction": direction,
+        "legs": tunnel.num_legs,
+        "streams": tunnel.num_streams,
+        "sent_bytes": shell.counters.sent_bytes,
+        "received_bytes": shell.counters.received_bytes,
+        "held_bytes": tunnel.num_held_bytes,
+        "legs_lost": shell.counters.num_legs_lost,
+        "frames_again": tunnel.num_frames_again,
+    }
