@@ -67,7 +67,7 @@ def output_of(command: Sequence[str], folder: Path, limit_s: float) -> tuple[int
 class ForkedProgram:
     """`python -W error -m MODULE FOLDER`, forked, in a session of its own; its output goes to `log`.
 
-    `pid`, `poll` and `wait` are those of `subprocess.Popen`.
+    `pid`, `poll`, `kill` and `wait` are those of `subprocess.Popen`.
     """
 
     def __init__(self, module: str, folder: Path, log: Path) -> None:
@@ -78,6 +78,10 @@ class ForkedProgram:
     def poll(self) -> int | None:
         """Return the exit status, less than 0 the signal that ended it, None while it runs."""
         return self._process.exitcode
+
+    def kill(self) -> None:
+        """Kill the process; one that has ended stays as it is."""
+        self._process.kill()
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Return the exit status; `subprocess.TimeoutExpired` where it does not end in time."""

@@ -20,7 +20,7 @@ def test_a_job_cannot_adopt_the_checkpoints_of_another_but_may_resume_them(pairs
     """Another learning rate in the same folders: refused by the command line with the difference; past it, by the
     worker, at once and without a restart. `resume` trains only the rest, into folders of its own."""
     client, folder = pairs.client, pairs.folder
-    one = make_job(folder, "one", steps=4, every_steps=0)
+    one = make_job(folder, "one", steps=4, every_steps=0, parallel={"pp": 1, "tp": 1, "dp": 1})
     first = submit(client, one)
     state_is(client, first.id, "succeeded")
     before = files_in(folder / "one")

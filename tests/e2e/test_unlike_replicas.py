@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan
 from tests.e2e.site import (
@@ -25,7 +26,7 @@ from tests.e2e.site import (
 
 pytestmark = pytest.mark.slow
 
-STEPS = 40
+STEPS = 24
 
 
 def two_and_one() -> dict[str, Any]:
@@ -48,37 +49,48 @@ def is_unlike(plan: Plan) -> bool:
     return sorted(pipelines) == [["north", "north"], ["south"]]
 
 
-def test_unlike_replicas_train_what_one_process_trains_also_preempted(tmp_path: Path) -> None:
-    """Replicas of two stages and of one, at two owners, with unlike numbers of micro-batches.
+def test_unlike_replicas_train_what_one_process_trains(tmp_path: Path, whole: bool) -> None:
+    """Replicas of two stages and of one, at two owners, with unlike numbers of micro-batches: losses of one process.
 
-    1. The job is offered such a plan and its user takes it: all three workers start. 2. The user of another,
-    planned for the south, chooses: nothing is ended before its work is safe, then both owners are left.
-    3. The rest trains afterwards. The losses are those of one process.
+    1. The job is offered such a plan and its user takes it: all three workers start. With `--whole`: 2. The user of
+    another, planned for the south, chooses: nothing is ended before its work is safe, then both owners are left.
+    3. The rest trains afterwards. `test_preemption.py` preempts like replicas in every run.
     """
     with running(tmp_path, two_and_one()) as site:
         client = site.client
-        urgent_job = make_job(
-            tmp_path, "urgent", steps=4, model=make_model(tmp_path, "small", num_hidden_layers=1),
-            priority="high", placement={"clusters": ["south"]}, policy="manual",
-        )  # fmt: skip
-        urgent = submit(client, urgent_job).id
-        state_is(client, urgent, "choosing")
+        urgent = _plan_urgent(site) if whole else ""
         unlike_job = job_of(tmp_path, "unlike", policy="manual", priority="low")
         unlike = submit(client, unlike_job).id
         plan = choose(client, unlike, is_unlike)
         assert len(set(plan.replica_micro_batches)) == 2
         assert plan.predicted is not None
         assert set(plan.predicted.gradient_gbps) == {"north>south", "south>north"}
-        at_step(client, unlike, 3)
-        choose(client, urgent)
-        offered = wait_until("an offer", lambda: client.job(urgent).offer)
-        assert {(victim.job, victim.cluster) for victim in offered} == {(unlike, "south")}
-        client.preempt(urgent, offered)
-
-        state_is(client, urgent, "succeeded")
+        if whole:
+            _preempt(site, unlike, urgent)
         view, metrics = state_is(client, unlike, "succeeded"), all_metrics(client, unlike)
     assert view.plan is not None
     assert is_unlike(view.plan)
-    assert (view.attempt > 1, view.restarts) == (True, 0), "to be preempted is no failure"
+    assert (view.attempt > 1, view.restarts) == (whole, 0), "to be preempted is no failure"
     assert {one.rank for one in metrics} == {0, 1, 2}
     as_one_process(unlike_job, metrics, tmp_path / "alone")
+
+
+def _plan_urgent(site: DemoPool) -> str:
+    """Submit a job that is planned for the south and waits for its user's choice; return its id."""
+    job = make_job(
+        site.folder, "urgent", steps=4, model=make_model(site.folder, "small", num_hidden_layers=1),
+        priority="high", placement={"clusters": ["south"]}, policy="manual",
+    )  # fmt: skip
+    urgent = submit(site.client, job).id
+    state_is(site.client, urgent, "choosing")
+    return urgent
+
+
+def _preempt(site: DemoPool, unlike: str, urgent: str) -> None:
+    """Preempt the running job `unlike` for the job `urgent`, which trains to its end."""
+    at_step(site.client, unlike, 3)
+    choose(site.client, urgent)
+    offered = wait_until("an offer", lambda: site.client.job(urgent).offer)
+    assert {(victim.job, victim.cluster) for victim in offered} == {(unlike, "south")}
+    site.client.preempt(urgent, offered)
+    state_is(site.client, urgent, "succeeded")

@@ -31,6 +31,9 @@ from tests.e2e.site import (
 pytestmark = pytest.mark.slow
 tries = itertools.count()
 
+TWO_RANKS = {"parallel": {"pp": 2, "tp": 1, "dp": 1}}
+"""Of a job in the pool of pairs: each rank's start costs seconds of CPU."""
+
 
 @pytest.fixture
 def site(three: DemoPool) -> DemoPool:
@@ -63,6 +66,10 @@ def ended(site, job_id):
 
 def choose_three_clusters(site, view):
     return choose(site.client, view.id, lambda plan: len(plan.clusters) == 3)
+
+
+def choose_two_clusters(site, view):
+    return choose(site.client, view.id, lambda plan: len(plan.clusters) == 2)
 
 
 def test_a_killed_worker_stops_all_sites_and_the_resumed_run_equals_one_process(site, tmp_path):
@@ -100,15 +107,16 @@ def assert_opens_in_transformers(one, other):
         assert torch.allclose(a, b, atol=1e-4), name
 
 
-def test_a_rehearsal_takes_the_predicted_time_and_leaves_figures_alone(site):
+def test_a_rehearsal_takes_the_predicted_time_and_leaves_figures_alone(pairs):
     """`compute: virtual`: data that do not exist are not read; no loss, no checkpoint, no result."""
+    site = pairs
     nowhere = {"paths": [str(site.folder / "nowhere")]}
-    job = make_job(site.folder, "rehearsed", steps=6, policy="manual", compute="virtual", data=nowhere)
+    job = make_job(site.folder, "rehearsed", steps=6, policy="manual", compute="virtual", data=nowhere, **TWO_RANKS)
     view = submit(site.client, job)
-    plan = choose_three_clusters(site, view)
+    plan = choose_two_clusters(site, view)
     assert ended(site, view.id).state == "succeeded"
     metrics = all_metrics(site.client, view.id)
-    assert {(m.rank, m.step) for m in metrics} == {(rank, step) for rank in range(3) for step in range(6)}
+    assert {(m.rank, m.step) for m in metrics} == {(rank, step) for rank in range(2) for step in range(6)}
     assert losses(metrics) == {}
     for one in metrics:
         time = plan.predicted.stage_times[one.rank]
@@ -144,9 +152,10 @@ def test_missing_data_ends_the_job_before_any_site_holds_chips(site):
     wait_until("everything is free again", lambda: nothing_is_held(site))
 
 
-def test_a_worker_that_always_dies_is_restarted_a_stated_number_of_times(site):
+def test_a_worker_that_always_dies_is_restarted_a_stated_number_of_times(pairs):
     """`max_restarts` 1: two attempts, then failed; the reason is the signal, not who lost a peer by it."""
-    job = submit(site.client, make_job(site.folder, "hopeless", steps=100_000, max_restarts=1))
+    site = pairs
+    job = submit(site.client, make_job(site.folder, "hopeless", steps=100_000, max_restarts=1, **TWO_RANKS))
     for attempt in (1, 2):
         at_step(site.client, job.id, 0, attempt)
         os.kill(max(process.pid for process in workers_of(site, job.id)), signal.SIGKILL)
@@ -156,9 +165,11 @@ def test_a_worker_that_always_dies_is_restarted_a_stated_number_of_times(site):
     wait_until("everything is free again", lambda: nothing_is_held(site))
 
 
-def test_cancelling_releases_everything_and_only_an_ended_job_can_be_deleted(site):
+def test_cancelling_releases_everything_and_only_an_ended_job_can_be_deleted(pairs):
     """Cancel stops workers at every site; delete forgets."""
-    view = submit(site.client, make_job(site.folder, "cancelled", steps=100_000))
+    site = pairs
+    view = submit(site.client, make_job(site.folder, "cancelled", steps=100_000, policy="manual", **TWO_RANKS))
+    choose_two_clusters(site, view)
     at_step(site.client, view.id, 1)
     with pytest.raises(ConflictError):
         site.client.delete(view.id)

@@ -337,15 +337,15 @@ def test_rules_that_describe_no_run_are_named(changed: dict[str, int], message: 
 @pytest.mark.integration
 @pytest.mark.parametrize("on_update", ["keep", "refill", "abort"])
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])
-def test_faults_lose_and_double_nothing(on_update: str, max_staleness: int) -> None:
-    """Over 1,200 faults of eight kinds for each rule, 10,800 in all: every invariant holds after every event.
+def test_faults_lose_and_double_nothing(on_update: str, max_staleness: int, whole: bool) -> None:
+    """Over 400 faults of eight kinds for each rule (with `--whole` 1,200): every invariant holds after every event.
 
     And by what engines made and the trainer trained on: each prompt has one fate, those of the trainer are those of
     the ledger, no token is staler than it may be, and each run ends.
     """
     faults: Counter[str] = Counter()
     seed = 0
-    while faults.total() < 1_200:
+    while faults.total() < (1_200 if whole else 400):
         rules = LedgerConfig(
             group=2 + seed % 2, batch_prompts=1 + seed % 3, max_staleness=max_staleness, num_prompts=12,
             on_update=on_update, filter_groups=seed % 2 == 0,

@@ -19,7 +19,7 @@ from tests.train.test_context_training import shared
 from tests.train.test_executor import make_training as make_executor_training
 from tests.train.test_replicas import LENGTH, close, make_training
 from tests.train.test_tensor_training import alone
-from tests.train.worker_jobs import make_job
+from tests.train.worker_jobs import fork_worker, make_job
 
 TWO = Cut(ends=[2, 4], clusters="aa", micro_batches=4, size=1)
 
@@ -112,7 +112,7 @@ def test_processes_that_share_experts_compute_what_one_computes(variant: str, pl
     """Inside a stage, by chips that share sequences or tensors, and across replicas."""
     model = write_config(tmp_path / "model", variant, vocab_size=272, pad_token_id=None)
     assert runtime_incompatibility(plan) is None
-    found = check_parallel(plan, model, tmp_path / "runs")
+    found = check_parallel(plan, model, tmp_path / "runs", start=fork_worker)
     assert found.losses[-1] != found.losses[0]
     assert found.loss_error < 1e-4
     assert found.gradient_error < 1e-4

@@ -54,6 +54,11 @@ def make_job(folder: Path, variant: str = "llama", *, steps: int = 6, **changes:
     )
 
 
+def fork_worker(folder: Path, log: Path) -> ForkedProgram:
+    """Start the worker of `folder` as a fork: the processes of a `check_parallel` need no imports of their own."""
+    return ForkedProgram("isthmus.train.process.worker", folder, log)
+
+
 def at_site(job: Job, root: Path) -> Job:
     """Return the job with the folders of a site that shares none."""
     checkpoints = job.checkpoints.model_copy(update={"folder": str(root / "checkpoints")})

@@ -145,7 +145,7 @@ class CatalogueName:
 
     @classmethod
     def parse(cls, text: str) -> CatalogueName:
-        """Return the name that `text` is; raise `InputError` if it is none."""
+        """Parse a name; raise `InputError` for other text."""
         found = _NAME.fullmatch(text)
         if found is None:
             raise InputError(

@@ -1,6 +1,6 @@
 """Emulated links with real packet loss: one network namespace per cluster (Linux, root).
 
-Each namespace has one TUN device; the `wan.packets` process relays IP packets between them. Namespaces
+Each namespace has one TUN device; the `wan.packet_relay` process relays IP packets between them. Namespaces
 are named `isthmus-PID-...`; the next start removes those whose process is gone.
 """
 

@@ -1,6 +1,6 @@
 """IP packet relay between emulated sites: rate, delay, jitter, a finite queue and real packet loss.
 
-`wan.netns` starts `python -m isthmus.wan.packets`. The first line of its standard input is the configuration,
+`wan.netns` starts `python -m isthmus.wan.packet_relay`. The first line of its standard input is the configuration,
 each further line requests the counters; at end of file the process deletes its namespaces and exits.
 """
 

@@ -129,7 +129,7 @@ class ProxyConnection:
 
 
 class TcpRelay:
-    """All links of a pool on the running event loop (`wan.clock.precise_event_loop` keeps the times exact).
+    """All links of a pool on the running event loop (`wan.precise_timing.precise_event_loop` keeps the times exact).
 
     After `await start()`, `routes()` returns the address that each cluster dials for each other one;
     `await close()` breaks every connection. A link given in one direction only is mirrored. With

@@ -56,7 +56,7 @@ def encode_changes(old: Halves, new: Halves) -> bytes:
 
 
 def decode_changes(old: Halves, code: bytes | memoryview) -> tuple[Halves, int]:
-    """Return the new row, [n], and the number of changes; raises `DeltaError` for what is no code of such a row."""
+    """Return the new row, [n], and the number of changes; raises `DeltaError` for any other code."""
     new = old.copy()
     if len(code) == 0:
         return new, 0

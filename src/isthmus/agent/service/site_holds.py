@@ -102,7 +102,7 @@ class SiteHolds:
                 self._calls.submit(("hold", hold_id), partial(call, request), answer)
 
     def observe_look(self, look: SchedulerLook) -> None:
-        """Release what the scheduler holds for this agent and no part wants; ask at once for what it holds no more."""
+        """Release what the scheduler holds for this agent and no part wants; ask at once for lost ones."""
         self._unwanted |= {hold.id for hold in look.holds} - self._due_s.keys()
         for hold_id in self._granted - {hold.id for hold in look.holds if hold.state == "granted"}:
             self._due_s[hold_id] = -math.inf

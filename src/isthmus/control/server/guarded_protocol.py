@@ -96,7 +96,7 @@ class GuardedProtocol(H11Protocol):
 def make_protocol_factory(
     config: Config, server_state: ServerState, gate: TokenGate, limits: ConnectionLimits, clock: Callable[[], float]
 ) -> Callable[[ClientConnection, bytes, Callable[[ClientConnection], None]], GuardedProtocol]:
-    """Return a function that makes the protocol of a connection, of what it has sent, and calls back once it ended."""
+    """Return a function that makes the protocol of a connection from the bytes received so far."""
 
     def make(
         connection: ClientConnection, received: bytes, on_closed: Callable[[ClientConnection], None]

@@ -233,7 +233,7 @@ def _hub_name(model: str, base: Path) -> str | None:
 
 
 def _read_template(value: str | None, absolute: Callable[[str], str]) -> str | None:
-    """Return the text of a chat template that may be given as a path; raise `FileError` if it is none."""
+    """Return the text of a chat template that may be given as a path; raise `FileError` for an invalid one."""
     if value is None or value == PLAIN_TEMPLATE or is_template_text(value):
         return value
     file = Path(absolute(value))

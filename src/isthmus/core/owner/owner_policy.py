@@ -26,7 +26,7 @@ TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
 def _check_network(text: str) -> str:
-    """Return a network as it is usually written; raise `ValueError` if it is none."""
+    """Return a network in its usual form; raise `ValueError` for other text."""
     return str(ipaddress.ip_network(text))
 
 

@@ -2,7 +2,7 @@
 
 The agent checks before a worker starts and hands it the places that the links led to; the worker checks again that no
 link has been put there since (`check_unmoved`). Where the kernel has Landlock, it holds the worker to the same roots at
-every access (`agent/adapters/worker_launcher.py`).
+every access (`core/process/confined_start.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`sync_seconds`, in its package `seconds`: the time of a named strategy, priced from the strategy's own steps."""
+"""`sync_seconds`: the time of a named strategy, priced from the strategy's own steps."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -24,6 +25,26 @@ from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.process.check_plan_supported import check_plan_supported
 
 _POLL_S = 0.05
+
+
+class StartedWorker(Protocol):
+    """The process of a rank, as `subprocess.Popen` has it."""
+
+    def poll(self) -> int | None:
+        """Return the exit status, None while it runs."""
+
+    def kill(self) -> None:
+        """Kill it; nothing happens to one that has ended."""
+
+    def wait(self) -> int:
+        """Wait for its end; return the exit status."""
+
+
+def start_worker(folder: Path, log: Path) -> StartedWorker:
+    """Start the worker of `folder` as a new Python process, whose output goes to `log`."""
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "isthmus.train.process.worker", str(folder)]
+        return subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603 - this Python with our module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +71,26 @@ class _Run:
 
 
 def check_parallel(
-    plan: Plan, model: Path, folder: Path, *, steps: int = 3, backend: str = "isthmus", limit_s: float = 600.0
+    plan: Plan,
+    model: Path,
+    folder: Path,
+    *,
+    steps: int = 3,
+    backend: str = "isthmus",
+    limit_s: float = 600.0,
+    start: Callable[[Path, Path], StartedWorker] = start_worker,
 ) -> ParallelCheck:
     """Run `steps` steps of `plan` and of one process on `model`; return the differences of their results.
 
     `model` is a folder or a `config.json` with a vocabulary of at least 257 tokens (bytes are the data); `folder` takes
-    the files of both runs. All processes are on this machine. Raises `PlanError` if the runtime does not support the
-    plan, and `UnavailableError` if a process fails or `limit_s` is exceeded.
+    the files of both runs. All processes are on this machine; `start` takes a worker's folder and the file of its log.
+    Raises `PlanError` if the runtime does not support the plan, and `UnavailableError` if a process fails or `limit_s`
+    is exceeded.
     """
     folder.mkdir(parents=True, exist_ok=True)
     alone = _one_process(plan)
     runs = [
-        _run(one, _job(plan, one, model, folder / name, steps), folder / name, backend, limit_s)
+        _run(one, _job(plan, one, model, folder / name, steps), folder / name, backend, limit_s, start)
         for name, one in (("plan", plan), ("alone", alone))
     ]
     found, expected = runs
@@ -120,21 +149,21 @@ def _job(plan: Plan, run: Plan, model: Path, folder: Path, steps: int) -> Job:
     )
 
 
-def _run(plan: Plan, job: Job, folder: Path, backend: str, limit_s: float) -> _Run:
+def _run(
+    plan: Plan, job: Job, folder: Path, backend: str, limit_s: float, start: Callable[[Path, Path], StartedWorker]
+) -> _Run:
     specs = [
         WorkerSpec(run="check", attempt=1, rank=rank, job=job, plan=plan, backend=backend)
         for rank in range(len(plan.ranks))
     ]
     check_plan_supported(specs[0])
     folders = [WorkerFolder(folder / f"rank-{spec.rank}") for spec in specs]
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[StartedWorker] = []
     deadline_s = time.monotonic() + limit_s
     try:
         for spec, place in zip(specs, folders, strict=True):
             place.write_spec(spec)
-            with place.log_path.open("wb") as log:
-                command = [sys.executable, "-m", "isthmus.train.process.worker", str(place.path)]
-                processes.append(subprocess.Popen(command, stdout=log, stderr=log))  # noqa: S603
+            processes.append(start(place.path, place.log_path))
         _wait(processes, folders, deadline_s, lambda: None not in [one.read_checkin() for one in folders])
         ranks = RankMap(workers=tuple(one for place in folders if (one := place.read_checkin()) is not None))
         for place in folders:
@@ -155,7 +184,7 @@ def _run(plan: Plan, job: Job, folder: Path, backend: str, limit_s: float) -> _R
 
 
 def _wait(
-    processes: list[subprocess.Popen[bytes]],
+    processes: list[StartedWorker],
     folders: list[WorkerFolder],
     deadline_s: float,
     is_done: Callable[[], bool],
@@ -163,9 +192,9 @@ def _wait(
     """Wait until `is_done`; raises `UnavailableError` if a process fails first, or at the deadline."""
     while not is_done():
         for rank, (process, place) in enumerate(zip(processes, folders, strict=True)):
-            if process.poll():
+            if status := process.poll():
                 last = place.log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-                raise UnavailableError(f"rank {rank} ended with status {process.returncode}: {' '.join(last)}")
+                raise UnavailableError(f"rank {rank} ended with status {status}: {' '.join(last)}")
         if time.monotonic() > deadline_s:
             raise UnavailableError("the processes of the check did not end in time", hint="raise limit_s")
         time.sleep(_POLL_S)

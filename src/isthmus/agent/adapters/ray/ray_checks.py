@@ -1,4 +1,4 @@
-"""`check_ray`: what `isthmus site check` finds out about a Ray cluster; nothing is changed."""
+"""`check_ray`: the findings of `isthmus site check` about a Ray cluster; changes nothing."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def parse_jobs(text: str, known: Mapping[str, JobRow] = MappingProxyType({})) ->
 
 
 def _parse_job(line: str) -> JobRow:
-    """Return the job of one line; raise `ValueError` if it is none."""
+    """Return the job of one line; raise `ValueError` for any other line."""
     fields = line.split("|")
     if len(fields) != len(JOB_FIELDS) + 1 or fields[1] not in _STATES:
         raise ValueError(line)
@@ -166,7 +166,7 @@ def parse_boot_time(text: str) -> str:
 
 
 def expand_nodes(text: str) -> Iterator[str]:
-    """Yield the names of a node list such as `a[1-3,5],b07`; raise `ValueError` if it is none."""
+    """Yield the names of a node list such as `a[1-3,5],b07`; raise `ValueError` for other text."""
     if text in ("", "(null)", "N/A"):
         return
     for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", text):
