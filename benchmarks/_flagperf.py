@@ -30,23 +30,24 @@ class Case:
     zero: int = 1
     tied: bool = False
     recompute: str = "none"
+    dropout: bool = False
 
 
 CASES = {
     "llama3_8B-megatron": Case(
         config="llama-3.1-8b", stack="megatron", gbps=200, sequence_length=8192, global_batch=512, sp=True, tied=True,
-        recompute="selective",
+        recompute="selective", dropout=True,
     ),
     "llama3_70B-megatron": Case(
         config="llama-3.1-70b", stack="megatron", gbps=400, sequence_length=8192, global_batch=512, sp=True, tied=True,
-        recompute="selective",
+        recompute="selective", dropout=True,
     ),
     "llama2_70B-megatron": Case(
         config="llama-2-70b", stack="megatron-local", gbps=200, sequence_length=4096, steps=44, sp=True
     ),
     "mixtral_8x7B-megatron": Case(
         config="mixtral-8x7b", stack="megatron", gbps=400, sequence_length=4096, local_batch=3, global_batch=1200,
-        sp=True, recompute="selective",
+        sp=True, recompute="selective", dropout=True,
     ),
     "aquila2_7b-flagscale": Case(config="aquila2-7b", stack="megatron-local", gbps=200, sequence_length=2048, steps=9),
     "aquila2_7b_finetune-flagscale": Case(
@@ -91,7 +92,7 @@ def _run(name: str, case: Case, text: str, row: dict[str, str]) -> PublicRun | N
         profile.num_layers, tp=tp, pp=pp, dp=dp, sp=case.sp and tp > 1, micro_batches=max(1, whole // (local * dp)),
         micro_batch_size=local, sequence_length=sequence, zero=case.zero, stack=case.stack, precision=precision,
         recompute="selective" if "recompute=True" in changes else case.recompute,
-        kernels=KernelChoice(attention="eager") if precision == "tf32" else None,
+        kernels=KernelChoice(attention="eager" if precision == "tf32" else None, dropout=case.dropout),
     )  # fmt: skip
     measured = number(told[_TOKENS])
     used = number(told["mem"])

@@ -13,12 +13,14 @@ from benchmarks._bridge import read_bridge
 from benchmarks._flagperf import read_flagperf
 from benchmarks._public_bound import bound_rows, factor_rows
 from benchmarks._public_growth import calibrated_on, error_and_band, growth_rows
+from benchmarks._public_plans import plan_row
 from benchmarks._public_run import PublicRun
 from benchmarks._torchtitan import read_torchtitan
 from benchmarks.table import Row
 from isthmus.plan import predict
 from isthmus.plan.memory.memory_limit import stage_memory_dict
 from isthmus.plan.memory.stage_memory import StageMemory
+from isthmus.plan.time.predict import Z_90_PERCENT
 from isthmus.plan.time.stage_costs import StageCost
 
 SEEN_SHARE = 0.1
@@ -56,7 +58,7 @@ def public_rows(name: str, folder: Path | None) -> list[Row]:
             if sum(run.ran for run in some) > 2:
                 seconds = {key: forecast.iteration_s for key, forecast in sheet.items()}
                 rows += factor_rows(f"{name}, {kind}", some, seconds)
-    return [*rows, *_memory_rows(name, runs, sheet)]
+    return [*rows, *_memory_rows(name, runs, sheet), plan_row(name, runs)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +121,13 @@ def predicted_bytes(run: PublicRun, forecast: Forecast) -> float:
     return max(one[run.memory_kind] for one in found)
 
 
+def _memory_uncertainty(forecast: Forecast) -> float:
+    """Return the relative uncertainty of the peak of the fullest stage."""
+    pairs = zip(forecast.memory, forecast.stages, strict=True)
+    memory, cost = max(pairs, key=lambda pair: pair[0].allocated_bytes)
+    return cost.memory_uncertainty(memory)
+
+
 def fits(forecast: Forecast) -> bool:
     """Return whether every stage fits its chip."""
     pairs = zip(forecast.memory, forecast.stages, strict=True)
@@ -136,6 +145,12 @@ def _memory_rows(name: str, runs: Sequence[PublicRun], sheet: dict[str, Forecast
                 target="at most 3", met=mean <= 3)
         )  # fmt: skip
         rows.append(Row(what=f"{name}: the same, mean ratio", ours=statistics.fmean(r for _, r in known), unit="ratio"))
+        spreads = [math.exp(Z_90_PERCENT * _memory_uncertainty(sheet[run.name])) for run, _ in known]
+        held = [1 / spread <= ratio <= spread for (_, ratio), spread in zip(known, spreads, strict=True)]
+        rows.append(
+            Row(what=f"{name}: the same, measured within the 90 % band", ours=100 * statistics.fmean(held),
+                unit="% of runs", target="85 to 95", met=0.85 <= statistics.fmean(held) <= 0.95)
+        )  # fmt: skip
     refused = [not fits(sheet[run.name]) for run in runs if run.ran]
     share = 100 * statistics.fmean(refused)
     rows.append(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from isthmus.plan import DATA_SHEET, Calibration, load_calibration
+from isthmus.plan import DATA_SHEET, Calibration, informative_runs, load_calibration, load_runs, planned_runs
 from tests.cli.test_plan_commands import answer, run
 from tests.plan.test_export_logs import megatron
 
@@ -106,6 +106,44 @@ def test_the_run_that_would_teach_most_is_named(folder):
     assert status == 0
     assert "to learn more, run '" in text
     assert "say little about" in text
+
+
+def test_another_place_is_among_the_runs_that_would_teach(folder):
+    """A pool with chips that no run used: moving a run there is a candidate, and teaches more than a run as before."""
+    pool = yaml.safe_load((folder / "pool.yaml").read_text())
+    pool["clusters"][1]["node_groups"][0]["chip"] = "H100"
+    (folder / "pool.yaml").write_text(yaml.safe_dump(pool))
+    runs = planned_runs(load_runs(table(folder, {"one": 1.0, "two": 1.0, "wide": 1.0})))
+    made = DATA_SHEET
+    found = informative_runs(runs, made, most=100)
+    moved = [one for one in found if one.change == "place a/g to b/g"]
+    assert moved
+    assert all({stage.cluster for stage in one.plan.stages} == {"b"} for one in moved)
+    answer("calibrate", folder / "runs.yaml", "-o", folder / "c.yaml")
+    learned = informative_runs(runs, load_calibration(folder / "c.yaml"), most=100)
+    bits = {(one.like, one.change): one.bits for one in learned}
+    there = max(value for (_, change), value in bits.items() if change.startswith("place"))
+    here = max(value for (_, change), value in bits.items() if change.startswith("micro_batch_size"))
+    assert there > here, "what the runs have taught of A100 says less of H100"
+
+
+def test_peaks_of_memory_have_a_band_that_runs_narrow(folder):
+    """Without runs 10 % of the peak and 15 % of activations; with measured peaks what the fit leaves."""
+    words = ("simulate", folder / "two.yaml", "--pool", folder / "pool.yaml")
+    before = answer(*words)["memory"][0]
+    share = before["activations"] / before["allocated"]
+    spread = math.exp(1.645 * math.hypot(0.1, 0.15 * share))
+    assert before["allocated_high"] / before["allocated"] == pytest.approx(spread, rel=1e-3)
+    assert before["allocated"] / before["allocated_low"] == pytest.approx(spread, rel=1e-3)
+    status, text = run(*words)
+    assert status == 0
+    assert "Its fullest chip allocates" in text
+    peak = answer(*words)["stages"][0]["peak_memory_bytes"]
+    answer(
+        "calibrate", table(folder, {"two": 1.0, "one": 1.0, "wide": 1.0}, allocated_bytes=peak), "-o", folder / "c.yaml"
+    )
+    after = answer(*words, "--calibration", folder / "c.yaml")["memory"][0]
+    assert after["allocated_high"] / after["allocated_low"] < before["allocated_high"] / before["allocated_low"]
 
 
 def test_a_run_beyond_the_prior_is_warned_of(folder):

@@ -99,7 +99,7 @@ class Page:
 
     def keys(self, *keys: str) -> None:
         """Press keys on the element that has the focus."""
-        self.driver.switch_to.active_element.send_keys(*keys)
+        webdriver.ActionChains(self.driver).send_keys(*keys).perform()
 
     def focused(self) -> str:
         """Return the name of the element that has the focus: its label, or its text."""
@@ -161,6 +161,10 @@ class Page:
         """Show the page as to a person who prefers dark or light pages."""
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+NewPage = Callable[[str], Page]
+"""Opens the console of the server at a URL in a browser that has never seen it."""
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from isthmus.core.plan_parts.kernel_choice import KernelChoice
 from isthmus.core.plan_parts.shard_group import ShardGroup
 from isthmus.core.plan_parts.tensor_formats import TensorFormats
 from isthmus.core.pool import NodeGroup
+from isthmus.core.stack import find_stack
 from isthmus.plan import DATA_SHEET, predict, profile_model, stacked_profile
 from isthmus.plan.memory.backward_peak import MicroBatchLoad
 from isthmus.plan.memory.exchange_buffers import exchange_buffer_bytes
@@ -285,6 +286,46 @@ def test_an_overlapped_exchange_hides_behind_the_pass():
     exposed, hidden = (stage_costs(one, pool, profile_model(model), DATA_SHEET)[0].load for one in plans)
     assert hidden.forward_s < exposed.forward_s
     assert hidden.backward_s < exposed.backward_s
+
+
+# --- dropout
+
+
+def test_dropout_keeps_the_masks_of_a_published_count():
+    """A GPT of Megatron-LM: 34 s b h + 5 a s^2 b bytes a layer with dropout, 32 and 2 without (Korthikanti et al.,
+    section 4.1); selective recomputation keeps no scores; fused attention adds the two masks of hidden states alone.
+    """
+    hidden, heads, tokens = 1600, 25, 1024
+    profile = profile_model(published("gpt2-xl"))
+
+    def per_token(recompute: str = "none", **kernels: object) -> float:
+        plan = plan_of(
+            48, "a", stack="megatron", micro_batch_size=1, sequence_length=tokens, kernels=KernelChoice(**kernels)
+        )
+        layer = planned_profile(profile, plan).layers[0]
+        statistics = 2 * 2 * 4
+        return layer.activation_bytes(tokens, tokens, 2, recompute) / tokens - statistics
+
+    assert per_token(attention="eager", dropout=True) == pytest.approx(34 * hidden + 5 * heads * tokens)
+    assert per_token(attention="eager") == pytest.approx(32 * hidden + 2 * heads * tokens)
+    assert per_token("selective", attention="eager", dropout=True) == pytest.approx(34 * hidden)
+    assert per_token(dropout=True) - per_token() == pytest.approx(2 * hidden)
+    assert per_token("full", dropout=True) == per_token("full"), "the input of the layer alone"
+
+
+def test_masks_are_written_and_read():
+    """Megatron-LM's traffic follows what it keeps; a stack that counts by operator adds a byte an element each way."""
+    profile, size = profile_model(published("gpt2-xl")), 1600 * 1024
+    for stack in ("megatron", "deepspeed"):
+        plans = [
+            plan_of(48, "a", stack=stack, micro_batch_size=1, sequence_length=1024, kernels=KernelChoice(dropout=drop))
+            for drop in (False, True)
+        ]
+        batch = ChipMicroBatch(tokens=1024, sequence_length=1024, precision_bytes=2, degrees=StageDegrees())
+        without, dropped = (layer_work(planned_profile(profile, plan).layers[0], batch) for plan in plans)
+        ratio = find_stack(stack).traffic_ratio if stack == "megatron" else 0.5
+        assert dropped.moved_bytes - without.moved_bytes == pytest.approx(2 * 2 * size * ratio)
+        assert dropped.moved_back_bytes - without.moved_back_bytes >= 2 * size
 
 
 # --- sharding groups

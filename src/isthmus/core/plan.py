@@ -25,6 +25,7 @@ from isthmus.core.base_model import (
 )
 from isthmus.core.chip import Precision
 from isthmus.core.plan_parts.activation_offload import ActivationOffload
+from isthmus.core.plan_parts.equal_stages import with_equal_stages
 from isthmus.core.plan_parts.expert_exchange import ExpertExchange
 from isthmus.core.plan_parts.kernel_choice import KernelChoice
 from isthmus.core.plan_parts.low_rank_adapters import LowRankAdapters
@@ -172,7 +173,8 @@ class Plan(FrozenModel):
     (default: those of the backward pass hide behind weight gradients). `packed_tokens` is the length of the documents
     that share a sequence, weighted by their tokens: attention stays inside a document.
 
-    `equal_replicas: true` lists the stages of replica 0 alone: all `dp` replicas are like it.
+    `equal_replicas: true` lists the stages of replica 0 alone: all `dp` replicas are like it. `equal_stages: 16` lists
+    one stage with all layers, which 16 stages share evenly.
 
     `rank_order: cluster` gives each cluster a contiguous segment of ranks; `stage` numbers the ranks in the order of
     the stages, as in plans that earlier releases stored.
@@ -217,7 +219,9 @@ class Plan(FrozenModel):
     @model_validator(mode="before")
     @classmethod
     def _expand_replicas(cls, data: Any) -> Any:
-        """Expand `equal_replicas`: the stages of the first replicas, repeated as they are until there are `dp`."""
+        """Expand `equal_stages`, and `equal_replicas`: the stages listed, repeated as they are for `dp` replicas."""
+        if isinstance(data, dict) and "equal_stages" in data:
+            data = with_equal_stages(data, MAX_STAGES)
         if not isinstance(data, dict) or "equal_replicas" not in data:
             return data
         fields = {key: value for key, value in data.items() if key != "equal_replicas"}

@@ -190,13 +190,22 @@ def _write_text(file: Path, text: str) -> None:
         raise InputError(f"cannot write {file}: {error}", hint="choose a file in an existing folder") from error
 
 
+def _memory_text(forecast: PlanForecast) -> str:
+    """Return what the fullest chip of the first replica allocates, with its band."""
+    peaks = [memory.allocated_bytes for memory in forecast.memory]
+    fullest = max(range(len(peaks)), key=peaks.__getitem__)
+    low, high = (format_bytes(round(end)) for end in forecast.memory_bands[fullest])
+    return f"Its fullest chip allocates {format_bytes(round(peaks[fullest]))} (90 % interval {low} to {high})."
+
+
 def render_forecast(forecast: PlanForecast) -> RenderableType:
     """Render a forecast: a summary, the stages, the links and the assumptions."""
     head = (
         f"An iteration takes {format_seconds(forecast.iteration_s)} "
         f"(90 % interval {format_seconds(forecast.low_s)} to {format_seconds(forecast.high_s)}): "
         f"{forecast.tgs_tokens_per_card_s:,.0f} tokens per card and second, "
-        f"{forecast.samples_per_s:.4g} samples/s."
+        f"{forecast.samples_per_s:.4g} samples/s. "
+        f"{_memory_text(forecast)}"
     )
     total_s = forecast.iteration_s
     rows = [

@@ -278,6 +278,7 @@ def json_schema(kind: FileKind) -> dict[str, Any]:
         _add_short_forms(schema)
     if kind == "plan":
         schema["properties"]["equal_replicas"] = {"type": "boolean", "default": False}
+        schema["properties"]["equal_stages"] = {"type": "integer", "minimum": 1}
     meanings = field_meanings()
     for name, definition in ((schema["title"], schema), *schema.get("$defs", {}).items()):
         for field, text in meanings.get(name, {}).items():

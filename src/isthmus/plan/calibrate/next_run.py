@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from isthmus.core.plan import Plan, PlanPart
+from isthmus.core.plan import Plan, PlanPart, Stage
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_plan import plan_problems
 from isthmus.plan.calibrate.measured_runs import PlannedRun
@@ -42,7 +42,7 @@ def informative_runs(runs: Sequence[PlannedRun], calibration: Calibration, most:
     found: dict[str, CandidateRun] = {}
     known = {_content(run.plan) for run in runs}
     for run in runs:
-        for change, plan in _changed_plans(run.plan):
+        for change, plan in _changed_plans(run.plan, run.pool):
             key = _content(plan)
             if key not in known and _runs_on(plan, run.pool, run.profile, calibration):
                 known.add(key)
@@ -67,9 +67,9 @@ def _candidate(run: PlannedRun, change: str, plan: Plan, calibration: Calibratio
     )
 
 
-def _changed_plans(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """Yield valid changes of the batch, the sequence, the tensor-parallel degree and recomputation."""
-    for change, update in _updates(plan):
+def _changed_plans(plan: Plan, pool: Pool) -> Iterator[tuple[str, Plan]]:
+    """Yield valid changes of the batch, the sequence, the tensor-parallel degree, recomputation and the place."""
+    for change, update in (*_updates(plan), *_moves(plan, pool)):
         try:
             yield change, Plan.model_validate(plan.model_dump(exclude={"predicted"}) | update)
         except ValidationError:
@@ -91,6 +91,28 @@ def _updates(plan: Plan) -> Iterator[tuple[str, dict[str, object]]]:
     other = "none" if any(stage.recompute == "full" for stage in plan.stages) else "full"
     rows = [row | {"recompute": other, "recompute_layers": None} for row in stages]
     yield f"recompute {other}", {"stages": rows}
+
+
+def _moves(plan: Plan, pool: Pool) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the stages of each node group moved to each other one: what its chips and links cost is learned there."""
+    used = dict.fromkeys((stage.cluster, stage.node_group) for stage in plan.stages)
+    places = [(cluster.name, group.name) for cluster in pool.clusters for group in cluster.node_groups]
+    for old in used:
+        for new in places:
+            if new == old:
+                continue
+            rows = [
+                stage.model_dump() | (dict(zip(_PLACE, new, strict=True)) if _place(stage) == old else {})
+                for stage in plan.stages
+            ]
+            yield f"place {'/'.join(old)} to {'/'.join(new)}", {"stages": rows}
+
+
+_PLACE = ("cluster", "node_group")
+
+
+def _place(stage: Stage) -> tuple[str, str]:
+    return stage.cluster, stage.node_group
 
 
 def _runs_on(plan: Plan, pool: Pool, profile: ModelProfile, calibration: Calibration) -> bool:

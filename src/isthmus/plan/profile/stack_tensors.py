@@ -99,6 +99,6 @@ def _added(like: SavedTensor, added: AddedTensor, narrow_bytes: float) -> SavedT
         name=added.name,
         width=like.width * added.times,
         element_bytes=added.element_bytes * narrow if added.element_bytes else None,
-        recomputable=False,
+        recomputable=like.per_key,  # scores and their masks are made again with the attention core
         only_selective=added.when == "selective",
     )

@@ -93,6 +93,18 @@ class PlanForecast:
         """Samples per second."""
         return self.samples / self.iteration_s
 
+    @property
+    def memory_bands(self) -> tuple[tuple[float, float], ...]:
+        """Bytes between which each stage's peak of allocated memory lies at 90 %, (num_stages, 2)."""
+        spreads = (
+            math.exp(Z_90_PERCENT * cost.memory_uncertainty(memory))
+            for memory, cost in zip(self.memory, self.stages, strict=True)
+        )
+        return tuple(
+            (memory.allocated_bytes / spread, memory.allocated_bytes * spread)
+            for memory, spread in zip(self.memory, spreads, strict=True)
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the forecast as `isthmus simulate --json` prints it."""
         return {
@@ -106,8 +118,14 @@ class PlanForecast:
             "cost": self.cost,
             "stages": [stage.as_dict() for stage in self.result.stages],
             "memory": [
-                stage_memory_dict(memory, cost.memory_limit_bytes, cost.device_bytes, cost.stack)
-                for memory, cost in zip(self.memory, self.stages, strict=True)
+                {
+                    **stage_memory_dict(memory, cost.memory_limit_bytes, cost.device_bytes, cost.stack),
+                    "allocated_low": low_bytes,
+                    "allocated_high": high_bytes,
+                }
+                for memory, cost, (low_bytes, high_bytes) in zip(
+                    self.memory, self.stages, self.memory_bands, strict=True
+                )
             ],
             "links": [link.as_dict() for link in self.result.links if link.num_bytes],
             "calibration": self.calibration,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -75,6 +76,12 @@ class StageCost:
     def num_reducing(self) -> int:
         """Number of replicas of its cluster, its own included, that reduce its gradients every step."""
         return sum(place.count for place in self.reducing)
+
+    def memory_uncertainty(self, memory: StageMemory) -> float:
+        """Return the relative uncertainty of a peak: of the factor on activations, by their share, and of the rest."""
+        calibration, share = self.chip_model.calibration, memory.activations_bytes / max(memory.allocated_bytes, 1.0)
+        factor = calibration.relative_uncertainty("activation_memory", self.chip_model.chip.name)
+        return math.hypot(share * factor, calibration.memory_residual)
 
 
 def stage_costs(

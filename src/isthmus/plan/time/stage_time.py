@@ -213,7 +213,7 @@ def pass_time(
     core_s = work.attention_flops / (chip_model.chip.flop_per_s(wide) * rates.attention_share)
     core_s *= rates.context_factor if work.shares_context else 1.0
     core_ratio = work.attention_backward_ratio
-    kernel = chip_model.attention_rates.get(work.attention_kernel)
+    kernel = chip_model.attention_rates.get(work.attention_kernel) if sustained else None
     if kernel:
         core_s *= kernel.time_factor(work.keys_per_query, work.elements_per_head)
         core_ratio *= kernel.forward_flop_per_s / kernel.backward_flop_per_s

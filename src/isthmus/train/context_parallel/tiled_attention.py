@@ -92,7 +92,9 @@ class TiledAttention:
             if found.shape[2] == self._query.shape[2]:
                 self._result, self._log_sum = found, log_sum
                 return
-            self._result = torch.zeros(self._query.shape, dtype=torch.float32, device=found.device)
+            samples, heads, queries, width = self._query.shape  # in memory by query, as the next product reads it
+            by_query = torch.zeros(samples, queries, heads, width, dtype=torch.float32, device=found.device)
+            self._result = by_query.transpose(1, 2)
             self._log_sum = torch.full(self._query.shape[:3], torch.finfo(torch.float32).min, device=found.device)
         if self._result.dtype != torch.float32:
             self._result = self._result.float()

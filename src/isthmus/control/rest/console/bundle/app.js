@@ -45,6 +45,12 @@ function decode(word) {
   }
 }
 
+// Sign out; the next session begins with the first page, whatever its role.
+async function leave() {
+  await signOut().catch(() => {});
+  location.hash = "#/pool";
+}
+
 function Connection() {
   const { state, at } = useConnection();
   const said = {
@@ -74,7 +80,7 @@ function Shell({ session }) {
       <nav aria-label="Pages"><ul>${pages.filter(([, , , , listed]) => listed).map(([to, label]) => html`
         <li key=${to}><a href=${`#/${to}`} aria-current=${to === path ? "page" : undefined}>${label}</a></li>`)}</ul></nav>
       <span class="who">${session.role} ${session.name}</span>
-      <button type="button" class="plain" onClick=${signOut}>Sign out</button>
+      <button type="button" class="plain" onClick=${leave}>Sign out</button>
     </header>
     <${Connection}/>
     <main id="main" tabindex="-1" ref=${main}><${Page} session=${session} args=${rest} key=${path + rest.join("/")}/></main>`;

@@ -24,6 +24,11 @@ export function count(value) {
   return value === null || value === undefined ? "" : Math.round(value).toLocaleString("en-US");
 }
 
+// Return a number with the noun that it counts, "1 chip" or "2 chips".
+export function counted(value, noun) {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
 // Return a number with about `digits` significant digits.
 export function short(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "";

@@ -1,6 +1,6 @@
 // Candidate plans side by side, and the checks of a job's files at the sites.
 
-import { bytes, percent, seconds, short } from "../lib/text.js";
+import { bytes, counted, percent, seconds, short } from "../lib/text.js";
 import { Card, html, Table } from "../lib/ui.js";
 
 // `act` is [label, (plan) => ..., busy] of the button of each plan; `chosen` the id of the plan of the job.
@@ -48,10 +48,20 @@ function facts(plan) {
 export function Checks({ checks }) {
   if (!checks.length) return null;
   const rows = checks.flatMap((site) => (site.results.length ? site.results : [null]).map((one) => [site, one]));
-  return html`<${Card} title="Checks at the sites"><${Table} label="Checks at the sites" rows=${rows} columns=${[
+  const passed = rows.filter(([, one]) => one?.status === "passed");
+  const open = rows.filter((row) => !passed.includes(row));
+  return html`<${Card} title="Checks at the sites">
+    <p>${checks.map((site) => `${site.cluster}: ${site.state}`).join(", ")}</p>
+    ${open.length > 0 && html`<${CheckTable} rows=${open} label="Open checks"/>`}
+    ${passed.length > 0 && html`<details><summary>${counted(passed.length, "check")} passed</summary>
+      <${CheckTable} rows=${passed} label="Passed checks"/></details>`}
+  </${Card}>`;
+}
+
+function CheckTable({ rows, label }) {
+  return html`<${Table} label=${label} rows=${rows} columns=${[
     ["Site", ([site]) => site.cluster],
-    ["State", ([site]) => html`<span class=${site.state === "failed" ? "s-bad" : ""}>${site.state}</span>`],
-    ["Check", ([, one]) => (one ? `${one.name}: ${one.status}` : "")],
+    ["Check", ([site, one]) => (one ? `${one.name}: ${one.status}` : site.state)],
     ["Found", ([, one]) => (one ? [one.detail, one.hint].filter(Boolean).join(" ") : "")],
-  ]}/></${Card}>`;
+  ]}/>`;
 }

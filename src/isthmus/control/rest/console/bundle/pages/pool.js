@@ -1,9 +1,8 @@
 // The pool: sites, links, what is reserved on them, and what of the caller's jobs runs over each.
 
 import { useData, useEvents, useThrottled } from "../lib/live.js";
-import { bytes, count, percent, short, time } from "../lib/text.js";
-import { Bar, Card, html, Problem, Table, useMemo, useState } from "../lib/ui.js";
-import { JobLink } from "../lib/ui.js";
+import { bytes, count, counted, percent, short, time } from "../lib/text.js";
+import { Bar, Card, html, JobLink, Problem, Table, useMemo, useState } from "../lib/ui.js";
 import { PoolMap } from "./pool_map.js";
 
 const REFRESH_MS = 5000;
@@ -23,8 +22,8 @@ export function PoolPage({ session }) {
   const nodes = sites.reduce((sum, one) => sum + one.nodes, 0);
   return html`
     <h1 tabindex="-1">Pool</h1>
-    <p class="lead" id="summary">${count(sites.length)} sites, ${count(nodes)} nodes, ${count(total)} chips,
-      ${" "}${count(free)} of them free; ${count(sites.filter((one) => !one.view.connected).length)} sites away.</p>
+    <p class="lead" id="summary">${counted(sites.length, "site")}, ${counted(nodes, "node")}, ${counted(total, "chip")},
+      ${" "}${count(free)} of them free; ${counted(sites.filter((one) => !one.view.connected).length, "site")} away.</p>
     <${Problem} error=${error}/>
     <${Card} title="Map"><${PoolMap} sites=${sites} links=${links}/></${Card}>
     <${Sites} sites=${sites}/>

@@ -1,6 +1,6 @@
 // The map of the pool: sites on a circle, links between them as thick as their capacity, green where jobs flow.
 
-import { count, short } from "../lib/text.js";
+import { count, counted, short } from "../lib/text.js";
 import { html } from "../lib/ui.js";
 
 const MAX_SITES = 24;
@@ -22,7 +22,7 @@ export function PoolMap({ sites, links }) {
     for (const job of one.jobs) pair.jobs.add(job);
     pairs.set(key, pair);
   }
-  const said = `${count(shown.length)} sites and ${count(pairs.size)} links; the tables below have the same`;
+  const said = `${counted(shown.length, "site")} and ${counted(pairs.size, "link")}; the tables below have the same`;
   return html`<svg class="map" viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label=${`Map of the pool: ${said}`}>
     ${[...pairs.entries()].map(([key, one]) => html`<${Link} key=${key} link=${one} places=${places}/>`)}
     ${shown.map((one) => html`<${Site} key=${one.name} site=${one} at=${places.get(one.name)}/>`)}
@@ -55,6 +55,6 @@ function Site({ site, at: [x, y] }) {
     <circle class="used" cx=${x} cy=${y} r=${Math.sqrt(used) * (RADIUS - 1)}/>
     <text class="name" x=${x} y=${y + RADIUS + 16} text-anchor="middle">${site.name.slice(0, 24)}</text>
     <text class="note" x=${x} y=${y + 4} text-anchor="middle">${site.view.connected ? `${count(site.free)} free` : "away"}</text>
-    <text class="note" x=${x} y=${y + RADIUS + 30} text-anchor="middle">${count(site.total)} chips, ${site.view.cluster.owner.slice(0, 20)}</text>
+    <text class="note" x=${x} y=${y + RADIUS + 30} text-anchor="middle">${counted(site.total, "chip")}, ${site.view.cluster.owner.slice(0, 20)}</text>
   </g>`;
 }
