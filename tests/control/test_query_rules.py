@@ -23,7 +23,7 @@ from tests.control.test_site_duty import cordon, drain
 
 
 def joined(*allowed: int | None, chips: int = 4) -> Driver:
-    """Cluster `n` has joined once by each invitation, the latest last, each for so many chips."""
+    """Cluster `n` has joined once by each invitation, the latest last, each for a number of chips."""
     pool = Driver()
     pool.clusters["n"] = cluster("n", chips)
     for number, most in enumerate(allowed):
@@ -87,7 +87,8 @@ def test_a_site_on_probation_is_shown_so_in_each_state_of_its_duty() -> None:
         if close is not None:
             close(pool, "n")
         (view,) = pool.coordinator.pool_view().clusters
-        shown.append((view.duty.state, view.duty.probation is not None and view.duty.probation.num_succeeded))
+        assert view.duty.probation is not None
+        shown.append((view.duty.state, view.duty.probation.num_succeeded))
     assert shown == [("open", 0), ("cordoned", 0), ("drained", 0)]
 
 
