@@ -26,8 +26,8 @@ def some_packet(rng: Random, *, six: bool) -> RocePacket:
     word = rng.getrandbits
     payload = rng.randbytes(rng.choice((0, 1, 3, 64, 1024)))
     return RocePacket(
-        source=f"2001:db8::{word(16):x}" if six else f"10.1.{word(8)}.{word(8)}",
-        target=f"2001:db8:1::{word(16):x}" if six else f"10.2.{word(8)}.{word(8)}",
+        source=f"2001:db8::{word(16) | 1:x}" if six else f"10.1.{word(8)}.{word(8)}",
+        target=f"2001:db8:1::{word(16) | 1:x}" if six else f"10.2.{word(8)}.{word(8)}",
         opcode=opcode,
         queue_pair=word(24),
         psn=word(24),

@@ -254,7 +254,7 @@ def _build_ip(packet: RocePacket, udp_bytes: int) -> bytes:
 
 def _ipv4_checksum(header: bytes) -> int:
     """Return the checksum of a header, whose own field counts as zero (RFC 1071)."""
-    words = struct.unpack("!10H", header)
+    words: tuple[int, ...] = struct.unpack("!10H", header)
     total = sum(words) - words[5]
     total = (total & 0xFFFF) + (total >> 16)
     total = (total & 0xFFFF) + (total >> 16)
