@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a run try all cases."""
     parser.addoption("--whole", action="store_true", help="try all cases where otherwise a sample is tried")
+    parser.addoption("--pictures", action="store_true", help="write the pictures of the console in docs again")
     parser.addoption("--slowest-files", type=int, default=0, metavar="N", help="list the N files of most CPU time")
 
 
