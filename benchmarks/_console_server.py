@@ -1,6 +1,6 @@
 """A server with a long queue, for `benchmarks.console`: `python -m benchmarks._console_server FOLDER JOBS`.
 
-The jobs are events of a log in memory, which the server folds as it would fold one on disk. It prints its URL, the CPU
+The jobs are events of its log, which it folds at its start as after any other one. It prints its URL, the CPU
 seconds and the size of the process.
 """
 
@@ -16,10 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.control_core import gang, submission
+from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.placement import PlanRequest
 from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
+from isthmus.control.server.server_config import DATABASE_FILE
+from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import AgentReported, Event, JobSubmitted
-from isthmus.control.store.store_interface import MemoryStore
+from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Cluster, NodeGroup
 
@@ -55,7 +58,7 @@ _numbers = itertools.count()
 def main() -> None:
     """Serve until the process is ended."""
     folder, num_jobs = Path(sys.argv[1]), int(sys.argv[2])
-    store, batch = MemoryStore(), list[Event]()
+    store, batch = SqliteStore(folder / DATABASE_FILE), list[Event]()
     for event in log(num_jobs, time.time() - 3600):
         batch.append(event)
         if len(batch) >= BATCH:
@@ -69,7 +72,14 @@ def main() -> None:
         print(json.dumps(found), flush=True)
 
     run_server(
-        ServerConfig(state=folder, port=0), announce, make_store=lambda _: store, planner=plan_anywhere,
+        # No agent reports again: the sites stay connected. The log is not compacted while it is measured.
+        ServerConfig(
+            state=folder, port=0, rules=CoordinatorConfig(agent_timeout_s=1e9),
+            compaction=CompactionPolicy(keep_bytes=1 << 40),
+        ),
+        announce,
+        make_store=lambda _: store,
+        planner=plan_anywhere,
     )  # fmt: skip
 
 
