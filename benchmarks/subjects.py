@@ -247,8 +247,8 @@ SUBJECTS = (
     Subject(
         "business",
         "Business",
-        "Whether the ledger is exact under faults and restarts, and what metering costs.",
-        ("business",),
+        "Whether the ledger is exact under faults and restarts, what metering costs, and how fast the console answers.",
+        ("business", "console"),
         (
             Figure("business", "sum of all entries under seeded faults", r"[\d,]+ seeded runs: sum"),
             Figure(

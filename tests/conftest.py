@@ -49,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a run try all cases."""
     parser.addoption("--whole", action="store_true", help="try all cases where otherwise a sample is tried")
     parser.addoption("--fuzz-s", type=float, default=0.0, metavar="S", help="fuzz each parser for S seconds of CPU")
+    parser.addoption("--pictures", action="store_true", help="write the pictures of the console in docs again")
     parser.addoption("--slowest-files", type=int, default=0, metavar="N", help="list the N files of most CPU time")
 
 

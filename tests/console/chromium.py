@@ -32,7 +32,7 @@ FLAGS = (
     "--force-color-profile=srgb",
 )
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
-WAIT_S = 30.0
+WAIT_S = 90.0
 Found = TypeVar("Found")
 
 
@@ -152,6 +152,7 @@ class Page:
         """Write the page as a PNG, whole up to a height of `most` pixels."""
         height = int(self.driver.execute_script("return document.documentElement.scrollHeight"))
         self.driver.set_window_size(width, min(most, max(600, height)))
+        self.driver.execute_script("window.scrollTo(0, 0)")
         time.sleep(0.4)  # charts follow the size
         file.parent.mkdir(parents=True, exist_ok=True)
         self.driver.save_screenshot(str(file))

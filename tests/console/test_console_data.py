@@ -93,6 +93,7 @@ READS = (
 )  # fmt: skip
 
 
+@pytest.mark.attack
 @given(st.sampled_from(CALLERS), st.sampled_from(READS))
 def test_a_session_reads_what_its_token_reads_and_nothing_else(server: Server, caller: str, path: str) -> None:
     """The same status and the same body, for every caller and request; that it is a session is all that differs."""
@@ -114,6 +115,7 @@ def _browser_of(server: Server, caller: str) -> Browser:
     return _browsers[key]
 
 
+@pytest.mark.attack
 def test_what_a_caller_may_not_see_does_not_exist_for_it(server: Server) -> None:
     """A job of another user is not found, whatever is asked of it, as one that there never was."""
     job = server.running_id  # type: ignore[attr-defined]
@@ -207,6 +209,7 @@ def test_the_text_of_a_job_becomes_its_submission(server: Server) -> None:
     assert read(server, JOB, json.dumps(CONFIG), token="owner-east")[0] == 403
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("text", "config", "says"),
     [

@@ -42,6 +42,7 @@ def test_a_session_acts_as_its_token_until_it_signs_out(server: Server) -> None:
     assert server.call("GET", "/v1/jobs").status_code == 200, "the token stays"
 
 
+@pytest.mark.attack
 def test_the_cookie_is_for_this_server_alone(server: Server) -> None:
     """No script reads it, no other site sends it, and under TLS it never leaves it."""
     set_cookie = Browser(server).sign_in("ann").headers["set-cookie"]
@@ -55,6 +56,7 @@ def test_the_cookie_is_for_this_server_alone(server: Server) -> None:
     assert (cookie_name(secure=True), cookie_name(secure=False)) == ("__Host-isthmus-session", "isthmus-session")
 
 
+@pytest.mark.attack
 def test_a_session_ends_with_its_token(server: Server) -> None:
     """Revoked: at once at this server. Expired: a session never counts longer than its token, nor than 12 hours."""
     made = server.call("POST", "/v1/tokens", {"role": "user", "name": "carl", "expires_in_s": 600}, token="root").json()
@@ -116,6 +118,7 @@ def test_sessions_are_listed_and_revoked_like_tokens_and_neither_rotated_nor_pro
     assert browser.call("GET", "/v1/jobs").status_code == 401
 
 
+@pytest.mark.attack
 def test_sessions_of_a_token_are_bounded_and_deleted_once_they_have_expired(server: Server) -> None:
     """The oldest ends for the newest; what has expired leaves the store."""
     first = signed_in(server)

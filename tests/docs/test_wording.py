@@ -13,8 +13,8 @@ PATTERNS = SECTION.split("```text\n")[1].split("```")[0].splitlines()
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_forbidden_pattern_does_not_occur(pattern):
-    """`grep -riE` of each pattern prints nothing."""
-    command = ["grep", "-rniEI", "--", pattern, "src", "docs", "README.md"]
+    """`grep -riE` of each pattern prints nothing; files of others, with their licences, have their own words."""
+    command = ["grep", "-rniEI", "--exclude-dir=vendor", "--", pattern, "src", "docs", "README.md"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 1, found.stdout + found.stderr
 

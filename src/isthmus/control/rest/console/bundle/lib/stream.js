@@ -1,9 +1,13 @@
 // The event stream (server-sent events), read with fetch, since it needs the session's header. It connects again after
-// a loss, goes on after the last event it had, and says in which state it is: "live", "lost" or "again".
+// a loss, goes on after the last event it had, and says in which state it is: "live", "lost" or "again". Browsers have six
+// connections to a server for all tabs, and keep those of pages that were left: a page that is not shown holds no stream.
 
 import { endHere, sessionHeaders } from "./api.js";
 
 const RETRY_MS = [500, 1000, 2000, 3000];
+let left = false; // for another page, which may come back to this one
+addEventListener("pagehide", () => (left = true));
+addEventListener("pageshow", () => (left = false));
 const SILENT_MS = 40000; // the server sends a comment every 15 s
 
 // Follow `path`; `handle(kind, data)` gets each event, `state(word)` each change. Return a function that ends it.
@@ -17,9 +21,17 @@ async function run(path, handle, state, ended) {
   let last = null;
   let failures = 0;
   while (!ended.aborted) {
+    await shown();
+    if (ended.aborted) return;
     const attempt = new AbortController();
     const stop = () => attempt.abort();
+    let hidden = false;
+    const hide = (event) => {
+      if (event.type === "pagehide" || document.visibilityState === "hidden") (hidden = true, stop());
+    };
     ended.addEventListener("abort", stop);
+    addEventListener("pagehide", hide);
+    document.addEventListener("visibilitychange", hide);
     try {
       const headers = { ...sessionHeaders(), Accept: "text/event-stream" };
       if (last !== null) headers["Last-Event-ID"] = last;
@@ -36,13 +48,31 @@ async function run(path, handle, state, ended) {
       throw new Error("the stream has ended");
     } catch {
       if (ended.aborted) return;
+      if (hidden) continue;
       if (failures === 0) state("lost");
       await new Promise((done) => setTimeout(done, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
       failures += 1;
     } finally {
       ended.removeEventListener("abort", stop);
+      removeEventListener("pagehide", hide);
+      document.removeEventListener("visibilitychange", hide);
     }
   }
+}
+
+// Wait until the page is shown.
+function shown() {
+  if (document.visibilityState !== "hidden" && !left) return Promise.resolve();
+  return new Promise((done) => {
+    const look = () => {
+      if (document.visibilityState === "hidden" || left) return;
+      document.removeEventListener("visibilitychange", look);
+      removeEventListener("pageshow", look);
+      done();
+    };
+    document.addEventListener("visibilitychange", look);
+    addEventListener("pageshow", look);
+  });
 }
 
 // Parse a stream (WHATWG HTML standard, 9.2.6) until it ends or says nothing for SILENT_MS.
