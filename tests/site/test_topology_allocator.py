@@ -8,7 +8,6 @@ from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Cluster, NodeGroup
 from isthmus.core.pool_parts.group_topology import CardLink, GroupTopology, TopologyDomain
 from isthmus.site.devices.make_allocator import make_allocator
-from isthmus.site.devices.topology_allocator import TopologyAllocator
 from isthmus.site.topology.tree_of_group import node_names
 from tests.site.driver import Site, local
 from tests.site.samples import JOB, order
@@ -53,6 +52,7 @@ def test_a_rank_gets_linked_cards_and_small_parts_share_a_node() -> None:
         "h20/a1/0", "h20/a1/2"
     }  # fmt: skip
     assert nodes(east, "b") == [{"a1"}]
+    assert {worker.node for worker in east.part("b").workers.values()} == {"a1"}
     assert east.machine.free_chips() == {"h20": 12}
 
 
@@ -104,24 +104,6 @@ def test_a_local_job_with_more_cards_than_a_node_gets_several_nodes() -> None:
     east = site()
     east.local(local("big", chips=6))
     assert {device.split("/")[1] for device in east.part("big", 0).workers[0].devices} == {"a1", "a2"}
-
-
-def test_reserved_cards_go_to_the_part_that_they_are_kept_for() -> None:
-    """Others get the rest until the reservation ends."""
-    east = site()
-    devices = east.machine.site.devices
-    assert isinstance(devices, TopologyAllocator)
-    east.obey(part("w", 4, desired="queued"))
-    waiting = east.part("w")
-    waiting.plan = part("w", 4).plan
-    (placement,) = devices.placements(waiting, ()).values()
-    devices.reserve(waiting.key, "h20", placement)  # type: ignore[arg-type]
-    east.local(*(local(f"x{number}", chips=4) for number in range(4)))
-    assert east.machine.site.devices.num_free(east.part("x3", 0)) == {"h20": 0}
-    assert devices.num_free(waiting) == {"h20": 4}
-    assert [east.part(f"x{number}", 0).state for number in range(4)] == ["running"] * 3 + ["queued"]
-    devices.release_reservation(waiting.key)
-    assert devices.num_free(east.part("x3", 0)) == {"h20": 4}
 
 
 def test_nodes_of_the_built_in_scheduler_have_the_names_of_the_topology() -> None:

@@ -21,7 +21,7 @@ class TopologyAllocator(DeviceIdAllocator):
     """Allocator of the cluster `cluster`; of `groups`, those with a topology are placed by it, the others in order.
 
     A rank has cards of one node, a unit cards of one super-node: a part may find no place although enough devices are
-    free. `reserve` keeps devices for a part that waits for them.
+    free.
     """
 
     def __init__(self, cluster: str, groups: Iterable[NodeGroup], ids: Mapping[str, Sequence[str]]) -> None:
@@ -30,7 +30,6 @@ class TopologyAllocator(DeviceIdAllocator):
         self._trees: dict[str, SiteTree] = {}
         self._places: dict[str, dict[str, tuple[int, int]]] = {}
         self._memory: dict[str, dict[object, dict[object, object]]] = {}
-        self.reserved: dict[str, PartKey] = {}
         super().__init__(ids)
 
     def set_ids(self, ids: Mapping[str, Sequence[str]]) -> None:
@@ -70,9 +69,8 @@ class TopologyAllocator(DeviceIdAllocator):
             if isinstance(placement, GangRefusal):
                 raise AssertionError(f"a claim has no place: {placement.reason}")
             for rank, devices in self._devices_by_rank(name, placement).items():
-                part.workers[rank].devices = devices
+                part.workers[rank].devices, part.workers[rank].node = devices, _node_of(devices[0])
         self.record_transition(part, part.state, part.state)
-        self.release_reservation(part.key)
 
     def why_no_place(self, part: SitePart, victims: Sequence[PartKey]) -> str:
         """Return why `part` has no place although enough devices are free, or ""."""
@@ -84,7 +82,7 @@ class TopologyAllocator(DeviceIdAllocator):
     def num_offered(self) -> DevicesByGroup:
         """Return the free devices that a part of the pool may count on: whole nodes, and the emptiest broken one.
 
-        Planners assume whole nodes and one broken node. Reserved devices count: a part waits for them.
+        Planners assume whole nodes and one broken node.
         """
         free = self.num_free()
         for name, tree in self._trees.items():
@@ -115,48 +113,6 @@ class TopologyAllocator(DeviceIdAllocator):
             if units and most:
                 found[name] = GangRequest(units=tuple(GangUnit(ranks=_cut(unit, most)) for unit in units))
         return found
-
-    def tree(self, group: str) -> SiteTree | None:
-        """Return the tree of a node group, None without a topology."""
-        return self._trees.get(group)
-
-    def free_cards(self, group: str, part: SitePart | None = None) -> FreeCards:
-        """Return the cards of a node group with a topology that are free for `part`."""
-        return self._free_cards(group, part, ())
-
-    def cards_of(self, part: SitePart, group: str) -> dict[int, int]:
-        """Return the cards that `part` holds in a node group, by node, a bit for each."""
-        found: dict[int, int] = {}
-        for worker in part.workers.values():
-            for device in worker.devices:
-                if device in self._places[group]:
-                    node, card = self._places[group][device]
-                    found[node] = found.get(node, 0) | 1 << card
-        return found
-
-    def reserve(self, key: PartKey, group: str, placement: GangPlacement) -> None:
-        """Keep the devices of `placement` for the part `key`: no other one gets those that are free."""
-        self.release_reservation(key)
-        for devices in self._devices_by_rank(group, placement).values():
-            self.reserved |= dict.fromkeys(devices, key)
-
-    def release_reservation(self, key: PartKey) -> None:
-        """Keep nothing for the part `key` any more."""
-        self.reserved = {device: owner for device, owner in self.reserved.items() if owner != key}
-
-    def is_free(self, device: str, part: SitePart | None) -> bool:
-        """Return whether no part holds `device`, and none other than `part` has claimed or reserved it."""
-        owner = self.reserved.get(device)
-        is_kept = owner is not None and part is not None and owner != part.key
-        return not is_kept and super().is_free(device, part)
-
-    def _obtainable_ids(self, victim: PartKey, part: SitePart) -> dict[str, list[str]]:
-        """Return the devices by node group that `part` could take from `victim`: none that others have reserved."""
-        found = super()._obtainable_ids(victim, part)
-        return {
-            group: [device for device in devices if self.reserved.get(device, part.key) == part.key]
-            for group, devices in found.items()
-        }
 
     def _take(
         self, part: SitePart, victims: Sequence[DeviceSource[PartKey]], headroom: Mapping[str, int]
