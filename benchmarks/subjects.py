@@ -247,8 +247,9 @@ SUBJECTS = (
     Subject(
         "business",
         "Business",
-        "Whether the ledger is exact under faults and restarts, what metering costs, and how fast the console answers.",
-        ("business", "console"),
+        "Whether the ledger is exact under faults and restarts, what metering costs, how fast the console answers, and how "
+        "a site places parts.",
+        ("business", "console", "site_placement"),
         (
             Figure("business", "sum of all entries under seeded faults", r"[\d,]+ seeded runs: sum"),
             Figure(
@@ -257,6 +258,8 @@ SUBJECTS = (
             Figure("business", "intervals booked twice", r"[\d,]+ seeded runs: intervals booked twice"),
             Figure("business", "a month of 100,000 jobs, ledger from nothing", r"a month of [\d,]+ jobs: ledger"),
             Figure("business", "the meter's share of the coordinator's CPU", "the meter's share"),
+            Figure("site_placement", "placing a part on 10,000 nodes, p99", "10,000 nodes, .*: p99"),
+            Figure("site_placement", "wait of whole-ToR gangs with moves, of the better fit's", r"\d+ traces: wait"),
         ),
     ),
     Subject(

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 SURFACES = {
     "agent": """
         AgentConfig LocalAdapter LocalJobFile SchedulerAdapter WorkerStatus build_image read_images
-        template_files render_site check_scheduler draw_key read_key remove_state_folder run_agent
+        template_files render_site check_scheduler draw_key held_devices read_key remove_state_folder run_agent
         submit_local_job
     """,
     "cli": "main",
@@ -72,7 +72,8 @@ SURFACES = {
         FetchObserved HoursObserved LocalJob LocalJobSubmitted LocalJobWithdrawn LocalJobsObserved LogWarning
         ObservedWorker OrdersReceived PartKey ProbeObserved QueueObserved RenewRunLease ReorderQueue ReportLocalExit
         RequestCheckpoint ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker
-        StopWorker WorkersObserved WriteRankMap awaits_checkpoint check_site victim_name
+        StopWorker SitePlacement TopologyAllocator WorkersObserved WriteRankMap awaits_checkpoint check_site
+        explain_part make_allocator node_names victim_name
     """,
     "strategies": """
         RANK_STRATEGIES STRATEGIES AggregatorKind ElementCounts Message Phase ProgramTurn RankProgram Region Step

@@ -39,7 +39,7 @@ TWO_GROUPS = Cluster(
     ),
 )
 UNITS = (
-    HoldUnit(node_group="h20", num_cards=2, ranks=(0, 1, 3)),
+    HoldUnit(node_group="h20", num_cards=2, ranks=(0, 1, 3), nodes=("n1", "n2")),
     HoldUnit(node_group="a100", num_cards=8, ranks=(2,)),
 )
 PLAN = HoldPlan(id=ID, claim=3, job="train", attempt=2, units=UNITS)
@@ -163,6 +163,9 @@ def test_pods_have_their_share_and_no_rights() -> None:
     assert limits == {"nvidia.com/gpu": "2", "cpu": "32", "memory": str(2**38)}
     assert second["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
     assert first["nodeSelector"] == {"example.com/chip": "h20"}
+    (wish,) = first["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert wish["preference"]["matchExpressions"][0]["values"] == ["n1", "n2"]
+    assert "affinity" not in second
     for spec in (first, second):
         assert spec["automountServiceAccountToken"] is False
         (container,) = spec["containers"]

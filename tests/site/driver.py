@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder, VerifiedCheckpoint
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.priority import PriorityMap
+from isthmus.site.devices.device_allocator import DeviceAllocator
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import (
@@ -32,9 +33,15 @@ from tests.site.samples import INVENTORY, orders, states
 class Site:
     """A machine with a clock, validated after every event."""
 
-    def __init__(self, policy: OwnerPolicy | None = None, priorities: PriorityMap | None = None) -> None:
+    def __init__(
+        self,
+        policy: OwnerPolicy | None = None,
+        priorities: PriorityMap | None = None,
+        devices: DeviceAllocator | None = None,
+    ) -> None:
         self.now_s = 0.0
-        self.machine = SiteMachine("east", DeviceIdAllocator(INVENTORY), policy=policy, priorities=priorities)
+        devices = devices or DeviceIdAllocator(INVENTORY)
+        self.machine = SiteMachine("east", devices, policy=policy, priorities=priorities)
         self.jobs: dict[str, LocalJob] = {}
 
     def obey(self, *parts: PartOrder, fence: int = 0, queue: Sequence[str] = ()) -> list[SiteInstruction]:

@@ -9,7 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from isthmus.agent.service.part_table import SavedParts, dump_parts, parse_parts
 from isthmus.core.messages.agent_messages import PartOrder, RankMap, VerifiedCheckpoint, Victim
 from isthmus.core.owner.owner_policy import OwnerPolicy
+from isthmus.core.pool_parts.group_topology import GroupTopology, TopologyDomain
+from isthmus.site.devices.device_allocator import DeviceAllocator
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
+from isthmus.site.devices.topology_allocator import TopologyAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import (
     HoursObserved,
@@ -27,7 +30,7 @@ from isthmus.site.machine_events import (
 )
 from isthmus.site.parts import PartKey, SitePart
 from isthmus.site.site_invariants import check_site
-from tests.site.samples import INVENTORY, address, order, orders
+from tests.site.samples import EAST, INVENTORY, address, order, orders
 
 PLACES = st.lists(st.sampled_from(["east/h20", "east/h20", "east/l40s"]), min_size=1, max_size=3)
 KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(1, 6))
@@ -38,6 +41,7 @@ RANK = {
     "released": 5,
 }  # fmt: skip
 POLICY = OwnerPolicy(pool_chips={"l40s": 1}, preemptible_from="middle", grace_s=2, protect_s=3, hold_s=12)
+TORS = (TopologyDomain(name="t0", nodes=("0",)), TopologyDomain(name="t1", nodes=("1",)))
 Process = tuple[str, int, int, int]
 """(job, attempt, run of a local job, rank)"""
 
@@ -49,7 +53,7 @@ class World(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 0.0
         self.saved: list[SitePart] = []
-        self.machine = SiteMachine("east", DeviceIdAllocator(INVENTORY), policy=POLICY)
+        self.machine = SiteMachine("east", self.devices(), policy=POLICY)
         self.wanted: dict[PartKey, PartOrder] = {}
         self.jobs: dict[str, LocalJob] = {}
         self.processes: dict[Process, str | int] = {}
@@ -59,8 +63,11 @@ class World(RuleBasedStateMachine):
         self.told: dict[PartKey, int] = {}
         self.cut = False
 
+    def devices(self) -> DeviceAllocator:
+        return DeviceIdAllocator(INVENTORY)
+
     def boot(self) -> None:
-        self.machine = SiteMachine("east", DeviceIdAllocator(INVENTORY), self.saved, policy=POLICY, now_s=self.now_s)
+        self.machine = SiteMachine("east", self.devices(), self.saved, policy=POLICY, now_s=self.now_s)
 
     def apply(self, event: SiteEvent) -> None:
         """Decide, save, act; where `cut`, the agent dies after the first act."""
@@ -287,5 +294,15 @@ class World(RuleBasedStateMachine):
         assert self.machine.free_chips() == {"h20": 3, "l40s": 1}
 
 
+class PlacedWorld(World):
+    """The same rules where devices are placed by topology: two nodes, of two cards and of one."""
+
+    def devices(self) -> DeviceAllocator:
+        groups = [EAST.group("h20").model_copy(update={"topology": GroupTopology(tors=TORS)}), EAST.group("l40s")]
+        return TopologyAllocator("east", groups, {**INVENTORY, "h20": ("h20/0/0", "h20/0/1", "h20/1/0")})
+
+
+PlacedWorld.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestPlacedWorld = PlacedWorld.TestCase
 World.TestCase.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
 TestWorld = World.TestCase

@@ -102,13 +102,16 @@ def test_the_number_of_moves_is_the_least(seed: int) -> None:
     cards, super_node = chance.choice((2, 4, 8)), chance.choice((0, 0, 2, 3))
     tree = tree_of(chance.randint(3, 8), cards, super_node=super_node)
     free = FreeCards(tree)
-    running = _fill(tree, free, chance)
+    running = fill_site(tree, free, chance)
     units = chance.randint(1, max(1, free.total // cards))
     ranks = cards * super_node if super_node and chance.random() < 0.6 else cards
     waiting = gang(units if ranks == cards else 1, ranks=ranks)
     if isinstance(place_gang(free, waiting), GangPlacement):
         return
-    found, least = moves(free, waiting, running), _fewest(free, waiting, running, super_node if ranks > cards else 0)
+    found, least = (
+        moves(free, waiting, running),
+        fewest_moves(free, waiting, running, super_node if ranks > cards else 0),
+    )
     assert (found is None) == (least is None)
     if found is not None and least is not None:
         assert len(found.moved) == least[0]
@@ -116,7 +119,7 @@ def test_the_number_of_moves_is_the_least(seed: int) -> None:
         assert found.is_proven
 
 
-def _fill(tree: SiteTree, free: FreeCards, chance: random.Random) -> list[Running]:
+def fill_site(tree: SiteTree, free: FreeCards, chance: random.Random) -> list[Running]:
     """Run up to 20 parts on random nodes, until about a third of the cards is free; some may not move."""
     running: list[Running] = []
     for number in range(20):
@@ -130,7 +133,7 @@ def _fill(tree: SiteTree, free: FreeCards, chance: random.Random) -> list[Runnin
     return running
 
 
-def _fewest(
+def fewest_moves(
     free: FreeCards, waiting: GangRequest, running: Sequence[Running], super_node: int
 ) -> tuple[int, float] | None:
     """Return the least number of moves and the least cost of so many, by trying all sets of parts."""

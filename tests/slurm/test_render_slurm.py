@@ -105,3 +105,11 @@ def _known_later(word: str, hold: str, state: Path, folder: Path) -> str:
     word = re.sub(r"(step\.|^)[0-9a-f]{32}$", r"\g<1>{start}", word) if HOLD_ID not in word else word
     stand_ins = {"--jobid=8": "--jobid={job}", "--nodelist=b1": "--nodelist={node}", "0": "{places}"}
     return "{python}" if word == sys.executable else stand_ins.get(word, word)
+
+
+def test_placement_by_topology_names_the_nodes() -> None:
+    """`--nodelist` has each chosen node once; preempting allocations leave the choice to Slurm."""
+    asks = SITE.asks("h20", 2, 3, preempts=False, nodes=["a1", "a1", "a2"])
+    assert "--nodelist=a1,a2" in asks
+    assert not any("nodelist" in one for one in SITE.asks("h20", 2, 3, preempts=False, nodes=["", ""]))
+    assert not any("nodelist" in one for one in SITE.asks("h20", 2, 3, preempts=True, nodes=["a1", "a2", "a3"]))

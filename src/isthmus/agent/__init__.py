@@ -10,6 +10,7 @@ from isthmus.agent.containers.site_runtime import template_files
 from isthmus.agent.service.agent_key import draw_key, read_key
 from isthmus.agent.service.agent_loop import AgentConfig, run_agent
 from isthmus.agent.service.agent_state_folder import LocalJobFile, submit_local_job
+from isthmus.agent.service.part_table import held_devices
 from isthmus.agent.service.remove_state_folder import remove_state_folder
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "build_image",
     "check_scheduler",
     "draw_key",
+    "held_devices",
     "read_images",
     "read_key",
     "remove_state_folder",

@@ -4,6 +4,8 @@ from isthmus.site.checkpoint_protection import awaits_checkpoint
 from isthmus.site.devices.device_allocator import DeviceAllocator
 from isthmus.site.devices.device_count_allocator import DeviceCountAllocator
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
+from isthmus.site.devices.make_allocator import make_allocator
+from isthmus.site.devices.topology_allocator import TopologyAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import (
     FetchFiles,
@@ -37,6 +39,8 @@ from isthmus.site.parts import CLAIMING, HOLDING, PartKey, SitePart, SiteWorker
 from isthmus.site.scheduler.scheduler_holds import victim_name
 from isthmus.site.site_invariants import check_site
 from isthmus.site.site_report import UNSAVED_STEP_S
+from isthmus.site.topology.explain_part import SitePlacement, explain_part
+from isthmus.site.topology.tree_of_group import node_names
 
 __all__ = [
     "CLAIMING",
@@ -70,12 +74,17 @@ __all__ = [
     "SiteInstruction",
     "SiteMachine",
     "SitePart",
+    "SitePlacement",
     "SiteWorker",
     "StartWorker",
     "StopWorker",
+    "TopologyAllocator",
     "WorkersObserved",
     "WriteRankMap",
     "awaits_checkpoint",
     "check_site",
+    "explain_part",
+    "make_allocator",
+    "node_names",
     "victim_name",
 ]

@@ -61,6 +61,8 @@ class SiteWorker:
     chips: int
     # Ids of its devices; empty in the simulator, which only counts devices.
     devices: Annotated[tuple[str, ...], Field(alias="cards")] = ()
+    # The node that placement by topology chose last, which a site's scheduler is asked for.
+    node: str = ""
     # Where it listens, once it has checked in.
     address: WorkerAddress | None = None
     exit_status: int | None = None

@@ -83,4 +83,5 @@ def _describe_shortage(
         if headroom[group] < min(num, free[group] + from_victims):
             found += f", the owner lets the pool have {max(0, headroom[group])} more"
         return f"{site.cluster}: node group '{group}': {num} devices wanted, {found}"
-    return f"{site.cluster}: the wanted devices are not available together"
+    why = site.devices.why_no_place(part, [source.key for source in sources])
+    return f"{site.cluster}: {why or 'the wanted devices are not available together'}"

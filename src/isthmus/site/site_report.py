@@ -23,11 +23,12 @@ def observed_parts(site: SiteState) -> tuple[ObservedPart, ...]:
 def free_chips(site: SiteState) -> dict[str, int]:
     """Return the number of devices by node group available to a new part of the pool.
 
-    These are the free devices minus the demand of queued local jobs, limited by the owner's policy.
+    These are the free devices that are not in fragments, minus the demand of queued local jobs, limited by the owner's
+    policy.
     """
     if not site.is_open:
         return dict.fromkeys(site.devices.inventory, 0)
-    free, used = site.devices.num_free(), site.devices.used_by_pool()
+    free, used = site.devices.num_offered(), site.devices.used_by_pool()
     for part in site.queued_local.values():
         for group, num in part.wanted.items():
             free[group] = free.get(group, 0) - num

@@ -34,6 +34,7 @@ from isthmus.core.messages.agent_messages import QueueEntry
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerLimits
 from isthmus.core.pool import Cluster
 from isthmus.core.process import confined_start
+from isthmus.site import node_names
 
 WORKER_COMMAND = (sys.executable, "-m", "isthmus.train.process.supervisor")
 """The supervisor, which restarts its rank's process; the worker folder is appended as last argument."""
@@ -81,7 +82,7 @@ class LocalAdapter(SchedulerAdapter):
                 cards=tuple(f"{group.name}/{node}/{card}" for card in range(group.chips_per_node)),
             )
             for group in cluster.node_groups
-            for node in range(group.nodes)
+            for node in node_names(cluster, group.name)
         )
         real_groups = [group.name for group in cluster.node_groups if group.virtual is None]
         real_cards = [card for node in self._nodes if node.node_group in real_groups for card in node.cards]

@@ -88,10 +88,11 @@ class ForeignJob:
 
 @dataclass(frozen=True, kw_only=True)
 class RankNeed:
-    """Cards of one rank: `num_cards` on one node of `node_group`."""
+    """Cards of one rank: `num_cards` on one node of `node_group`, on `node` where the site's topology chose one."""
 
     node_group: str
     num_cards: int
+    node: str = ""
 
 
 class ContainerNeed(FrozenModel):

@@ -69,7 +69,6 @@ from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Pool
 from isthmus.core.process.boot_clock import boot_id
 from isthmus.site import (
-    DeviceIdAllocator,
     FetchFiles,
     FetchObserved,
     HoursObserved,
@@ -94,6 +93,7 @@ from isthmus.site import (
     WorkersObserved,
     WriteRankMap,
     awaits_checkpoint,
+    make_allocator,
 )
 from isthmus.wan import PortRange
 
@@ -175,7 +175,7 @@ class AgentService:
         lease = lease if lease and lease.is_of_this_machine else None
         self.machine = SiteMachine(
             cluster.name,
-            DeviceIdAllocator(self._devices()),
+            make_allocator(cluster, self._devices()),
             known.parts,
             fence=known.fence,
             run_lease_s=lease.lease_s if lease else 0.0,

@@ -13,7 +13,7 @@ from isthmus.core.errors import FileError
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.plan import with_stored_rank_order
 from isthmus.core.process.state_folder_lock import fsync_path, unwritable_folder_error
-from isthmus.site import SitePart
+from isthmus.site import CLAIMING, HOLDING, SitePart
 
 
 @dataclass(kw_only=True)
@@ -89,3 +89,17 @@ def parse_parts(data: bytes) -> SavedParts:
     for part in saved.parts:
         part.plan = with_stored_rank_order(part.plan) if part.plan is not None else None
     return saved
+
+
+def held_devices(state: Path) -> dict[str, str]:
+    """Return the devices that parts hold or have claimed at a site, with the part, `JOB/ATTEMPT` or a local job's name.
+
+    `state` is the agent's state folder. Raises `FileError` if its table is malformed.
+    """
+    return {
+        device: f"{part.job}/{part.attempt}" if part.attempt else part.job
+        for part in PartTable(state).load().parts
+        if part.state in HOLDING or part.state in CLAIMING
+        for worker in part.workers.values()
+        for device in worker.devices
+    }

@@ -154,7 +154,10 @@ def _request(hold_id: str, part: SitePart, run_lease_s: float, victims: Iterable
         id=hold_id,
         job=part.job,
         attempt=part.attempt,
-        ranks=tuple(RankNeed(node_group=worker.node_group, num_cards=worker.chips) for worker in part.workers.values()),
+        ranks=tuple(
+            RankNeed(node_group=worker.node_group, num_cards=worker.chips, node=worker.node)
+            for worker in part.workers.values()
+        ),
         lease_s=lease_s,
         victims=tuple(victims),
     )

@@ -22,7 +22,7 @@ from isthmus.cli.commands import (
 from isthmus.cli.commands.accounting import ledger_commands
 from isthmus.cli.commands.catalogue import catalogue_commands
 from isthmus.cli.commands.rl import rl_commands
-from isthmus.cli.commands.site import duty_commands, join_commands, render_commands, site_commands
+from isthmus.cli.commands.site import duty_commands, join_commands, place_command, render_commands, site_commands
 from isthmus.cli.commands.strategies import strategy_commands
 from isthmus.cli.commands.wan import wan_commands
 from isthmus.cli.demo import demo_command
@@ -45,6 +45,7 @@ _COMMAND_MODULES = (
     ledger_commands,
     search_commands,
     simulate_pool_commands,
+    place_command,
     plan_commands,
     chip_commands,
     strategy_commands,

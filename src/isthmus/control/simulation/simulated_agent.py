@@ -31,7 +31,6 @@ from isthmus.core.pool import Cluster
 from isthmus.sim import Kernel, ProcessGenerator
 from isthmus.site import (
     UNSAVED_STEP_S,
-    DeviceCountAllocator,
     FetchFiles,
     FetchObserved,
     HoursObserved,
@@ -51,6 +50,7 @@ from isthmus.site import (
     StopWorker,
     WorkersObserved,
     WriteRankMap,
+    make_allocator,
 )
 
 _MACHINE = hashlib.sha256(b"simulated").hexdigest()
@@ -87,7 +87,7 @@ class SimulatedAgent:
         self._delays, self._faults, self._on_local_job = delays, faults, on_local_job
         self._on_process = on_process
         self.name = cluster.name
-        self.devices = DeviceCountAllocator({group.name: group.num_chips for group in cluster.node_groups})
+        self.devices = make_allocator(cluster)
         self.machine = SiteMachine(
             cluster.name,
             self.devices,

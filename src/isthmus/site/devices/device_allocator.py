@@ -36,6 +36,18 @@ class DeviceAllocator(ABC):
         """Return the number of devices that no part holds and that no part other than `part` has claimed."""
 
     @abstractmethod
+    def num_held(self) -> DevicesByGroup:
+        """Return the number of devices that parts hold."""
+
+    def num_offered(self) -> DevicesByGroup:
+        """Return the number of free devices that a part of the pool may count on: fewer where they are in fragments."""
+        return self.num_free()
+
+    def why_no_place(self, part: SitePart, victims: Sequence[PartKey]) -> str:  # noqa: ARG002 - counted ones have one
+        """Return why `part` has no place although enough devices are free or held by `victims`, or ""."""
+        return ""
+
+    @abstractmethod
     def used_by_pool(self, without: SitePart | None = None) -> DevicesByGroup:
         """Return the number of devices that parts of the pool, except `without`, hold or have claimed."""
 

@@ -50,6 +50,10 @@ class DeviceCountAllocator(DeviceAllocator):
         """Record from which holders `part` takes its devices."""
         self._taken_from[part.key] = {key: num for key, num in taken.victims.items() if key in self._holders}
 
+    def num_held(self) -> DevicesByGroup:
+        """Return the number of devices that parts hold."""
+        return dict(self.held)
+
     def num_free(self, part: SitePart | None = None) -> DevicesByGroup:
         """Return the number of devices that no part holds and that no part other than `part` has claimed."""
         free = {group: num - self.held[group] for group, num in self.inventory.items()}

@@ -50,6 +50,10 @@ class DeviceIdAllocator(DeviceAllocator):
         if part.state in CLAIMING:
             self._record(self._claimer_by_device, part)
 
+    def num_held(self) -> DevicesByGroup:
+        """Return the number of devices that parts hold."""
+        return {group: sum(one in self._holder_by_device for one in devices) for group, devices in self.ids.items()}
+
     def num_free(self, part: SitePart | None = None) -> DevicesByGroup:
         """Return the number of devices that no part holds and that no part other than `part` has claimed."""
         return {group: sum(self.is_free(device, part) for device in devices) for group, devices in self.ids.items()}

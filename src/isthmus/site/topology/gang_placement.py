@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from isthmus.site.topology.free_cards import FreeCards
 from isthmus.site.topology.gang_cost import NODE, Aim
+from isthmus.site.topology.gang_request import RankId
 from isthmus.site.topology.site_tree import SiteTree
 
 
@@ -26,7 +27,7 @@ class LevelScore:
 class GangPlacement:
     """The node and the cards, a bit for each, of every rank; `split_units` are units that no super-node can hold."""
 
-    places: Mapping[int, tuple[int, int]]
+    places: Mapping[RankId, tuple[int, int]]
     aim: Aim
     scores: tuple[LevelScore, ...]
     split_units: int = 0

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from isthmus.core.plan import Plan
+
+RankId: TypeAlias = int | tuple[int, int]
+"""A rank; or, of one with more cards than a node has, a piece of it: (rank, number)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +19,7 @@ class GangUnit:
     `ranks` maps each rank to its number of cards, all on one node.
     """
 
-    ranks: Mapping[int, int]
+    ranks: Mapping[RankId, int]
 
     @property
     def num_cards(self) -> int:
@@ -41,14 +45,14 @@ def gang_requests(plan: Plan, cluster: str) -> dict[str, GangRequest]:
     A stage is a unit: its tensor- and context-parallel ranks. Stages of replicas that share experts (`ep` beyond the
     stage's own chips) are one unit. Data and pipeline parallelism lie between units.
     """
-    found: dict[str, list[dict[int, int]]] = {}
-    open_units: dict[tuple[str, tuple[int, int]], tuple[dict[int, int], int]] = {}
+    found: dict[str, list[dict[RankId, int]]] = {}
+    open_units: dict[tuple[str, tuple[int, int]], tuple[dict[RankId, int], int]] = {}
     order = sorted(range(len(plan.stages)), key=lambda at: plan.ranks_of(at)[0])
     for at in order:
         stage = plan.stages[at]
         if stage.cluster != cluster:
             continue
-        ranks = dict.fromkeys(plan.ranks_of(at), plan.chips_of(plan.ranks_of(at)[0]))
+        ranks: dict[RankId, int] = dict.fromkeys(plan.ranks_of(at), plan.chips_of(plan.ranks_of(at)[0]))
         key = (stage.node_group, stage.layers)
         unit, num_wanted = open_units.get(key, ({}, 0))
         if num_wanted and sum(unit.values()) < num_wanted:

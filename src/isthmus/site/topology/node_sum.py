@@ -73,7 +73,7 @@ class NodeSum:
             copies = find_copies(kind.before[in_part], count, holds, each, num, target)
             if copies is None:
                 pieces = self._pieces_in_part(kind, count, holds, target)
-                found += [members.pop()] * pieces
+                found += [members.pop(0)] * pieces
                 count, in_part = count - pieces, False
                 copies = find_copies(kind.before[0], count, holds, each, num - 1, int(kind.less[count]))
                 if copies is None:

@@ -13,7 +13,7 @@ from isthmus.site.topology.domain_curve import DomainCurves
 from isthmus.site.topology.free_cards import FreeCards
 from isthmus.site.topology.gang_cost import Aim, gang_cost
 from isthmus.site.topology.gang_placement import GangPlacement, GangRefusal, level_scores
-from isthmus.site.topology.gang_request import GangRequest
+from isthmus.site.topology.gang_request import GangRequest, RankId
 from isthmus.site.topology.site_tree import SUPER_NODE
 from isthmus.site.topology.unit_kinds import UnitKind, num_fitting, unit_kinds
 
@@ -27,28 +27,39 @@ def place_gang(free: FreeCards, request: GangRequest, aim: Aim = "packed") -> Ga
     """Return the cheapest placement of `request` on `free`, which stays as it is, or why there is none."""
     tree, sizes = free.tree, {rank: num for unit in request.units for rank, num in unit.ranks.items()}
     kinds, split = unit_kinds(tree, request)
-    work, places = free, dict[int, tuple[int, int]]()
+    work, places = free, dict[RankId, tuple[int, int]]()
     for kind in kinds:
         chosen = _choose(work, kind, aim)
         if chosen is None:
             return _refusal(work, kind)
         if work is free and len(kinds) > 1:
             work = free.copy()
-        on_nodes: dict[int, list[int]] = {}
+        on_nodes: dict[int, list[list[RankId]]] = {}
         for ranks, nodes in zip(kind.units, chosen, strict=True):
             each = len(ranks) // len(nodes)
-            for at, rank in enumerate(ranks):
-                on_nodes.setdefault(nodes[at // each], []).append(rank)
-        for node, ranks in on_nodes.items():
-            masks = best_cards(work.masks[node], [sizes[rank] for rank in ranks], tree.card_links)
-            places |= {rank: (node, mask) for rank, mask in zip(ranks, masks, strict=True)}
+            for at, node in enumerate(nodes):
+                on_nodes.setdefault(node, []).append(list(ranks[at * each : (at + 1) * each]))
+        for node, groups in on_nodes.items():
+            masks = _cards_on_node(work, node, [{rank: sizes[rank] for rank in ranks} for ranks in groups])
+            places |= {rank: (node, mask) for rank, mask in masks.items()}
             if work is not free:
-                work.take(node, sum(masks))
+                work.take(node, sum(masks.values()))
     taken: dict[int, int] = {}
     for node, mask in places.values():
         taken[node] = taken.get(node, 0) | mask
     ordered = {rank: places[rank] for unit in request.units for rank in unit.ranks}
     return GangPlacement(places=ordered, aim=aim, scores=level_scores(free, taken), split_units=split)
+
+
+def _cards_on_node(free: FreeCards, node: int, groups: list[dict[RankId, int]]) -> dict[RankId, int]:
+    """Return the cards of ranks that share a node: the best joined for each unit, and inside it for each rank."""
+    links = free.tree.card_links
+    found: dict[RankId, int] = {}
+    for ranks, mask in zip(
+        groups, best_cards(free.masks[node], [sum(ranks.values()) for ranks in groups], links), strict=True
+    ):
+        found |= dict(zip(ranks, best_cards(mask, list(ranks.values()), links), strict=True))
+    return found
 
 
 def _choose(free: FreeCards, kind: UnitKind, aim: Aim) -> list[UnitNodes] | None:

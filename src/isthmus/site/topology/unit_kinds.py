@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isthmus.site.topology.free_cards import FreeCards
-from isthmus.site.topology.gang_request import GangRequest, GangUnit
+from isthmus.site.topology.gang_request import GangRequest, GangUnit, RankId
 from isthmus.site.topology.site_tree import SiteTree
 
 
@@ -16,7 +16,7 @@ class UnitKind:
 
     piece_cards: int
     num_pieces: int
-    units: Sequence[Sequence[int]]
+    units: Sequence[Sequence[RankId]]
 
     @property
     def unit_cards(self) -> int:
@@ -26,7 +26,7 @@ class UnitKind:
 
 def unit_kinds(tree: SiteTree, request: GangRequest) -> tuple[list[UnitKind], int]:
     """Return the units by size, largest first, and how many must be split because no super-node holds them."""
-    found: dict[tuple[int, int], list[Sequence[int]]] = {}
+    found: dict[tuple[int, int], list[Sequence[RankId]]] = {}
     split = 0
     for unit in request.units:
         size, num = _pieces(tree, unit)

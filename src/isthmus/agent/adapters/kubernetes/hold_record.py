@@ -40,6 +40,7 @@ class HoldState(FrozenModel):
     pods: tuple[str, ...] = ()
     cards: tuple[tuple[str, ...], ...] = ()
     containers: dict[str, ContainerNeed] = Field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
 
 
 class HoldRecord:
@@ -84,8 +85,11 @@ class HoldRecord:
             for number in range(len(request.ranks)):
                 self.rank_folder(number).mkdir(parents=True, exist_ok=True)
             ranks = tuple((rank.node_group, rank.num_cards) for rank in request.ranks)
+            nodes = tuple(rank.node for rank in request.ranks)
             containers = dict(request.containers)
-            self.save(HoldState(job=request.job, attempt=request.attempt, ranks=ranks, containers=containers))
+            self.save(
+                HoldState(job=request.job, attempt=request.attempt, ranks=ranks, containers=containers, nodes=nodes)
+            )
         number = 0
         with contextlib.suppress(OSError, ValueError, IndexError):
             number = int((self.path / "lease").read_text(encoding="ascii").split()[0])
@@ -118,8 +122,8 @@ class HoldRecord:
     def plan(self, state: HoldState) -> HoldPlan:
         """Return what the present try asks for."""
         return HoldPlan(
-            id=self.id, claim=state.claim, job=state.job, attempt=state.attempt, units=hold_units(state.ranks),
-            preempts=state.preempts, containers=state.containers,
+            id=self.id, claim=state.claim, job=state.job, attempt=state.attempt,
+            units=hold_units(state.ranks, state.nodes), preempts=state.preempts, containers=state.containers,
         )  # fmt: skip
 
 

@@ -38,11 +38,15 @@ _INDEX_VARIABLES = {"job": "JOB_COMPLETION_INDEX", "jobset": "JOB_COMPLETION_IND
 
 @dataclass(frozen=True, kw_only=True)
 class HoldUnit:
-    """The ranks of a hold with equal cards in one node group, by their numbers in the request."""
+    """The ranks of a hold with equal cards in one node group, by their numbers in the request.
+
+    `nodes` are those that placement by topology chose, which their pods prefer.
+    """
 
     node_group: str
     num_cards: int
     ranks: tuple[int, ...]
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +65,18 @@ class HoldPlan:
     containers: Mapping[str, ContainerNeed] = field(default_factory=dict)
 
 
-def hold_units(ranks: Sequence[tuple[str, int]]) -> tuple[HoldUnit, ...]:
-    """Return the units of ranks, which are pairs of node group and number of cards."""
+def hold_units(ranks: Sequence[tuple[str, int]], nodes: Sequence[str] = ()) -> tuple[HoldUnit, ...]:
+    """Return the units of ranks, which are pairs of node group and number of cards; `nodes` has the node of each."""
     found: dict[tuple[str, int], list[int]] = {}
     for number, need in enumerate(ranks):
         found.setdefault(need, []).append(number)
     return tuple(
-        HoldUnit(node_group=group, num_cards=num_cards, ranks=tuple(numbers))
+        HoldUnit(
+            node_group=group, num_cards=num_cards, ranks=tuple(numbers),
+            nodes=tuple(dict.fromkeys(nodes[number] for number in numbers if nodes and nodes[number])),
+        )
         for (group, num_cards), numbers in found.items()
-    )
+    )  # fmt: skip
 
 
 def workload_path(site: KubernetesSite, namespace: str) -> str:
@@ -223,6 +230,7 @@ def pod_template(site: KubernetesSite, plan: HoldPlan, unit: int) -> dict[str, A
             **({"priorityClassName": priority} if priority else {}),
             **({"activeDeadlineSeconds": site.max_s} if site.max_s and site.workload == "volcano" else {}),
             "nodeSelector": site.labels(asked.node_group),
+            **_affinity(asked),
             "tolerations": [{"key": resource, "operator": "Exists"}],
             "containers": [
                 {
@@ -250,6 +258,15 @@ def pod_template(site: KubernetesSite, plan: HoldPlan, unit: int) -> dict[str, A
             ],
         },
     }  # fmt: skip
+
+
+def _affinity(unit: HoldUnit) -> dict[str, Any]:
+    """Return the wish for the nodes that placement chose: the cluster's own scheduler may know better."""
+    if not unit.nodes:
+        return {}
+    chosen = [{"key": "kubernetes.io/hostname", "operator": "In", "values": list(unit.nodes)}]
+    term = {"weight": 100, "preference": {"matchExpressions": chosen}}
+    return {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}}
 
 
 def _storage(site: KubernetesSite) -> list[dict[str, Any]]:

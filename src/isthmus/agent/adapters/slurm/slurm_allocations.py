@@ -43,7 +43,7 @@ class SlurmAllocations:
                 return Hold(id=request.id, state="ended")
             found = None if folder.renew(request) else self._look_for(folder)
             if found is None and not folder.is_released and not (preempts and self._scripts.runs_for(folder.path)):
-                self._ask(folder, units, preempts=preempts)
+                self._ask(folder, units, [rank.node for rank in request.ranks], preempts=preempts)
                 found = self._look_for(folder) if preempts else self._take_answers(folder, len(units))
             if folder.is_released:  # found to be gone, or released while it was asked for
                 self.release(request.id)
@@ -135,12 +135,14 @@ class SlurmAllocations:
         folder.grant(jobs, found)
         return Hold(id=folder.id, state="granted", cards=found)
 
-    def _ask(self, folder: HoldFolder, units: list[tuple[str, int, list[int]]], *, preempts: bool) -> None:
+    def _ask(
+        self, folder: HoldFolder, units: list[tuple[str, int, list[int]]], nodes: list[str], *, preempts: bool
+    ) -> None:
         """Start `salloc` for each allocation; without preemption it gives up soon."""
         environment = keeper_environment(self._commands.variables)
         for number, unit in enumerate(units):
             folder.said(number).unlink(missing_ok=True)
-            arguments = keeper_arguments(self._site, folder, number, unit, preempts=preempts)
+            arguments = keeper_arguments(self._site, folder, number, unit, preempts=preempts, nodes=nodes)
             self._scripts.start(folder.path, KEEP, arguments, environment)
 
     def _take_answers(self, folder: HoldFolder, num_units: int) -> Hold | None:

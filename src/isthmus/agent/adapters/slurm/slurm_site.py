@@ -59,16 +59,20 @@ class SlurmSite:
             raise InputError("site.yaml names no preempting_partition", hint="set options.preempting_partition")
         return allocation_units([(rank.node_group, rank.num_cards) for rank in request.ranks])
 
-    def asks(self, group: str, num_cards: int, num_ranks: int, *, preempts: bool) -> tuple[str, ...]:
-        """Return the options with which a command asks for cards."""
+    def asks(
+        self, group: str, num_cards: int, num_ranks: int, *, preempts: bool, nodes: Iterable[str] = ()
+    ) -> tuple[str, ...]:
+        """Return the options with which a command asks for cards, on `nodes` where placement has chosen them."""
         partition = self.preempting_partition if preempts else self.partition(group)
         limit = (f"--time={self.max_minutes}",) if self.max_minutes else ()
         account = (f"--account={self.account}",) if self.account else ()
         resource = self.resource(group).removeprefix("gpu").removeprefix(":")
         cards = f"{resource}:{num_cards}" if resource else str(num_cards)
+        chosen = ",".join(dict.fromkeys(node for node in nodes if node))
+        on = (f"--nodelist={chosen}",) if chosen and not preempts else ()
         return (
             f"--partition={partition}", f"--ntasks={num_ranks}", f"--gpus-per-task={cards}", "--chdir=/", *limit,
-            *account,
+            *account, *on,
         )  # fmt: skip
 
     def card_nodes(self, rows: Iterable[NodeRow]) -> list[CardNode]:

@@ -40,16 +40,23 @@ ended=$1; shift
 
 
 def keeper_arguments(
-    site: SlurmSite, folder: HoldFolder, number: int, unit: tuple[str, int, list[int]], *, preempts: bool
+    site: SlurmSite,
+    folder: HoldFolder,
+    number: int,
+    unit: tuple[str, int, list[int]],
+    *,
+    preempts: bool,
+    nodes: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Return the arguments of `KEEP` for the allocation `number` of a hold: node group, cards of a rank, its ranks.
 
-    Without preemption `salloc` gives up soon.
+    `nodes` are those that placement chose for all ranks of the hold. Without preemption `salloc` gives up soon.
     """
     group, num_cards, ranks = unit
     wait = () if preempts else (f"--immediate={IMMEDIATE_S}",)
     mark = (f"--comment=isthmus {folder.id}", "--dependency=singleton")
-    asks = site.asks(group, num_cards, len(ranks), preempts=preempts)
+    chosen = [nodes[rank] for rank in ranks] if nodes else []
+    asks = site.asks(group, num_cards, len(ranks), preempts=preempts, nodes=chosen)
     return (str(folder.said(number)), str(folder.path), folder.job_name(number), *wait, *mark, *asks)
 
 

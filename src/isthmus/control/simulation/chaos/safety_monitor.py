@@ -48,8 +48,9 @@ class SafetyMonitor:
         if self._simulation.agents[site].scheduler.start_counts[key] > 1:
             self._add_problem(f"{job}: attempt {attempt} was started twice at {site}")
         devices = self._simulation.agents[site].devices
-        if any(num > devices.inventory[group] for group, num in devices.held.items()):
-            self._add_problem(f"{site} holds {devices.held} of {devices.inventory}")
+        held = devices.num_held()
+        if any(num > devices.inventory[group] for group, num in held.items()):
+            self._add_problem(f"{site} holds {held} of {devices.inventory}")
 
     def _add_problem(self, problem: str) -> None:
         now_s = self._simulation.kernel.now_s if self._simulation else 0.0
