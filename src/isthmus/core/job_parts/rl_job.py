@@ -102,10 +102,11 @@ class RlConfig(FrozenModel):
 
     Old log-probabilities are those of the engine that sampled (`old: rollout`). A token is trained on at most
     `max_staleness` versions after the one that sampled it. Under new weights unfinished samples go on (`keep`), go on
-    with a cache computed again (`refill`), or begin again (`abort`). A share `audit` of the trajectories is computed
-    again at the version that they claim. `reward` is one reward or a list, whose weighted sum counts.
+    with a cache computed again (`refill`), or begin again (`abort`). `reward` is one reward or a list,
+    whose weighted sum counts.
 
-    `kl` above 0 and `replay_routing` are reserved: no reference model and no replay of routing yet.
+    `kl` and `audit` above 0 and `replay_routing` are reserved: there is no reference model, no audit of trajectories
+    and no replay of routing yet.
     """
 
     algorithm: Literal["grpo", "dapo"] = "dapo"
@@ -148,6 +149,13 @@ class RlConfig(FrozenModel):
         if kl > 0:
             raise ValueError(f"kl {kl} needs a reference model, which no run has yet; nearest valid value: 0.0")
         return kl
+
+    @field_validator("audit")
+    @classmethod
+    def _check_audit(cls, audit: float) -> float:
+        if audit > 0:
+            raise ValueError(f"audit {audit}: no run computes trajectories again yet; nearest valid value: 0.0")
+        return audit
 
     @model_validator(mode="after")
     def _check_overlong(self) -> RlConfig:
