@@ -39,6 +39,9 @@ LEDGER_FOLDER = "rollouts"
 NUM_VERSIONS = 3
 """Versions that are kept for engines that lag."""
 
+END_TIMEOUT_S = 60.0
+"""Longest wait at the end of a run for an engine that is cut."""
+
 _WAIT_S = 0.05
 
 
@@ -158,6 +161,8 @@ class PolicyMethod:
         """End the engines and the rewards."""
         for one in self._links:
             one.close()
+        for one in self._links:
+            one.join(END_TIMEOUT_S)
         if self._coordinator is not None:
             self._coordinator.close()
 

@@ -93,7 +93,11 @@ class _Decoder:
             self._receiver = WeightsReceiver(shapes, dtype)
         has = self._receiver.step if self._runner is not None and self._runner.version == self._receiver.step else -1
         digest = digest_of(self._receiver.tensors) if has >= 0 else ""
-        link.send(pack_message(Ready(num_slots=engine_slots(self._spec.job), step=has, digest=digest)))
+        link.send(
+            pack_message(
+                Ready(num_slots=engine_slots(self._spec.job, len(self._spec.plan.rollouts)), step=has, digest=digest)
+            )
+        )
         if self._runner is not None:
             self._runner.reset()
         inbox: queue.Queue[Message | None] = queue.Queue()
@@ -108,20 +112,23 @@ class _Decoder:
     def _decode(self, link: MessageLink, inbox: queue.Queue[Message | None]) -> bool:
         """Decode and report until the run ends (True) or the connection does (False)."""
         while True:
-            runner = self._runner
-            idle = runner is None or runner.is_idle
+            idle = self._runner is None or self._runner.is_idle
             while True:
                 try:
                     order = inbox.get(timeout=_IDLE_S) if idle else inbox.get_nowait()
                 except queue.Empty:
                     break
-                if order is None or isinstance(order, EndRun):
-                    return order is not None
+                if isinstance(order, EndRun):
+                    link.send(pack_message(order))
+                    return True
+                if order is None:
+                    return False
+                runner = self._runner  # the weights before this order may just have made it
                 if runner is not None and isinstance(order, StartSample | DropSample | SwitchVersion):
                     runner.handle(order)
                 idle = False
-            if runner is not None:
-                for report in runner.step():
+            if self._runner is not None:
+                for report in self._runner.step():
                     link.send(pack_message(report))
 
     def _read(self, link: MessageLink, greeting: EngineGreeting, inbox: queue.Queue[Message | None]) -> None:
@@ -169,5 +176,7 @@ class _Decoder:
             self._runner.stage(step, weights)
             return
         if self._runner is None or step < self._runner.version:
-            engine = open_engine(self._spec.job, step, weights, worker_device(self._spec))
+            engine = open_engine(
+                self._spec.job, step, weights, worker_device(self._spec), len(self._spec.plan.rollouts)
+            )  # fmt: skip
             self._runner = EngineRunner(engine, greeting.sampling)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -35,6 +36,8 @@ from isthmus.rl.rollout.wire_messages import (
 RETRY_S = 0.5
 """Seconds between two attempts to connect."""
 HANDSHAKE_TIMEOUT_S = 20.0
+NUM_LAST_TRIES = 30
+"""Attempts to reach an engine that is cut as the run ends: its process may just be starting again."""
 
 
 class EngineLink:
@@ -58,7 +61,7 @@ class EngineLink:
         self._greeting, self._coordinator, self._versions = greeting, coordinator, versions
         self._stopped = threading.Event()
         self._orders: queue.Queue[EngineOrder | None] = queue.Queue()
-        self._number, self._staged = 0, -1
+        self._number, self._staged, self._has_ended = 0, -1, False
         self.sent_bytes = self.received_bytes = self.version_bytes = 0
         self._thread = threading.Thread(target=self._run, name=f"isthmus-engine-{name}", daemon=True)
 
@@ -67,14 +70,18 @@ class EngineLink:
         self._thread.start()
 
     def close(self) -> None:
-        """End the run at the engine, and the threads."""
+        """Begin to end the run at the engine, also at one that is cut right now; `join` waits for it."""
         self._stopped.set()
         self._orders.put(None)
-        self._thread.join(HANDSHAKE_TIMEOUT_S)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the engine knows the end, or does not answer within `timeout_s`."""
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        said = ""
-        while not self._stopped.is_set():
+        said, num_left = "", NUM_LAST_TRIES
+        while not self._has_ended and num_left:
+            num_left -= self._stopped.is_set()
             try:
                 sock = self._dial()
                 sock.settimeout(HANDSHAKE_TIMEOUT_S)
@@ -91,7 +98,8 @@ class EngineLink:
             except (OSError, IsthmusError) as error:
                 if said != (said := " ".join(str(error).split())) and not self._stopped.is_set():
                     print(f"rollouts of {self._name} are cut: {said}", flush=True)
-            self._stopped.wait(RETRY_S)
+            if not self._has_ended:
+                time.sleep(RETRY_S)
 
     def _serve(self, link: MessageLink, sock: socket.socket) -> None:
         """Bring the engine to the newest version, let it join, and pass on orders until it is cut."""
@@ -100,6 +108,10 @@ class EngineLink:
         if not isinstance(ready, Ready):
             raise ProtocolError(f"{self._name} did not say that it is ready")
         sock.settimeout(None)
+        if self._stopped.is_set():
+            self._end(link)
+            self._has_ended = isinstance(unpack_message(link.receive()[0]), EndRun)
+            return
         has = ready.step if self._versions.is_known(ready.step, ready.digest) else None
         step = self._send_version(link, has)
         if problem := self._receive_staged(link):
@@ -113,6 +125,8 @@ class EngineLink:
         try:
             self._coordinator.join_engine(engine, self._cluster, ready.num_slots, step, self._orders.put)
             reader.start()
+            if self._stopped.is_set():  # `close` may have told the former queue
+                self._orders.put(None)
             self._send_orders(link)
             reader.join(HANDSHAKE_TIMEOUT_S)  # an engine that has got the end closes
         finally:
@@ -129,9 +143,13 @@ class EngineLink:
                 self._staged = self._send_version(link, self._staged)
                 link.send(pack_message(SwitchVersion(version=self._staged, on_update=order.on_update)))
         if self._stopped.is_set():
-            link.send(pack_message(EndRun()))
+            self._end(link)
         else:
             link.close()
+
+    def _end(self, link: MessageLink) -> None:
+        """Say that the run has ended; an engine that knows it answers the same."""
+        link.send(pack_message(EndRun()))
 
     def _send_version(self, link: MessageLink, base: int | None) -> int:
         """Send the newest version as changes to version `base`, if that is still here; return its step."""
@@ -159,6 +177,9 @@ class EngineLink:
                 problem = ""
                 if isinstance(report, TokensReport | EndReport | VersionReport):
                     problem = self._coordinator.report(engine, report)
+                elif isinstance(report, EndRun):
+                    self._has_ended = True
+                    return
                 elif isinstance(report, VersionStaged):
                     problem = report.problem
                 else:

@@ -19,9 +19,10 @@ MAX_ROWS = 256
 """Most rows of a step, and samples that an engine decodes at once."""
 
 
-def engine_slots(job: Job) -> int:
-    """Return how many samples an engine of the job decodes at once."""
-    return min(job.training.global_batch_size, MAX_ROWS)
+def engine_slots(job: Job, num_engines: int = 1) -> int:
+    """Return how many samples each of the job's engines decodes at once: together those that may be trained in time."""
+    ahead = 1 if job.rl is None else 1 + job.rl.max_staleness
+    return min(-(-job.training.global_batch_size * ahead // num_engines), MAX_ROWS)
 
 
 def engine_dtype(job: Job) -> torch.dtype:
@@ -29,11 +30,13 @@ def engine_dtype(job: Job) -> torch.dtype:
     return torch.float32 if job.training.precision == "fp32" else torch.bfloat16
 
 
-def open_engine(job: Job, version: int, weights: Mapping[str, torch.Tensor], device: torch.device) -> PagedEngine:
-    """Return an engine with weights `version`; raises `InputError` for a model that it cannot decode."""
+def open_engine(
+    job: Job, version: int, weights: Mapping[str, torch.Tensor], device: torch.device, num_engines: int = 1
+) -> PagedEngine:
+    """Return one of `num_engines` engines, with weights `version`; raises `InputError` for a model it cannot decode."""
     if job.rl is None:
         raise ValueError(f"job {job.name} has task {job.task}")
-    slots = engine_slots(job)
+    slots = engine_slots(job, num_engines)
     pages = -(-(job.rl.max_prompt_tokens + job.rl.max_response_tokens) // PAGE_TOKENS)
     config = read_transformers_config(job.model)
     for rows in TILE_ROWS:
@@ -42,7 +45,7 @@ def open_engine(job: Job, version: int, weights: Mapping[str, torch.Tensor], dev
             max_sequences=slots, dtype=engine_dtype(job), device=device,
         )  # fmt: skip
         try:
-            if rows <= slots or rows == 1:
+            if rows <= job.training.global_batch_size or rows == 1:
                 return PagedEngine(config, sizes, version, weights)
         except InputError:
             if rows == 1:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()
 PANEL = "Reinforcement learning"
+READ_TIMEOUT_S = 300.0
+"""Longest time to read a ledger."""
 rl_commands = typer.Typer(help="Deltas between versions of weights, and the ledger of a job.", no_args_is_help=False)
 commands.add_typer(rl_commands, name="rl", rich_help_panel=PANEL)
 
@@ -87,9 +89,11 @@ def ledger(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
     """
     view = select_job(client.jobs(), job)
     folder = Path(with_own_folders(view.job, view.id).checkpoints.folder)
-    done = subprocess.run(  # noqa: S603 - this Python with a module of this package; the pool itself has no torch
-        [sys.executable, "-m", "isthmus.rl.process.show_ledger", str(folder)], capture_output=True, check=False
-    )
+    try:
+        done = _read_ledger(folder)
+    except subprocess.TimeoutExpired as error:
+        hint = "see whether its disk answers"
+        raise UnavailableError(f"the ledger was not read within {READ_TIMEOUT_S:g} s", hint=hint) from error
     try:
         found = json.loads(done.stdout)
     except ValueError as error:
@@ -98,6 +102,16 @@ def ledger(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
     if "error" in found:
         raise NotFoundError(found["error"], hint=found["hint"])
     env.answer(found, lambda: _ledger_text(found))
+
+
+def _read_ledger(folder: Path) -> subprocess.CompletedProcess[bytes]:
+    """Return what a process with the workers' packages says of the ledger: the pool itself has no torch."""
+    return subprocess.run(  # noqa: S603 - this Python with a module of this package
+        [sys.executable, "-m", "isthmus.rl.process.show_ledger", str(folder)],
+        capture_output=True,
+        check=False,
+        timeout=READ_TIMEOUT_S,
+    )
 
 
 def _ledger_text(found: dict[str, Any]) -> str:
