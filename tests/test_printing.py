@@ -106,7 +106,15 @@ def test_the_command_line_prints_through_its_environment() -> None:
 def test_packages_below_the_command_line_print_nothing() -> None:
     """But for workers, whose output is their log, and helpers that answer with JSON on their standard output."""
     own_process = (
-        *("train/", "data/chat_renderer.py", "wan/", "comm/process/", "control/service/planner_process.py"),
+        *(
+            "train/",
+            "rl/process/",
+            "rl/rollout/",
+            "data/chat_renderer.py",
+            "wan/",
+            "comm/process/",
+            "control/service/planner_process.py",
+        ),
         *("core/process/confined_start.py", "agent/courier/run_part.py"),
     )
     for file in modules():

@@ -20,7 +20,7 @@ SURFACES = {
     "cli": "main",
     "control.coordinator.coordinator": "Coordinator CoordinatorConfig",
     "control.server.run_server": "ServerConfig ServerInfo create_app run_server",
-    "data": "Dataset TokenBatch export_tokenizer open_dataset open_job_data",
+    "data": "Dataset Prompt PromptSet TokenBatch export_tokenizer open_dataset open_job_data open_prompts",
     "plan": """
         Calibration DATA_SHEET DEFAULT_STACK DimensionWeights LogFormat Measurement MeshDegrees ModelProfile Objective
         Observation OverfullStage PlanExport PlanForecast PlanLayout RunTable SearchLimits SearchRequest SearchResult

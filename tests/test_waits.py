@@ -47,6 +47,8 @@ ALLOWED = {
     "core/process/rank_runner.py watch_lease": SERVICE,
     "agent/containers/container_start.py main": PROGRAM,
     "agent/service/scheduler_calls.py SchedulerCalls.collect": DONE,
+    "rl/rewards/reward_function.py RewardFunction.close": KILLED,
+    "rl/rollout/engine_link.py EngineLink._send_orders": SERVICE,
     "train/checkpoint/sites/fetch_shards.py _ask": PEER,
     "train/process/command_worker.py _Program._watch": PROGRAM,
     "train/process/command_worker.py _Program.run": KILLED,

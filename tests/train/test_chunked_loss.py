@@ -50,7 +50,7 @@ def test_chunks_of_any_size_give_the_loss_and_gradients_of_one_pass(
     states, weight, labels = inputs(num_tokens, vocab, hidden, torch.float32)
     whole = token_loss(torch.nn.functional.linear(states, weight), labels) * factor
     expected = torch.autograd.grad(whole, (states, weight))
-    loss = chunked_loss(states, weight, labels, chunk_tokens=chunk, ignored_label=IGNORED_LABEL) * factor
+    loss = chunked_loss(states, weight, labels, chunk_tokens=chunk, ignored_label=IGNORED_LABEL).sum() * factor
     assert loss.item() == pytest.approx(whole.item(), rel=1e-6, abs=1e-6 * factor)
     for ours, theirs in zip(torch.autograd.grad(loss, (states, weight)), expected, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=2e-6 * factor * num_tokens)
@@ -63,7 +63,7 @@ def test_gradients_of_bf16_are_as_near_to_fp32_as_those_of_one_pass() -> None:
     expected = torch.autograd.grad(token_loss(exact[0] @ exact[1].t(), labels), exact)
     errors = {}
     for chunk in (3, 96):
-        loss = chunked_loss(states, weight, labels, chunk_tokens=chunk, ignored_label=IGNORED_LABEL)
+        loss = chunked_loss(states, weight, labels, chunk_tokens=chunk, ignored_label=IGNORED_LABEL).sum()
         found = torch.autograd.grad(loss, (states, weight))
         assert [one.dtype for one in found] == [torch.bfloat16] * 2
         errors[chunk] = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))

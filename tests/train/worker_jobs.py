@@ -82,6 +82,7 @@ def make_plan(job: Job, ends: Sequence[int], clusters: str = "", **changes: Any)
             "schedule": changes.get("schedule", "1f1b"),
             "chunks": changes.get("chunks"),
             "orders": changes.get("orders", ()),
+            "rollouts": changes.get("rollouts", ()),
         }
     )
 
@@ -148,7 +149,7 @@ def started(
     Rank r listens at `hosts[r]`, where given: different addresses stand for different machines. With a job per rank,
     each has the paths of its own site. Links have keys unless `keyed` is false.
     """
-    folders = [WorkerFolder(folder / f"{attempt}/rank-{rank}") for rank in range(len(plan.ranks))]
+    folders = [WorkerFolder(folder / f"{attempt}/rank-{rank}") for rank in range(plan.num_ranks)]
     workers = Workers(folders)
     for rank, place in enumerate(folders):
         here = {"host": hosts[rank]} if hosts else {}
@@ -157,7 +158,8 @@ def started(
         place.write_spec(own)
         if keyed:
             place.write_keys(keys_of(own.cluster, plan))
-        workers.processes.append(ForkedProgram(f"isthmus.train.process.{program}", place.path, place.log_path))
+        module = program if "." in program else f"isthmus.train.process.{program}"
+        workers.processes.append(ForkedProgram(module, place.path, place.log_path))
     try:
         _hand_out_ranks(workers)
         yield workers

@@ -24,12 +24,13 @@ from isthmus.core.base_model import (
     TransportKind,
 )
 from isthmus.core.job_parts.command_job import NO_FILE, CommandConfig
+from isthmus.core.job_parts.rl_job import RlConfig
 from isthmus.core.job_parts.runtime_choice import RuntimeChoice
 from isthmus.core.priority import Priority
 from isthmus.core.rights.storage_rules import Access
 from isthmus.core.stack import StackChoice
 
-TrainingTask = Literal["pretrain", "continue", "finetune"]
+TrainingTask = Literal["pretrain", "continue", "finetune", "rl"]
 
 JOB_PLACEHOLDER = "{job}"
 """Stands for the job's id in `checkpoints.folder` and `output`."""
@@ -38,6 +39,9 @@ JOB_PLACEHOLDER = "{job}"
 MAX_DIFFERENCES = 512
 """Largest number of differences between a job and the run that it resumes."""
 
+
+MAX_ROLLOUT_CLUSTERS = 256
+"""Most clusters that decode for a job."""
 
 MAX_READERS = 64
 """Largest number of other users that may resume from a job."""
@@ -56,7 +60,7 @@ class DataConfig(FrozenModel):
     """Training text: folders, files or globs, local or any fsspec URL.
 
     `format` `auto` reads `.jsonl` as JSON Lines and everything else as text; `chat` is JSON Lines with a
-    `messages` list.
+    `messages` list. `prompts`, the format of task `rl`, is JSON Lines with a `prompt` and an `answer`.
 
     `tokenizer` is `model` (the one in the model's folder), `bytes` (one token per byte), or the path of a
     `tokenizer.json` or its folder. `submit` replaces `model` by the path that it finds, or by `bytes` if there is
@@ -67,7 +71,7 @@ class DataConfig(FrozenModel):
     """
 
     paths: tuple[PathName, ...] = Field(min_length=1)
-    format: Literal["auto", "text", "jsonl", "chat"] = "auto"
+    format: Literal["auto", "text", "jsonl", "chat", "prompts"] = "auto"
     text_field: str = "text"
     tokenizer: PathName = MODEL_TOKENIZER
     chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
@@ -213,9 +217,14 @@ class PlacementConstraints(FrozenModel):
     `data_owners` and `data_regions` limit which clusters may read the training data: the first and last
     stage of every replica (tokens and labels) are placed there, other stages anywhere.
     `network: false` skips the check of free link bandwidth.
+
+    `train` are the clusters that train a job of task `rl`; without it `clusters` are. At each cluster of `rollouts` a
+    chip decodes for it; without any, the chip of rank 0 decodes and trains in turns.
     """
 
     clusters: tuple[Name, ...] = ()
+    train: tuple[Name, ...] = ()
+    rollouts: Annotated[tuple[Name, ...], Field(max_length=MAX_ROLLOUT_CLUSTERS)] = ()
     owners: tuple[Name, ...] = ()
     chips: tuple[Name, ...] = ()
     regions: tuple[str, ...] = ()
@@ -230,6 +239,7 @@ class PlacementConstraints(FrozenModel):
         """Return whether the job may run on a cluster of this name, owner and region."""
         return (
             (not self.clusters or cluster in self.clusters)
+            and (not self.train or cluster in self.train)
             and (not self.owners or owner in self.owners)
             and (not self.regions or region in self.regions)
         )
@@ -298,6 +308,8 @@ class Job(FrozenModel):
     `output` is the folder in which the program runs, by default `runs/{job}`. Other pool jobs do not preempt it, since
     it has no checkpoint that Isthmus could verify.
     `runtime` says which image, code and communication library the parts run with at sites that have images.
+
+    Task `rl` trains the model on its own responses to prompts, by `rl`; `training.global_batch_size` counts samples.
     """
 
     version: Literal[1] = 1
@@ -309,6 +321,7 @@ class Job(FrozenModel):
     task: TrainingTask = "pretrain"
     data: DataConfig
     training: TrainingConfig
+    rl: RlConfig | None = None
     checkpoints: CheckpointConfig = CheckpointConfig()
     output: PathName
     output_site: Name | None = None
@@ -363,10 +376,17 @@ class Job(FrozenModel):
             "compute": self.compute != "real",
             "preemptible": self.preemptible,
             "runtime": self.runtime != RuntimeChoice(),
+            "rl": self.rl is not None,
             "checkpoints.copy_store": self.checkpoints.copy_store is not None,
         }
         if wrong := [name for name, given in used.items() if given]:
             raise ValueError(f"engine: command does not use {', '.join(wrong)}; leave them out (see `command`)")
+        return self
+
+    @model_validator(mode="after")
+    def _check_rl(self) -> Job:
+        if self.engine == "isthmus" and (self.task == "rl") != (self.rl is not None):
+            raise ValueError("task: rl and the field `rl` belong together; give both or neither")
         return self
 
     @property
@@ -413,6 +433,8 @@ def job_accesses(job: Job) -> Iterator[tuple[str, str, Access]]:
         yield "resume", job.resume_folder, "read"
     if job.runtime.code is not None:
         yield "runtime.code", job.runtime.code, "read"
+    if job.rl is not None:
+        yield from (("rl.reward.function", path, "read") for path in job.rl.reward_files)
 
 
 def with_paths(job: Job, change: Callable[[str, str], str]) -> Job:
@@ -432,9 +454,13 @@ def with_paths(job: Job, change: Callable[[str, str], str]) -> Job:
         places["copy_store"] = change("checkpoints.copy_store", job.checkpoints.copy_store)
     if runtime.code is not None:
         runtime = runtime.model_copy(update={"code": change("runtime.code", runtime.code)})
+    rl = job.rl
+    if rl is not None:
+        rl = rl.with_reward_files(tuple(change("rl.reward.function", path) for path in rl.reward_files))
     return job.model_copy(
         update={
             "runtime": runtime,
+            "rl": rl,
             "checkpoints": job.checkpoints.model_copy(update=places),
             "output": change("output", job.output),
             "model": change("model", job.model),

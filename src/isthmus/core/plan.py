@@ -30,6 +30,7 @@ from isthmus.core.plan_parts.expert_exchange import ExpertExchange
 from isthmus.core.plan_parts.kernel_choice import KernelChoice
 from isthmus.core.plan_parts.low_rank_adapters import LowRankAdapters
 from isthmus.core.plan_parts.recompute_module import RecomputeModule
+from isthmus.core.plan_parts.rollout_place import RolloutPlace
 from isthmus.core.plan_parts.shard_group import ShardGroup
 from isthmus.core.plan_parts.stage_orders import StageOrders
 from isthmus.core.plan_parts.tensor_formats import TensorFormats
@@ -38,6 +39,9 @@ from isthmus.core.stack import StackChoice
 
 MAX_STAGES = 100_000
 """Most stages that the shorthand of equal replicas may stand for."""
+
+MAX_ROLLOUTS = 4096
+"""Most ranks of a plan that decode."""
 
 LayerRange = Annotated[tuple[NonNegativeInt, NonNegativeInt], Field(description="first layer, last layer exclusive")]
 
@@ -176,6 +180,8 @@ class Plan(FrozenModel):
     `equal_replicas: true` lists the stages of replica 0 alone: all `dp` replicas are like it. `equal_stages: 16` lists
     one stage with all layers, which 16 stages share evenly.
 
+    `rollouts` are the ranks of a job with `task: rl` that decode, numbered after those that train.
+
     `rank_order: cluster` gives each cluster a contiguous segment of ranks; `stage` numbers the ranks in the order of
     the stages, as in plans that earlier releases stored.
     """
@@ -214,6 +220,7 @@ class Plan(FrozenModel):
     lora: LowRankAdapters | None = None
     overlap_tp: bool | None = None
     packed_tokens: PositiveInt | None = None
+    rollouts: Annotated[tuple[RolloutPlace, ...], Field(max_length=MAX_ROLLOUTS)] = ()
     rank_order: Literal["cluster", "stage"] = "cluster"
 
     @model_validator(mode="before")
@@ -316,8 +323,9 @@ class Plan(FrozenModel):
 
     @property
     def clusters(self) -> tuple[str, ...]:
-        """Clusters in order of first use by a stage."""
-        return tuple(dict.fromkeys(stage.cluster for stage in self.stages))
+        """Clusters in order of first use by a stage, then those that only decode."""
+        trains = dict.fromkeys(stage.cluster for stage in self.stages)
+        return tuple(trains | dict.fromkeys(place.cluster for place in self.rollouts))
 
     def micro_batches_of(self, replica: int) -> int:
         """Return the micro-batches per step of a replica."""
@@ -355,7 +363,7 @@ class Plan(FrozenModel):
 
     @cached_property
     def ranks(self) -> tuple[RankAssignment, ...]:
-        """The assignment of each rank; the ranks of a cluster and of a stage are consecutive.
+        """The assignment of each rank that trains; the ranks of a cluster and of a stage are consecutive.
 
         In a stage tensor parallelism varies fastest: rank `cp * tp degree + tp`. With `compute: virtual` a stage is one
         rank, whatever its degrees.
@@ -369,15 +377,30 @@ class Plan(FrozenModel):
 
     @cached_property
     def rank_clusters(self) -> tuple[str, ...]:
-        """The cluster of each rank."""
+        """The cluster of each rank that trains."""
         return tuple(self.stages[one.stage].cluster for one in self.ranks)
 
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks, those that decode included."""
+        return len(self.ranks) + len(self.rollouts)
+
+    def is_rollout(self, rank: int) -> bool:
+        """Return whether a rank decodes and takes no part in training."""
+        return rank >= len(self.ranks)
+
     def stage_of(self, rank: int) -> Stage:
-        """Return the stage of a rank."""
+        """Return the stage of a rank; that of a rank that decodes is the whole model on its chips."""
+        if self.is_rollout(rank):
+            place = self.rollouts[rank - len(self.ranks)]
+            layers = (0, self.num_layers)
+            return Stage(cluster=place.cluster, node_group=place.node_group, layers=layers, tp=place.chips)
         return self.stages[self.ranks[rank].stage]
 
     def chips_of(self, rank: int) -> int:
         """Return the number of chips of a rank."""
+        if self.is_rollout(rank):
+            return self.rollouts[rank - len(self.ranks)].chips
         return self.stage_of(rank).num_chips // len(self.ranks_of(self.ranks[rank].stage))
 
     def ranks_of(self, stage: int) -> range:
@@ -546,8 +569,12 @@ class PlanPart(FrozenModel):
         chips: dict[str, int] = {}
         for stage in map(plan.stages.__getitem__, here):
             chips[stage.node_group] = chips.get(stage.node_group, 0) + stage.num_chips
-        ranks = tuple(sorted(rank for place in here for rank in plan.ranks_of(place)))
-        return cls(cluster=cluster, ranks=ranks, chips=chips)
+        ranks = sorted(rank for place in here for rank in plan.ranks_of(place))
+        for rank, decoder in enumerate(plan.rollouts, len(plan.ranks)):
+            if decoder.cluster == cluster:
+                chips[decoder.node_group] = chips.get(decoder.node_group, 0) + decoder.chips
+                ranks.append(rank)
+        return cls(cluster=cluster, ranks=tuple(ranks), chips=chips)
 
 
 class Refusal(FrozenModel):

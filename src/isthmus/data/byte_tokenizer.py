@@ -34,6 +34,10 @@ class ByteTokenizer:
         """Return the ids of texts that a chat template rendered, int32 `[L]`; special tokens have one id."""
         return [np.array(one.ids, dtype=np.int32) for one in self._library.encode_batch(texts)]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of the bytes among `tokens`; invalid UTF-8 becomes the replacement character."""
+        return bytes(one for one in tokens if one < self.begin_id).decode("utf-8", errors="replace")
+
     @cached_property
     def _library(self) -> LibraryTokenizer:
         return library_tokenizer()

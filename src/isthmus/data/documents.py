@@ -10,7 +10,7 @@ from isthmus.core.errors import DataError
 from isthmus.core.job import DataConfig, TrainingTask
 from isthmus.data.data_files import DataFile
 
-FileKind = Literal["text", "jsonl", "chat"]
+FileKind = Literal["text", "jsonl", "chat", "prompts"]
 
 
 def file_kind(name: str, data: DataConfig, task: TrainingTask) -> FileKind:
@@ -30,6 +30,8 @@ def file_kind(name: str, data: DataConfig, task: TrainingTask) -> FileKind:
             f"{name} has format {kind}, but task finetune needs conversations",
             hint="provide JSON Lines with a 'messages' list per line, or use task continue",
         )
+    if kind == "prompts":
+        raise DataError(f"{name} has format prompts, but task {task} needs text", hint="use task rl, or another format")
     if task != "finetune" and kind == "chat":
         raise DataError(
             f"{name} has format chat, but task {task} needs text",

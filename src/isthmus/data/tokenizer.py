@@ -39,6 +39,10 @@ class Tokenizer(Protocol):
         """Return the token ids of `texts` that a chat template rendered, one int `[L]` array each."""
         ...
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens` without special tokens."""
+        ...
+
 
 class FileTokenizer:
     """A `tokenizer.json`, read by the tokenizers library.
@@ -81,6 +85,11 @@ class FileTokenizer:
         """Return the ids of each text, int32 `[L]`."""
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens` without special tokens."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
 
 
 def open_tokenizer(name: str) -> Tokenizer:

@@ -63,13 +63,9 @@ def make_blueprints(
 def _blueprint(
     job: Job, job_id: str, plan: Plan, pool: Pool, cluster: Cluster, group: NodeGroup, path: WideAreaPath
 ) -> Blueprint:
-    places = [
-        place
-        for place, stage in enumerate(plan.stages)
-        if stage.cluster == cluster.name and stage.node_group == group.name
-    ]
-    ranks = tuple(sorted(rank for place in places for rank in plan.ranks_of(place)))
-    num_chips = sum(plan.stages[place].num_chips for place in places) // len(ranks)
+    here = ((rank, plan.stage_of(rank)) for rank in range(plan.num_ranks))
+    ranks = tuple(rank for rank, one in here if (one.cluster, one.node_group) == (cluster.name, group.name))
+    num_chips = sum(map(plan.chips_of, ranks)) // len(ranks)
     share = num_chips / group.chips_per_node
     return Blueprint(
         job=job,
@@ -79,7 +75,7 @@ def _blueprint(
         chip=group.chip,
         num_chips=num_chips,
         ranks=ranks,
-        world_size=len(plan.ranks),
+        world_size=plan.num_ranks,
         collective_library=pool.chip(group).collective_library,
         driver=group.driver,
         cpus=None if group.cpus_per_node is None else group.cpus_per_node * share,

@@ -1,4 +1,4 @@
-"""Reinforcement learning: advantages, the policy loss and its corrections, and the ledger of trajectories."""
+"""Reinforcement learning: the policy loss and its parts, the ledger of trajectories, and jobs of task rl."""
 
 from isthmus.rl.advantages import advantages
 from isthmus.rl.correction import correction

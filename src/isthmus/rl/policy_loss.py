@@ -55,6 +55,25 @@ def policy_loss(
     Raises `InputError` for bounds out of range, an unknown aggregate, shapes that differ, values under the mask that
     are not finite, and log-probabilities above 0.
     """
+    loss = policy_token_losses(
+        logp, old_logp, advantages, mask, clip=clip, clip_dual=clip_dual, weights=weights, ref_logp=ref_logp, kl=kl
+    )  # fmt: skip
+    return _aggregated(loss, mask.bool(), aggregate)
+
+
+def policy_token_losses(
+    logp: torch.Tensor,
+    old_logp: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip: float | Sequence[float],
+    clip_dual: float | None,
+    weights: torch.Tensor | None = None,
+    ref_logp: torch.Tensor | None = None,
+    kl: float = 0.0,
+) -> torch.Tensor:
+    """Return the loss of each token, [N, T], 0 outside `mask`; arguments and errors as in `policy_loss`."""
     low, high = _bounds(clip, clip_dual)
     _check_penalty(kl, ref_logp)
     valid = check_mask(mask)
@@ -73,7 +92,7 @@ def policy_loss(
     if kl > 0 and ref_logp is not None:
         check_log_probabilities("ref_logp", ref_logp, valid)
         loss = loss + kl * k3_penalty(now, torch.where(valid, ref_logp, 0.0).detach())
-    return _aggregated(torch.where(valid, loss, 0.0), valid, aggregate)
+    return torch.where(valid, loss, 0.0)
 
 
 def _aggregated(loss: torch.Tensor, valid: torch.Tensor, aggregate: str) -> torch.Tensor:

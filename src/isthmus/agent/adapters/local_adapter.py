@@ -30,17 +30,30 @@ from isthmus.agent.adapters.scheduler_adapter import (
 )
 from isthmus.agent.adapters.worker_limits import TEMPORARY_FOLDER, allowed_variables
 from isthmus.core.errors import UnavailableError
+from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import QueueEntry
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerLimits
 from isthmus.core.pool import Cluster
 from isthmus.core.process import confined_start
 from isthmus.site import node_names
 
-WORKER_COMMAND = (sys.executable, "-m", "isthmus.train.process.supervisor")
+_SUPERVISOR, _RL_SUPERVISOR = "isthmus.train.process.supervisor", "isthmus.rl.process.rl_supervisor"
+
+WORKER_COMMAND = (sys.executable, "-m", _SUPERVISOR)
 """The supervisor, which restarts its rank's process; the worker folder is appended as last argument."""
 
 COMMAND_WORKER = (sys.executable, "-m", "isthmus.train.process.command_worker")
 """Runs the program of a job with `engine: command`; the worker folder is appended as last argument."""
+
+
+def job_program(job: Job, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the program of the workers of `job` where the site or its image has `usual` for jobs that train."""
+    if job.engine == "command":
+        return COMMAND_WORKER
+    if job.task == "rl":
+        return tuple(_RL_SUPERVISOR if one == _SUPERVISOR else one for one in usual or WORKER_COMMAND)
+    return usual
+
 
 # Step 1: claim the folder; exit if another wrapper has it. Step 2: run the program. Step 3: write its status, to a
 # file that was opened before the program could put a link in its place.

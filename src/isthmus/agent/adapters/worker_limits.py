@@ -100,10 +100,13 @@ def limits_for(
 
 
 def require_confined(spec: WorkerSpec, limits: WorkerLimits) -> None:
-    """Raise `InputError` for a job with `engine: command` whose program could use all files of the agent."""
-    if spec.job.engine == "command" and limits.paths is None and limits.account is None:
+    """Raise `InputError` for a job with a program of the user's that could use all files of the agent."""
+    rl = spec.job.rl
+    what = "engine: command" if rl is None else "rl.reward.function"
+    runs_program = spec.job.engine == "command" if rl is None else bool(rl.reward_files)
+    if runs_program and limits.paths is None and limits.account is None:
         raise InputError(
-            "programs of users (engine: command) would run as the agent's account with all its files",
+            f"programs of users ({what}) would run as the agent's account with all its files",
             hint="the owner of the site names accounts (workers.run_as), or storage roots on a kernel with Landlock",
         )
 

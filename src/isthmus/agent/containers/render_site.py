@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.agent.adapters.adapter_kinds import containers_of, render_hold, storage_path_of
-from isthmus.agent.adapters.local_adapter import COMMAND_WORKER, WORKER_COMMAND
+from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, job_program
 from isthmus.agent.adapters.rendered_hold import (
     CARDS,
     HOLD_ID,
@@ -69,7 +69,7 @@ def render_site(
     for rank in ranks:
         group = plan.stage_of(rank).node_group
         part = parts[group]
-        program = COMMAND_WORKER if job.engine == "command" else image_program(part, renderer.starts) or WORKER_COMMAND
+        program = job_program(job, image_program(part, renderer.starts) or WORKER_COMMAND)
         command, variables = (*program, WORKER_FOLDER), rank_variables(part)
         if in_containers:
             command, variables = _container_command(container_name(job_id, attempt, rank)), {}

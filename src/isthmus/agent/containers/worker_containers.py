@@ -10,11 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, worker_environment
+from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, job_program, worker_environment
 from isthmus.agent.adapters.worker_limits import TEMPORARY_FOLDER, allowed_variables, host_folders
 from isthmus.agent.containers import container_start
 from isthmus.agent.containers.image_tool import unpack_image
 from isthmus.agent.containers.part_renderer import rank_variables
+from isthmus.core.job import Job
 from isthmus.core.messages.worker_folder import WorkerAccount, WorkerSpec, write_atomically
 from isthmus.core.process.rank_runner import AFTER_FILE
 from isthmus.core.rights.worker_rights import ContainerRules, WorkerRights
@@ -76,7 +77,7 @@ class WorkerContainers:
             mounts = {place: (os.path.realpath(place), False) for place in places if _is_mounted(place)} | mounts
         container = Container(
             root=str(bundle / "rootfs"),
-            command=self._command(part, folder),
+            command=self._command(spec.job, part, folder),
             environment=self._environment(part, folder, devices),
             working_folder=str(folder),
             user=_user(account, self._rights),
@@ -89,10 +90,10 @@ class WorkerContainers:
             write_atomically(folder / AFTER_FILE, json.dumps((*container_starter(), container_start.DELETE, *words)))
         return (*container_starter(), *words)
 
-    def _command(self, part: RenderedPart, folder: Path) -> tuple[str, ...]:
+    def _command(self, job: Job, part: RenderedPart, folder: Path) -> tuple[str, ...]:
         """Return the program of the container: that of the image, or this agent's own worker with host files."""
         command = self._worker_command if part.image.facts.host_files else part.command
-        return (*command, *part.arguments, str(folder))
+        return (*job_program(job, tuple(command)), *part.arguments, str(folder))
 
     def _environment(self, part: RenderedPart, folder: Path, devices: Sequence[str]) -> Mapping[str, str]:
         base: Mapping[str, str] = part.image.environment

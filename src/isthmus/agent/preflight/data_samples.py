@@ -30,10 +30,12 @@ def check_rows(file: Path, form: str) -> None:
         rows.pop()
     for number, row in enumerate(rows[:MAX_ROWS], start=1):
         if row.strip():
-            _check_row(f"{file}:{number}", row, text_field if kind != "chat" else None)
+            fields = {"chat": (), "prompts": ("prompt", "answer")}.get(kind, (text_field,))
+            _check_row(f"{file}:{number}", row, fields)
 
 
-def _check_row(where: str, row: bytes, text_field: str | None) -> None:
+def _check_row(where: str, row: bytes, texts: tuple[str, ...]) -> None:
+    """Raise `InputError` unless the row has the fields `texts`, all text; without any it is a chat."""
     try:
         value: Any = json.loads(row)
     except (ValueError, RecursionError) as error:
@@ -41,15 +43,18 @@ def _check_row(where: str, row: bytes, text_field: str | None) -> None:
             f"{where}: not a line of JSON: {error}", hint="correct the line, or set data.format"
         ) from error
     fields = sorted(value)[:10] if isinstance(value, dict) else []
-    if text_field is None:
+    if not texts:
         messages = value.get("messages") if isinstance(value, dict) else None
         if not isinstance(messages, list) or not messages or not all(_is_message(one) for one in messages):
             raise InputError(
                 f"{where}: no list 'messages' of role and content, only {fields}",
                 hint='a line of chat data is {"messages": [{"role": "user", "content": "..."}, ...]}',
             )
-    elif not isinstance(value, dict) or not isinstance(value.get(text_field), str):
-        raise InputError(f"{where}: no text under '{text_field}', only {fields}", hint="set data.text_field")
+        return
+    for name in texts:
+        if not isinstance(value, dict) or not isinstance(value.get(name), str):
+            hint = "set data.text_field" if len(texts) == 1 else "each line has a prompt and an answer, both text"
+            raise InputError(f"{where}: no text under '{name}', only {fields}", hint=hint)
 
 
 def _is_message(value: object) -> bool:

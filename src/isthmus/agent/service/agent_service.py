@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from isthmus.agent.adapters.local_adapter import COMMAND_WORKER
+from isthmus.agent.adapters.local_adapter import job_program
 from isthmus.agent.adapters.scheduler_adapter import QueueMove, RankStart, SchedulerAdapter, SchedulerLook
 from isthmus.agent.adapters.worker_limits import (
     act_as_user,
@@ -467,12 +467,8 @@ class AgentService:
                     folder, self.policy.workers, part.user, spec.storage,
                     protected=self._protected, also_read=(self.state_folder.run_lease.parent,),
                 )  # fmt: skip
-                is_command = part.spec is not None and part.spec.engine == "command"
-                program = self._rendering.program(rendered)
-                if is_command:
-                    require_confined(spec, limits)
-                    command = (*COMMAND_WORKER, str(folder))
-                elif program:
+                require_confined(spec, limits)
+                if program := job_program(spec.job, self._rendering.program(rendered)):
                     command = (*program, str(folder))
                 WorkerFolder(folder).write_spec(spec)
                 if self._containers is None:

@@ -63,7 +63,8 @@ def worker_spec(
     if part.plan is None or part.spec is None:
         raise UnavailableError(f"part {part.job}/{part.attempt} has no plan, cannot start rank {rank}")
     stage, predicted = part.plan.stage_of(rank), part.plan.predicted
-    place, stage_time = part.plan.ranks[rank].stage, None
+    stage_time = None
+    place = len(part.plan.stages) if part.plan.is_rollout(rank) else part.plan.ranks[rank].stage
     if predicted is not None and place < len(predicted.stage_times):
         virtual = part.spec.compute == "virtual" or cluster.group(stage.node_group).virtual
         stage_time = predicted.stage_times[place] if virtual else None

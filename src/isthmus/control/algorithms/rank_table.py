@@ -35,7 +35,7 @@ class RankTable:
         }
         self._workers: dict[int, WorkerAddress] = {}
         self._addresses: dict[int, tuple[str, ...]] = {}
-        self._links: list[list[RankLink]] = [[] for _ in plan.ranks]
+        self._links: list[list[RankLink]] = [[] for _ in range(plan.num_ranks)]
         for link in rank_links(plan):
             self._links[link.source].append(link)
 
@@ -45,7 +45,7 @@ class RankTable:
         Raises `ValueError` for a rank that the plan does not have at the worker's cluster.
         """
         rank = worker.rank
-        if rank >= len(self._links) or self._plan.rank_clusters[rank] != worker.cluster:
+        if rank >= len(self._links) or self._plan.stage_of(rank).cluster != worker.cluster:
             raise ValueError(f"the plan has no rank {rank} in cluster {worker.cluster}")
         ended = self._pairs_of(rank)
         self._workers[rank], self._addresses[rank] = worker, self._find_addresses(worker)
@@ -60,7 +60,7 @@ class RankTable:
         worker = self._workers.get(rank)
         return RankView(
             rank=rank,
-            cluster=self._plan.rank_clusters[rank],
+            cluster=self._plan.stage_of(rank).cluster,
             node=node_of(worker) if worker else "",
             addresses=self._addresses.get(rank, ()),
             port=worker.port if worker else None,
@@ -97,9 +97,7 @@ class RankTable:
         found = self._groups.get((worker.cluster, group))
         if found is None or not found.nics or not (node < found.nodes and device < found.chips_per_node):
             return (worker.host,)
-        num_devices = self._plan.stage_of(worker.rank).num_chips // len(
-            self._plan.ranks_of(self._plan.ranks[worker.rank].stage)
-        )
+        num_devices = self._plan.chips_of(worker.rank)
         return tuple(nic_addresses(found, node, device, num_devices))
 
 

@@ -66,7 +66,7 @@ def _advance_starting(state: PoolState, job: JobRecord, now_s: float) -> None:
     """Distribute the rank map once every rank has checked in."""
     if _fail_if_part_lost(state, job, now_s) or job.plan is None:
         return
-    if sum(len(part.workers) for part in job.current_parts()) == len(job.plan.ranks):
+    if sum(len(part.workers) for part in job.current_parts()) == job.plan.num_ranks:
         move_job(state, job, "running", now_s)
 
 

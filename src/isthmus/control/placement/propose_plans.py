@@ -20,6 +20,7 @@ from isthmus.control.placement.resources.free_resources import ClusterPair, Free
 from isthmus.control.placement.resources.gradient_traffic import GradientTraffic
 from isthmus.control.placement.resources.plan_requirement import plan_requirement_of
 from isthmus.control.placement.resources.storage_requirement import storage_bytes_by_stage
+from isthmus.control.placement.rollout_places import with_rollouts
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.job import Job
 from isthmus.core.plan import SEARCH_ENDED_EARLY, Plan, PlanSet, Refusal
@@ -45,7 +46,8 @@ def propose_plans(request: PlanRequest, keep: int = 5, should_continue: Callable
     if request.job.engine == "command":
         return command_plans(request.job, request.pool, request.free_chips)
     with collection_paused():
-        return _propose_plans(request, keep, _Patience(should_continue))
+        found = _propose_plans(request, keep, _Patience(should_continue))
+        return with_rollouts(found, request.job, request.pool, request.free_chips)
 
 
 class _Patience:

@@ -29,9 +29,11 @@ def own_checks(job: Job, plan: Plan, cluster: str, marker: str, *, has_files: bo
     """
     if not job.trains:
         return ()
+    loads = job.task != "pretrain" and any(stage.cluster == cluster for stage in plan.stages)
+    weights = "weights" if loads else ""  # a rank that decodes gets them over its link
     left = marker if len(plan.clusters) > 1 else ""
     return (
-        *(_local("model", "model", job.model, value="" if job.task == "pretrain" else "weights") if has_files else ()),
+        *(_local("model", "model", job.model, value=weights) if has_files else ()),
         *(_data_checks(job) if has_files and plan.reads_data(cluster) else ()),
         *(_local("resume", "resume", job.resume_folder) if has_files and job.resume_folder else ()),
         *_local("write", "checkpoints", job.checkpoints.folder, value=left),
@@ -65,7 +67,11 @@ def peer_checks(
 def _data_checks(job: Job) -> Iterator[SiteCheck]:
     form = "chat" if job.data.format == "auto" and job.task == "finetune" else job.data.format
     training, paths = job.training, job.data.paths[:MAX_DATA_PATHS]
-    batch = training.sequence_length * training.global_batch_size if form != "chat" and len(paths) == 1 else 0
+    batch = (
+        training.sequence_length * training.global_batch_size
+        if form not in ("chat", "prompts") and len(paths) == 1
+        else 0
+    )
     for path in paths:
         yield from _local("data", "data", path, value=f"{form}:{job.data.text_field}", num_bytes=batch)
     yield from _local("file", "tokenizer", job.data.tokenizer)

@@ -207,6 +207,9 @@ def _resolve_paths(job: Job, file: Path) -> Job:
     runtime = job.runtime
     if runtime.code is not None:
         runtime = runtime.model_copy(update={"code": absolute(runtime.code)})
+    rl = job.rl
+    if rl is not None:
+        rl = rl.with_reward_files(tuple(absolute(path) for path in rl.reward_files))
     resume: str | ResumeSource | None = job.resume
     if isinstance(resume, ResumeSource):
         resume = resume.model_copy(update={"folder": absolute(resume.folder)})
@@ -220,6 +223,7 @@ def _resolve_paths(job: Job, file: Path) -> Job:
             "data": data,
             "checkpoints": folder,
             "runtime": runtime,
+            "rl": rl,
         }
     )
 

@@ -98,8 +98,8 @@ class WorkerSpec(FrozenModel):
 
     @model_validator(mode="after")
     def _check_rank(self) -> WorkerSpec:
-        if self.rank >= len(self.plan.ranks):
-            raise ValueError(f"rank {self.rank} of a plan of {len(self.plan.ranks)} ranks")
+        if self.rank >= self.plan.num_ranks:
+            raise ValueError(f"rank {self.rank} of a plan of {self.plan.num_ranks} ranks")
         return self
 
     def listening_at(self, host: str) -> WorkerSpec:

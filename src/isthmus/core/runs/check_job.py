@@ -15,6 +15,7 @@ from isthmus.core.job import Job
 from isthmus.core.model import MAX_DIMENSION, Model
 from isthmus.core.runs.check_paths import path_problems
 from isthmus.core.runs.field_problem import FieldProblem, too_large
+from isthmus.core.runs.rl_problems import rl_problems
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -41,6 +42,7 @@ def job_problems(job: Job) -> Iterator[FieldProblem]:
             f"format {job.data.format} for task finetune",
             "nearest valid value: chat; or task: continue",
         )
+    yield from rl_problems(job)
     if job.resume is not None and job.compute == "virtual":
         yield FieldProblem("resume", job.resume, "compute: virtual has no checkpoints", "remove it, or compute: real")
     if job.output_site is not None and job.compute == "virtual":

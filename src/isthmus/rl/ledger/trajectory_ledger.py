@@ -54,6 +54,13 @@ class TrajectoryLedger:
         self.state = LedgerState(config=config)
 
     @classmethod
+    def of_state(cls, state: LedgerState) -> TrajectoryLedger:
+        """Return the ledger of a state, as `restore_ledger` gives it."""
+        ledger = cls(state.config)
+        ledger.state = state
+        return ledger
+
+    @classmethod
     def replay(cls, config: LedgerConfig, events: Iterable[RolloutEvent]) -> TrajectoryLedger:
         """Return the ledger after these events; their instructions were given before."""
         ledger = cls(config)
@@ -164,7 +171,7 @@ class TrajectoryLedger:
             self.state.instructions.append(ScoreSample(sample=sample.key, score_try=sample.score_try))
 
     def _score_sample(self, event: SampleScored | ScoreFailed) -> None:
-        sample = self._find(event.sample)
+        sample = self.find(event.sample)
         if sample is None or sample.state is not SampleState.ENDED or sample.score_try != event.score_try:
             return
         if isinstance(event, SampleScored) and math.isfinite(event.reward):
@@ -258,7 +265,7 @@ class TrajectoryLedger:
 
     def _running(self, event: TokensReported | SampleEnded | SampleFailed) -> SampleRecord | None:
         """Return the sample if the event's lease is the current one; otherwise the engine is to stop it."""
-        sample = self._find(event.sample)
+        sample = self.find(event.sample)
         if sample is not None and (sample.state, sample.engine, sample.lease) == (
             SampleState.RUNNING,
             event.engine,
@@ -268,7 +275,7 @@ class TrajectoryLedger:
         self.state.instructions.append(StopSample(engine=event.engine, sample=event.sample, lease=event.lease))
         return None
 
-    def _find(self, key: SampleKey) -> SampleRecord | None:
+    def find(self, key: SampleKey) -> SampleRecord | None:
         """Return the current sample with this key, None for one that began again or never was."""
         prompt = self.state.prompts.get(key.prompt)
         if prompt is None or not 0 <= key.number < len(prompt.samples) or prompt.samples[key.number].key != key:

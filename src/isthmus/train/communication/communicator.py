@@ -215,6 +215,19 @@ class Communicator:
             dist.broadcast(values, 0)
             return [int(one) for one in values.tolist()]
 
+    def broadcast_bytes_from_first(self, data: bytes | None) -> bytes:
+        """Return the bytes of rank 0 on every rank; other ranks pass None.
+
+        Raises `ProtocolError` if rank 0 announces more than `MAX_GATHERED_BYTES`.
+        """
+        (length,) = self.broadcast_from_first([0 if data is None else len(data)])
+        if not 0 <= length <= MAX_GATHERED_BYTES:
+            raise ProtocolError(f"rank 0 announces a message of {length} bytes, {MAX_GATHERED_BYTES} at most")
+        values = torch.frombuffer(bytearray(data or bytes(length)) or bytearray(1), dtype=torch.uint8).to(self._device)
+        with waiting_for_peer():
+            dist.broadcast(values, 0)
+        return bytes(values[:length].cpu().numpy().tobytes())
+
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return `tensor` of every rank, by rank, on the CPU; all have one shape."""
         local = tensor.to(self._device)

@@ -35,11 +35,11 @@ def chunked_loss(
     first_token: int = 0,
     group: TensorParallelGroup | None = None,
 ) -> torch.Tensor:
-    """Return the sum (fp32, in nats) of the cross entropies of all labels except `ignored_label`.
+    """Return the cross entropies (fp32, in nats) [B S] of all labels, 0 for `ignored_label`.
 
     `hidden` `[B, S, H]` are the inputs of the head, `weight` `[V / tp, H]` its rows from `first_token` on; `labels`
-    `[B, S]` are ids of the full vocabulary. Each rank of `group` gets the same sum, the gradient of its own rows, and
-    its own part of that of `hidden`.
+    `[B, S]` are ids of the full vocabulary. Each rank of `group` gets the same values, the gradient of its own rows,
+    and its own part of that of `hidden`.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
     shared = group or TensorParallelGroup()
@@ -61,7 +61,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         first_token: int,
         group: TensorParallelGroup,
     ) -> torch.Tensor:
-        """Return the scalar sum for hidden states [N, H], weight [V / tp, H] and labels [N]."""
+        """Return the cross entropies [N] for hidden states [N, H], weight [V / tp, H] and labels [N]."""
         normaliser = hidden.new_empty(len(hidden), dtype=torch.float32)
         target = torch.empty_like(normaliser)
         # Step 1: normaliser and target logit of each token over this rank's vocabulary.
@@ -80,7 +80,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             normaliser = total.log() + largest
         ctx.save_for_backward(hidden, weight, labels, normaliser)
         ctx.sizes = chunk_tokens, ignored_label, first_token
-        return (normaliser - target).masked_fill(labels == ignored_label, 0.0).sum()
+        return (normaliser - target).masked_fill(labels == ignored_label, 0.0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

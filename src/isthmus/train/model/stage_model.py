@@ -174,7 +174,30 @@ class StageModel(nn.Module):
         self.layer_weights.leave(len(self.model.layers) + 1, loss)
         return loss
 
+    def token_losses(self, hidden: torch.Tensor, labels: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+        """Return the cross entropies (fp32, in nats) [B, S] of `labels` [B, S], 0 where one does not count.
+
+        `hidden` [B, S, H] is the input of the head; logits are divided by `temperature`. With the sign changed these
+        are the log-probabilities of tokens that were drawn at that temperature.
+        """
+        if temperature != 1.0:
+            hidden = hidden / temperature
+        flat = self._split_losses(hidden, labels)
+        if flat is None:
+            logits = self.lm_head(hidden).reshape(-1, self.vocab_size).float()
+            flat = nn.functional.cross_entropy(
+                logits, labels.reshape(-1), ignore_index=IGNORED_LABEL, reduction="none"
+            )  # fmt: skip
+        losses = flat.reshape(labels.shape)
+        self.layer_weights.leave(len(self.model.layers) + 1, losses)
+        return losses
+
     def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        split = self._split_losses(hidden, labels)
+        return token_loss(self.lm_head(hidden), labels) if split is None else split.sum()
+
+    def _split_losses(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor | None:
+        """Return the losses [B S] by chunks of tokens or parts of the vocabulary; None if neither is needed."""
         chunk_tokens = tokens_per_chunk(self.vocab_size, self.group.size, self.loss_chunk_bytes)
         first = 0 if self.group.size == 1 else self._first_token_id(EMBEDDING_WEIGHT if self.tied else HEAD_WEIGHT)
         if labels.numel() > chunk_tokens:
@@ -187,10 +210,9 @@ class StageModel(nn.Module):
                 first_token=first,
                 group=self.group,
             )
-        logits = self.lm_head(hidden)
         if self.group.size == 1:
-            return token_loss(logits, labels)
-        return vocab_parallel_loss(logits, labels, first, self.group, IGNORED_LABEL)
+            return None
+        return vocab_parallel_loss(self.lm_head(hidden), labels, first, self.group, IGNORED_LABEL)
 
     def names_by_place(self) -> tuple[frozenset[str], ...]:
         """Return the full-model names of the parameters of each place of `LayerWeights`."""

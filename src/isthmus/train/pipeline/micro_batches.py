@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
+
+from isthmus.train.model.stage_model import StageModel
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,20 @@ class MicroBatches:
     # Weight of a token's loss: 1 / counted tokens of these samples.
     token_weight: float = 1.0
 
+    def loss(self, model: StageModel, hidden: torch.Tensor, labels: torch.Tensor, _number: int, /) -> torch.Tensor:
+        """Return the part of the step's loss that the micro-batch with this number has, a scalar.
+
+        `hidden` [B, S, H] are the inputs of the head of `model`, `labels` [B, S] those of the micro-batch.
+        """
+        return model.loss(hidden, labels) * self.token_weight
+
     @classmethod
     def split(
         cls, num_samples: int, micro_batch_size: int, sequence_length: int,
         input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None,
         rows: tuple[int, int] | None = None, positions: Sequence[int] | None = None,
         averaged: Sequence[tuple[int, int]] = (),
-    ) -> MicroBatches:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """Split the samples `rows` (first, end; default all) of a step of `num_samples` samples.
 
         `input_ids` and `labels` [size, S] are those of the whole step, if the stage needs them. The last

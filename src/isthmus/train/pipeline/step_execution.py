@@ -172,7 +172,7 @@ class StepExecution:
             x.requires_grad_(trains)
         out, balance = model.compute(x, self.setup.recompute[chunk])
         if labels is not None:
-            out = model.loss(out, labels) * self.batches.token_weight
+            out = self.batches.loss(model, out, labels, m)
             self.losses.append(out.detach())
             out = out if self.gradient_scale == 1.0 else out * self.gradient_scale
         if balance is not None:

@@ -23,6 +23,8 @@ def check_plan_matches_job(spec: WorkerSpec, model: Model) -> list[Schedule]:
     for name in ("precision", "attention", "compile", "deterministic"):
         if (stated := getattr(plan, name)) is not None:
             require_equal(name, stated, getattr(training, name))
+    if plan.rollouts and spec.job.rl is None:
+        raise PlanError(f"plan {plan.id} has rollouts, the job task {spec.job.task}", hint="make the plan again")
     if plan.model is not None and load_model(plan.model).config != model.config:
         require_equal("model", plan.model, spec.job.model)
     if plan.local_steps > 1:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.core.messages.worker_folder import WorkerSpec
-from isthmus.data import Dataset, export_tokenizer
+from isthmus.data import export_tokenizer
 from isthmus.train.checkpoint.sites.peer_channel import PeerChannel
 from isthmus.train.checkpoint.sites.site_stores import find_stores
 from isthmus.train.communication.communicator import Communicator
@@ -23,6 +23,7 @@ from isthmus.train.process.collect_export import (
     move_tokenizer,
     tokenizer_folder,
 )
+from isthmus.train.process.prepare_stage import JobData
 from isthmus.train.process.run_folders import claim_output
 from isthmus.train.update.replica_layout import PipelinePosition
 
@@ -31,7 +32,7 @@ def export_model(
     spec: WorkerSpec,
     position: PipelinePosition,
     model_chunks: ModelChunks,
-    dataset: Dataset | None,
+    dataset: JobData | None,
     communicator: Communicator,
 ) -> None:
     """Write the first replica's model, one shard per rank; all ranks of the run call this.
@@ -69,7 +70,7 @@ def _exports(spec: WorkerSpec, rank: int) -> bool:
     return spec.plan.stage_of(rank).replica == 0 and spec.plan.ranks[rank].cp == 0
 
 
-def _tokenizer_writer(output: Path, dataset: Dataset | None) -> Callable[[], None]:
+def _tokenizer_writer(output: Path, dataset: JobData | None) -> Callable[[], None]:
     """Return what writes the tokenizer of the first stage to `output`."""
     if dataset is None:
         raise RuntimeError("the first stage has no data set, whose tokenizer the result needs")

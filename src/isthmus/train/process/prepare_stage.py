@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.runs.runnable.expert_groups import expert_groups
 from isthmus.core.units import format_seconds
-from isthmus.data import Dataset, open_job_data
+from isthmus.data import Dataset, PromptSet
 from isthmus.train.communication.torch_device import choose_device
 from isthmus.train.context_parallel.cp_process_group import make_cp_group
 from isthmus.train.expert_parallel.ep_process_group import make_ep_group
@@ -22,13 +23,16 @@ from isthmus.train.process.run_folders import check_resume, claim_run_folders
 from isthmus.train.tensor_parallel.tp_process_group import make_tp_group
 from isthmus.train.update.replica_layout import PipelinePosition
 
+JobData = Dataset | PromptSet
+"""The data of a job: samples to predict, or prompts to answer."""
+
 
 @dataclass(frozen=True)
 class PreparedStage:
-    """The model of a rank, and its data set on the first and last stage."""
+    """The model of a rank, and the data that its method needs there."""
 
     model_chunks: ModelChunks
-    dataset: Dataset | None
+    dataset: JobData | None
 
 
 def worker_device(spec: WorkerSpec) -> torch.device:
@@ -37,8 +41,8 @@ def worker_device(spec: WorkerSpec) -> torch.device:
     return choose_device(spec.device, virtual=virtual, num_cuda=torch.cuda.device_count())
 
 
-def prepare_stage(spec: WorkerSpec) -> PreparedStage:
-    """Claim the job's folders, build the stage and open the data set; raises `InputError` for unusable input."""
+def prepare_stage(spec: WorkerSpec, open_data: Callable[[WorkerSpec, ModelChunks], JobData | None]) -> PreparedStage:
+    """Claim the job's folders, build the stage and call `open_data`; raises `InputError` for unusable input."""
     job, training = spec.job, spec.job.training
     claim_run_folders(spec)
     check_resume(spec)
@@ -66,13 +70,7 @@ def prepare_stage(spec: WorkerSpec) -> PreparedStage:
         ],
         spec.plan.num_model_copies,
     )
-    if not (pieces.is_first or pieces.is_last):
-        return PreparedStage(pieces, None)
-    dataset = open_job_data(job)
-    dataset.check_job_fits(num_samples=training.global_batch_size, vocab_size=pieces.vocab_size)
-    if training.evaluate_every:
-        dataset.validation_batch(1)
-    return PreparedStage(pieces, dataset)
+    return PreparedStage(pieces, open_data(spec, pieces))
 
 
 def _stage_products(spec: WorkerSpec) -> LinearProducts | None:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from isthmus.comm.group.isthmus_group import BACKEND
@@ -25,7 +26,9 @@ from isthmus.train.liveness.heartbeat import Heartbeat
 from isthmus.train.liveness.run_lease_watch import RunLeaseWatch
 from isthmus.train.liveness.stall import detect_stall
 from isthmus.train.liveness.worker_events import EventLog
+from isthmus.train.process.next_tokens import NextTokens
 from isthmus.train.process.take_rank_keys import take_rank_keys
+from isthmus.train.process.trainer import TrainingMethod
 from isthmus.train.process.worker import TERMINATED, UNEXPECTED_ERROR, RankResources, error_line, run_in_process
 from isthmus.wan import listen, local_address
 
@@ -40,8 +43,14 @@ _HANDLED_SIGNALS = _STOP_SIGNALS | {signal.SIGCHLD}
 _GRACE_S = 2.0
 
 
-def supervise(folder: WorkerFolder) -> int:
+def supervise(
+    folder: WorkerFolder,
+    method: TrainingMethod,
+    run: Callable[[WorkerFolder, WorkerSpec, RankResources], None] | None = None,
+) -> int:
     """Run the rank of `folder` to its end, restarting its worker process; return the exit status.
+
+    It trains by `method`, or does what `run` does.
 
     A worker is restarted after a signal, or after an unexpected error that followed a completed step: an
     error before any step would recur. The keys of its links stay in memory, where each worker process gets them.
@@ -51,7 +60,7 @@ def supervise(folder: WorkerFolder) -> int:
     keys = take_rank_keys(folder, spec)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     with listen(spec.host, ports=spec.ports) as listener, MemoryLease(spec) as lease:
-        resources = RankResources(listener, lease.run, Heartbeat(), keys, is_supervised=True)
+        resources = RankResources(listener, lease.run, Heartbeat(), keys, method, run, is_supervised=True)
         status = _Supervisor(folder, spec, resources).run()
         if status == PeerError.exit_code:
             lease.keep_for_next_attempt()
@@ -178,7 +187,7 @@ def main(arguments: list[str]) -> int:
     try:
         if len(arguments) != 1:
             raise InputError("one argument is needed", hint="python -m isthmus.train.process.supervisor FOLDER")
-        return supervise(WorkerFolder(Path(arguments[0])))
+        return supervise(WorkerFolder(Path(arguments[0])), NextTokens())
     except IsthmusError as error:
         print(f"error: {error_line(error)}", file=sys.stderr, flush=True)
         return error.exit_code

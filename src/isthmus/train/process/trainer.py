@@ -1,14 +1,15 @@
-"""`Trainer`: the trainer of one rank: steps, evaluations and checkpoints."""
+"""`Trainer`: the trainer of one rank: steps, evaluations and checkpoints, of a `TrainingMethod`."""
 
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 import torch
 
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
-from isthmus.schedule import Schedule, forward_only
+from isthmus.schedule import Schedule
 from isthmus.train.checkpoint.checkpoint_manager import CheckpointManager
 from isthmus.train.checkpoint.memory_slot import Snapshot
 from isthmus.train.communication.communicator import make_communicator
@@ -18,10 +19,11 @@ from isthmus.train.context_parallel.cp_process_group import join_cp_group
 from isthmus.train.expert_parallel.ep_process_group import join_ep_group
 from isthmus.train.kernels.working_precision import message_dtype, plan_precisions, stage_precision
 from isthmus.train.liveness.checkpoint_requests import CheckpointRequests
+from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.recompute import RecomputePolicy
+from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
-from isthmus.train.process.prepare_stage import PreparedStage
-from isthmus.train.process.replica_batches import ReplicaBatches
+from isthmus.train.process.prepare_stage import JobData, PreparedStage
 from isthmus.train.process.take_rank_keys import RankKeys
 from isthmus.train.recovery.peer_snapshots import PeerSnapshots
 from isthmus.train.recovery.rank_recovery import RankRecovery
@@ -35,7 +37,6 @@ from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.replica_layout import (
     PipelinePosition,
-    evaluation_passes,
     exchange_ownership,
     max_shard_uses,
     rank_groups,
@@ -50,6 +51,38 @@ MAX_SKIPPED = 10
 """Consecutive updates skipped for a gradient that is not finite, after which training stops."""
 
 
+class TrainingMethod(Protocol):
+    """The batches and losses of a run, for one rank. All ranks make the same calls in the same order."""
+
+    def open_data(self, spec: WorkerSpec, pieces: ModelChunks, /) -> JobData | None:
+        """Return the data of a rank that holds `pieces`, None if it needs none; raises `InputError`."""
+        ...
+
+    def begin(self, trainer: Trainer, step: int, /) -> None:
+        """Begin to train at `step`, after all ranks have restored a common state; called again after a loss."""
+        ...
+
+    def next_batches(self, trainer: Trainer, /) -> MicroBatches:
+        """Return the micro-batches of the replica for the step that begins."""
+        ...
+
+    def end_step(self, trainer: Trainer, step: int, /) -> dict[str, float | None]:
+        """Return the method's own metrics of `step`, whose update is done."""
+        ...
+
+    def evaluate(self, trainer: Trainer, /) -> dict[str, float | None]:
+        """Return the metrics of an evaluation on held-out data; the rank that reports the loss has them."""
+        ...
+
+    def end_save(self, trainer: Trainer, step: int, /) -> None:
+        """Note that a checkpoint of the state after `step` steps is being written."""
+        ...
+
+    def close(self, trainer: Trainer, /) -> None:
+        """End after the last step."""
+        ...
+
+
 class Trainer:
     """Holds and trains one rank's part of the model."""
 
@@ -61,8 +94,10 @@ class Trainer:
         folder: WorkerFolder,
         recovery: RankRecovery,
         keys: RankKeys,
+        method: TrainingMethod,
     ) -> None:
-        self.spec, self.schedule, self.prepared = spec, schedule, prepared
+        self.spec, self.schedule, self.prepared, self.method = spec, schedule, prepared, method
+        self.keys = keys
         self.folder, self.checkpoint_requests, self.recovery = folder, CheckpointRequests(folder), recovery
         self.training, self.position = spec.job.training, PipelinePosition.of_rank(spec.plan, spec.rank)
         self.group = prepared.model_chunks.group
@@ -73,7 +108,6 @@ class Trainer:
         )  # fmt: skip
         self.samples = self.num_skipped = 0
         self._unsettled: list[PendingCompute] = []
-        self.batches = ReplicaBatches(prepared, spec.plan, self.position, self.training)
         self.communicator = make_communicator(spec, prepared.model_chunks.device)
         self.ownership = self._form_groups()
         self.checkpoint_manager = CheckpointManager(spec, folder, self.ownership, self.communicator, keys.copies)
@@ -193,7 +227,7 @@ class Trainer:
         start_s = time.time()
         timer = StepTimer(is_traced=step in self.spec.trace_steps, pending=self._unsettled)
         batch_size = self.training.global_batch_size
-        batches = self.batches.training_step(self.samples)
+        batches = self.method.next_batches(self)
         updates: list[UpdateResult] = []
         group_s, expert_bytes = self._waited_s(), self._expert_bytes()
         self.communicator.timer = timer
@@ -240,22 +274,14 @@ class Trainer:
             )
 
     def evaluate(self) -> dict[str, float | None]:
-        """Compute the held-out loss; the last stage of the first replica reports it."""
-        start_s, batches = time.time(), self.batches.validation()
-        loss, size = None, self.training.evaluate_samples
-        self.optimizer.begin_passes()
-        if batches.sizes:
-            chunks = len(self.prepared.model_chunks.first_copy)
-            schedule = forward_only(len(self.position.ranks), len(batches.sizes), chunks)
-            loss = self.executor.run(schedule, batches, StepTimer()).loss
-        self.optimizer.end_evaluation(evaluation_passes(self.spec.plan, size) - len(batches.sizes))
-        if self.spec.plan.dp > 1 or any(stage.cp > 1 for stage in self.spec.plan.stages):
-            parts = torch.tensor([self._loss_share(loss)], dtype=torch.float64)
-            loss = float(self.communicator.sum_over_all(parts))
-        values: dict[str, float | None] = {"evaluate_s": time.time() - start_s}
-        if self.reports_loss:
-            values["validation_loss"] = loss
-        return values
+        """Evaluate on held-out data; the last stage of the first replica reports it."""
+        start_s = time.time()
+        found = self.method.evaluate(self)
+        return {"evaluate_s": time.time() - start_s} | (found if self.reports_loss else {})
+
+    def sum_of_losses(self, loss: float | None) -> float:
+        """Return the sum of the losses of all ranks, those that share a tensor-parallel stage counted once."""
+        return float(self.communicator.sum_over_all(torch.tensor([self._loss_share(loss)], dtype=torch.float64)))
 
     def save_checkpoint(self, step: int) -> dict[str, float | None]:
         """Start writing a checkpoint of the state after `step` steps."""

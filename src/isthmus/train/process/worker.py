@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +30,10 @@ from isthmus.train.liveness.heartbeat import Heartbeat, start_heartbeat
 from isthmus.train.liveness.run_lease_watch import RunLeaseWatch, end_with_run_lease
 from isthmus.train.liveness.worker_events import EventLog
 from isthmus.train.process.check_plan_supported import check_plan_supported
+from isthmus.train.process.next_tokens import NextTokens
 from isthmus.train.process.prepare_stage import PreparedStage, prepare_stage, worker_device
 from isthmus.train.process.take_rank_keys import RankKeys, take_rank_keys
+from isthmus.train.process.trainer import TrainingMethod
 from isthmus.train.process.training_loop import train
 from isthmus.train.recovery.group_membership import GroupMembership
 from isthmus.train.recovery.rank_recovery import RankRecovery
@@ -58,6 +61,9 @@ class RankResources:
     memory_name: str
     heartbeat: Heartbeat
     keys: RankKeys = field(default_factory=RankKeys)
+    method: TrainingMethod = field(default_factory=NextTokens)
+    # Another program than `run_worker` for the rank; called with folder, spec and these resources.
+    run: Callable[[WorkerFolder, WorkerSpec, RankResources], None] | None = None
     # Whether a supervisor restarts the worker after unexpected errors.
     is_supervised: bool = False
 
@@ -78,8 +84,8 @@ def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources)
         folder.write_wait("", 0.0)
     # Step 2: check in and join the process group.
     is_restart = resources.heartbeat.incarnation >= 0
-    folder.write_checkin(_address(spec, resources.listener))
-    prepared = None if is_restart else _prepare_if_real(spec)
+    folder.write_checkin(worker_address(spec, resources.listener))
+    prepared = None if is_restart else _prepare_if_real(spec, resources.method)
     ranks = wait_for_rank_map(folder, spec)
     membership = GroupMembership(
         spec, ranks, resources.listener, device, resources.heartbeat, events, keys=resources.keys.links
@@ -96,7 +102,8 @@ def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources)
             membership.leave()
         else:
             recovery = RankRecovery(spec, membership, memory, resources.heartbeat, events)
-            train(spec, schedule, prepared or prepare_stage(spec), folder, recovery, resources.keys)
+            prepared = prepared or prepare_stage(spec, resources.method.open_data)
+            train(spec, schedule, prepared, folder, recovery, resources.keys, resources.method)
     except BaseException as error:
         if resources.is_supervised and not isinstance(error, IsthmusError):
             membership.abandon()
@@ -116,9 +123,9 @@ def _join_group(membership: GroupMembership, finished: bool) -> bool:
     return True
 
 
-def _prepare_if_real(spec: WorkerSpec) -> PreparedStage | None:
-    """Build the stage and open the data set, except in virtual training."""
-    return prepare_stage(spec) if spec.job.compute == "real" else None
+def _prepare_if_real(spec: WorkerSpec, method: TrainingMethod) -> PreparedStage | None:
+    """Build the stage and open the data, except in virtual training."""
+    return prepare_stage(spec, method.open_data) if spec.job.compute == "real" else None
 
 
 def wait_for_rank_map(folder: WorkerFolder, spec: WorkerSpec) -> RankMap:
@@ -160,7 +167,7 @@ def run_in_process(folder: WorkerFolder, spec: WorkerSpec, resources: RankResour
     if spec.run_lease:
         end_with_run_lease(lease)
     try:
-        run_worker(folder, spec, resources)
+        (resources.run or run_worker)(folder, spec, resources)
     except IsthmusError as error:
         print(f"error: {error_line(error)}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -170,7 +177,8 @@ def run_in_process(folder: WorkerFolder, spec: WorkerSpec, resources: RankResour
     return 0
 
 
-def _address(spec: WorkerSpec, listener: socket.socket) -> WorkerAddress:
+def worker_address(spec: WorkerSpec, listener: socket.socket) -> WorkerAddress:
+    """Return where the rank listens, for its check-in."""
     host, port = listener.getsockname()[:2]
     device = os.environ.get("ISTHMUS_CARDS", "").partition(",")[0]
     return WorkerAddress(rank=spec.rank, cluster=spec.cluster, host=host, port=port, device=device)

@@ -214,8 +214,9 @@ def _exit_soon(error: PeerError) -> None:
 
 
 def _check_workers(spec: WorkerSpec, ranks: RankMap) -> list[WorkerAddress]:
-    """Return the workers sorted by rank; raise `ProtocolError` if they do not match the plan."""
-    workers = sorted(ranks.workers, key=lambda worker: worker.rank)
+    """Return the workers that train, sorted by rank; raise `ProtocolError` if they do not match the plan."""
+    trains = [worker for worker in ranks.workers if not spec.plan.is_rollout(worker.rank)]
+    workers = sorted(trains, key=lambda worker: worker.rank)
     found = [(worker.rank, worker.cluster) for worker in workers]
     expected = [(rank, spec.plan.stage_of(rank).cluster) for rank in range(len(spec.plan.ranks))]
     if found != expected:

@@ -20,10 +20,10 @@ def vocab_parallel_loss(
     group: TensorParallelGroup,
     ignored_label: int,
 ) -> torch.Tensor:
-    """Return the sum (fp32, in nats) of the cross entropies of all labels except `ignored_label`.
+    """Return the cross entropies (fp32, in nats) [B S] of all labels, 0 for `ignored_label`.
 
     `logits` `[B, S, V / tp]` begin at token `first_token`; `labels` `[B, S]` are full-vocabulary ids. Each rank
-    gets the same sum, and the gradient of its own logits.
+    gets the same values, and the gradient of its own logits.
     """
     flat = logits.reshape(-1, logits.shape[-1]).float()
     result: torch.Tensor = _VocabParallelCrossEntropy.apply(flat, labels.reshape(-1), first_token, group, ignored_label)
@@ -40,7 +40,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         group: TensorParallelGroup,
         ignored_label: int,
     ) -> torch.Tensor:
-        """Return the scalar sum for logits [N, V / tp] and labels [N]."""
+        """Return the cross entropies [N] for logits [N, V / tp] and labels [N]."""
         # Step 1: subtract the maximum over the full vocabulary.
         shifted = logits - group.all_reduce_max(logits.amax(-1)).unsqueeze(-1)
         # Step 2: pick the target logit where this rank has it, else 0.
@@ -52,7 +52,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         exponentials = shifted.exp()
         total, target = group.all_reduce_sum(torch.stack((exponentials.sum(-1), target)))
         ctx.save_for_backward(exponentials / total.unsqueeze(-1), place, mine, labels != ignored_label)
-        return (total.log() - target).masked_fill(labels == ignored_label, 0.0).sum()
+        return (total.log() - target).masked_fill(labels == ignored_label, 0.0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:

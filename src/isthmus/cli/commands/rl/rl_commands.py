@@ -1,16 +1,23 @@
-"""Commands on the weights of reinforcement learning: `rl delta` and `rl apply`."""
+"""Commands on reinforcement learning: `rl delta`, `rl apply` and `rl ledger`."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isthmus.cli.command import command
+from isthmus.cli.command import JobArgument, command
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.client.api_client import ApiClient
+from isthmus.client.resolve_job import select_job
+from isthmus.core.errors import NotFoundError, UnavailableError
+from isthmus.core.job import with_own_folders
 from isthmus.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -18,7 +25,9 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()
 PANEL = "Reinforcement learning"
-rl_commands = typer.Typer(help="Weights of reinforcement learning: deltas between versions.", no_args_is_help=False)
+READ_TIMEOUT_S = 300.0
+"""Longest time to read a ledger."""
+rl_commands = typer.Typer(help="Deltas between versions of weights, and the ledger of a job.", no_args_is_help=False)
 commands.add_typer(rl_commands, name="rl", rich_help_panel=PANEL)
 
 OldArgument = Annotated[Path, typer.Argument(metavar="OLD", help="A safetensors file: the version that changes.")]
@@ -65,6 +74,54 @@ def apply(
     from isthmus.weights import apply_delta
 
     _answer(env, output, lambda: apply_delta(old, delta, output))
+
+
+@command(
+    rl_commands,
+    panel=PANEL,
+    examples=["isthmus rl ledger sums", "isthmus rl ledger sums --json | jq '.tokens, .lost, .doubled'"],
+)
+def ledger(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
+    """Show what became of the samples of a job: by fate, tokens by cluster and fate, and their staleness.
+
+    It reads the job's ledger in `checkpoints.folder`, on this machine: run it where that folder is, also while the job
+    runs. `lost` and `doubled` count prompts and are 0.
+    """
+    view = select_job(client.jobs(), job)
+    folder = Path(with_own_folders(view.job, view.id).checkpoints.folder)
+    try:
+        done = _read_ledger(folder)
+    except subprocess.TimeoutExpired as error:
+        hint = "see whether its disk answers"
+        raise UnavailableError(f"the ledger was not read within {READ_TIMEOUT_S:g} s", hint=hint) from error
+    try:
+        found = json.loads(done.stdout)
+    except ValueError as error:
+        hint = "install isthmus with its workers' packages here: pip install 'isthmus[train]'"
+        raise UnavailableError("the ledger cannot be read on this machine", hint=hint) from error
+    if "error" in found:
+        raise NotFoundError(found["error"], hint=found["hint"])
+    env.answer(found, lambda: _ledger_text(found))
+
+
+def _read_ledger(folder: Path) -> subprocess.CompletedProcess[bytes]:
+    """Return what a process with the workers' packages says of the ledger: the pool itself has no torch."""
+    return subprocess.run(  # noqa: S603 - this Python with a module of this package
+        [sys.executable, "-m", "isthmus.rl.process.show_ledger", str(folder)],
+        capture_output=True,
+        check=False,
+        timeout=READ_TIMEOUT_S,
+    )
+
+
+def _ledger_text(found: dict[str, Any]) -> str:
+    """Return the counts of a ledger as lines."""
+    fates = ", ".join(f"{count:,} {fate}" for fate, count in found["samples"].items())
+    lines = [f"samples: {fates}; prompts lost {found['lost']}, doubled {found['doubled']}"]
+    for name, by_fate in found["tokens"].items():
+        lines.append(f"{name}: " + ", ".join(f"{count:,} tokens {fate}" for fate, count in by_fate.items()))
+    ages = ", ".join(f"{count:,} of {age}" for age, count in found["staleness"].items())
+    return "\n".join([*lines, f"trained tokens by staleness: {ages or 'none'}"])
 
 
 def _answer(env: CliEnvironment, output: Path, work: Callable[[], DeltaSummary]) -> None:

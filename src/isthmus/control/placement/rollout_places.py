@@ -1,0 +1,54 @@
+"""`with_rollouts`: plans of a job with `task: rl`, with a rank that decodes at each cluster of `placement.rollouts`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from isthmus.core.job import Job
+from isthmus.core.plan import Plan, PlanPart, PlanSet, Refusal
+from isthmus.core.plan_parts.rollout_place import RolloutPlace
+from isthmus.core.pool import Pool
+
+
+def with_rollouts(found: PlanSet, job: Job, pool: Pool, free_chips: Mapping[str, Mapping[str, int]]) -> PlanSet:
+    """Return the plans with a chip for decoding at each cluster that the job names, and why some have none.
+
+    The chip is of the node group with the most free chips beside those that train. Weights go from the cluster of rank
+    0: a plan without a link from there, or back, is refused.
+    """
+    if not job.placement.rollouts:
+        return found
+    plans, refused = [], []
+    for plan in found.plans:
+        places, problem = _places(plan, job, pool, free_chips)
+        if problem is not None:
+            refused.append(problem)
+            continue
+        names = ", ".join(one.cluster for one in places)
+        why = f"{plan.why}; decodes at {names}" if plan.why else f"decodes at {names}"
+        plans.append(plan.model_copy(update={"rollouts": places, "why": why}))
+    return PlanSet(plans=tuple(plans), refused=tuple(dict.fromkeys((*refused, *found.refused))))
+
+
+def _places(
+    plan: Plan, job: Job, pool: Pool, free_chips: Mapping[str, Mapping[str, int]]
+) -> tuple[tuple[RolloutPlace, ...], Refusal | None]:
+    holder, places = plan.stage_of(0).cluster, list[RolloutPlace]()
+    known = {one.name for one in pool.clusters}
+    linked = {(one.source, one.target) for one in pool.links}
+    for name in job.placement.rollouts:
+        if name not in known:
+            text = f"placement.rollouts: the pool has no cluster '{name}'; it has {', '.join(sorted(known))}"
+            return (), Refusal(clusters=(name,), reason=text, stage="compute")
+        if name != holder and not {(holder, name), (name, holder)} <= linked:
+            text = f"no link between {holder} and {name} for the weights and trajectories"
+            return (), Refusal(clusters=(holder, name), reason=text, stage="network")
+        left = dict(free_chips.get(name, {}))
+        for group, taken in PlanPart.from_plan(plan, name).chips.items():
+            left[group] = left.get(group, 0) - taken
+        group, count = max(left.items(), key=lambda item: item[1], default=("", 0))
+        if count < 1:
+            text = f"{name} has no free chip for rollouts"
+            return (), Refusal(clusters=(name,), reason=text, stage="compute")
+        places.append(RolloutPlace(cluster=name, node_group=group))
+    return tuple(places), None

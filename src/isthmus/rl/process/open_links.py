@@ -1,0 +1,46 @@
+"""`open_links`: connections from the rank that holds the ledger to the ranks that decode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+
+from isthmus.core.errors import ProtocolError
+from isthmus.rl.rollout.engine_link import EngineLink
+from isthmus.rl.rollout.open_engine import engine_dtype, sampling_of
+from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
+from isthmus.rl.rollout.version_store import VersionStore
+from isthmus.rl.rollout.wire_messages import EngineGreeting
+from isthmus.train.process.trainer import Trainer
+from isthmus.wan import dial
+
+
+def open_links(
+    trainer: Trainer,
+    coordinator: RolloutCoordinator,
+    versions: VersionStore,
+    end_id: int,
+    weights: Mapping[str, torch.Tensor],
+) -> list[EngineLink]:
+    """Return a link to each rank of the plan that decodes, dialling; `weights` have the parameters of the model."""
+    spec, ranks = trainer.spec, trainer.folder.read_rank_map()
+    workers = {one.rank: one for one in (ranks.workers if ranks is not None else ())}
+    greeting = EngineGreeting(
+        run=spec.run, sampling=sampling_of(spec.job, end_id), dtype=str(engine_dtype(spec.job)),
+        parameters={name: tuple(one.shape) for name, one in weights.items()},
+    )  # fmt: skip
+    links = []
+    for rank in range(len(spec.plan.ranks), spec.plan.num_ranks):
+        if rank not in workers:
+            raise ProtocolError(f"the rank map has no rank {rank}", hint="restart the workers of this job")
+        worker = workers[rank]
+        route = None if worker.cluster == spec.cluster else spec.routes.get(worker.cluster)
+        link = EngineLink(
+            f"{worker.cluster}.{rank}", worker.cluster, partial(dial, (worker.host, worker.port), route),
+            trainer.keys.links, greeting, coordinator, versions,
+        )  # fmt: skip
+        link.start()
+        links.append(link)
+    return links

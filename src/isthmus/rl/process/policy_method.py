@@ -1,0 +1,230 @@
+"""`PolicyMethod`: a `TrainingMethod` that trains on the model's own responses."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+
+import torch
+
+from isthmus.core.errors import PlanError
+from isthmus.core.job_parts.rl_job import RlConfig
+from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.data import PromptSet, open_prompts
+from isthmus.rl.ledger.ledger_records import LedgerConfig
+from isthmus.rl.overlong_penalty import overlong_penalty
+from isthmus.rl.process.gather_policy import PolicyGatherer
+from isthmus.rl.process.open_links import open_links
+from isthmus.rl.process.policy_batches import STATISTICS, PolicyMicroBatches, make_policy_batches
+from isthmus.rl.rewards.reward_sum import RewardSum
+from isthmus.rl.rollout.engine_link import EngineLink
+from isthmus.rl.rollout.engine_messages import EngineOrder, SwitchVersion
+from isthmus.rl.rollout.engine_runner import EngineRunner
+from isthmus.rl.rollout.held_out_reward import held_out_reward
+from isthmus.rl.rollout.make_batch import make_batch, pack_batch, unpack_batch
+from isthmus.rl.rollout.open_engine import engine_slots, open_engine, sampling_of
+from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
+from isthmus.rl.rollout.rollout_store import RolloutStore
+from isthmus.rl.rollout.version_store import VersionStore
+from isthmus.rl.rollout.weights_stream import PolicyVersion
+from isthmus.train.liveness.peer_wait import waiting_for_peer
+from isthmus.train.model.model_chunks import ModelChunks
+from isthmus.train.process.trainer import Trainer
+from isthmus.train.update.replica_layout import replica_samples
+
+LEDGER_FOLDER = "rollouts"
+"""Folder of the ledger, below that of the checkpoints."""
+
+NUM_VERSIONS = 3
+"""Versions that are kept for engines that lag."""
+
+END_TIMEOUT_S = 60.0
+"""Longest wait at the end of a run for an engine that is cut."""
+
+_WAIT_S = 0.05
+
+
+class PolicyMethod:
+    """Rank 0 holds the ledger, and decodes where no other ranks do; the others get the batches from it."""
+
+    def __init__(self) -> None:
+        self._gatherer: PolicyGatherer | None = None
+        self._coordinator: RolloutCoordinator | None = None
+        self._runner: EngineRunner | None = None
+        self._engine_name = ""
+        self._orders: deque[EngineOrder] = deque()
+        self._weights: dict[str, torch.Tensor] = {}
+        self._versions = VersionStore(NUM_VERSIONS)
+        self._links: list[EngineLink] = []
+        self._batches: PolicyMicroBatches | None = None
+        self._metrics: dict[str, float] = {}
+        self._step = 0
+
+    def open_data(self, spec: WorkerSpec, pieces: ModelChunks, /) -> PromptSet | None:
+        """Open the prompts at rank 0 and on the first stage, for whose tokenizer the export asks."""
+        if spec.plan.zero == 3:
+            raise PlanError("task rl gathers whole weights, ZeRO stage 3 shards them", hint="choose zero 0, 1 or 2")
+        rl, cp = _rl(spec), max(stage.cp for stage in spec.plan.stages)
+        if cp > 1 and rl.correction is not None and rl.correction.level == "sequence":
+            raise PlanError(
+                f"correction by sequence needs whole sequences, the plan shares each over {cp} ranks",
+                hint="set rl.correction.level to token, or parallel.cp to 1",
+            )
+        if spec.rank and not pieces.is_first:
+            return None
+        return open_prompts(spec.job, pieces.vocab_size)
+
+    def begin(self, trainer: Trainer, step: int, /) -> None:
+        """Gather the weights after `step` steps, and begin or go on with the ledger."""
+        self._step = step
+        spec = trainer.spec
+        self._gatherer = PolicyGatherer(spec.plan, spec.rank, trainer.prepared.model_chunks, trainer.communicator)
+        weights = self._gatherer.gather()
+        if weights is None:
+            return
+        self._weights = weights
+        if self._coordinator is None:
+            self._coordinator = self._open_coordinator(trainer)
+        self._versions.add(PolicyVersion(step, weights))
+        self._coordinator.begin(step)
+        if spec.plan.rollouts:
+            if not self._links:
+                self._links = open_links(trainer, self._coordinator, self._versions, _prompts(trainer).end_id, weights)
+        elif self._runner is None:
+            prompts = _prompts(trainer)
+            engine = open_engine(spec.job, step, weights, trainer.prepared.model_chunks.device)
+            self._runner = EngineRunner(engine, sampling_of(spec.job, prompts.end_id))
+            self._engine_name = f"{spec.cluster}.{spec.rank}.{time.time_ns()}"
+            self._coordinator.join_engine(
+                self._engine_name, spec.cluster, engine_slots(spec.job), step, self._orders.append
+            )
+
+    def next_batches(self, trainer: Trainer, /) -> PolicyMicroBatches:
+        """Wait for the samples of the step, and return the replica's part of them."""
+        content = self._collect(trainer) if self._coordinator is not None else None
+        batch = unpack_batch(trainer.communicator.broadcast_bytes_from_first(content))
+        self._metrics.update(batch.metrics)
+        spec, pieces = trainer.spec, trainer.prepared.model_chunks
+        replica = trainer.position.replica
+        self._batches = make_policy_batches(
+            batch, _rl(spec), trainer.training.sequence_length, spec.plan.micro_batch_size_of(replica),
+            replica_samples(spec.plan, replica, len(batch.tokens)),
+            None if pieces.context is None else pieces.context.share.positions,
+            is_first=pieces.is_first, is_last=pieces.is_last,
+        )  # fmt: skip
+        return self._batches
+
+    def end_step(self, trainer: Trainer, step: int, /) -> dict[str, float | None]:
+        """Publish the new weights, and return what is to be seen of the step."""
+        if self._gatherer is None:
+            raise RuntimeError("begin comes first")
+        weights = self._gatherer.gather()
+        self._step = step + 1
+        if self._coordinator is not None and weights is not None:
+            self._weights = weights
+            self._versions.add(PolicyVersion(step + 1, weights))
+            self._coordinator.end_step(step, is_last=step + 1 == trainer.training.steps)
+        own = self._batches.sums if self._batches is not None and trainer.group.tp_rank == 0 else []
+        sums = torch.stack(own).sum(dim=0).cpu() if own else torch.zeros(len(STATISTICS), dtype=torch.float64)
+        total = dict(zip(STATISTICS, trainer.communicator.sum_over_all(sums).tolist(), strict=True))
+        values: dict[str, float | None] = {}
+        if "rollout_s" in self._metrics:
+            values["rollout_s"] = self._metrics.pop("rollout_s")
+        if not trainer.reports_loss:
+            return values
+        count = max(total["num_tokens"], 1.0)
+        return values | self._metrics | {
+            "entropy": total["minus_logp"] / count,
+            "clipped_share": total["clipped"] / count,
+            "kl_rollout": total["kl_rollout"] / count,
+            "effective_samples": total["ratio"] ** 2 / max(count * total["ratio_squared"], 1e-30),
+        }  # fmt: skip
+
+    def evaluate(self, trainer: Trainer, /) -> dict[str, float | None]:
+        """Return the mean reward of the most probable responses to held-out prompts."""
+        found: float | None = None
+        if self._coordinator is not None:
+            with waiting_for_peer():
+                found = held_out_reward(
+                    trainer.spec.job, _prompts(trainer), self._weights, trainer.prepared.model_chunks.device
+                )
+        total = trainer.communicator.sum_over_all(torch.tensor([found or 0.0], dtype=torch.float64))
+        return {"validation_reward": float(total)}
+
+    def end_save(self, _trainer: Trainer, step: int, /) -> None:
+        """Write a snapshot of the ledger beside the checkpoint."""
+        if self._coordinator is not None:
+            self._coordinator.save(step)
+
+    def close(self, _trainer: Trainer, /) -> None:
+        """End the engines and the rewards."""
+        for one in self._links:
+            one.close()
+        for one in self._links:
+            one.join(END_TIMEOUT_S)
+        if self._coordinator is not None:
+            self._coordinator.close()
+
+    def _open_coordinator(self, trainer: Trainer) -> RolloutCoordinator:
+        job, rl = trainer.spec.job, _rl(trainer.spec)
+        config = LedgerConfig(
+            group=rl.group, batch_prompts=job.training.global_batch_size // rl.group, max_staleness=rl.max_staleness,
+            on_update=rl.on_update, filter_groups=rl.filter_groups,
+        )  # fmt: skip
+
+        def penalty_of(num_tokens: int) -> float:
+            if rl.overlong is None:
+                return 0.0
+            lengths = torch.tensor([num_tokens])
+            given = rl.overlong
+            return float(
+                overlong_penalty(lengths, rl.max_response_tokens, buffer=given.buffer, penalty=given.penalty)
+            )  # fmt: skip
+
+        limits = RolloutLimits(
+            max_response_tokens=rl.max_response_tokens, vocab_size=trainer.prepared.model_chunks.vocab_size,
+            penalty_of=penalty_of,
+        )  # fmt: skip
+        store = RolloutStore(Path(job.checkpoints.folder) / LEDGER_FOLDER)
+        return RolloutCoordinator(config, limits, _prompts(trainer), RewardSum(rl.rewards), store)
+
+    def _collect(self, trainer: Trainer) -> bytes:
+        """Return the batch of the step that begins, decoding here where this rank has an engine."""
+        coordinator, start_s = self._coordinator, time.monotonic()
+        if coordinator is None:
+            raise RuntimeError("only rank 0 has the ledger")
+        coordinator.request_batch(self._step)
+        with waiting_for_peer():
+            while (keys := coordinator.wait_batch(0.0 if self._decode() else _WAIT_S)) is None:
+                pass
+        batch = make_batch(coordinator, _prompts(trainer), _rl(trainer.spec), keys, self._step)
+        self._metrics["rollout_s"] = time.monotonic() - start_s
+        return pack_batch(batch)
+
+    def _decode(self) -> bool:
+        """Decode one token of each sample here; return whether there is more to decode."""
+        runner, coordinator = self._runner, self._coordinator
+        if runner is None or coordinator is None:
+            return False
+        while self._orders:
+            order = self._orders.popleft()
+            if isinstance(order, SwitchVersion):
+                runner.stage(order.version, self._weights)
+            runner.handle(order)
+        for report in runner.step():
+            if problem := coordinator.report(self._engine_name, report):
+                print(f"warning: rollouts of {self._engine_name}: {problem}", flush=True)
+        return bool(self._orders) or not runner.is_idle
+
+
+def _rl(spec: WorkerSpec) -> RlConfig:
+    if spec.job.rl is None:
+        raise RuntimeError(f"job {spec.run} has task {spec.job.task}")
+    return spec.job.rl
+
+
+def _prompts(trainer: Trainer) -> PromptSet:
+    if not isinstance(trainer.prepared.dataset, PromptSet):
+        raise RuntimeError("rank 0 has the prompts")
+    return trainer.prepared.dataset

@@ -1,0 +1,182 @@
+"""`run_rollout`: a rank that decodes. It listens; the rank that holds the ledger dials it, and dials again when cut."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import socket
+import threading
+import time
+
+import torch
+
+from isthmus.comm.channel.link_keys import LinkKeys
+from isthmus.core.errors import InputError, IsthmusError, PeerError
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+from isthmus.rl.rollout.engine_messages import DropSample, StartSample, SwitchVersion
+from isthmus.rl.rollout.engine_runner import EngineRunner
+from isthmus.rl.rollout.message_link import MessageLink
+from isthmus.rl.rollout.open_engine import engine_dtype, engine_slots, open_engine
+from isthmus.rl.rollout.weights_stream import WeightsReceiver, digest_of
+from isthmus.rl.rollout.wire_messages import (
+    EndRun,
+    EngineGreeting,
+    Message,
+    Ready,
+    VersionBegin,
+    VersionChunk,
+    VersionEnd,
+    VersionStaged,
+    pack_message,
+    unpack_message,
+)
+from isthmus.train.process.prepare_stage import worker_device
+from isthmus.train.process.worker import RankResources, wait_for_rank_map, worker_address
+
+HANDSHAKE_TIMEOUT_S = 20.0
+_IDLE_S = 0.05
+
+
+def run_rollout(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources) -> None:
+    """Decode until the run ends; raises `PeerError` if the holder of the ledger is gone for `peer_timeout_s`."""
+    torch.set_num_threads(spec.threads)
+    folder.write_checkin(worker_address(spec, resources.listener))
+    wait_for_rank_map(folder, spec)
+    print(f"rank {spec.rank}: decodes in cluster {spec.cluster}", flush=True)
+    gc.collect()
+    gc.freeze()
+    decoder = _Decoder(spec)
+    resources.listener.settimeout(1.0)
+    silent_since_s = time.monotonic()
+    while time.monotonic() - silent_since_s < spec.peer_timeout_s:
+        try:
+            sock, _ = resources.listener.accept()
+        except TimeoutError:
+            continue
+        try:
+            if decoder.serve(sock, resources.keys.links):
+                return
+        except (OSError, IsthmusError) as error:
+            print(f"the connection to the ledger is cut: {' '.join(str(error).split())}", flush=True)
+        finally:
+            sock.close()
+        silent_since_s = time.monotonic()
+    raise PeerError(
+        f"the rank that holds the ledger did not connect for {spec.peer_timeout_s:g} s",
+        hint="check the job at its training clusters",
+    )
+
+
+class _Decoder:
+    """The engine of the rank, which outlives connections, and the weights that it has."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._receiver: WeightsReceiver | None = None
+        self._runner: EngineRunner | None = None
+        self._problem = ""
+
+    def serve(self, sock: socket.socket, keys: LinkKeys | None) -> bool:
+        """Follow the orders of one connection; return True at the end of the run. Raises `OSError` when it is cut."""
+        sock.settimeout(HANDSHAKE_TIMEOUT_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link = MessageLink.accepted(sock, keys)
+        greeting = unpack_message(link.receive()[0])
+        if not isinstance(greeting, EngineGreeting) or greeting.run != self._spec.run:
+            raise InputError("a caller of another run", hint="check the job's rank map")
+        sock.settimeout(None)
+        dtype = engine_dtype(self._spec.job)
+        if str(dtype) != greeting.dtype:
+            raise InputError(f"weights of {greeting.dtype}, this engine has {dtype}", hint="use one job at all sites")
+        if self._receiver is None:
+            shapes = {name: torch.Size(one) for name, one in greeting.parameters.items()}
+            self._receiver = WeightsReceiver(shapes, dtype)
+        has = self._receiver.step if self._runner is not None and self._runner.version == self._receiver.step else -1
+        digest = digest_of(self._receiver.tensors) if has >= 0 else ""
+        link.send(
+            pack_message(
+                Ready(num_slots=engine_slots(self._spec.job, len(self._spec.plan.rollouts)), step=has, digest=digest)
+            )
+        )
+        if self._runner is not None:
+            self._runner.reset()
+        inbox: queue.Queue[Message | None] = queue.Queue()
+        reader = threading.Thread(target=self._read, args=(link, greeting, inbox), name="isthmus-orders", daemon=True)
+        reader.start()
+        try:
+            return self._decode(link, inbox)
+        finally:
+            link.close()
+            reader.join(HANDSHAKE_TIMEOUT_S)
+
+    def _decode(self, link: MessageLink, inbox: queue.Queue[Message | None]) -> bool:
+        """Decode and report until the run ends (True) or the connection does (False)."""
+        while True:
+            idle = self._runner is None or self._runner.is_idle
+            while True:
+                try:
+                    order = inbox.get(timeout=_IDLE_S) if idle else inbox.get_nowait()
+                except queue.Empty:
+                    break
+                if isinstance(order, EndRun):
+                    link.send(pack_message(order))
+                    return True
+                if order is None:
+                    return False
+                runner = self._runner  # the weights before this order may just have made it
+                if runner is not None and isinstance(order, StartSample | DropSample | SwitchVersion):
+                    runner.handle(order)
+                idle = False
+            if self._runner is not None:
+                for report in self._runner.step():
+                    link.send(pack_message(report))
+
+    def _read(self, link: MessageLink, greeting: EngineGreeting, inbox: queue.Queue[Message | None]) -> None:
+        """Take in weights here, beside decoding, and pass orders on."""
+        try:
+            while True:
+                header, content = link.receive()
+                message = unpack_message(header)
+                if isinstance(message, VersionBegin | VersionChunk | VersionEnd):
+                    self._take_weights(link, greeting, message, content)
+                else:
+                    inbox.put(message)
+        except (OSError, IsthmusError):
+            return
+        finally:
+            inbox.put(None)
+
+    def _take_weights(
+        self,
+        link: MessageLink,
+        greeting: EngineGreeting,
+        message: VersionBegin | VersionChunk | VersionEnd,
+        content: bytes,
+    ) -> None:
+        """Apply a chunk; with the last one stage the version. What is wrong is said once the version has ended."""
+        receiver = self._receiver
+        if receiver is None:
+            raise RuntimeError("a greeting comes first")
+        try:
+            match message:
+                case VersionBegin():
+                    self._problem = ""
+                    receiver.begin(message.base)
+                case VersionChunk() if not self._problem:
+                    receiver.add(vars(message), content)
+                case VersionEnd() if not self._problem:
+                    self._stage(greeting, message.step, receiver.finish(message.step, message.digest))
+        except InputError as error:
+            self._problem = error.message
+        if isinstance(message, VersionEnd):
+            link.send(pack_message(VersionStaged(step=message.step, problem=self._problem)))
+
+    def _stage(self, greeting: EngineGreeting, step: int, weights: dict[str, torch.Tensor]) -> None:
+        if self._runner is not None and step > self._runner.version:
+            self._runner.stage(step, weights)
+            return
+        if self._runner is None or step < self._runner.version:
+            engine = open_engine(
+                self._spec.job, step, weights, worker_device(self._spec), len(self._spec.plan.rollouts)
+            )  # fmt: skip
+            self._runner = EngineRunner(engine, greeting.sampling)

@@ -1,0 +1,1 @@
+"""Rewards: exact answers, functions of users in processes of their own, HTTP services, and weighted sums."""

@@ -1,0 +1,51 @@
+"""Calls a user's reward function: `python -I function_host.py FILE.py NAME`, requests on standard input.
+
+Each line is a JSON list `[prompt, response, answer]`; each is answered by a JSON line, `{"reward": number}` or
+`{"error": text}`. What the function prints goes to standard error. This file imports nothing of Isthmus.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_MAX_ERROR_CHARS = 1000
+
+
+def load_function(file: str, name: str) -> Callable[[str, str, str], Any]:
+    """Return the function `name` of the Python file; its folder is searched for what it imports."""
+    sys.path.insert(0, str(Path(file).resolve().parent))
+    spec = importlib.util.spec_from_file_location("reward", file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, name)
+    if not callable(found):
+        raise TypeError(f"{name} is {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def main(arguments: list[str]) -> int:
+    """Answer requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    function: Callable[[str, str, str], Any] | None = None
+    for line in sys.stdin:
+        try:
+            function = function or load_function(*arguments)
+            answer = json.dumps({"reward": float(function(*json.loads(line)))})
+        except Exception as error:  # a function can raise anything
+            answer = json.dumps({"error": f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]})
+        answers.write(answer + "\n")
+        answers.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Rollouts: what runs around the ledger: its log, the trajectories, rewards and engines."""

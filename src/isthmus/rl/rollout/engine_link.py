@@ -1,0 +1,193 @@
+"""`EngineLink`: the connection to a rank that decodes, from the rank that holds the ledger; it dials again when cut."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from isthmus.comm.channel.link_keys import LinkKeys
+from isthmus.core.errors import IsthmusError, ProtocolError
+from isthmus.rl.rollout.engine_messages import (
+    EndReport,
+    EngineOrder,
+    SwitchVersion,
+    TokensReport,
+    VersionReport,
+)
+from isthmus.rl.rollout.message_link import MessageLink
+from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
+from isthmus.rl.rollout.version_store import VersionStore
+from isthmus.rl.rollout.wire_messages import (
+    EndRun,
+    EngineGreeting,
+    Ready,
+    VersionBegin,
+    VersionChunk,
+    VersionEnd,
+    VersionStaged,
+    pack_message,
+    unpack_message,
+)
+
+RETRY_S = 0.5
+"""Seconds between two attempts to connect."""
+HANDSHAKE_TIMEOUT_S = 20.0
+NUM_LAST_TRIES = 30
+"""Attempts to reach an engine that is cut as the run ends: its process may just be starting again."""
+
+
+class EngineLink:
+    """Keeps one engine connected, in two threads: one sends weights and orders, one takes reports.
+
+    `name` and the number of the connection name the engine in the ledger; `cluster` is its owner's. `dial` opens a
+    connection, `keys` are those of the run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cluster: str,
+        dial: Callable[[], socket.socket],
+        keys: LinkKeys | None,
+        greeting: EngineGreeting,
+        coordinator: RolloutCoordinator,
+        versions: VersionStore,
+    ) -> None:
+        self._name, self._cluster, self._dial, self._keys = name, cluster, dial, keys
+        self._greeting, self._coordinator, self._versions = greeting, coordinator, versions
+        self._stopped = threading.Event()
+        self._orders: queue.Queue[EngineOrder | None] = queue.Queue()
+        self._number, self._staged, self._has_ended = 0, -1, False
+        self.sent_bytes = self.received_bytes = self.version_bytes = 0
+        self._thread = threading.Thread(target=self._run, name=f"isthmus-engine-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to dial."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Begin to end the run at the engine, also at one that is cut right now; `join` waits for it."""
+        self._stopped.set()
+        self._orders.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the engine knows the end, or does not answer within `timeout_s`."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        said, num_left = "", NUM_LAST_TRIES
+        while not self._has_ended and num_left:
+            num_left -= self._stopped.is_set()
+            try:
+                sock = self._dial()
+                sock.settimeout(HANDSHAKE_TIMEOUT_S)
+                with suppress(OSError):
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                link = MessageLink.dialled(sock, self._keys, self._cluster)
+                try:
+                    said = ""
+                    self._serve(link, sock)
+                finally:
+                    link.close()
+                    self.sent_bytes += link.sent_bytes
+                    self.received_bytes += link.received_bytes
+            except (OSError, IsthmusError) as error:
+                if said != (said := " ".join(str(error).split())) and not self._stopped.is_set():
+                    print(f"rollouts of {self._name} are cut: {said}", flush=True)
+            if not self._has_ended:
+                time.sleep(RETRY_S)
+
+    def _serve(self, link: MessageLink, sock: socket.socket) -> None:
+        """Bring the engine to the newest version, let it join, and pass on orders until it is cut."""
+        link.send(pack_message(self._greeting))
+        ready = unpack_message(link.receive()[0])
+        if not isinstance(ready, Ready):
+            raise ProtocolError(f"{self._name} did not say that it is ready")
+        sock.settimeout(None)
+        if self._stopped.is_set():
+            self._end(link)
+            self._has_ended = isinstance(unpack_message(link.receive()[0]), EndRun)
+            return
+        has = ready.step if self._versions.is_known(ready.step, ready.digest) else None
+        step = self._send_version(link, has)
+        if problem := self._receive_staged(link):
+            print(f"warning: {self._name}: {problem}; sends whole weights", flush=True)
+            step = self._send_version(link, None)
+            if problem := self._receive_staged(link):
+                raise ProtocolError(f"{self._name}: {problem}")
+        self._number += 1
+        engine, self._orders, self._staged = f"{self._name}#{self._number}", queue.Queue(), step
+        reader = threading.Thread(target=self._read, args=(link, engine), name=f"isthmus-reports-{engine}", daemon=True)
+        try:
+            self._coordinator.join_engine(engine, self._cluster, ready.num_slots, step, self._orders.put)
+            reader.start()
+            if self._stopped.is_set():  # `close` may have told the former queue
+                self._orders.put(None)
+            self._send_orders(link)
+            reader.join(HANDSHAKE_TIMEOUT_S)  # an engine that has got the end closes
+        finally:
+            link.close()
+            reader.join(HANDSHAKE_TIMEOUT_S)
+            self._coordinator.lose_engine(engine)
+
+    def _send_orders(self, link: MessageLink) -> None:
+        """Send orders until the connection is cut or the run ends."""
+        while (order := self._orders.get()) is not None:
+            if not isinstance(order, SwitchVersion):
+                link.send(pack_message(order))
+            elif order.version > self._staged:
+                self._staged = self._send_version(link, self._staged)
+                link.send(pack_message(SwitchVersion(version=self._staged, on_update=order.on_update)))
+        if self._stopped.is_set():
+            self._end(link)
+        else:
+            link.close()
+
+    def _end(self, link: MessageLink) -> None:
+        """Say that the run has ended; an engine that knows it answers the same."""
+        link.send(pack_message(EndRun()))
+
+    def _send_version(self, link: MessageLink, base: int | None) -> int:
+        """Send the newest version as changes to version `base`, if that is still here; return its step."""
+        newest, known, chunks = self._versions.newest_from(base)
+        before = link.sent_bytes
+        link.send(pack_message(VersionBegin(step=newest.step, base=known)))
+        for header, content in chunks:
+            link.send(pack_message(VersionChunk(**header)), content)
+        link.send(pack_message(VersionEnd(step=newest.step, digest=self._versions.digest(newest.step))))
+        self.version_bytes += link.sent_bytes - before
+        return newest.step
+
+    def _receive_staged(self, link: MessageLink) -> str:
+        """Return what the engine says is wrong with a version, "" if it has it."""
+        answer = unpack_message(link.receive()[0])
+        if not isinstance(answer, VersionStaged):
+            raise ProtocolError(f"{self._name} sent {type(answer).__name__} before it had weights")
+        return answer.problem
+
+    def _read(self, link: MessageLink, engine: str) -> None:
+        """Take reports until the connection is cut; an engine that reports what cannot be is dropped."""
+        try:
+            while True:
+                report = unpack_message(link.receive()[0])
+                problem = ""
+                if isinstance(report, TokensReport | EndReport | VersionReport):
+                    problem = self._coordinator.report(engine, report)
+                elif isinstance(report, EndRun):
+                    self._has_ended = True
+                    return
+                elif isinstance(report, VersionStaged):
+                    problem = report.problem
+                else:
+                    problem = f"it sent {type(report).__name__}"
+                if problem:
+                    print(f"warning: {engine} is dropped: {problem}", flush=True)
+                    return
+        except (OSError, IsthmusError):
+            return
+        finally:
+            self._orders.put(None)

@@ -1,0 +1,67 @@
+"""`make_batch`: the samples of a step as tensors, and its bytes for the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import torch
+from safetensors.torch import load, save
+
+from isthmus.core.job_parts.rl_job import RlConfig
+from isthmus.data import PromptSet
+from isthmus.rl.advantages import advantages
+from isthmus.rl.ledger.rollout_events import SampleKey
+from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
+from isthmus.rl.rollout.trajectory import PolicyBatch
+
+BATCH_METRICS = ("reward", "response_tokens", "cut_share", "staleness", "filtered_groups")
+"""What a batch says of its samples; staleness is a mean over tokens, in versions."""
+
+_TENSORS = ("tokens", "prompt_lengths", "lengths", "rollout_logp", "advantages")
+
+
+def make_batch(
+    coordinator: RolloutCoordinator, prompts: PromptSet, rl: RlConfig, keys: Sequence[SampleKey], step: int
+) -> PolicyBatch:
+    """Return the batch of step `step` with the samples `keys`, groups side by side, and what is to be seen of it."""
+    found = [coordinator.sample(key) for key in keys]
+    rewards = torch.tensor([one.reward for one, _ in found], dtype=torch.float64)
+    starts = [prompts.prompt(coordinator.prompt_number(key)).tokens for key in keys]
+    lengths = [len(start) + len(kept.tokens) for start, (_, kept) in zip(starts, found, strict=True)]
+    tokens = torch.zeros((len(keys), max(lengths)), dtype=torch.int64)
+    logp = torch.zeros(tokens.shape, dtype=torch.float32)
+    for row, (start, (_, kept)) in enumerate(zip(starts, found, strict=True)):
+        tokens[row, : lengths[row]] = torch.tensor([*start, *kept.tokens])
+        logp[row, len(start) : lengths[row]] = torch.tensor(kept.log_probabilities)
+    ranges = [(one, step - coordinator.base - one.version) for sample, _ in found for one in sample.ranges]
+    total = sum(one.end - one.start for one, _ in ranges)
+    counts = [len(kept.tokens) for _, kept in found]
+    return PolicyBatch(
+        keys=tuple(keys),
+        tokens=tokens,
+        prompt_lengths=torch.tensor([len(start) for start in starts]),
+        lengths=torch.tensor(lengths),
+        rollout_logp=logp,
+        advantages=advantages(rewards, rl.group).float(),
+        metrics={
+            "reward": float(rewards.mean()),
+            "response_tokens": fmean(counts),
+            "cut_share": sum(one >= rl.max_response_tokens for one in counts) / len(counts),
+            "staleness": sum((one.end - one.start) * age for one, age in ranges) / total,
+            "filtered_groups": float(coordinator.num_filtered),
+        },
+    )
+
+
+def pack_batch(batch: PolicyBatch) -> bytes:
+    """Return the tensors and metrics of a batch as bytes."""
+    metrics = torch.tensor([batch.metrics[name] for name in BATCH_METRICS], dtype=torch.float64)
+    return bytes(save({name: getattr(batch, name).contiguous() for name in _TENSORS} | {"metrics": metrics}))
+
+
+def unpack_batch(content: bytes) -> PolicyBatch:
+    """Return the batch of `pack_batch`, without keys."""
+    found = load(content)
+    metrics = dict(zip(BATCH_METRICS, found.pop("metrics").tolist(), strict=True))
+    return PolicyBatch(keys=(), metrics=metrics, **{name: found[name] for name in _TENSORS})

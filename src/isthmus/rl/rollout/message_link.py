@@ -1,0 +1,103 @@
+"""`MessageLink`: messages over one connection between the rank that holds the ledger and a rank that decodes.
+
+A message is a JSON object and bytes. With keys of the run both sides prove the key that their sites share (Noise, see
+`comm.channel`) and everything is encrypted; without keys a connection stays on one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from typing import Any
+
+from isthmus.comm.channel.channel import MAX_PART_BYTES, Channel, PlainChannel
+from isthmus.comm.channel.link_keys import LinkKeys
+from isthmus.comm.channel.noise_handshake import TAG_BYTES, NoiseHandshake
+from isthmus.comm.channel.receive_exactly import receive_exactly
+from isthmus.comm.channel.sealed_channel import SealedChannel
+from isthmus.core.errors import ProtocolError
+
+MAX_HEADER_BYTES = 4 << 20
+MAX_CONTENT_BYTES = 16 << 20
+_PROLOGUE = b"isthmus rollouts 1"
+_SIZES = struct.Struct("!IQ")
+_EPHEMERAL_BYTES = 32 + TAG_BYTES
+
+
+class MessageLink:
+    """One connection. Several threads may send; one receives. Each counts the bytes of its messages."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._lock = channel, threading.Lock()
+        self.sent_bytes = self.received_bytes = 0
+
+    @classmethod
+    def dialled(cls, sock: socket.socket, keys: LinkKeys | None, site: str) -> MessageLink:
+        """Return the link over a connection that was opened to a rank of `site`; raises `ConnectionResetError`."""
+        if keys is None:
+            return cls(PlainChannel(sock))
+        handshake = NoiseHandshake(keys.psk(site), _PROLOGUE)
+        sock.sendall(keys.key_id(site) + handshake.write_first(b""))
+        answer = bytearray(_EPHEMERAL_BYTES)
+        receive_exactly(sock, memoryview(answer))
+        handshake.read_second(bytes(answer))
+        sends, receives = handshake.split()
+        return cls(SealedChannel(sock, sends, receives))
+
+    @classmethod
+    def accepted(cls, sock: socket.socket, keys: LinkKeys | None) -> MessageLink:
+        """Return the link over a connection that was accepted; raises `ConnectionResetError` for one without a key."""
+        if keys is None:
+            return cls(PlainChannel(sock))
+        greeting = bytearray(16 + _EPHEMERAL_BYTES)
+        receive_exactly(sock, memoryview(greeting))
+        site = keys.site_of_key(bytes(greeting[:16]))
+        if site is None or not keys.is_first_use(bytes(greeting[16:48])):
+            raise ConnectionResetError("a caller without a key of the run")
+        handshake = NoiseHandshake(keys.psk(site), _PROLOGUE)
+        handshake.read_first(bytes(greeting[16:]))
+        sock.sendall(handshake.write_second(b""))
+        receives, sends = handshake.split()
+        return cls(SealedChannel(sock, sends, receives))
+
+    def send(self, header: dict[str, Any], content: bytes = b"") -> None:
+        """Send a message; raises `OSError` if the connection is gone."""
+        text = json.dumps(header).encode()
+        with self._lock:
+            self._channel.write([_SIZES.pack(len(text), len(content))])
+            for data in (text, content):
+                view = memoryview(data)
+                for start in range(0, len(data), MAX_PART_BYTES):
+                    self._channel.write([view[start : start + MAX_PART_BYTES]])
+            self.sent_bytes += _SIZES.size + len(text) + len(content)
+
+    def receive(self) -> tuple[dict[str, Any], bytes]:
+        """Return the next message; raises `OSError` if the connection is gone, `ProtocolError` for none of ours."""
+        sizes = bytearray(_SIZES.size)
+        self._channel.read_into(memoryview(sizes), lambda: True)
+        num_text, num_content = _SIZES.unpack(bytes(sizes))
+        if not 2 <= num_text <= MAX_HEADER_BYTES or num_content > MAX_CONTENT_BYTES:
+            raise ProtocolError(f"a message of {num_text} and {num_content} bytes")
+        text, content = self._read(num_text), self._read(num_content)
+        self.received_bytes += _SIZES.size + num_text + num_content
+        try:
+            header = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"a message is not JSON: {error}") from error
+        if not isinstance(header, dict):
+            raise ProtocolError("a message is not a JSON object")
+        return header, content
+
+    def close(self) -> None:
+        """Close the connection; a thread that waits for a message gets an error."""
+        self._channel.shut_down()
+        self._channel.close()
+
+    def _read(self, num_bytes: int) -> bytes:
+        data = bytearray(num_bytes)
+        view = memoryview(data)
+        for start in range(0, num_bytes, MAX_PART_BYTES):
+            self._channel.read_into(view[start : start + MAX_PART_BYTES], lambda: False)
+        return bytes(data)

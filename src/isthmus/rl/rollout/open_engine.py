@@ -1,0 +1,63 @@
+"""`open_engine`: the paged engine of a job, with sizes that all engines of the job share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from isthmus.core.errors import InputError
+from isthmus.core.job import Job
+from isthmus.rl.rollout.engine_messages import Sampling
+from isthmus.serve import PagedEngine, PagedEngineConfig
+from isthmus.train.model.transformers_model import read_transformers_config
+
+PAGE_TOKENS = 16
+TILE_ROWS = (64, 32, 8, 1)
+"""Sizes of tiles, of which the first is taken that is not above the samples of a step and conforms on this chip."""
+MAX_ROWS = 256
+"""Most rows of a step, and samples that an engine decodes at once."""
+
+
+def engine_slots(job: Job, num_engines: int = 1) -> int:
+    """Return how many samples each of the job's engines decodes at once: together those that may be trained in time."""
+    ahead = 1 if job.rl is None else 1 + job.rl.max_staleness
+    return min(-(-job.training.global_batch_size * ahead // num_engines), MAX_ROWS)
+
+
+def engine_dtype(job: Job) -> torch.dtype:
+    """Return the dtype in which the job's engines compute."""
+    return torch.float32 if job.training.precision == "fp32" else torch.bfloat16
+
+
+def open_engine(
+    job: Job, version: int, weights: Mapping[str, torch.Tensor], device: torch.device, num_engines: int = 1
+) -> PagedEngine:
+    """Return one of `num_engines` engines, with weights `version`; raises `InputError` for a model it cannot decode."""
+    if job.rl is None:
+        raise ValueError(f"job {job.name} has task {job.task}")
+    slots = engine_slots(job, num_engines)
+    pages = -(-(job.rl.max_prompt_tokens + job.rl.max_response_tokens) // PAGE_TOKENS)
+    config = read_transformers_config(job.model)
+    for rows in TILE_ROWS:
+        sizes = PagedEngineConfig(
+            num_pages=pages * slots + 1, page_tokens=PAGE_TOKENS, tile_rows=rows, max_tiles=-(-slots // rows),
+            max_sequences=slots, dtype=engine_dtype(job), device=device,
+        )  # fmt: skip
+        try:
+            if rows <= job.training.global_batch_size or rows == 1:
+                return PagedEngine(config, sizes, version, weights)
+        except InputError:
+            if rows == 1:
+                raise
+    raise AssertionError("tiles of one row always fit")
+
+
+def sampling_of(job: Job, end_id: int) -> Sampling:
+    """Return how the responses of the job are drawn; `end_id` ends one."""
+    if job.rl is None:
+        raise ValueError(f"job {job.name} has task {job.task}")
+    return Sampling(
+        seed=job.training.seed, temperature=job.rl.temperature, max_response_tokens=job.rl.max_response_tokens,
+        stop_tokens=frozenset({end_id}),
+    )  # fmt: skip

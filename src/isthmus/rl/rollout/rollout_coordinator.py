@@ -1,0 +1,356 @@
+"""`RolloutCoordinator`: the shell around the trajectory ledger: its log, tokens, rewards, and links to engines.
+
+Threads may call it: each connection of an engine, those that compute rewards, and the trainer. An event is logged, the
+ledger handles it, and its instructions go out, all under one lock, so that orders leave in the order of events.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from isthmus.core.errors import InputError
+from isthmus.data import PromptSet
+from isthmus.rl.check_inputs import ROUNDING
+from isthmus.rl.ledger.ledger_records import LedgerConfig, SampleRecord, SampleState
+from isthmus.rl.ledger.ledger_snapshot import dump_ledger, restore_ledger
+from isthmus.rl.ledger.rollout_events import (
+    BatchRequested,
+    EngineJoined,
+    EngineLost,
+    EngineUpdated,
+    RolloutEvent,
+    SampleEnded,
+    SampleFailed,
+    SampleKey,
+    SampleScored,
+    ScoreFailed,
+    StepTrained,
+    TokensReported,
+    TrainerJoined,
+)
+from isthmus.rl.ledger.rollout_instructions import (
+    EventRefused,
+    GenerateSample,
+    RolloutInstruction,
+    ScoreSample,
+    StopSample,
+    TrainBatch,
+    UpdateEngine,
+)
+from isthmus.rl.ledger.trajectory_ledger import TrajectoryLedger
+from isthmus.rl.rewards.reward_error import RewardError
+from isthmus.rl.rewards.reward_sum import RewardSum
+from isthmus.rl.rollout.engine_messages import (
+    DropSample,
+    EndReport,
+    EngineOrder,
+    EngineReport,
+    StartSample,
+    SwitchVersion,
+    TokensReport,
+    VersionReport,
+)
+from isthmus.rl.rollout.rollout_store import RolloutStore
+from isthmus.rl.rollout.trajectory import Trajectory
+
+MAX_USELESS_GROUPS = 64
+"""Groups in a row, for each prompt of a step, that may be filtered or fail before the run ends with their cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutLimits:
+    """What a response may be: its most tokens, the vocabulary, and what is added to its reward by its length."""
+
+    max_response_tokens: int
+    vocab_size: int
+    penalty_of: Callable[[int], float]
+
+
+class RolloutCoordinator:
+    """Holds the ledger of one run; `begin` comes first."""
+
+    def __init__(
+        self, config: LedgerConfig, limits: RolloutLimits, prompts: PromptSet, reward: RewardSum, store: RolloutStore
+    ) -> None:
+        self._config, self._limits, self._prompts, self._reward, self._store = config, limits, prompts, reward, store
+        self._ledger = TrajectoryLedger(config)
+        self._trajectories: dict[SampleKey, Trajectory] = {}
+        self._links: dict[str, Callable[[EngineOrder], None]] = {}
+        self._changed = threading.Condition(threading.RLock())
+        self._scorers = None if reward.is_immediate else ThreadPoolExecutor(1, "isthmus-reward")
+        self._batch: tuple[SampleKey, ...] | None = None
+        self._base: int | None = None
+        self._saved = 0
+        self._is_over = False
+        self._num_useless, self._useless, self._error = 0, "", ""
+        self.num_filtered = 0
+
+    @property
+    def ledger(self) -> TrajectoryLedger:
+        """Return the ledger, for reading."""
+        return self._ledger
+
+    @property
+    def base(self) -> int:
+        """Return the training step of the ledger's version 0."""
+        return self._base or 0
+
+    def begin(self, step: int) -> None:
+        """Let a trainer that has restored the state after `step` steps take part; the first call reads the store.
+
+        Raises `InputError` if the ledger on disk does not know that step.
+        """
+        with self._changed:
+            if self._base is None:
+                self._open(step)
+            version = step - self.base
+            state = self._ledger.state
+            if not 0 <= version <= state.next_step:
+                known = f"steps {self.base} to {self.base + state.next_step}"
+                raise InputError(
+                    f"the checkpoint is of step {step}, the ledger of the trajectories has {known}",
+                    hint="restore both from the same time, or use a new checkpoints.folder",
+                )
+            self._batch = None
+            self._apply(TrainerJoined(trainer=state.trainer + 1, version=version))
+            self._execute(self._ledger.outstanding())
+
+    def join_engine(
+        self, name: str, owner: str, num_slots: int, step: int, send: Callable[[EngineOrder], None]
+    ) -> None:
+        """Take in an engine with the weights after `step` steps; orders go to `send`, which must not block."""
+        with self._changed:
+            self._links[name] = send
+            self._apply(EngineJoined(engine=name, owner=owner, num_slots=num_slots, version=step - self.base))
+
+    def lose_engine(self, name: str) -> None:
+        """Put the samples of an engine back."""
+        with self._changed:
+            if self._links.pop(name, None) is not None:
+                self._apply(EngineLost(engine=name))
+
+    def report(self, engine: str, report: EngineReport) -> str:
+        """Take in a report; return "" or what is wrong with it: such a sample fails, and begins again elsewhere."""
+        with self._changed:
+            match report:
+                case VersionReport():
+                    self._apply(EngineUpdated(engine=engine, version=report.version - self.base))
+                case EndReport(failed=True):
+                    self._apply(SampleFailed(engine=engine, sample=report.sample, lease=report.lease))
+                case EndReport():
+                    self._apply(
+                        SampleEnded(
+                            engine=engine, sample=report.sample, lease=report.lease, num_tokens=report.num_tokens
+                        )
+                    )  # fmt: skip
+                case TokensReport():
+                    return self._add_tokens(engine, report)
+        return ""
+
+    def request_batch(self, step: int) -> None:
+        """Ask for the samples of training step `step`."""
+        with self._changed:
+            self._num_useless = self.num_filtered = 0
+            self._batch = None
+            self._apply(BatchRequested(trainer=self._ledger.state.trainer, step=step - self.base))
+            self._store.sync()
+
+    def wait_batch(self, timeout_s: float) -> tuple[SampleKey, ...] | None:
+        """Return the samples of the step that was requested, None if it has none after `timeout_s`.
+
+        Raises `InputError` if groups are useless one after another: a run that would never go on.
+        """
+        with self._changed:
+            if self._batch is None and not self._error:
+                self._changed.wait(timeout_s)
+            if self._error:
+                raise InputError(self._error, hint="change the reward, the prompts, or rl.filter_groups")
+            return self._batch
+
+    def end_step(self, step: int, *, is_last: bool) -> None:
+        """Note that training step `step` is done, and its version can be had; after the last one no order goes out."""
+        with self._changed:
+            self._is_over = is_last
+            self._apply(StepTrained(trainer=self._ledger.state.trainer, step=step - self.base))
+            self._store.sync()
+
+    def save(self, step: int) -> None:
+        """Write a snapshot that goes with the checkpoint after `step` steps.
+
+        Tokens that no trainer asks for again are left out: those of steps before the checkpoint before this one.
+        """
+        with self._changed:
+            oldest, self._saved = self._saved - self.base, step
+            for prompt in self._ledger.state.prompts.values():
+                over = prompt.fate is not None and (prompt.step is None or prompt.step < oldest)
+                for sample in (*prompt.former, *(prompt.samples if over else ())):
+                    self._trajectories.pop(sample.key, None)
+            self._store.snapshot(self._content())
+
+    def sample(self, key: SampleKey) -> tuple[SampleRecord, Trajectory]:
+        """Return the record and the tokens of a sample of a batch."""
+        with self._changed:
+            sample = self._ledger.find(key)
+            if sample is None:
+                raise KeyError(key)
+            return sample, self._trajectories[key]
+
+    def close(self) -> None:
+        """End rewards and close the store."""
+        if self._scorers is not None:
+            self._scorers.shutdown(cancel_futures=True)
+        self._reward.close()
+        self._store.close()
+
+    def _open(self, step: int) -> None:
+        """Restore the ledger from the store, without its engines, or begin a new one at `step`."""
+        snapshot, events = self._store.read()
+        if snapshot is None:
+            self._base = step
+            self._store.snapshot(self._content())
+            return
+        self._base = int(snapshot["base"])
+        self._ledger = TrajectoryLedger.of_state(restore_ledger(self._config, snapshot["ledger"]))
+        self._trajectories = {
+            SampleKey(*key): Trajectory(tokens=tokens, log_probabilities=log_probabilities)
+            for key, tokens, log_probabilities in snapshot["trajectories"]
+        }
+        for event, beside in events:
+            self._handle(event, beside)
+        for name in list(self._ledger.state.engines):
+            self._apply(EngineLost(engine=name))
+
+    def _content(self) -> dict[str, Any]:
+        trajectories = [(list(key), one.tokens, one.log_probabilities) for key, one in self._trajectories.items()]
+        return {
+            "base": self._base,
+            "config": asdict(self._config),
+            "ledger": dump_ledger(self._ledger.state),
+            "trajectories": trajectories,
+        }
+
+    def _apply(self, event: RolloutEvent, **beside: Any) -> None:
+        """Log an event, handle it, and do what follows."""
+        self._store.append(event, **beside)
+        self._execute(self._handle(event, beside))
+
+    def _handle(self, event: RolloutEvent, beside: dict[str, Any]) -> list[RolloutInstruction]:
+        """Let the ledger handle an event, and keep the tokens that it records."""
+        if not isinstance(event, TokensReported):
+            return self._ledger.handle(event)
+        sample = self._ledger.find(event.sample)
+        before = 0 if sample is None else sample.num_tokens
+        instructions = list(self._ledger.handle(event))
+        after = 0 if sample is None else sample.num_tokens
+        if after > before:
+            kept = self._trajectories.setdefault(event.sample, Trajectory())
+            new = slice(before - event.start, after - event.start)
+            kept.tokens += beside["tokens"][new]
+            kept.log_probabilities += beside["log_probabilities"][new]
+        return instructions
+
+    def _execute(self, instructions: list[RolloutInstruction]) -> None:
+        for one in list(instructions):
+            match one:
+                case GenerateSample():
+                    kept = self._trajectories.get(one.sample, Trajectory())
+                    self._send(
+                        one.engine,
+                        StartSample(
+                            sample=one.sample, lease=one.lease,
+                            prompt_tokens=self._prompts.prompt(self.prompt_number(one.sample)).tokens,
+                            response_tokens=tuple(kept.tokens[: one.num_tokens]),
+                        ),
+                    )  # fmt: skip
+                case StopSample():
+                    self._send(one.engine, DropSample(sample=one.sample, lease=one.lease))
+                case UpdateEngine():
+                    self._send(one.engine, SwitchVersion(version=one.version + self.base, on_update=one.on_update))
+                case ScoreSample():
+                    self._score(one)
+                case TrainBatch():
+                    self._batch, self._num_useless = one.samples, 0
+                    self._changed.notify_all()
+                case EventRefused():
+                    print(f"warning: rollouts: {one.reason}", flush=True)
+
+    def _send(self, engine: str, order: EngineOrder) -> None:
+        send = self._links.get(engine)
+        if send is not None and not self._is_over:
+            send(order)
+
+    def prompt_number(self, key: SampleKey) -> int:
+        """Return the number of the prompt in the sequence of the data, of which earlier runs have used some."""
+        return self.base * self._config.batch_prompts + key.prompt
+
+    def _add_tokens(self, engine: str, report: TokensReport) -> str:
+        problem = self._problem(report)
+        if problem:
+            self._apply(SampleFailed(engine=engine, sample=report.sample, lease=report.lease))
+            return problem
+        self._apply(
+            TokensReported(
+                engine=engine, sample=report.sample, lease=report.lease, start=report.start,
+                num_tokens=len(report.tokens), version=report.version - self.base,
+            ),
+            tokens=list(report.tokens), log_probabilities=list(report.log_probabilities),
+        )  # fmt: skip
+        return ""
+
+    def _problem(self, report: TokensReport) -> str:
+        """Return what no engine of this model could have sampled, or ""."""
+        count = len(report.tokens)
+        if not count or count != len(report.log_probabilities):
+            return f"{count} tokens with {len(report.log_probabilities)} log-probabilities"
+        if not 0 <= report.start <= self._limits.max_response_tokens - count:
+            return f"tokens {report.start} to {report.start + count} of at most {self._limits.max_response_tokens}"
+        for token, value in zip(report.tokens, report.log_probabilities, strict=True):
+            if not 0 <= token < self._limits.vocab_size:
+                return f"token {token} in a vocabulary of {self._limits.vocab_size}"
+            if not (math.isfinite(value) and value <= ROUNDING):
+                return f"log-probability {value} of token {token}"
+        return ""
+
+    def _score(self, wanted: ScoreSample) -> None:
+        prompt = self._prompts.prompt(self.prompt_number(wanted.sample))
+        tokens = list(self._trajectories[wanted.sample].tokens)
+
+        def score() -> SampleScored | ScoreFailed:
+            try:
+                value = self._reward(prompt.text, self._prompts.text_of(tokens), prompt.answer)
+            except RewardError as error:
+                self._useless = f"the reward of sample {tuple(wanted.sample)} failed: {error.message}"
+                print(f"warning: {self._useless}", flush=True)
+                return ScoreFailed(sample=wanted.sample, score_try=wanted.score_try)
+            value += self._limits.penalty_of(len(tokens))
+            return SampleScored(sample=wanted.sample, score_try=wanted.score_try, reward=value)
+
+        def apply(event: SampleScored | ScoreFailed) -> None:
+            with self._changed:
+                fate = self._ledger.state.prompts[event.sample.prompt].fate
+                self._apply(event)
+                if fate is None:
+                    self._count_useless(event.sample.prompt)
+
+        if self._scorers is None:
+            apply(score())
+        else:
+            self._scorers.submit(lambda: apply(score()))
+
+    def _count_useless(self, number: int) -> None:
+        """Count a group that was filtered or failed since the last batch; too many end the run."""
+        prompt = self._ledger.state.prompts[number]
+        if prompt.fate is SampleState.FILTERED:
+            self.num_filtered += 1
+            self._useless = f"all rewards of prompt {number} are {prompt.samples[0].reward}"
+        elif prompt.fate is not SampleState.FAILED:
+            return
+        self._num_useless += 1
+        if self._num_useless >= MAX_USELESS_GROUPS * self._config.batch_prompts:
+            self._error = f"{self._num_useless} groups in a row were filtered or failed: {self._useless}"
+            self._changed.notify_all()

@@ -1,0 +1,40 @@
+"""`Trajectory` and `PolicyBatch`: tokens that engines sampled, and the samples of one training step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from isthmus.rl.ledger.rollout_events import SampleKey
+
+
+@dataclass(kw_only=True)
+class Trajectory:
+    """The tokens of a response so far, and the log-probability of each under the version that sampled it."""
+
+    tokens: list[int] = field(default_factory=list)
+    log_probabilities: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyBatch:
+    """The N samples of a step, groups side by side; S is the longest sequence, prompts and responses side by side.
+
+    tokens:
+        [N, S] int64, padded with 0.
+    prompt_lengths, lengths:
+        [N] int64: tokens of the prompt, and of prompt and response.
+    rollout_logp:
+        [N, S] float32: log-probability of the token at each position; 0 outside responses.
+    advantages:
+        [N] float32.
+    """
+
+    keys: tuple[SampleKey, ...]
+    tokens: torch.Tensor
+    prompt_lengths: torch.Tensor
+    lengths: torch.Tensor
+    rollout_logp: torch.Tensor
+    advantages: torch.Tensor
+    metrics: dict[str, float]

@@ -1,0 +1,60 @@
+"""Reinforcement learning the whole way: three owners, one trains, two decode; as parts of one job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from isthmus.cli.demo.demo_pool import DemoPool
+from isthmus.core.process.confined_start import MIN_LANDLOCK_ABI, landlock_abi
+from tests.e2e.site import all_metrics, clusters_of, running, state_is, submit, wait_until
+from tests.forks import preload
+from tests.rl.rl_jobs import make_rl_job
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(landlock_abi() < MIN_LANDLOCK_ABI, reason="this kernel has no Landlock"),
+]
+preload("isthmus.rl.process.rl_supervisor")
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoPool]:
+    """Three owners with a core each, who admit programs below one folder."""
+    folder = tmp_path_factory.mktemp("rl")
+    (folder / "users").mkdir()
+    policy = {"storage": {"roots": [{"path": str(folder / "users")}]}, "workers": {"commands": True}}
+    (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
+    with running(folder, clusters_of({"a": 1, "b": 1, "c": 1}, 1.0)) as made:
+        yield made
+
+
+def test_one_job_trains_at_one_owner_and_decodes_at_two(pool: DemoPool) -> None:
+    """Its parts start together at three sites; weights go down, trajectories come up; the ledger has all of them."""
+    place = pool.folder / "users" / "sums"
+    job = make_rl_job(
+        place, steps=2, placement={"train": ["a"], "rollouts": ["b", "c"]}, policy="auto", rl={"max_staleness": 1}
+    )
+    view = submit(pool.client, job)
+    done = state_is(pool.client, view.id, "succeeded")
+    assert done.plan is not None
+    assert [one.cluster for one in done.plan.rollouts] == ["b", "c"]
+    assert sorted(one.cluster for one in done.parts) == ["a", "b", "c"]
+    metrics = wait_until("all steps are known", lambda: len(one := all_metrics(pool.client, view.id)) == 2 and one)
+    assert all(one.cluster == "a" and one.values["reward"] is not None for one in metrics)
+    shown = subprocess.run(
+        [sys.executable, "-m", "isthmus.rl.process.show_ledger", job.checkpoints.folder],
+        capture_output=True,
+        check=True,
+    )
+    found = json.loads(shown.stdout)
+    assert found["samples"]["trained"] == 2 * job.training.global_batch_size
+    assert (found["lost"], found["doubled"]) == (0, 0)
+    assert set(found["tokens"]) <= {"b", "c"}
+    assert Path(job.output, "config.json").exists()

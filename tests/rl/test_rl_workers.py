@@ -1,0 +1,89 @@
+"""Rules of a run with `task: rl`: real processes train on their own responses as one would."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from transformers import AutoModelForCausalLM
+
+from isthmus.rl.rollout.read_ledger import read_ledger
+from tests.rl.rl_jobs import PROGRAM, make_rl_job
+from tests.train.worker_jobs import make_plan, run_job, started, whole
+
+pytestmark = pytest.mark.slow
+
+
+def test_one_process_and_any_plan_learn_the_same(tmp_path: Path) -> None:
+    """A pipeline over two clusters, and tensor parallelism, give the losses and rewards of one process to 1e-4.
+
+    The metrics of a step say what its samples were, and the model opens in transformers.
+    """
+    job = make_rl_job(tmp_path, training={"evaluate_every": 3})
+    alone = run_job(tmp_path / "alone", job, whole(job), program=PROGRAM)
+    assert AutoModelForCausalLM.from_pretrained(job.output).config.vocab_size == 272
+    last = alone.metrics(0)[-1].values
+    assert last["staleness"] == 0
+    assert last["kl_rollout"] == pytest.approx(0, abs=1e-9)
+    assert last["entropy"] == pytest.approx(5.6, abs=0.1)
+    assert 0 <= last["validation_reward"] <= 1
+    for name, plan in {
+        "two": make_plan(job, [1, 4], "ba"),
+        "tensor": make_plan(job, [4], "a", stage={"tp": 2}),
+    }.items():
+        folder = tmp_path / name
+        moved = job.model_copy(
+            update={
+                "output": str(folder / "output"),
+                "checkpoints": job.checkpoints.model_copy(update={"folder": str(folder / "checkpoints")}),
+            }
+        )
+        found = run_job(folder, moved, plan, program=PROGRAM)
+        ranks = [found.metrics(rank) for rank in range(len(plan.ranks))]
+        reward = [one.values["reward"] for of_rank in ranks for one in of_rank if "reward" in one.values]
+        assert reward == pytest.approx([one.values["reward"] for one in alone.metrics(0)], abs=1e-4), name
+        losses = [one.values["loss"] for of_rank in ranks for one in of_rank if "loss" in one.values]
+        assert losses == pytest.approx(alone.losses(), abs=1e-4), name
+
+
+def test_a_killed_run_goes_on_with_its_samples(tmp_path: Path) -> None:
+    """An attempt killed in the middle: the next one goes on with the same samples, and the same curve bit for bit."""
+    job = make_rl_job(tmp_path, steps=6, checkpoints={"every_steps": 2})
+    alone = run_job(tmp_path / "alone", job, whole(job), program=PROGRAM)
+    cut = make_rl_job(tmp_path / "cut", steps=6, checkpoints={"every_steps": 2})
+    with started(tmp_path / "cut", cut, whole(cut), program=PROGRAM) as first:
+        first.wait_for_step(4)
+        os.kill(first.processes[0].pid, signal.SIGKILL)
+        first.wait()
+    second = run_job(tmp_path / "cut", cut, whole(cut), attempt=2, program=PROGRAM)
+    resumed = 6 - len(second.losses())
+    assert 1 <= resumed <= 5, second.log(0)
+    assert second.losses() == alone.losses()[resumed:]
+
+
+def test_three_owners_learn_bit_for_bit_what_one_process_learns(tmp_path: Path) -> None:
+    """Training at one site, rollouts at two others, one of which is killed in the middle: same tokens, same curve.
+
+    Weights go down encrypted links and trajectories come up; the ledger has lost and doubled nothing.
+    """
+    job = make_rl_job(tmp_path, steps=4)
+    alone = run_job(tmp_path / "alone", job, whole(job), program=PROGRAM)
+    apart = make_rl_job(tmp_path / "apart", steps=4)
+    rollouts = [{"cluster": name, "node_group": "cpu"} for name in "bc"]
+    plan = make_plan(apart, [4], "a", rollouts=rollouts)
+    with started(tmp_path / "apart", apart, plan, program=PROGRAM) as workers:
+        workers.wait_for_step(0)
+        children = psutil.Process(workers.processes[2].pid).children()
+        children[0].kill()
+        statuses = workers.wait()
+    assert statuses == [0, 0, 0], "\n".join(workers.log(rank) for rank in range(3))
+    losses = [one.values["loss"] for one in workers.metrics(0)]
+    assert losses == alone.losses(), workers.log(0)
+    found = [read_ledger(Path(one.checkpoints.folder) / "rollouts") for one in (job, apart)]
+    assert [(one.lost, one.doubled) for one in found] == [(0, 0)] * 2
+    assert found[0].samples == found[1].samples
+    assert "b" in found[1].tokens  # c may have died before it reported any
+    assert set(found[1].tokens) <= {"b", "c"}

@@ -1,0 +1,260 @@
+"""Rules of what runs around the ledger: snapshots, its files, rewards, weights on a link, messages."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks._rollout_faults import RolloutWorld
+from isthmus.comm.channel.link_keys import LinkKeys
+from isthmus.core.errors import InputError, ProtocolError
+from isthmus.core.job_parts.rl_job import RewardConfig
+from isthmus.rl import LedgerConfig, TrajectoryLedger, check_trajectories
+from isthmus.rl.aggregate_weights import aggregate_weights
+from isthmus.rl.ledger.ledger_snapshot import dump_ledger, restore_ledger
+from isthmus.rl.ledger.rollout_events import EngineJoined, SampleKey, TokensReported
+from isthmus.rl.policy_loss import policy_loss, policy_token_losses
+from isthmus.rl.rewards.reward_error import RewardError
+from isthmus.rl.rewards.reward_function import RewardFunction
+from isthmus.rl.rewards.reward_service import RewardService
+from isthmus.rl.rewards.reward_sum import RewardSum
+from isthmus.rl.rollout.engine_messages import TokensReport
+from isthmus.rl.rollout.message_link import MessageLink
+from isthmus.rl.rollout.rollout_store import RolloutStore
+from isthmus.rl.rollout.version_store import VersionStore
+from isthmus.rl.rollout.weights_stream import PolicyVersion, WeightsReceiver, digest_of, encode_version
+from isthmus.rl.rollout.wire_messages import pack_message, unpack_message
+
+KEY = SampleKey(1, 0, 2)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_ledger_goes_on_from_a_snapshot_taken_at_any_time(staleness: int) -> None:
+    """Under faults of all kinds, the state is replaced by its snapshot after every third event: no rule breaks."""
+    config = LedgerConfig(group=2, batch_prompts=2, max_staleness=staleness, num_prompts=8)
+    count = 0
+
+    def check(ledger: TrajectoryLedger) -> None:
+        nonlocal count
+        count += 1
+        if count % 3 == 0:
+            content = dump_ledger(ledger.state)
+            instructions = ledger.state.instructions
+            ledger.state = restore_ledger(config, json.loads(json.dumps(content)))
+            assert dump_ledger(ledger.state) == content
+            ledger.state.instructions = instructions
+        check_trajectories(ledger.state)
+
+    for seed in range(4):
+        RolloutWorld(config, seed, 0.15, check).run()
+    assert count > 100
+
+
+def test_the_store_gives_back_what_was_appended_and_drops_a_line_that_was_cut(tmp_path: Path) -> None:
+    """A snapshot begins a new log; a reader changes no file; damage is named."""
+    store = RolloutStore(tmp_path)
+    assert store.read()[0] is None
+    store.snapshot({"ledger": 7})
+    event = TokensReported(engine="a", sample=KEY, lease=3, start=0, num_tokens=2, version=0)
+    store.append(event, tokens=[5, 6])
+    store.append(EngineJoined(engine="a", owner="o", num_slots=1, version=0))
+    store.close()
+    log = tmp_path / "events-1.jsonl"
+    log.write_bytes(log.read_bytes()[:-4])
+    for is_reader in (True, False):
+        snapshot, events = RolloutStore(tmp_path, is_reader=is_reader).read()
+        assert snapshot is not None
+        assert snapshot["ledger"] == 7
+        assert list(events) == [(event, {"tokens": [5, 6]})]
+        assert log.read_bytes().endswith(b"\n") == (not is_reader)
+    log.write_text('{"event": "Nothing"}\n')
+    with pytest.raises(InputError, match="is damaged"):
+        list(RolloutStore(tmp_path).read()[1])
+
+
+REWARDS = """
+import time
+
+def length(prompt, response, answer):
+    print("a line of the function's own")
+    return len(response) + (response == answer)
+
+def late(prompt, response, answer):
+    time.sleep(60)
+
+def wrong(prompt, response, answer):
+    raise KeyError(response)
+
+def nan(prompt, response, answer):
+    return float("nan")
+"""
+
+
+def test_rewards_are_summed_and_what_fails_is_named(tmp_path: Path) -> None:
+    """A function that raises, is late, ends its process or is NaN gives no reward, and the next call has one."""
+    file = tmp_path / "rewards.py"
+    file.write_text(REWARDS)
+    total = RewardSum((RewardConfig(exact=True, weight=2.0), RewardConfig(function=f"{file}:length", weight=0.5)))
+    assert total("p", "abc", "abc") == 2 + 0.5 * 4
+    assert total("p", "abcd", "abc") == 0.5 * 4
+    total.close()
+    for name, message in (("wrong", "raised KeyError"), ("nan", "is nan"), ("none", "raised AttributeError")):
+        one = RewardSum((RewardConfig(function=f"{file}:{name}"),))
+        with pytest.raises(RewardError, match=message):
+            one("p", "abc", "abc")
+        one.close()
+    ticks = iter([0.0, 99.0])
+    late = RewardFunction(f"{file}:late", 5.0, clock=lambda: next(ticks))
+    with pytest.raises(RewardError, match="longer than 5 s"):
+        late("p", "r", "a")
+    late.close()
+
+
+def test_a_service_rewards_or_is_named() -> None:
+    """Another status, another body and a time-out give no reward."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        response = json.loads(request.content)["response"]
+        if response == "late":
+            raise httpx.ReadTimeout("late", request=request)
+        return httpx.Response(500 if response == "down" else 200, text=response)
+
+    service = RewardService("http://localhost/score", 3.0, httpx.MockTransport(answer))
+    assert service("p", '{"reward": 0.5}', "a") == 0.5
+    for response, message in (("late", "longer than 3 s"), ("down", "no reward"), ("{}", "no reward"), ("x", "no")):
+        with pytest.raises(RewardError, match=message):
+            service("p", response, "a")
+    service.close()
+
+
+@pytest.mark.parametrize("aggregate", ["token", "sequence", "constant"])
+def test_shares_of_the_loss_add_up_over_any_split(aggregate: str) -> None:
+    """The weighted sums of two ranks' samples are the loss of one process, to 1e-6."""
+    made = torch.Generator().manual_seed(3)
+    logp, old = (-torch.rand(6, 5, generator=made) for _ in range(2))
+    mask = torch.rand(6, 5, generator=made) > 0.4
+    mask[:, 0] = True
+    advantage = torch.randn(6, generator=made)
+    clips = {"clip": (0.2, 0.28), "clip_dual": 3.0}
+    whole = policy_loss(logp, old, advantage, mask, aggregate=aggregate, **clips)
+    weights = aggregate_weights(mask, aggregate, 5)
+    parts = [
+        (policy_token_losses(logp[a:b], old[a:b], advantage[a:b], mask[a:b], **clips) * weights[a:b]).sum()
+        for a, b in ((0, 2), (2, 6))
+    ]
+    assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-6)
+
+
+def versions(dtype: torch.dtype) -> tuple[PolicyVersion, PolicyVersion]:
+    """Return two versions of which a tenth of the weights differ."""
+    made = torch.Generator().manual_seed(1)
+    old = {"a": torch.randn(50, 40, generator=made).to(dtype), "b": torch.randn(7, generator=made).to(dtype)}
+    new = {name: torch.where(torch.rand(one.shape, generator=made) < 0.1, one * 1.01, one) for name, one in old.items()}
+    return PolicyVersion(3, old), PolicyVersion(4, {name: one.to(dtype) for name, one in new.items()})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_versions_cross_without_loss_and_in_few_bytes(dtype: torch.dtype) -> None:
+    """Whole first, then as changes; 16-bit floats take less than a quarter of the bytes."""
+    store = VersionStore(2)
+    receiver = WeightsReceiver({"a": torch.Size((50, 40)), "b": torch.Size((7,))}, dtype)
+    sizes = []
+    for version, base in zip(versions(dtype), (None, 3), strict=True):
+        store.add(version)
+        newest, known, chunks = store.newest_from(base)
+        assert (newest.step, known) == (version.step, base)
+        receiver.begin(base)
+        made = list(chunks)
+        assert made == list(store.newest_from(base)[2])
+        for header, content in made:
+            receiver.add(header, content)
+        found = receiver.finish(version.step, store.digest(version.step))
+        assert all(torch.equal(found[name], one) for name, one in version.tensors.items())
+        sizes.append(sum(len(content) for _, content in made))
+    assert dtype == torch.float32 or sizes[1] < sizes[0] / 4
+
+
+def test_a_damaged_version_is_refused() -> None:
+    """Another base, missing chunks, altered bytes, places outside the model: each is named, none is used."""
+    old, new = versions(torch.bfloat16)
+    receiver = WeightsReceiver({name: one.shape for name, one in old.tensors.items()}, torch.bfloat16)
+    with pytest.raises(InputError, match="are the base"):
+        receiver.begin(3)
+    receiver.begin(None)
+    chunks = list(encode_version(old, None))
+    with pytest.raises(InputError, match="elements arrived"):
+        receiver.finish(3, old.digest())
+    receiver.begin(None)
+    for header, content in chunks:
+        receiver.add(header, content)
+    with pytest.raises(InputError, match="another digest"):
+        receiver.finish(3, new.digest())
+    for wrong in ({"name": "c"}, {"start": -1}, {"start": 2000}, {"count": 3000}, {"count": "x"}):
+        with pytest.raises(InputError):
+            receiver.add(chunks[0][0] | wrong, chunks[0][1])
+    with pytest.raises(InputError, match="damaged"):
+        receiver.add(chunks[0][0], chunks[0][1][:-1])
+    assert receiver.step == -1
+    assert digest_of(old.tensors) != digest_of({"a": old.tensors["a"]})
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda one: (
+            st.lists(one, max_size=3)
+            | st.dictionaries(st.sampled_from(["type", "sample", "lease", "tokens"]), one, max_size=4)
+        ),
+    )
+)
+def test_any_object_is_a_message_or_refused(content: object) -> None:
+    """A stranger's JSON gives a `ProtocolError`; a message of ours comes back as it was."""
+    report = TokensReport(sample=KEY, lease=1, start=0, version=2, tokens=(1, 2), log_probabilities=(-0.1, -2.5))
+    assert unpack_message(json.loads(json.dumps(pack_message(report)))) == report
+    for values in (
+        content if isinstance(content, dict) else {"type": content},
+        pack_message(report) | {"tokens": content},
+    ):
+        try:
+            found = unpack_message(values)
+        except ProtocolError:
+            continue
+        assert isinstance(found, TokensReport)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_messages_cross_a_link_and_strangers_do_not(keyed: bool) -> None:
+    """With keys both sides prove theirs; a caller with another key, or bytes of no handshake, is refused."""
+    keys = {site: LinkKeys(site, ("a", "b"), {"a": bytes(32), "b": bytes(31) + b"k"}) for site in "ab"}
+    ours, theirs = socket.socketpair()
+    found: list[MessageLink] = []
+    accepts = threading.Thread(target=lambda: found.append(MessageLink.accepted(theirs, keys["a"] if keyed else None)))
+    accepts.start()
+    link = MessageLink.dialled(ours, keys["b"] if keyed else None, "b")
+    accepts.join()
+    content = random.Random(1).randbytes(600_000)
+    sends = threading.Thread(target=lambda: link.send({"type": "x"}, content))
+    sends.start()
+    assert found[0].receive() == ({"type": "x"}, content)
+    sends.join()
+    assert link.sent_bytes == found[0].received_bytes
+    link.close()
+    with pytest.raises(OSError):
+        found[0].receive()
+    found[0].close()
+    if keyed:
+        ours, theirs = socket.socketpair()
+        ours.sendall(bytes(64))
+        with pytest.raises(ConnectionResetError):
+            MessageLink.accepted(theirs, keys["a"])
+        ours.close()
+        theirs.close()
