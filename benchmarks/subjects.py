@@ -257,6 +257,9 @@ SUBJECTS = (
             Figure("business", "intervals booked twice", r"[\d,]+ seeded runs: intervals booked twice"),
             Figure("business", "a month of 100,000 jobs, ledger from nothing", r"a month of [\d,]+ jobs: ledger"),
             Figure("business", "the meter's share of the coordinator's CPU", "the meter's share"),
+            Figure("console", "console with 1,000,000 queued jobs: first content of the queue", "queue: first content"),
+            Figure("console", "a click answered there, p99", "click to another page"),
+            Figure("console", "an event on 200 open pages, p99", "an event on .* open pages"),
         ),
     ),
     Subject(
