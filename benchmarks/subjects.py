@@ -260,6 +260,9 @@ SUBJECTS = (
             Figure("business", "the meter's share of the coordinator's CPU", "the meter's share"),
             Figure("site_placement", "placing a part on 10,000 nodes, p99", "10,000 nodes, .*: p99"),
             Figure("site_placement", "wait of whole-ToR gangs with moves, of the better fit's", r"\d+ traces: wait"),
+            Figure("console", "console with 1,000,000 queued jobs: first content of the queue", "queue: first content"),
+            Figure("console", "a click answered there, p99", "click to another page"),
+            Figure("console", "an event on 200 open pages, p99", "an event on .* open pages"),
         ),
     ),
     Subject(

@@ -32,6 +32,7 @@ function useAddress() {
   useEffect(() => {
     const changed = () => set(read());
     addEventListener("hashchange", changed);
+    changed(); // the address may have changed between the first rendering and this
     return () => removeEventListener("hashchange", changed);
   }, []);
   return found;

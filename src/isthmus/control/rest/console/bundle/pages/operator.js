@@ -46,7 +46,7 @@ function Limits() {
       ["Jobs that have not ended", (one) => `${count(one.live_jobs)} of ${count(most)}`, "number"],
       ["Bytes of its jobs", (one) => bytes(one.stored_bytes), "number"],
     ]}/>`}
-    <p class="hint">Set with isthmus serve, for example --max-live-jobs; isthmus serve --help lists them.</p>
+    <p class="hint">Set with isthmus serve, for example --max-jobs-per-user; isthmus serve --help lists them.</p>
   </${Card}>`;
 }
 
