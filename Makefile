@@ -35,7 +35,7 @@ whole: $(READY) lint  ## the same, with every case of the rules of which `test` 
 	$(PYTEST) --whole
 
 fuzz: $(READY)  ## every parser of files and messages from others, for a minute of CPU each; FUZZ_S=10 for less
-	$(PYTEST) tests/attack/test_fuzz_parsers.py tests/attack/test_fuzz_sites.py tests/attack/test_link_parsers.py --fuzz-s $(FUZZ_S)
+	$(PYTEST) tests/attack/test_fuzz_parsers.py tests/attack/test_fuzz_sites.py tests/attack/test_link_parsers.py --fuzz-s $(FUZZ_S) --timeout 3600
 
 unit: $(READY)  ## the fast tests of single parts only
 	$(PYTEST) -m 'not slow and not root and not gpu and not integration and not attack'
