@@ -86,8 +86,9 @@ SURFACES = {
         serve_switch
     """,
     "wan": """
-        BackgroundLinks Namespaces PortRange ProxyConfig dial emulated_namespaces format_address links_in_background
-        listen local_address parse_address parse_network read_proxy_key run_links run_proxy
+        Admission AdmissionFile BackgroundLinks Namespaces PortRange ProxyConfig admit_all dial emulated_namespaces
+        format_address links_in_background listen local_address parse_address parse_network read_proxy_key
+        run_links run_proxy
     """,
     "noise": "CipherState KEY_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.group.reduce_operation import ReduceOperation
 from isthmus.comm.group.vendors.gloo_vendor import GLOO
 from isthmus.comm.group.vendors.memory_vendor import memory_vendor
+from isthmus.comm.group.vendors.vendor import Vendor
 from isthmus.core.errors import PeerError
 from isthmus.strategies import check_steps, plan_steps
 from tests.comm.ranks import library_groups
@@ -108,6 +111,67 @@ def test_an_average_and_nan_go_either_way() -> None:
             work.wait()
         assert all(one[0] == 1.5 and one[1].isnan() for one in tensors)
     _close(groups)
+
+
+@pytest.mark.parametrize(
+    ("clusters", "vendor"),
+    [("aabb", replace(GLOO, chunk_bytes=1000)), ("abab", memory_vendor()), ("aabbcc", memory_vendor())],
+)
+def test_copies_and_scattered_sums_go_by_library_and_messages(clusters: str, vendor: Vendor) -> None:
+    """Gathers, reduce-scatters and broadcasts of several chunks: the values of one process, by all network cards.
+
+    What a rank sends to other clusters is its share of what must cross once to each. Two go one after the other through
+    memory that they share.
+    """
+    used: Counter[str] = Counter()
+    groups = library_groups(clusters, watched(vendor, used))
+    size, num, away = len(clusters), 300_001, len(set(clusters)) - 1
+    inputs = [
+        torch.randint(-9, 9, (size, num), generator=torch.Generator().manual_seed(r)).float() for r in range(size)
+    ]
+    average = dist.ReduceScatterOptions()
+    average.reduceOp = dist.ReduceOp.AVG
+    sums, gathered = [torch.empty(num) for _ in groups], [torch.empty(size, num) for _ in groups]
+    works = [group.reduce_scatter_single(*each, average) for group, *each in zip(groups, sums, inputs, strict=True)]
+    works += [group.all_gather_single(*each) for group, *each in zip(groups, gathered, sums, strict=True)]
+    for work in works:
+        work.wait()
+    expected = torch.stack(inputs).mean(0)
+    assert all(torch.equal(one, expected) for one in gathered)
+    assert used["_reduce_scatter_base"]
+    assert used["_allgather_base"]
+    sent = [bytes_sent_away(group) for group in groups]
+    assert sent == pytest.approx([2 * away * sums[0].nbytes] * size, rel=0.01)
+    root, options = size - 1, dist.BroadcastOptions()
+    options.rootRank = root
+    for work in [group.broadcast([one], options) for group, one in zip(groups, inputs, strict=True)]:
+        work.wait()
+    assert all(torch.equal(one, inputs[root]) for one in inputs)
+    assert used["broadcast"]
+    sent = [bytes_sent_away(group) - before for group, before in zip(groups, sent, strict=True)]
+    assert sum(sent) == pytest.approx(away * inputs[0].nbytes, rel=0.01)
+    assert max(sent) == pytest.approx(max(sent[root], 1), rel=0.01), "all ranks of the root's cluster send a share"
+    _close(groups)
+
+
+def watched(vendor: Vendor, used: Counter[str]) -> Vendor:
+    """Return a vendor whose calls are counted by their names."""
+
+    class Watched:
+        def __init__(self, backend: Any) -> None:
+            self.backend = backend
+
+        def __getattr__(self, name: str) -> Any:
+            used[name] += 1
+            return getattr(self.backend, name)
+
+    return replace(vendor, create=lambda *words: Watched(vendor.create(*words)))
+
+
+def bytes_sent_away(group: IsthmusGroup) -> int:
+    """Return what a rank has sent to ranks of other clusters."""
+    own = group.clusters[group.rank()]
+    return sum(one.sent_bytes for peer, one in group.transport.traffic().items() if group.clusters[peer] != own)
 
 
 def test_a_rank_that_is_missing_fails_the_sum_of_both_clusters() -> None:

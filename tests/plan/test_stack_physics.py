@@ -357,3 +357,28 @@ def test_chunks_that_take_turns_once_sum_the_gradients_of_one_at_a_time(micro_ba
     profile = stacked_profile(LLAMA, "torchtitan", "bf16")
     whole, chunked = (plan_stage_memory(plan, profile, plan.pipeline(0), 1).buffers_bytes for plan in plans)
     assert whole - chunked == pytest.approx((1 - share) * 4 * 8 * LLAMA.layers[0].parameters)
+
+
+@pytest.mark.parametrize(("precision", "each"), [("bf16", 2), ("fp8", 1)])
+def test_dtensor_keeps_the_gathered_inputs_of_products(precision, each):
+    """Two inputs of all tokens less the part of 8 chips: in every layer without recomputation, in one with it.
+
+    In 8 bits where they are gathered so. Megatron-LM gathers them again.
+    """
+    tokens, kept = 8192, 2 * 8192 * 4096 * each * 7 / 8
+
+    def memory(stack: str, recompute: str, *, gathered: bool) -> StageMemory:
+        found = find_stack(stack)
+        rule = found.exchanges.model_copy(update={"keeps_gathered": gathered})
+        profile = stacked_profile(LLAMA, found.model_copy(update={"exchanges": rule}), precision)
+        return stage_memory(
+            profile, (0, 8), is_first=False, is_last=False, micro_batch_size=1, sequence_length=tokens, in_flight=1,
+            tp=8, sp=True, recompute=recompute,
+        )  # fmt: skip
+
+    assert find_stack("torchtitan").exchanges.keeps_gathered
+    assert not find_stack("megatron").exchanges.keeps_gathered
+    full, without = (memory("torchtitan", "full", gathered=gathered) for gathered in (True, False))
+    assert full.allocated_bytes - without.allocated_bytes == pytest.approx(kept)
+    every, none = (memory("torchtitan", "none", gathered=gathered) for gathered in (True, False))
+    assert every.activations_bytes - none.activations_bytes == pytest.approx(8 * kept)

@@ -6,13 +6,16 @@ its site reports as ended gets another attempt, as the server orders it. Beside 
 
 from __future__ import annotations
 
+import contextlib
 import random
+import subprocess
 import time
 from collections import Counter
 from pathlib import Path
 
 import psutil
 
+from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
 from tests.site.samples import order
 from tests.slurm.running_agent import RunningAgent
@@ -20,6 +23,7 @@ from tests.slurm.slurm_cluster import SlurmCluster
 
 PROGRAM = ("sh", "-c", 'echo started >> "$1/starts"; while :; do sleep 0.5; done', "worker")
 MOST_S, LIMIT_S, STABLE_S = 2.0, 300.0, 6.0
+PLAIN_TRIES = 5
 ENDED = ("failed", "refused", "released", "succeeded")
 
 
@@ -65,9 +69,15 @@ class KilledJobs:
         self._give_up()
 
     def _submit_plain(self) -> str:
+        """Submit a job of the comparison until slurmctld accepts it; return its name."""
         name = f"plain-{self._rng.getrandbits(64):x}"
-        self._slurm.run("sbatch", "--hold", f"--job-name={name}", "-o", "/dev/null", "--wrap", "true")
-        return name
+        command = ("sbatch", "--hold", f"--job-name={name}", "-o", "/dev/null", "--wrap", "true")
+        for _ in range(PLAIN_TRIES):
+            # sbatch has died of SIGPIPE on a busy machine: it had no answer.
+            with contextlib.suppress(subprocess.CalledProcessError, subprocess.TimeoutExpired):
+                self._slurm.run(*command)
+                return name
+        raise UnavailableError(f"slurmctld took no job of sbatch in {PLAIN_TRIES} tries")
 
     def _plain_lost(self, names: list[str]) -> int:
         kept = set(self._slurm.run("squeue", "-h", "-o", "%j").split())

@@ -120,6 +120,8 @@ class TensorParallelExchanges(FrozenModel):
     with products do so in the backward pass too with `overlaps_backward`; without `overlaps_gathers` only their
     scatters do. With `narrow_gathers` products of 8 bits gather their inputs in 8 bits (they are scattered in 16). With
     `expands_keys` keys and values are repeated for every query head before chips that share a sequence exchange them.
+    With `keeps_gathered` products keep the inputs that sequence parallelism gathered, of all tokens, for the backward
+    pass, where other stacks gather them again.
     Where they merge the attention of a block at a time with kernels of their own, these move `merge_forward_bytes` and
     `merge_backward_bytes` per element of the result for each block that another chip sent.
     """
@@ -130,6 +132,7 @@ class TensorParallelExchanges(FrozenModel):
     overlaps_gathers: bool = True
     narrow_gathers: bool = False
     expands_keys: bool = False
+    keeps_gathered: bool = False
     merge_forward_bytes: NonNegativeFloat = 0.0
     merge_backward_bytes: NonNegativeFloat = 0.0
     source: Source

@@ -1,6 +1,8 @@
 """Wide-area links: dialling through them, proxies across them, and emulating them, with or without root."""
 
 from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
+from isthmus.wan.control.admit_all import admit_all
+from isthmus.wan.control.wan_topology import Admission, AdmissionFile
 from isthmus.wan.dial import dial, format_address, parse_address
 from isthmus.wan.emulator import run_links
 from isthmus.wan.netns import Namespaces, emulated_namespaces
@@ -9,10 +11,13 @@ from isthmus.wan.proxy.run_proxy import run_proxy
 from isthmus.wan.tcp_listener import PortRange, listen, local_address
 
 __all__ = [
+    "Admission",
+    "AdmissionFile",
     "BackgroundLinks",
     "Namespaces",
     "PortRange",
     "ProxyConfig",
+    "admit_all",
     "dial",
     "emulated_namespaces",
     "format_address",

@@ -20,6 +20,8 @@ from isthmus.comm.group.collective_runner import Collective, CollectiveRunner
 from isthmus.comm.group.collective_work import CollectiveWork, LocalWork
 from isthmus.comm.group.composed.composed_sums import ComposedSums
 from isthmus.comm.group.composed.composition import Composition, SumPath
+from isthmus.comm.group.composed.move_chunks import BroadcastMove, GatherMove, Grid, GridMove, ScatterMove
+from isthmus.comm.group.composed.sum_chunk import ComposedCall
 from isthmus.comm.group.group_work import tensor_label
 from isthmus.comm.group.host_tensors import HostTensors
 from isthmus.comm.group.reduce_operation import ReduceOperation
@@ -138,9 +140,15 @@ class GroupCollectives:
         if library is not None:
             host.synchronize()
             return self._local_work(library.broadcast(flat, root), "broadcast", [tensor], host.store)
+        label = f"broadcast of {root} {tensor_label(tensor)}"
+        if (grid := self._grid_for(tensor)) is not None:
+            library = self._library(tensor)
+            host = _memory([tensor], library, read=True)
+            flat = _as_bytes(host.flat[0])
+            move = BroadcastMove(grid, self._rank, root, flat)
+            return self._composed_move(label, flat, library, move, [tensor], host, host.store, opts)
         of = regions.broadcast(flat.numel(), self.size, root)
         mine = [(0, flat)]
-        label = f"broadcast of {root} {tensor_label(tensor)}"
         return self._submit(label, of, mine if self._rank == root else [], mine, [tensor], host, host.store, None, opts)
 
     def all_gather(self, outputs: Tensors, tensor: torch.Tensor, opts: Any) -> dist.Work:
@@ -194,6 +202,13 @@ class GroupCollectives:
         if library is None:
             if not output.is_contiguous():
                 raise PlanError("the output of all_gather_into_tensor must be contiguous")
+            if (grid := self._grid_for(output)) is not None:
+                library = self._library(tensor)
+                sent, got = _memory([tensor], library, read=True), _memory([output], library, read=False)
+                flat = _as_bytes(got.flat[0])
+                gathers = GatherMove(grid, self._rank, _as_bytes(sent.flat[0]))
+                label = f"all_gather_single {tensor_label(tensor)}"
+                return self._composed_move(label, flat, library, gathers, [output, tensor], sent, got.store, opts)
             return self.all_gather(list(output.detach().view(-1).split(max(tensor.numel(), 1)))[: self.size]
                                    if output.numel() else [output] * self.size, tensor, opts)  # fmt: skip
         sent, got = _memory([tensor], library, read=True), _memory([output], library, read=False)
@@ -229,6 +244,8 @@ class GroupCollectives:
         if tensor.numel() != output.numel() * self.size or output.dtype != tensor.dtype:
             raise PlanError(f"{tensor_label(tensor)} does not have a {tensor_label(output)} for {self.size} ranks")
         library = self._local_library(output, operation)
+        if library is None and (grid := self._grid_for(tensor, operation)) is not None:
+            return self._composed_scatter(grid, output, tensor, operation, opts)
         if library is None or not output.is_contiguous():
             parts = list(tensor.detach().contiguous().view(-1).split(max(output.numel(), 1))) if tensor.numel() else []
             return self.reduce_scatter(output, parts or [tensor] * self.size, operation, opts)
@@ -241,6 +258,20 @@ class GroupCollectives:
         sent.synchronize()
         work = library.reduce_scatter_flat(got.flat[0], sent.flat[0], operation)
         return self._local_work(work, "reduce_scatter", [output], finish)
+
+    def _composed_scatter(
+        self, grid: Grid, output: torch.Tensor, tensor: torch.Tensor, operation: ReduceOperation, opts: Any
+    ) -> dist.Work:
+        library = self._library(tensor)
+        sent, got = _memory([tensor], library, read=True), _memory([output], library, read=False)
+
+        def finish() -> None:
+            operation.finish(got.flat[0], self.size)
+            got.store()
+
+        label = f"reduce_scatter_single {operation.name} {tensor_label(tensor)}"
+        move = ScatterMove(grid, self._rank, sent.flat[0], operation)
+        return self._composed_move(label, got.flat[0], library, move, [output, tensor], sent, finish, opts)
 
     def all_to_all(self, outputs: Tensors, inputs: Tensors, opts: Any) -> dist.Work:
         """Send `inputs[d]` to rank `d`, and receive `outputs[s]` from rank `s`; sizes may all differ."""
@@ -360,6 +391,32 @@ class GroupCollectives:
         if self._senders and tensor.device.type == "cpu":
             return SumPath.STEPS
         return self._composed.composition.path(tensor.nbytes, tensor.dtype, operation, len(set(self._clusters)))
+
+    def _grid_for(self, tensor: torch.Tensor, operation: ReduceOperation | None = None) -> Grid | None:
+        """Return the ranks by cluster if libraries and messages together move or sum `tensor`, the whole of it."""
+        composed = self._composed
+        if composed is None or composed.grid is None or (self._senders and tensor.device.type == "cpu"):
+            return None
+        if operation is not None and not composed.composition.sums(tensor.dtype, operation):
+            return None
+        return composed.grid if tensor.nbytes > composed.composition.chunk_bytes else None
+
+    def _composed_move(
+        self,
+        label: str,
+        flat: torch.Tensor,
+        library: VendorGroup | None,
+        move: GridMove,
+        tensors: list[torch.Tensor],
+        host: HostTensors,
+        finish: Callable[[], None],
+        opts: Any,
+    ) -> dist.Work:
+        if self._composed is None:
+            raise RuntimeError("a group inside one cluster composes nothing")
+        call = ComposedCall.of(label, flat, library, host.synchronize, finish)
+        future = self._composed.submit_move(call, move, tensors, timeout_s(opts))
+        return CollectiveWork(future, label.split()[0], tensors)
 
     def _local_work(
         self, work: dist.Work, operation: str, tensors: list[torch.Tensor], finish: Callable[[], None]

@@ -50,8 +50,10 @@ def layer_memory(layer: LayerProfile, recompute: Recompute, shard: Sharding, loa
     """Return the memory of `layer` on one chip, sharded by `shard` and recomputed by `recompute`."""
     weights = [weight for part in layer.components for weight in part.weights]
     sizes = (load.tokens, load.sequence_length, load.precision_bytes)
-    kept = layer.activation_bytes(*sizes, recompute, shard)
-    rebuilt = layer.activation_bytes(*sizes, "none", shard) - kept
+    kept, gathered_inputs = layer.activation_bytes(*sizes, recompute, shard), _gathered_input_bytes(layer, shard, load)
+    rebuilt = layer.activation_bytes(*sizes, "none", shard) + gathered_inputs - kept
+    if recompute == "none":
+        kept, rebuilt = kept + gathered_inputs, 0.0
     gathered = load.tokens * layer.hidden_size * load.precision_bytes if shard.sp else 0.0
     return LayerMemory(
         dense_parameters=sum(weight.on_chip(shard) for weight in weights if not weight.expert),
@@ -65,6 +67,16 @@ def layer_memory(layer: LayerProfile, recompute: Recompute, shard: Sharding, loa
         frozen_dense_parameters=sum(w.on_chip(shard) for w in weights if not w.expert and not w.trainable),
         frozen_expert_parameters=sum(w.on_chip(shard) for w in weights if w.expert and not w.trainable),
     )
+
+
+def _gathered_input_bytes(layer: LayerProfile, shard: Sharding, load: MicroBatchLoad) -> float:
+    """Return the bytes of the inputs of attention and feed-forward that a layer keeps gathered, beyond its own part."""
+    rule = layer.exchanges
+    if not (rule.keeps_gathered and shard.sp and shard.tp > 1):
+        return 0.0
+    each = 1 if rule.narrow_gathers and layer.narrow_products else load.precision_bytes
+    dense = 2 if not layer.feed_forward.num_experts else 1
+    return dense * load.tokens * layer.hidden_size * each * (1 - 1 / shard.tp)
 
 
 def _peak_gradient_bytes(layer: LayerProfile, shard: Sharding, load: MicroBatchLoad) -> float:

@@ -52,6 +52,10 @@ def _content(frames: list[TunnelFrame]) -> list[tuple[int, int, int, int, bytes]
     return sorted((one.kind, one.number, one.stream, one.offset, bytes(one.payload)) for one in frames)
 
 
+async def _done(event: asyncio.Event) -> None:
+    await event.wait()
+
+
 async def check_leg(make: MakeLegs, num_frames: int = 40) -> None:
     """Check every rule of `Leg` on what `make` returns; raise `AssertionError` with the rule that is broken."""
     await _check_frames(make, num_frames)
@@ -68,8 +72,8 @@ async def _check_frames(make: MakeLegs, num_frames: int) -> None:
         ends.append(end)
     for end in ends:
         end.leg_ready()
-    async with asyncio.timeout(_WAIT_S):
-        await asyncio.gather(*(end.has_all.wait() for end in ends))
+    for end in ends:
+        await asyncio.wait_for(_done(end.has_all), _WAIT_S)
     for leg in legs:
         leg.close()
     for end, frames in zip(ends, reversed(sent), strict=True):
@@ -87,7 +91,6 @@ async def _check_close(make: MakeLegs) -> None:
         leg.start(end)
     legs[0].close()
     legs[0].close()
-    async with asyncio.timeout(_WAIT_S):
-        await ends[1].is_broken.wait()
+    await asyncio.wait_for(_done(ends[1].is_broken), _WAIT_S)
     if ends[0].broken is not None:
         raise AssertionError("a leg calls its owner after `close`")

@@ -1,1 +1,1 @@
-"""Commands of the wide-area network: proxies between sites."""
+"""Commands of the wide-area network: proxies between sites, admission of bandwidth."""

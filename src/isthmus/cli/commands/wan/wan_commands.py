@@ -1,4 +1,4 @@
-"""Commands of the wide-area network: proxy."""
+"""Commands of the wide-area network: proxy, wan admit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,51 @@ from isthmus.cli.command import command
 from isthmus.cli.commands.process_commands import PANEL, configure_logging, import_extra
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import InputError
+from isthmus.core.files.user_files import load_model_file
+from isthmus.wan import (
+    Admission,
+    AdmissionFile,
+    ProxyConfig,
+    admit_all,
+    parse_address,
+    parse_network,
+    read_proxy_key,
+    run_proxy,
+)
 
 commands = typer.Typer()
+wan_commands = typer.Typer(help="Admit bandwidth on the wide-area network.", no_args_is_help=False)
+commands.add_typer(wan_commands, name="wan", rich_help_panel="Planning")
+
+
+@command(
+    wan_commands,
+    panel="Planning",
+    examples=["isthmus wan admit network.yaml", "isthmus wan admit network.yaml --json"],
+)
+def admit(
+    env: CliEnvironment,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Topology, bookings and requests, as YAML or JSON.")],
+) -> None:
+    """Book paths for the requests of a file, in their order, or say why one has none.
+
+    A path keeps bandwidth, delay, jitter and loss for the whole time of a request, across layers and domains; no pipe
+    is ever booked beyond its capacity. It changes no file and needs no server: `booked` of the answer is what the next
+    file may state. The exit status is 1 if a request is refused.
+    """
+    answer = admit_all(load_model_file(file, AdmissionFile))
+    env.answer(answer, lambda: _admission_text(answer))
+    if answer.refused:
+        raise typer.Exit(1)
+
+
+def _admission_text(answer: Admission) -> str:
+    lines = [
+        f"{one.request.name}: {' > '.join(one.pipes)}, {one.request.bandwidth_gbps:g} Gbit/s, {one.delay_ms:g} ms"
+        for one in answer.admitted
+    ]
+    lines += [f"{one.name}: refused, {one.reason}" for one in answer.refused]
+    return "\n".join(lines) or "the file has no requests"
 
 
 @command(
@@ -61,8 +104,6 @@ def proxy(
     `isthmus agent --routes DIR/routes.json`.
     """
     import_extra("isthmus.noise", "agent")
-    from isthmus.wan import ProxyConfig, parse_network, read_proxy_key, run_proxy
-
     configure_logging(env)
     config = ProxyConfig(
         site=site,
@@ -119,8 +160,6 @@ def _pairs(option: str, given: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _address(text: str, *, any_port: bool = False) -> tuple[str, int]:
-    from isthmus.wan import parse_address
-
     if any_port and text.endswith(":0"):
         host, _ = parse_address(text[:-1] + "1")
         return host, 0

@@ -1,4 +1,4 @@
-"""`ComposedSums`: sums over several clusters, by the vendor's library inside each and by messages between them.
+"""`ComposedSums`: sums and copies over several clusters, by the vendor's library in each and by messages between them.
 
 Source: section 2.3.3 of the report on heterogeneous training: same-kind, cross-kind, same-kind, and figure 11.
 
@@ -6,6 +6,8 @@ A tensor is cut into chunks. The library of each cluster reduces a chunk, so tha
 ranks that lead the same elements exchange their sums over the transport, from host memory; the library gathers the
 shares. Chunks overlap: while some cross the network, the library works on the next. All ranks of a cluster call the
 library in one order: one thread runs one sum after the other, and a chunk is gathered `CHUNKS_AHEAD` chunks behind.
+
+All-gathers, reduce-scatters and broadcasts of clusters with equally many ranks go the same way (`move_chunks.py`).
 
 A short tensor goes by one rank of each cluster (figure 11): the library reduces it to the first rank, which sends the
 sum to the second rank of the other cluster; the library then adds the sum of the first rank, the foreign sum of the
@@ -18,20 +20,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
 
 import torch
 
 from isthmus.comm.group.collective_runner import CollectiveRunner, CollectiveTurn
 from isthmus.comm.group.composed.composition import Composition, SumPath
-from isthmus.comm.group.composed.shares import cut_chunks, share, share_regions
+from isthmus.comm.group.composed.move_chunks import GridMove, grid_of
+from isthmus.comm.group.composed.shares import cut_chunks, share_regions
+from isthmus.comm.group.composed.sum_chunk import ComposedCall, ComposedChunk, SumChunk
 from isthmus.comm.group.reduce_operation import ReduceOperation
 from isthmus.comm.group.run_program import run_program
 from isthmus.comm.group.transport_messages import TransportMessages, sends_of
-from isthmus.comm.group.vendors.device_memory import DeviceMemory, HostMemory
 from isthmus.comm.group.vendors.vendor_group import VendorGroup
 from isthmus.strategies import Message, RankProgram, Region, plan_steps, rank_program
 
@@ -42,26 +43,12 @@ CHUNKS_AHEAD = 6
 PIECE_BYTES = 2**20
 
 
-@dataclass(frozen=True)
-class _Sum:
-    """One call: `flat` [N] is the memory that is summed in place, in the cluster's group `library`."""
-
-    label: str
-    flat: torch.Tensor
-    operation: ReduceOperation
-    library: VendorGroup | None
-    memory: DeviceMemory
-    mark: Any
-    prepare: Callable[[], None]
-    finish: Callable[[], None]
-
-
 class ComposedSums:
     """Sums of a group; `rank` is this one of the group, `clusters[r]` the cluster of its rank `r`."""
 
     def __init__(self, runner: CollectiveRunner, rank: int, clusters: Sequence[str], composition: Composition) -> None:
         self._runner, self._rank, self._clusters = runner, rank, tuple(clusters)
-        self.composition = composition
+        self.composition, self.grid = composition, grid_of(clusters)
         self._near = [one for one, name in enumerate(clusters) if name == clusters[rank]]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="isthmus-composed")
         self._network = ThreadPoolExecutor(CHUNKS_AHEAD, thread_name_prefix="isthmus-chunk")
@@ -83,25 +70,47 @@ class ComposedSums:
         `library` is None in a cluster with one rank of the group. `prepare` waits until `flat` has its values,
         `finish` is called when it has the sums.
         """
-        memory: DeviceMemory = HostMemory() if library is None else library.vendor.memory
-        mark = memory.record(flat.device)
-        call = _Sum(label, flat, operation, library, memory, mark, prepare, finish)
+        call = ComposedCall.of(label, flat, library, prepare, finish)
+        if path is SumPath.SHORT:
+            return self._runner.submit_run(partial(self._short, call, operation), self._thread, [tensor], timeout_s, 2)
         chunks = cut_chunks(flat.numel(), max(CHUNK_BYTES // flat.element_size(), 1), self._clusters)
-        run, num = (self._short, 1) if path is SumPath.SHORT else (self._in_chunks, len(chunks))
+        piece, place = max(PIECE_BYTES // flat.element_size(), 1), self._near.index(self._rank)
+        programs = [_cross_program(stop - start, self._clusters, self._rank, piece) for start, stop in chunks]
+        parts = [partial(SumChunk, call, operation, place, len(self._near), *span) for span in chunks]
+        return self._submit(call, programs, parts, [tensor], timeout_s)
 
-        def run_turn(turn: CollectiveTurn) -> None:
-            run(call, turn, chunks)
+    def submit_move(
+        self, call: ComposedCall, move: GridMove, tensors: Sequence[torch.Tensor], timeout_s: float | None
+    ) -> Future[None]:
+        """Queue the copy or sum `move`; `tensors`, of any shape, are those of the caller."""
+        chunks, piece = move.cut(CHUNK_BYTES), max(PIECE_BYTES // call.flat.element_size(), 1)
+        programs = [_grid_program(move.regions(b - a), self._clusters, self._rank, piece) for a, b in chunks]
+        parts = [partial(move.chunk, call, *span) for span in chunks]
+        return self._submit(call, programs, parts, tensors, timeout_s)
 
-        return self._runner.submit_run(run_turn, self._thread, [tensor], timeout_s, 1 + num)
+    def _submit(
+        self,
+        call: ComposedCall,
+        programs: Sequence[RankProgram],
+        parts: Sequence[Callable[[], ComposedChunk]],
+        tensors: Sequence[torch.Tensor],
+        timeout_s: float | None,
+    ) -> Future[None]:
+        run = partial(self._in_chunks, call, programs, parts)
+        return self._runner.submit_run(run, self._thread, tensors, timeout_s, 1 + len(programs))
 
     def close(self, *, wait: bool) -> None:
         """Stop the threads, after all queued sums if `wait`."""
         self._thread.shutdown(wait=wait, cancel_futures=not wait)
         self._network.shutdown(wait=wait, cancel_futures=not wait)
 
-    def _in_chunks(self, call: _Sum, turn: CollectiveTurn, chunks: Sequence[tuple[int, int]]) -> None:
-        piece = max(PIECE_BYTES // call.flat.element_size(), 1)
-        programs = [_cross_program(stop - start, self._clusters, self._rank, piece) for start, stop in chunks]
+    def _in_chunks(
+        self,
+        call: ComposedCall,
+        programs: Sequence[RankProgram],
+        parts: Sequence[Callable[[], ComposedChunk]],
+        turn: CollectiveTurn,
+    ) -> None:
         agreement = self._agreement(call, turn)
         crossing = [
             self._runner.messages(turn.sequence + 1 + number, call.label, sends_of(program), turn.limit_s)
@@ -110,20 +119,19 @@ class ComposedSums:
         with self._owing(call, turn, [agreement, *crossing]):
             self._agree(agreement)
             with call.memory.stream(call.flat.device, call.mark):
-                ahead: deque[tuple[_Chunk, Future[None]]] = deque()
-                for (start, stop), program, messages in zip(chunks, programs, crossing, strict=True):
-                    chunk = _Chunk(call, start, stop, self._near.index(self._rank), len(self._near))
-                    chunk.reduce(turn.limit_s)
+                ahead: deque[tuple[ComposedChunk, Future[None]]] = deque()
+                for part, program, messages in zip(parts, programs, crossing, strict=True):
+                    chunk = part()
+                    chunk.begin(turn.limit_s)
                     ahead.append((chunk, self._network.submit(chunk.exchange, program, messages)))
                     if len(ahead) == CHUNKS_AHEAD:
-                        _gather(ahead, turn.limit_s)
+                        _end(ahead, turn.limit_s)
                 while ahead:
-                    _gather(ahead, turn.limit_s)
+                    _end(ahead, turn.limit_s)
             call.finish()
 
-    def _short(self, call: _Sum, turn: CollectiveTurn, chunks: Sequence[tuple[int, int]]) -> None:
-        """Figure 11; the group spans two clusters and `operation` adds."""
-        del chunks
+    def _short(self, call: ComposedCall, operation: ReduceOperation, turn: CollectiveTurn) -> None:
+        """Figure 11; the group spans two clusters and the operation adds."""
         away = [one for one in range(len(self._clusters)) if one not in self._near]
         here, there = self._near[min(1, len(self._near) - 1)], away[min(1, len(away) - 1)]
         leads, takes = self._rank == self._near[0], self._rank == here
@@ -138,7 +146,7 @@ class ComposedSums:
             with call.memory.stream(call.flat.device, call.mark):
                 total = call.flat.clone()
                 if call.library is not None:
-                    call.library.reduce(total, 0, call.operation).wait(limit)
+                    call.library.reduce(total, 0, operation).wait(limit)
                 if leads:
                     host, wait = call.memory.to_host(total)
                     wait()
@@ -148,11 +156,11 @@ class ComposedSums:
                     messages.wait(away[0], receive)
                     term = term + foreign.to(term.device)
                 if call.library is not None:
-                    call.library.all_reduce(term, call.operation).wait(limit)
+                    call.library.all_reduce(term, operation).wait(limit)
                 call.flat.copy_(term)
             call.finish()
 
-    def _agreement(self, call: _Sum, turn: CollectiveTurn) -> TransportMessages:
+    def _agreement(self, call: ComposedCall, turn: CollectiveTurn) -> TransportMessages:
         """Return the messages by which the ranks of this cluster agree on the call, before the library is called."""
         owed = sends_of(_agreement_program(self._clusters, self._rank))
         return self._runner.messages(turn.sequence, call.label, owed, turn.limit_s)
@@ -162,7 +170,7 @@ class ComposedSums:
         run_program(_agreement_program(self._clusters, self._rank), flag, flag, torch.maximum, messages)
 
     @contextmanager
-    def _owing(self, call: _Sum, turn: CollectiveTurn, several: Sequence[TransportMessages]) -> Iterator[None]:
+    def _owing(self, call: ComposedCall, turn: CollectiveTurn, several: Sequence[TransportMessages]) -> Iterator[None]:
         """Run a block that owes messages; if it fails, so do they, and operations of the library that wait."""
         with self._runner.failing(several):
             try:
@@ -175,52 +183,10 @@ class ComposedSums:
                 raise
 
 
-class _Chunk:
-    """Elements `[start, stop)` of a sum, of which rank `place` of the `size` of its cluster leads a share."""
-
-    def __init__(self, call: _Sum, start: int, stop: int, place: int, size: int) -> None:
-        self._call, self._values = call, call.flat[start:stop]
-        self._span = share(stop - start, size, place)
-        self._padded = self._values
-        if (stop - start) % size:
-            self._padded = call.flat.new_zeros(-(-(stop - start) // size) * size)
-            self._padded[: stop - start] = self._values
-        self._share = self._padded if size == 1 else self._padded.new_empty(self._padded.numel() // size)
-        self._host, self._wait = self._share, _nothing
-
-    def reduce(self, limit_s: float) -> None:
-        """Reduce the chunk inside the cluster, and begin to copy this rank's share to host memory."""
-        library = self._call.library
-        if library is not None:
-            work = library.reduce_scatter_flat(self._share, self._padded, self._call.operation)
-            work.wait(timedelta(seconds=limit_s))
-        self._host, self._wait = self._call.memory.to_host(self._share)
-
-    def exchange(self, program: RankProgram, messages: TransportMessages) -> None:
-        """Exchange the share with the ranks of other clusters that lead its elements; in any thread."""
-        self._wait()
-        first, last = self._span
-        block = [(first, self._host[: last - first])]
-        run_program(program, block, block, self._call.operation.combine, messages)
-
-    def gather(self, limit_s: float) -> None:
-        """Store the sums of all shares."""
-        self._call.memory.to_device(self._host, self._share)
-        if self._call.library is not None:
-            work = self._call.library.all_gather_flat(self._padded, self._share)
-            work.wait(timedelta(seconds=limit_s))
-        if self._padded.data_ptr() != self._values.data_ptr():
-            self._values.copy_(self._padded[: self._values.numel()])
-
-
-def _gather(ahead: deque[tuple[_Chunk, Future[None]]], limit_s: float) -> None:
+def _end(ahead: deque[tuple[ComposedChunk, Future[None]]], limit_s: float) -> None:
     chunk, exchanged = ahead.popleft()
     exchanged.result(limit_s)
-    chunk.gather(limit_s)
-
-
-def _nothing() -> None:
-    pass
+    chunk.end(limit_s)
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:
@@ -232,6 +198,12 @@ def _zeros(like: torch.Tensor) -> torch.Tensor:
 def _cross_program(num_elements: int, clusters: tuple[str, ...], rank: int, piece_elements: int) -> RankProgram:
     """Return what `rank` exchanges of a chunk."""
     of = share_regions(num_elements, clusters)
+    return rank_program(plan_steps(of, clusters, piece_elements), of, rank)
+
+
+@lru_cache(maxsize=128)
+def _grid_program(of: tuple[Region, ...], clusters: tuple[str, ...], rank: int, piece_elements: int) -> RankProgram:
+    """Return what `rank` exchanges of a chunk of a copy."""
     return rank_program(plan_steps(of, clusters, piece_elements), of, rank)
 
 

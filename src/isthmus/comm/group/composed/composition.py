@@ -34,11 +34,15 @@ class Composition:
 
         The short way is for sums of two clusters: among more, it gives no order of additions that is equal in all.
         """
-        if dtype not in self.dtypes or operation.name not in self.operations:
+        if not self.sums(dtype, operation):
             return SumPath.STEPS
         if num_bytes <= self.short_bytes and num_clusters == 2 and operation.adds:
             return SumPath.SHORT
         return SumPath.CHUNKS if num_bytes > self.chunk_bytes else SumPath.STEPS
+
+    def sums(self, dtype: torch.dtype, operation: ReduceOperation) -> bool:
+        """Return whether all libraries have `operation` for `dtype`."""
+        return dtype in self.dtypes and operation.name in self.operations
 
 
 def agree(vendors: Sequence[Mapping[str, Vendor]], clusters: Sequence[str]) -> Composition | None:

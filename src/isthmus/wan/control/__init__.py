@@ -1,0 +1,1 @@
+"""Decisions on the wide-area network, as pure functions: transport, gateway, admission of bandwidth."""
