@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -10,9 +12,11 @@ from isthmus.control.queries.sites.part_links import part_links
 from isthmus.control.queries.sites.plan_switches import plan_switches
 from isthmus.control.service.planner_queue import assemble_pool
 from isthmus.control.state.events import PoolSet
+from isthmus.control.state.site_records import ClusterRecord
 from isthmus.core.messages.agent_messages import PeerCheck
 from isthmus.core.pool import Aggregators, Link, Pool
 from isthmus.core.pool_resource import PoolResource
+from tests.control.driver import Driver
 from tests.control.samples import cluster
 from tests.control.serving import job
 from tests.control.test_reachability import Sites
@@ -50,6 +54,25 @@ def test_two_sites_that_have_measured_each_other_have_a_link_both_ways() -> None
     assert pool.links() == {("a", "b"): (2.0, 10.0), ("b", "a"): (2.0, 10.0)}
     (one, _) = pool.coordinator.pool_view().measured
     assert (one.link_class, pool.coordinator.pool_view().links) == ("best-effort", ())
+
+
+def test_pairs_of_sites_that_have_measured_nothing_cost_nothing() -> None:
+    """Each planner request asks for the links of all sites: 200 of them are looked up once each, not in pairs."""
+
+    class Counting(dict[str, ClusterRecord]):
+        lookups = 0
+
+        def get(self, *key: Any) -> Any:
+            self.lookups += 1
+            return super().get(*key)
+
+    pool = MeasuringSites("a", "b")
+    state = pool.coordinator.state
+    lonely = {f"s{number}": Driver(f"s{number}").coordinator.state.clusters[f"s{number}"] for number in range(200)}
+    clusters = Counting(state.clusters | lonely)
+    state.clusters = clusters
+    assert [(one.source, one.target) for one in measured_links(state, clusters)] == [("a", "b"), ("b", "a")]
+    assert clusters.lookups <= 210
 
 
 def test_a_site_gets_the_links_of_its_part_as_the_server_knows_them() -> None:

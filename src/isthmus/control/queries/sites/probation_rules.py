@@ -27,10 +27,13 @@ def probation_refusal(record: ClusterRecord, job: JobRecord) -> str:
 
 
 def probation_refusals(state: PoolState, job: JobRecord) -> tuple[str, ...]:
-    """Return why sites of the job's plan take no part of it now."""
-    records = (state.clusters.get(part.cluster) for part in job.plan_parts)
-    found = (probation_refusal(record, job) for record in records if record is not None)
-    return tuple(one for one in found if one)
+    """Return why sites of the job's plan take no part of it now; asked of each waiting job after each event."""
+    found = []
+    for part in job.plan_parts:
+        record = state.clusters.get(part.cluster)
+        if record is not None and record.probation is not None and (why := probation_refusal(record, job)):
+            found.append(why)
+    return tuple(found)
 
 
 def sites_that_refuse(state: PoolState, job: JobRecord) -> set[str]:
