@@ -1,1 +1,1 @@
-"""Sums and copies of a group that spans clusters: the vendor's library inside each cluster, messages between clusters."""
+"""Sums and copies of a group over clusters: the vendor's library inside each cluster, messages between clusters."""
