@@ -15,7 +15,7 @@ from isthmus.core.errors import InputError, UnavailableError
 from isthmus.wan.control.admit import admit
 from isthmus.wan.control.choose_transport import GatewayAbility, MeasuredLink, RoceFlow, choose_transport
 from isthmus.wan.control.pick_gateway import pick_gateway
-from isthmus.wan.control.wan_topology import Booking, PathRequest, Refusal, WanPipe, WanTopology
+from isthmus.wan.control.wan_topology import Booking, PathRefusal, PathRequest, WanPipe, WanTopology
 
 ALL = GatewayAbility(name="g", roce_gbps=100, quic_gbps=0.2, tcp_gbps=1)
 
@@ -145,7 +145,7 @@ def test_nothing_is_over_booked_and_every_bound_holds(seed: int) -> None:
     for number in range(25):
         request = random_request(rng, number)
         found = admit(topology, booked, request)
-        if isinstance(found, Refusal):
+        if isinstance(found, PathRefusal):
             assert found.nearest_gbps < request.bandwidth_gbps
             continue
         booked.append(found)
@@ -214,7 +214,7 @@ def test_a_refusal_names_the_nearest_bandwidth() -> None:
     first = admit(line(), [], ask("one", end_s=10.0))
     assert isinstance(first, Booking)
     second = admit(line(), [first], ask("two"))
-    assert isinstance(second, Refusal)
+    assert isinstance(second, PathRefusal)
     assert second.nearest_gbps == pytest.approx(0.4)
     assert "0.4 is the most" in second.reason
     assert isinstance(admit(line(), [first], ask("three", start_s=10.0)), Booking)
@@ -231,7 +231,7 @@ def test_rates_are_rounded_up_to_the_step_of_a_layer() -> None:
 
 def test_bulk_leaves_room_for_training() -> None:
     """A transfer gets at most its share of a pipe; training gets the rest at once."""
-    assert isinstance(admit(line(), [], ask(service="bulk")), Refusal)
+    assert isinstance(admit(line(), [], ask(service="bulk")), PathRefusal)
     bulk = admit(line(), [], ask("b", service="bulk", bandwidth_gbps=0.5))
     assert isinstance(bulk, Booking)
     assert isinstance(admit(line(), [bulk], ask("t", bandwidth_gbps=0.5)), Booking)

@@ -13,22 +13,22 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from isthmus.wan.control.wan_topology import Booking, PathRequest, Refusal, WanPipe, WanTopology
+from isthmus.wan.control.wan_topology import Booking, PathRefusal, PathRequest, WanPipe, WanTopology
 
 _Label = tuple[float, float, float]
 """Delay in ms, jitter in ms, -log of the delivered share."""
 
 
-def admit(topology: WanTopology, booked: Sequence[Booking], request: PathRequest) -> Booking | Refusal:
+def admit(topology: WanTopology, booked: Sequence[Booking], request: PathRequest) -> Booking | PathRefusal:
     """Return the booking of `request` beside all `booked` ones, or why there is none."""
     if any(one.request.name == request.name for one in booked):
-        return Refusal(name=request.name, reason=f"{request.name} is booked already", nearest_gbps=0.0)
+        return PathRefusal(name=request.name, reason=f"{request.name} is booked already", nearest_gbps=0.0)
     nodes = {pipe.source for pipe in topology.pipes} | {pipe.target for pipe in topology.pipes}
     for node in (request.source, request.target):
         if node not in nodes:
-            return Refusal(name=request.name, reason=f"no pipe begins or ends at {node}", nearest_gbps=0.0)
+            return PathRefusal(name=request.name, reason=f"no pipe begins or ends at {node}", nearest_gbps=0.0)
     if request.source == request.target:
-        return Refusal(name=request.name, reason=f"it begins and ends at {request.source}", nearest_gbps=0.0)
+        return PathRefusal(name=request.name, reason=f"it begins and ends at {request.source}", nearest_gbps=0.0)
     free_gbps = _free_gbps(topology, booked, request)
     path = _least_delay_path(topology, request, free_gbps, request.bandwidth_gbps)
     if path is None:
@@ -108,7 +108,7 @@ def _least_delay_path(
     return None
 
 
-def _refusal(topology: WanTopology, request: PathRequest, free_gbps: Mapping[str, float]) -> Refusal:
+def _refusal(topology: WanTopology, request: PathRequest, free_gbps: Mapping[str, float]) -> PathRefusal:
     """Return the reason, with the most bandwidth that a path has within the other bounds."""
     rates = sorted({round(free, 9) for free in free_gbps.values() if 0 < free < request.bandwidth_gbps}, reverse=True)
     low, high = 0, len(rates)
@@ -128,4 +128,4 @@ def _refusal(topology: WanTopology, request: PathRequest, free_gbps: Mapping[str
         reason = f"no path {where} within the bounds has bandwidth free in this time"
     else:
         reason = f"no path {where} is within the bounds on delay, jitter and loss"
-    return Refusal(name=request.name, reason=reason, nearest_gbps=nearest_gbps)
+    return PathRefusal(name=request.name, reason=reason, nearest_gbps=nearest_gbps)

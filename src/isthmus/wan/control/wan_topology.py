@@ -79,7 +79,7 @@ class Booking(FrozenModel):
     loss: float
 
 
-class Refusal(FrozenModel):
+class PathRefusal(FrozenModel):
     """Why there is no path."""
 
     name: Name
@@ -100,6 +100,6 @@ class Admission(FrozenModel):
     """What became of the requests of a file."""
 
     admitted: tuple[Booking, ...]
-    refused: tuple[Refusal, ...]
+    refused: tuple[PathRefusal, ...]
     booked: tuple[Booking, ...]
     """All bookings, earlier ones first."""

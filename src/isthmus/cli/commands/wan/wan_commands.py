@@ -31,10 +31,11 @@ commands.add_typer(wan_commands, name="wan", rich_help_panel="Planning")
 
 @command(
     wan_commands,
+    name="admit",
     panel="Planning",
     examples=["isthmus wan admit network.yaml", "isthmus wan admit network.yaml --json"],
 )
-def admit(
+def admit_paths(
     env: CliEnvironment,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Topology, bookings and requests, as YAML or JSON.")],
 ) -> None:
