@@ -247,8 +247,8 @@ SUBJECTS = (
     Subject(
         "business",
         "Business",
-        "Whether the ledger is exact under faults and restarts, what metering costs, how fast the console answers, and how "
-        "a site places parts.",
+        "Whether the ledger is exact under faults and restarts, what metering costs, how fast the console answers, and "
+        "how a site places parts.",
         ("business", "console", "site_placement"),
         (
             Figure("business", "sum of all entries under seeded faults", r"[\d,]+ seeded runs: sum"),

@@ -14,10 +14,10 @@ from typing import Any
 
 from isthmus.comm.channel.channel import MAX_PART_BYTES, Channel, PlainChannel
 from isthmus.comm.channel.link_keys import LinkKeys
-from isthmus.comm.channel.noise_handshake import TAG_BYTES, NoiseHandshake
 from isthmus.comm.channel.receive_exactly import receive_exactly
 from isthmus.comm.channel.sealed_channel import SealedChannel
 from isthmus.core.errors import ProtocolError
+from isthmus.noise import TAG_BYTES, NoiseHandshake
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_CONTENT_BYTES = 16 << 20
