@@ -24,7 +24,7 @@ from isthmus.core.messages.agent_messages import AgentReport
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.plan import Prediction
 from isthmus.core.pool import Link, Pool
-from tests.attack.test_fuzz_parsers import places, replaced
+from tests.attack.fuzzing import places, replaced
 from tests.control.driver import RULES, Driver, identity
 from tests.control.priced import chip_price, tariff
 from tests.control.samples import plan, submission

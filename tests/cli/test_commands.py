@@ -309,7 +309,7 @@ def test_schema_describes_the_fields_of_the_file(kind: str) -> None:
     """The schema of each file form names all its fields, as JSON in both forms of output."""
     pretty, line = run(None, "schema", kind), run(None, "schema", kind, "--json")
     assert json.loads(pretty.out) == line.json
-    assert set(line.json["properties"]) - {"equal_replicas"} == {
+    assert set(line.json["properties"]) - {"equal_replicas", "equal_stages"} == {
         field.alias or name for name, field in FILE_KINDS[kind].model_fields.items()
     }
     assert run(None, "schema", "nonsense").status == 2

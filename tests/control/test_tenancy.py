@@ -5,6 +5,7 @@ An operation without a rule in `RULES` fails: a new endpoint needs a rule here t
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,6 +19,7 @@ from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.messages.agent_messages import LogChunk, ObservedPart, StepMetrics
 from tests.control.serving import EAST, plan_across, report, submission
 from tests.control.test_server_api import Server
+from tests.plan.hand import model_of
 
 pytestmark = pytest.mark.integration
 
@@ -62,6 +64,13 @@ def _wish(name: str = "other") -> dict[str, Any]:
     return submission("k", name=name).model_dump(mode="json")
 
 
+JOB_TEXT = {
+    "text": "{version: 1, name: k, model: /m, data: {paths: [/d]}, training: {steps: 9, sequence_length: 64, "
+    "micro_batch_size: 1, global_batch_size: 8}, checkpoints: {folder: /c}, output: /o}",
+    "config": json.dumps(model_of(4, 64).config | {"architectures": ["LlamaForCausalLM"]}),
+}
+
+
 RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/health"): Rule(may=OPEN),
     ("GET", "/metrics"): Rule(may=("owner-east", "owner-west", "root")),
@@ -70,6 +79,13 @@ RULES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/jobs:dry-run"): Rule(may=USERS, sees=("ann", "root"), body=_wish()),
     ("GET", "/v1/jobs"): MINE,
     ("GET", "/v1/queue"): MINE,
+    ("GET", "/v1/queue/page"): MINE,
+    ("POST", "/v1/jobs:read"): Rule(may=USERS, body=JOB_TEXT),
+    ("GET", "/v1/tariffs"): Rule(may=TOKENS),
+    ("GET", "/v1/limits"): Rule(may=("root",), sees=("root",)),
+    ("POST", "/v1/session"): Rule(may=TOKENS),
+    ("GET", "/v1/session"): Rule(may=TOKENS),
+    ("DELETE", "/v1/session"): Rule(may=()),  # a token is no session (`tests/console/test_sessions.py`)
     ("GET", "/v1/jobs/{job_id}"): ANN,
     ("DELETE", "/v1/jobs/{job_id}"): Rule(may=()),  # it has not ended: no token may, and ann learns that
     ("GET", "/v1/jobs/{job_id}/plans"): ANN,

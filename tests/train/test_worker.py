@@ -281,7 +281,7 @@ def _protected(workers: Workers, after: int) -> list[VerifiedCheckpoint]:
 @pytest.mark.slow
 def test_a_run_that_has_lost_its_numbers_ends(tmp_path: Path) -> None:
     """Where no update is finite any more the run ends with one line; the metrics say which were skipped."""
-    job = make_job(tmp_path, steps=60, training={"learning_rate": 1e38, "warmup_steps": 0})
+    job = make_job(tmp_path, steps=60, training={"learning_rate": 1e30, "warmup_steps": 0})
     with started(tmp_path, job, whole(job)) as workers:
         assert workers.wait() == [InputError.exit_code]
     assert "not finite in 10 consecutive steps" in workers.log(0).splitlines()[-1]
@@ -326,8 +326,7 @@ def test_what_the_runtime_cannot_run_is_refused(tmp_path: Path, changes: dict, w
 @pytest.mark.parametrize(
     "fixed",
     [
-        {"zero": 2}, {"zero": 3}, {"warm_up": (1, 0)}, {"transport": "rendezvous"},
-        {"precision": "fp16"}, {"chunks": 2},
+        {"warm_up": (1, 0)}, {"transport": "rendezvous"}, {"precision": "fp16"}, {"chunks": 2},
     ],
 )  # fmt: skip
 def test_what_a_plan_by_hand_fixes_is_followed_or_refused(tmp_path: Path, fixed: dict) -> None:

@@ -58,7 +58,7 @@ class PromptSet:
 def open_prompts(job: Job, vocab_size: int | None = None) -> PromptSet:
     """Open the prompts of `job` for a model of `vocab_size` tokens.
 
-    Raises `DataError` for lines without a prompt or an answer, prompts longer than `rl.max_prompt_tokens`, and a
+    Raises `DataError` for lines without a prompt or an answer, prompts longer than the job's `max_prompt_tokens`, and a
     tokenizer of more tokens than the model has; raises `ValueError` for a job of another task.
     """
     if job.rl is None:

@@ -76,4 +76,5 @@ def error_responses(*more: type[IsthmusError]) -> dict[int | str, dict[str, Any]
     for error in errors:
         name = "AuthError" if issubclass(error, AuthError) else error.__name__
         found[error.http_status] = {"model": ErrorBody, "description": name}
+    found[413] = {"model": ErrorBody, "description": "InputError: the body is too large"}
     return found

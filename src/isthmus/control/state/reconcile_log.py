@@ -50,7 +50,7 @@ def note_report(state: PoolState, record: ClusterRecord, event: AgentReported) -
         if part.state in ("failed", "refused"):
             restored.ended.add((part.job, part.attempt))
     restored.unknown.pop(name, None)
-    running = [(part.job, part.attempt) for part in strangers if part.state == "running"]
+    running = list(dict.fromkeys((part.job, part.attempt) for part in strangers if part.state == "running"))
     if running:
         restored.unknown[name] = running
     if before != (False, running):

@@ -69,7 +69,7 @@ class CorrectionConfig(FrozenModel):
 class RewardConfig(FrozenModel):
     """One reward: `exact` (1 if the response is the answer, else 0), a function of the user's, or an HTTP service.
 
-    A function `NAME(prompt, response, answer)` of `FILE.py` returns a number; it runs in a process of its own. A
+    A function `NAME(prompt, response, answer)` of the user's file returns a number; it runs in a process of its own. A
     service gets `{"prompt", "response", "answer"}` by POST and answers `{"reward": number}`. A call that takes longer
     than `timeout_s` has failed. `weight` multiplies the reward in a sum.
     """

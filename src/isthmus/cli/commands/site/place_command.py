@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from isthmus.agent import held_devices
 from isthmus.cli.command import command
+from isthmus.cli.commands.process_commands import import_extra
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.tables import table
 from isthmus.client.read_job import read_job
@@ -20,7 +20,9 @@ from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan import SearchRequest, search_plans
-from isthmus.site import SitePlacement, explain_part
+
+if TYPE_CHECKING:
+    from isthmus.site import SitePlacement
 
 commands = typer.Typer()
 PANEL = "Know before you run"
@@ -54,6 +56,8 @@ def place(
     Stages stay inside a super-node, parts smaller than a node fill broken nodes, larger ones broken ToRs. Exits with 3
     if a part has no place.
     """
+    from isthmus.site import explain_part  # loads numpy, which few commands need
+
     on = load_pool(pool)
     plan = _plan_of(job, on)
     taken = _taken(state or [], on)
@@ -94,7 +98,7 @@ def _taken(states: list[str], pool: Pool) -> dict[str, list[str]]:
             raise InputError(f"the pool has no cluster '{name}'", hint=suggest_name(name, known))
         if not (Path(folder) / "parts.json").is_file():
             raise InputError(f"{folder} is no state folder of an agent", hint="give the folder of `isthmus agent`")
-        found[name] = list(held_devices(Path(folder)))
+        found[name] = list(import_extra("isthmus.agent", "agent").held_devices(Path(folder)))
     return found
 
 
