@@ -7,15 +7,19 @@ the largest first.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from isthmus.site.topology.best_cards import best_cards
-from isthmus.site.topology.choose_nodes import UnitNodes, choose_nodes
-from isthmus.site.topology.domain_curve import DomainCurves
 from isthmus.site.topology.free_cards import FreeCards
 from isthmus.site.topology.gang_cost import Aim, gang_cost
 from isthmus.site.topology.gang_placement import GangPlacement, GangRefusal, level_scores
 from isthmus.site.topology.gang_request import GangRequest, RankId
 from isthmus.site.topology.site_tree import SUPER_NODE
 from isthmus.site.topology.unit_kinds import UnitKind, num_fitting, unit_kinds
+
+if TYPE_CHECKING:
+    from isthmus.site.topology.choose_nodes import UnitNodes
+    from isthmus.site.topology.domain_curve import DomainCurves
 
 MANY_PIECES = 512
 """Pieces beyond which those that share a node are placed as one."""
@@ -63,6 +67,8 @@ def _cards_on_node(free: FreeCards, node: int, groups: list[dict[RankId, int]]) 
 
 
 def _choose(free: FreeCards, kind: UnitKind, aim: Aim) -> list[UnitNodes] | None:
+    from isthmus.site.topology.choose_nodes import choose_nodes  # loads numpy, which commands that place nothing spare
+
     num_units, size = len(kind.units), kind.piece_cards
     if num_fitting(free, size, kind.num_pieces) < num_units:
         return None
@@ -76,6 +82,8 @@ def _choose(free: FreeCards, kind: UnitKind, aim: Aim) -> list[UnitNodes] | None
 
 def _choose_in_nodes(free: FreeCards, size: int, per_node: int, num_units: int, aim: Aim) -> list[UnitNodes] | None:
     """Place many small units as full nodes, and the rest by itself; None if there are too few such nodes."""
+    from isthmus.site.topology.choose_nodes import choose_nodes
+
     num_nodes, rest = divmod(num_units, per_node)
     if num_fitting(free, size * per_node) < num_nodes + (rest > 0):
         return None
@@ -95,6 +103,8 @@ def _choose_in_nodes(free: FreeCards, size: int, per_node: int, num_units: int, 
 
 
 def _curves(free: FreeCards, piece_cards: int, num_pieces: int, num_units: int, aim: Aim) -> DomainCurves:
+    from isthmus.site.topology.domain_curve import DomainCurves
+
     total = num_units * num_pieces
     most = (1 << (total - 1).bit_length()) if num_pieces == 1 else total
     is_small = total * piece_cards <= free.tree.max_cards
