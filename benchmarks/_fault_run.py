@@ -22,6 +22,7 @@ from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import RankMap, StepMetrics
 from isthmus.core.messages.worker_folder import WorkerEvent, WorkerFolder, WorkerSpec
 from isthmus.train.liveness.worker_events import read_events
+from isthmus.train.process.next_tokens import NextTokens
 from isthmus.train.process.supervisor import supervise
 from tests.comm.relay import Relay
 from tests.train.worker_jobs import make_job, make_plan
@@ -181,7 +182,7 @@ def _forked(folder: WorkerFolder) -> int:
         log = os.open(folder.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        status = supervise(folder)
+        status = supervise(folder, NextTokens())
         sys.stdout.flush()
     finally:
         os._exit(status)
