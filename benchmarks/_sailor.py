@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from isthmus.core.errors import FileError
+from isthmus.core.errors import InputError
 
 BUCKET_BYTES = 500e6
 """Gradients are reduced in pieces of at most this."""
@@ -222,7 +222,7 @@ class Sailor:
 
     def __post_init__(self) -> None:
         if not (self.root / "Planner" / "llm_info.json").is_file() or self.folder.name != "sailor":
-            raise FileError(
+            raise InputError(
                 f"no checkout of Sailor at {self.folder}",
                 hint="give the folder that git cloned it to; it must be called `sailor`",
             )

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._sailor import Case, Sailor
-from isthmus.core.errors import FileError
+from isthmus.core.errors import InputError
 
 Plans = list[dict[str, Any]]
 
@@ -95,7 +95,7 @@ class Peers:
     def library(self) -> Any:
         """Sailor's planner as its own build made it."""
         if not list(self.built.glob("libplanner*.so")):
-            raise FileError(
+            raise InputError(
                 f"no libplanner of Sailor's in {self.built}",
                 hint="build Sailor's planner as its own notes say, for this Python, and give the folder",
             )

@@ -66,7 +66,7 @@ def test_the_program_of_the_guide_trains_over_two_sites(pool: DemoPool) -> None:
     view, place = submit(pool, "guide", program, command=command)
     state_is(pool.client, view.id, "succeeded")
     assert (place / "model.pt").exists()
-    metrics = wait_until("all steps are known", lambda: len(one := all_metrics(pool.client, view.id)) == 10 and one)
+    metrics = wait_until("all steps are known", lambda: len(one := all_metrics(pool.client, view.id)) >= 10 and one)
     assert {(one.rank, one.step) for one in metrics} == {(rank, step) for rank in range(2) for step in range(5)}
     assert all(one.values["loss"] for one in metrics)
     assert [(one.rank, one.cluster, one.node) for one in pool.client.ranks(view.id)] == [
