@@ -135,6 +135,7 @@ def test_a_worker_speaks_for_a_device_of_its_own_only(site: Site) -> None:
     given = site.part().workers[0].devices[0]
     site.see("running", 0, address=address(0).model_copy(update={"device": "h20/0/99"}))
     seen = site.part().workers[0].address
-    assert seen is not None and seen.device == given
+    assert seen is not None
+    assert seen.device == given
     site.see("running", 1, address=address(1))
     assert site.part().workers[1].address == address(1)
