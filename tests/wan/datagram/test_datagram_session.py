@@ -62,7 +62,7 @@ def test_every_frame_comes_once_as_it_was(
 @pytest.mark.parametrize("loss", [0.0, 0.001, 0.01, 0.05])
 def test_loss_takes_only_what_it_takes(loss: float) -> None:
     """Once the line is found, it is full: goodput is its rate less headers and lost packets, and no queue overflows."""
-    frames = [bytes(FRAME)] * 150
+    frames = [bytes(FRAME)] * 100
     lab = DatagramLab(1, frames, line=lambda: Line(BYTES_PER_S, 0.02, 0.04, loss))
     lab.run(0.6)
     side, before = lab.sides[0], lab.sides[0].line.num_dropped
@@ -77,7 +77,7 @@ def test_loss_takes_only_what_it_takes(loss: float) -> None:
 
 def test_a_shallow_queue_is_not_flooded() -> None:
     """A queue of an eighth of a round trip loses packets while the rate is tried, and few afterwards."""
-    frames = [bytes(FRAME)] * 150
+    frames = [bytes(FRAME)] * 100
     lab = DatagramLab(1, frames, line=lambda: Line(BYTES_PER_S, 0.02, 0.005))
     lab.run(0.6)
     before, pieces = lab.sides[0].line.num_dropped, lab.sides[0].session.num_pieces

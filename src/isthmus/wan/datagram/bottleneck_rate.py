@@ -24,7 +24,7 @@ _MIN_RTT_S = 10.0
 _DRAINED_S = 0.2
 _FIRST_WINDOW_PACKETS, _LEAST_WINDOW_PACKETS = 32, 8
 _FIRST_RTT_S = 0.1
-_QUEUE_FREE = 1.25
+_QUEUE_FREE, _ROOM = 1.25, 1.1
 _MOST_LOSS = 0.2
 _LOSS_SAMPLE_PACKETS = 200
 _BURST_BYTES = 64 * 2**10
@@ -55,7 +55,8 @@ class BottleneckRate:
         self._phase, self._full_rate, self._full_rounds = "startup", 0.0, 0
         self._probe, self._probe_since_s, self._drain_until_s = 0, now_s, -math.inf
         self._limited_until_bytes = 0
-        self._rtt_s = math.inf
+        self._round_rtt_s, self._has_queue = math.inf, False
+        self._probe_from = math.inf
         self._loss_share, self._sampled_bytes, self._lost_bytes = 0.0, 0, 0
 
     @property
@@ -103,10 +104,12 @@ class BottleneckRate:
     def acknowledged(self, newest: Delivery, rtt_s: float, now_s: float, in_flight_bytes: int) -> None:
         """Note the packet that left last of those that have arrived, and took `rtt_s`."""
         self._delivered_s, self._first_sent_s = now_s, newest.sent_s
-        self._rtt_s = rtt_s if math.isinf(self._rtt_s) else self._rtt_s + (rtt_s - self._rtt_s) / 8
         if newest.delivered_bytes >= self._round_ends_bytes:
             self._round, self._round_ends_bytes = self._round + 1, self._delivered_bytes
+            self._has_queue = _QUEUE_FREE * self.min_rtt_s < self._round_rtt_s < math.inf
+            self._round_rtt_s = math.inf
             self._end_round(newest.is_app_limited)
+        self._round_rtt_s = min(self._round_rtt_s, rtt_s)
         self._least_rtt_s = min(self._least_rtt_s, rtt_s)
         if rtt_s <= self.min_rtt_s:
             self.min_rtt_s, self._min_rtt_at_s = rtt_s, now_s
@@ -145,10 +148,6 @@ class BottleneckRate:
         if self._full_rounds >= _FULL_ROUNDS or self._has_queue:
             self._phase = "drain"
 
-    @property
-    def _has_queue(self) -> bool:
-        return self._rtt_s > _QUEUE_FREE * self.min_rtt_s
-
     def _move(self, now_s: float, in_flight_bytes: int) -> None:
         product = self.bandwidth_bytes_per_s * self.min_rtt_s
         if self._phase == "drain" and in_flight_bytes <= product:
@@ -160,10 +159,18 @@ class BottleneckRate:
         elif self._phase == "probe":
             has_drained = self._probe == 1 and in_flight_bytes <= product
             if has_drained or now_s - self._probe_since_s >= self.min_rtt_s:
-                self._probe, self._probe_since_s = (self._probe + 1) % len(_PROBE_GAINS), now_s
+                self._next_gain(now_s)
             if now_s - self._min_rtt_at_s > _MIN_RTT_S:
                 self._phase, self._least_rtt_s = "rtt", math.inf
                 self._drain_until_s = now_s + self.min_rtt_s + _DRAINED_S
+
+    def _next_gain(self, now_s: float) -> None:
+        """Go on in the cycle; try a higher rate again at once where the last try found room and no queue."""
+        has_room = not self._has_queue and self.bandwidth_bytes_per_s >= _ROOM * self._probe_from
+        self._probe = 0 if self._probe == 2 and has_room else (self._probe + 1) % len(_PROBE_GAINS)
+        self._probe_since_s = now_s
+        if self._probe == 0:
+            self._probe_from = self.bandwidth_bytes_per_s
 
     def _gain(self) -> float:
         if self._phase == "startup":

@@ -192,17 +192,23 @@ class DatagramSession:
         """Send the acknowledgement that is due, then pieces at the rate, lost ones first; ask for the next frame."""
         if self._now_s >= self._ack_due_s:
             self._send_ack()
-        latest_s = self._now_s + _BURST_S / 2
-        while self._next_send_s <= latest_s and self._sent.num_bytes < self._rate.window_bytes:
-            piece = self._next_piece()
-            if piece is None:
-                break
-            self._send_piece(piece)
+        self._send_pieces()
         room = self._fresh_bytes < _LOW_WATER_BYTES and self._unacknowledged_bytes < MAX_UNACKNOWLEDGED_BYTES
         oldest = next(iter(self._missing), self._next_frame)
         if not self._takes_frame and room and self._next_frame < oldest + MAX_OPEN_FRAMES // 2:
             self._takes_frame = True
             self._out.append(TakeFrame())
+
+    def _send_pieces(self) -> None:
+        """Send pieces until the rate or the window says to wait; late timers are made up for by one bounded burst."""
+        latest_s, window_bytes, rate = self._now_s + _BURST_S / 2, self._rate.window_bytes, self._rate.bytes_per_s
+        behind_s = max(_BURST_S, min(_MOST_BURST_BYTES, window_bytes / 4) / rate)
+        self._next_send_s = max(self._next_send_s, self._now_s - behind_s)
+        while self._next_send_s <= latest_s and self._sent.num_bytes < window_bytes:
+            piece = self._next_piece()
+            if piece is None:
+                return
+            self._next_send_s += self._send_piece(piece) / rate
 
     def _next_piece(self) -> Piece | None:
         while self._again:
@@ -216,16 +222,15 @@ class DatagramSession:
         self._fresh_bytes -= len(piece.data)
         return piece
 
-    def _send_piece(self, piece: Piece) -> None:
+    def _send_piece(self, piece: Piece) -> int:
+        """Send a piece; return the bytes of its packet."""
         content = PiecePacket(piece.frame, piece.index, piece.count, piece.data).content()
         number = self._send_packet(content)
         has_more = bool(self._again or self._fresh)
         delivery = self._rate.sent(self._now_s, self._sent.num_bytes, has_more=has_more)
         self._sent.add(SentPiece(number, piece, len(content), delivery))
         self.num_pieces += 1
-        rate = self._rate.bytes_per_s
-        behind_s = max(_BURST_S, min(_MOST_BURST_BYTES / rate, 4 * _BURST_S))
-        self._next_send_s = max(self._next_send_s, self._now_s - behind_s) + len(content) / rate
+        return len(content)
 
     def _send_packet(self, content: bytes) -> int:
         number = self._next_number
