@@ -67,6 +67,7 @@ def _admission_text(answer: Admission) -> str:
     examples=[
         "isthmus proxy --site hangzhou --key nanjing=link.key --listen 10.0.0.2:7400 --allow 10.2.0.0/16 --state proxy",
         "isthmus proxy --site nanjing --key hangzhou=link.key --peer hangzhou=10.0.0.2:7400 --state proxy --json",
+        "isthmus proxy --site b --key a=link.key --peer a=10.0.0.2:7400 --redirect a=10.2.0.0/16 --state proxy",
     ],
 )
 def proxy(
@@ -100,6 +101,13 @@ def proxy(
         LegTransport,
         typer.Option(help="What the legs are: TCP streams, or UDP datagrams, whose rate does not follow loss."),
     ] = "tcp",
+    redirect: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SITE=NETWORK,...",
+            help="Networks of a site whose connections come here without a route (root; Linux). Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Carry the connections of a site's workers across the wide-area link, fast in spite of loss.
 
@@ -107,7 +115,8 @@ def proxy(
     two it is encrypted and striped over several legs: TCP streams with BBR, or datagrams to the same UDP port. If legs
     break, new ones carry on: the workers notice nothing for up to a minute. Both sides have the same key file, made by
     `(umask 077; openssl rand -hex 32 > link.key)`; a stranger gets no byte. Agents read the routes by
-    `isthmus agent --routes DIR/routes.json`.
+    `isthmus agent --routes DIR/routes.json`; with `--redirect` the kernel hands the proxy each connection that a worker
+    of this host, or of a host of `--clients` that it routes, opens to the other site's own addresses.
     """
     import_extra("isthmus.noise", "agent")
     configure_logging(env)
@@ -119,6 +128,9 @@ def proxy(
         workers=workers,
         num_legs=legs,
         transport=transport,
+        redirect={
+            name: [parse_network(one) for one in text.split(",")] for name, text in _pairs("--redirect", redirect or ())
+        },
         **{
             name: tuple(parse_network(one) for one in given)
             for name, given in (("allow", allow), ("clients", clients))

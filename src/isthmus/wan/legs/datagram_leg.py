@@ -12,8 +12,8 @@ import struct
 from collections.abc import Callable
 from enum import IntEnum
 
-from isthmus.core.datagram import Address, Datagram
 from isthmus.core.errors import ProtocolError
+from isthmus.core.messages.datagram import Address, Datagram
 from isthmus.noise import TAG_BYTES, NumberedCipher, UnauthenticatedError
 from isthmus.wan.datagram.datagram_session import DatagramSession
 from isthmus.wan.datagram.session_events import (
@@ -26,7 +26,7 @@ from isthmus.wan.datagram.session_events import (
     TakeFrame,
     TimerFired,
 )
-from isthmus.wan.proxy.leg import LegOwner
+from isthmus.wan.legs.leg import LegOwner
 from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, TunnelFrame, parse_frame_header
 from isthmus.wan.udp_socket import UdpSocket
 

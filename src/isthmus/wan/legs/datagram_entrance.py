@@ -11,13 +11,13 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 
-from isthmus.core.datagram import Address, Datagram
 from isthmus.core.errors import ProtocolError
+from isthmus.core.messages.datagram import Address, Datagram
 from isthmus.noise import NumberedCipher, UnauthenticatedError
-from isthmus.wan.proxy.datagram_leg import DatagramKind, DatagramLeg
-from isthmus.wan.proxy.dial_datagram_leg import KNOWN, PROOF, UNKNOWN
-from isthmus.wan.proxy.leg_entrance import GREETING_TIMEOUT_S, MAX_WAITING, AdmitLeg
-from isthmus.wan.proxy.leg_greeting import LegListener, OpenedLeg
+from isthmus.wan.legs.datagram_leg import DatagramKind, DatagramLeg
+from isthmus.wan.legs.dial_datagram_leg import KNOWN, PROOF, UNKNOWN
+from isthmus.wan.legs.leg_entrance import GREETING_TIMEOUT_S, MAX_WAITING, AdmitLeg
+from isthmus.wan.legs.leg_greeting import LegListener, OpenedLeg
 from isthmus.wan.udp_socket import UdpSocket
 
 _KEPT_VERDICTS = 256

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from isthmus.core.datagram import Address, Datagram
 from isthmus.core.errors import UnavailableError
+from isthmus.core.messages.datagram import Address, Datagram
 from isthmus.noise import NumberedCipher, UnauthenticatedError
-from isthmus.wan.proxy.datagram_leg import DatagramKind, DatagramLeg
-from isthmus.wan.proxy.dial_leg import DIAL_TIMEOUT_S
-from isthmus.wan.proxy.leg_greeting import SECOND_BYTES, LegDialler
+from isthmus.wan.legs.datagram_leg import DatagramKind, DatagramLeg
+from isthmus.wan.legs.dial_leg import DIAL_TIMEOUT_S
+from isthmus.wan.legs.leg_greeting import SECOND_BYTES, LegDialler
 from isthmus.wan.udp_socket import UdpSocket
 
 PROOF, KNOWN, UNKNOWN = b"proof", b"known", b"unknown"
