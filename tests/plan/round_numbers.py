@@ -100,7 +100,9 @@ def profile_of(*layers: LayerProfile, **fields: object) -> ModelProfile:
         "architecture": "hand",
         "hidden_size": 8,
         "vocab_size": 16,
-        "embedding": Component(name="embedding", kind="embedding", weights=(Weight(name="table", vector_elements=128),)),
+        "embedding": Component(
+            name="embedding", kind="embedding", weights=(Weight(name="table", vector_elements=128),)
+        ),
         "final_norm": Component(name="final_norm", kind="norm"),
         "head": Component(
             name="head",
