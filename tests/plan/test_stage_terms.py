@@ -24,7 +24,7 @@ from isthmus.plan.time.stage_time import (
     stage_pass_time,
     update_s,
 )
-from isthmus.plan.time.stage_work import embedding_work, head_work, layer_work
+from isthmus.plan.time.stage_work import embedding_work, layer_work
 from tests.plan.round_numbers import DENSE_LAYER, EXPERT_LAYER, UNIT_CHIP, calibration_of, chip_model, profile_of
 
 SHAPE = MicroBatchShape(micro_batch_size=2, sequence_length=50, precision="bf16")
