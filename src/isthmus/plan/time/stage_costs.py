@@ -114,7 +114,7 @@ def _stage_kind(plan: Plan, profile: ModelProfile, stages: Sequence[Stage], inde
     return (
         profile.layers[slice(*stage.layers)],
         index == 0,
-        (stage.cluster, stage.node_group, stage.tp, stage.cp, stage.cp_kind, stage.ep, stage.sp),
+        (stage.cluster, stage.node_group, stage.tp, stage.cp, stage.cp_kind, stage.cp_rates, stage.ep, stage.sp),
         (stage.recompute, stage.recompute_layers, stage.recompute_modules, stage.offload, stage.precision),
         follower and (follower.cluster, follower.node_group, follower.num_chips),
         tuple(plan.reducing_replicas(stage).items()),
