@@ -49,7 +49,7 @@ def costs_of(clusters: str, max_in_flight: int = 3, num_reducing: int = 1, **fie
                 gradient_bytes=120.0,
                 local_bytes_per_s=8.0,
                 **fields,
-            ),  # fmt: skip
+            ),
         )
         for number, name in enumerate(clusters, 1)
     )
