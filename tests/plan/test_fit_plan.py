@@ -6,34 +6,29 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.core.errors import PlanError
 from isthmus.core.plan import Plan
+from isthmus.core.plan_parts.tensor_formats import TensorFormats
 from isthmus.plan.profile.model_profile import profile_model
-from isthmus.plan.time import fit_plan as module
 from isthmus.plan.time.fit_plan import OverfullStage, fitting_changes, overfull_stages
-from isthmus.plan.time.predict import PlanForecast, predict
+from isthmus.plan.time.predict import predict
 from tests.plan.hand import model_of, plan_of, pool_of
 
 POOL = pool_of("A100", "H20")
 PROFILE = profile_model(model_of())
 
 
-def changes(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, object]]:
-    """The changes that are tried: by their text, the fields of a plan that differ."""
-    tried: list[Plan] = []
+def assert_tried(plan: Plan, expected: dict[str, dict[str, object]]) -> None:
+    """These changes are tried, each with the seconds of a plan whose fields are so."""
+    seconds = tuple(
+        (text, predict(Plan.model_validate(plan.model_dump() | fields), POOL, PROFILE).iteration_s)
+        for text, fields in expected.items()
+    )
+    assert fitting_changes(plan, POOL, PROFILE) == seconds
 
-    def kept(changed: Plan, _pool: object, profile: object) -> PlanForecast:
-        assert profile is PROFILE
-        tried.append(changed)
-        return predict(plan_of(clusters="a"), POOL, PROFILE)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "predict", kept)
-        patch.setattr(module, "overfull_stages", lambda *_: ())
-        texts = [text for text, _ in fitting_changes(plan, POOL, PROFILE)]
-    before = plan.model_dump()
-    fields = [{key: value for key, value in one.model_dump().items() if value != before[key]} for one in tried]
-    return dict(zip(texts, fields, strict=True))
+def names(plan: Plan) -> set[str]:
+    """The first words of the single changes."""
+    return {text.partition(":")[0] for text, _ in fitting_changes(plan, POOL, PROFILE) if " and " not in text}
 
 
 def recomputed(plan: Plan) -> tuple[dict[str, object], ...]:
@@ -41,11 +36,11 @@ def recomputed(plan: Plan) -> tuple[dict[str, object], ...]:
     return tuple(stage.model_dump() | {"recompute": "full", "recompute_layers": None} for stage in plan.stages)
 
 
-def test_each_change_alone_and_the_first_two_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_change_alone_and_the_first_two_together() -> None:
     """Recompute all, update on the host, shard the optimizer, the other precision, half a micro-batch."""
     plan = plan_of(clusters="aa", dp=2, micro_batch_size=4)
     full = {"stages": recomputed(plan)}
-    assert changes(plan, monkeypatch) == {
+    expected = {
         "recompute: full in every stage": full,
         "optimizer_on_host: true": {"optimizer_on_host": True},
         "zero: 1": {"zero": 1},
@@ -53,6 +48,7 @@ def test_each_change_alone_and_the_first_two_together(monkeypatch: pytest.Monkey
         "micro_batch_size: 2": {"micro_batch_size": 2, "micro_batches": 16},
         "recompute: full in every stage and optimizer_on_host: true": full | {"optimizer_on_host": True},
     }
+    assert_tried(plan, expected)
 
 
 @pytest.mark.parametrize(
@@ -64,41 +60,39 @@ def test_each_change_alone_and_the_first_two_together(monkeypatch: pytest.Monkey
         ({"replica_micro_batch_sizes": (4, 2)}, "micro_batch_size"),
     ],
 )  # fmt: skip
-def test_what_a_plan_has_already_is_not_tried(
-    fields: dict[str, object], gone: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_plan_has_already_is_not_tried(fields: dict[str, object], gone: str) -> None:
     """Nor what its replicas do not allow: halves of micro-batches that each has a number or size of its own for."""
-    tried = changes(plan_of(clusters="aa", **({"dp": 2, "micro_batch_size": 4} | fields)), monkeypatch)
-    single = {text.partition(":")[0] for text in tried if " and " not in text}
-    assert {"recompute", "optimizer_on_host", "zero", "precision", "micro_batch_size"} - single == {gone}
+    tried = names(plan_of(clusters="aa", **({"dp": 2, "micro_batch_size": 4} | fields)))
+    assert {"recompute", "optimizer_on_host", "zero", "precision", "micro_batch_size"} - tried == {gone}
 
 
-def test_layers_that_are_kept_may_still_be_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_are_kept_may_still_be_recomputed() -> None:
     """A plan that recomputes some layers of a stage; fp32 and tf32 may become bf16; one change has no pair."""
-    some = plan_of(clusters="aa", recompute="full", recompute_layers=2)
-    assert changes(some, monkeypatch)["recompute: full in every stage"] == {"stages": recomputed(some)}
+    some = plan_of(clusters="aa", recompute="full", recompute_layers=2, optimizer_on_host=True)
+    both = {"stages": recomputed(some)}, {"precision": "fp32"}
+    texts = "recompute: full in every stage", "precision: fp32"
+    assert_tried(some, dict(zip((*texts, " and ".join(texts)), (*both, both[0] | both[1]), strict=True)))
     for precision, other in (("fp32", "bf16"), ("tf32", "bf16"), ("bf16", "fp32"), (None, "fp32"), ("fp8", "fp32")):
         done = plan_of(clusters="aa", recompute="full", optimizer_on_host=True, precision=precision)
-        assert changes(done, monkeypatch) == {f"precision: {other}": {"precision": other}}
+        assert_tried(done, {f"precision: {other}": {"precision": other}})
 
 
-def test_changes_that_do_not_fit_or_are_refused_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is judged as it was simulated, with the seconds of its step."""
-    forecast = predict(plan_of(clusters="a"), POOL, PROFILE)
-
-    def judged(changed: Plan, _pool: object, _profile: object) -> PlanForecast:
-        if changed.optimizer_on_host:
-            raise PlanError("no", hint="no")
-        return forecast
-
-    full = OverfullStage(stage=0, peak_bytes=2, limit_bytes=1, chip_bytes=1)
-    monkeypatch.setattr(module, "predict", judged)
-    monkeypatch.setattr(
-        module, "overfull_stages",
-        lambda changed, pool, seen: (full,) if changed.zero or pool is not POOL or seen is not forecast else (),
+def test_changes_that_are_refused_or_do_not_fit_are_left_out() -> None:
+    """Scales for each row have no products in fp32; of a long sequence, recomputation alone makes room."""
+    rows = plan_of(
+        clusters="aa", recompute="full", optimizer_on_host=True, precision="fp8", stack="torchtitan",
+        formats=TensorFormats(scales="row"), micro_batch_size=2,
     )  # fmt: skip
-    found = fitting_changes(plan_of(clusters="aa", dp=2, recompute="full"), POOL, PROFILE)
-    assert found == (("precision: fp32", forecast.iteration_s),)
+    assert_tried(rows, {"micro_batch_size: 1": {"micro_batch_size": 1, "micro_batches": 16}})
+    long = plan_of(clusters="aa", sequence_length=1 << 17, micro_batches=2)
+    full = {"stages": recomputed(long)}
+    assert_tried(
+        long,
+        {
+            "recompute: full in every stage": full,
+            "recompute: full in every stage and optimizer_on_host: true": full | {"optimizer_on_host": True},
+        },
+    )
 
 
 def test_a_stage_is_overfull_beyond_what_its_allocator_may_reserve() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from isthmus.core.plan import Plan
 from isthmus.plan import estimate_s, predict, profile_model
-from isthmus.plan.time import predict as module
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, ChipRates, FittedParameter
 from isthmus.plan.time.plan_links import simulated_links
 from isthmus.plan.time.predict import (
@@ -98,13 +97,19 @@ def test_a_band_adds_effects_in_squares_and_by_their_correlation(correlation: fl
     assert math.log(made.iteration_s / made.low_s) == pytest.approx(1.645 * total)
 
 
-def test_effects_that_cancel_leave_the_scatter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounding makes no root of a negative number of it."""
-    monkeypatch.setattr(module, "parameter_effects", lambda *_: [("step_s", 1.0), ("launch_s", -2.0)])
-    total = relative_uncertainty(plan_of(), pool_of("A100", "A100"), PROFILE, doubtful(1.0))
-    assert total == pytest.approx(math.sqrt(0.125**2 + 1 + 4 - 4))
-    monkeypatch.setattr(module, "parameter_effects", lambda *_: [("step_s", 1.0), ("launch_s", -1.0)])
-    assert relative_uncertainty(plan_of(), pool_of("A100", "A100"), PROFILE, doubtful(1.0)) == pytest.approx(0.125)
+def test_effects_that_cancel_leave_the_scatter() -> None:
+    """Three that each undo the others, which no fit would find: no root of a negative number."""
+    keys = ("bias_factor", "stack_factor", "launch_s")
+    parameters = doubtful().parameters | {
+        key: FittedParameter(value=doubtful().key_value(key), relative=0.125) for key in keys
+    }
+    parameters |= {key: one.model_copy(update={"relative": 0.0}) for key, one in parameters.items() if key not in keys}
+    rows = {keys[0]: {keys[1]: -1.0, keys[2]: -1.0}, keys[1]: {keys[2]: -1.0}}
+    known = Calibration(name="d", source="s", parameters=parameters, residual=0.125, correlations=rows)
+    pool, plan = pool_of("A100"), plan_of(clusters="a")
+    a, b, c = dict(parameter_effects(plan, pool, PROFILE, known)).values()
+    assert a * a + b * b + c * c < 2 * (a * b + b * c + a * c)
+    assert relative_uncertainty(plan, pool, PROFILE, known) == pytest.approx(0.125)
 
 
 CHIP_NAMES = [name for name in ChipRates.__dataclass_fields__ if name not in ("narrow_factor", "context_factor")]

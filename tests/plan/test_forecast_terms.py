@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from isthmus.core.plan import Plan, Stage
+from isthmus.core.plan_parts.activation_offload import ActivationOffload
 from isthmus.plan import pipeline_bounds, predict, profile_model
 from isthmus.plan.profile.component import AttentionCore
 from isthmus.plan.profile.layer_profile import ModelProfile
-from isthmus.plan.time import predict as module
 from isthmus.plan.time.calibration import DATA_SHEET
 from isthmus.plan.time.model_flops import mfu_fraction
 from isthmus.plan.time.model_sizes import model_sizes
@@ -156,9 +156,12 @@ def test_a_plan_divides_layers_heads_and_experts() -> None:
     assert sizes(profile_of(DENSE_LAYER, shared, latent)) == (3, 4, 2, 4, True, True, 8)
 
 
-def test_no_activations_are_no_micro_batches_in_flight() -> None:
-    """Else the nearest whole number of them above what is held throughout."""
-    cost = stage_costs(plan_of(clusters="a"), pool_of("A100"), PROFILE, DATA_SHEET)[0]
-    for activation_bytes, peak, count in ((10.0, 134.0, 3), (10.0, 136.0, 4), (0.0, 500.0, 0)):
-        one = replace(cost, load=replace(cost.load, static_bytes=100.0, activation_bytes=activation_bytes))
-        assert module._num_in_flight(one, peak) == count
+def test_a_stage_that_keeps_no_activations_has_no_micro_batches_in_flight() -> None:
+    """The middle of three, whose activations all move to the host."""
+    plan = plan_of(clusters="aaa", layers=9, stack="megatron")
+    moved = plan.stages[1].model_copy(update={"offload": ActivationOffload()})
+    plan = Plan.model_validate(plan.model_dump() | {"stages": (plan.stages[0], moved, plan.stages[2])})
+    made = predict(plan, pool_of("A100"), profile_of(*[DENSE_LAYER] * 9))
+    assert made.memory[1].activations_bytes == 0
+    assert made.memory[1].buffers_bytes > 0
+    assert made.memory[0] == made.stages[0].memory.with_in_flight(3)

@@ -8,7 +8,6 @@ import pytest
 
 from isthmus.core.errors import PlanError
 from isthmus.core.plan import Plan, StageTime
-from isthmus.plan.time import replica_schedules as module
 from isthmus.plan.time.replica_schedules import (
     first_equal_replicas,
     pipeline_costs,
@@ -17,7 +16,7 @@ from isthmus.plan.time.replica_schedules import (
 )
 from isthmus.plan.time.stage_costs import StageCost
 from isthmus.schedule import Hop, StageCosts, make_schedule
-from isthmus.sim import Interference, SimulatedLink, StageLoad
+from isthmus.sim import Interference, SimulatedLink, StageLoad, best_warm_up
 from tests.plan.hand import plan_of
 from tests.plan.test_stage_loads import costs
 
@@ -27,7 +26,11 @@ LINKS = {
     )
     for rate, (a, b) in enumerate([("a", "b"), ("b", "a"), ("b", "c"), ("c", "b"), ("c", "a"), ("a", "c")], 2)
 }
-"""Links of 2 bytes a second from a to b, 3 back, then 4 to 7; each with a hundredth of that as seconds of delay."""
+SLOW = {ends: replace(link, delay_s=10 * link.bytes_per_s) for ends, link in LINKS.items()}
+"""Links of 2 bytes a second from a to b, 3 back, then 4 to 7.
+
+Each has a hundredth of that as seconds of delay, in `SLOW` ten times it.
+"""
 
 
 def costs_of(clusters: str, max_in_flight: int = 3, num_reducing: int = 1, **fields: object) -> tuple[StageCost, ...]:
@@ -121,31 +124,34 @@ def test_1f1b_fits_whatever_memory_says(fit: int, micro_batches: int, limits: li
     assert [one.max_in_flight for one in second] == [4, 4, 4]
 
 
-def test_a_warm_up_is_chosen_with_steady_links_and_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("clusters", "micro_batches", "fit", "limits"),
+    [
+        ("aab", 8, 5, [5, 5, 5]), ("aab", 8, 1, [3, 2, 1]), ("aab", 4, 9, [4, 4, 4]), ("aab", 2, 9, [2, 2, 2]),
+        ("abb", 8, 6, [6, 6, 6]), ("aba", 8, 8, [8, 8, 8]), ("abc", 8, 4, [4, 4, 4]),
+    ],
+)  # fmt: skip
+def test_a_warm_up_is_chosen_with_steady_links_and_what_fits(
+    clusters: str, micro_batches: int, fit: int, limits: list[int]
+) -> None:
     """Passes, links between clusters without jitter and traffic, the first stage's message, micro-batches, limits."""
-    asked: list[tuple[object, ...]] = []
-
-    def chosen(*arguments: object) -> tuple[tuple[int, ...], float]:
-        asked.append(arguments)
-        return (2, 1, 0), 1.0
-
-    monkeypatch.setattr(module, "best_warm_up", chosen)
-    plan = plan_of(clusters="aab", layers=9, schedule="overlapped", micro_batches=5)
-    made = replica_schedule(plan, costs_of("aab", max_in_flight=4), LINKS, 0)
-    assert made == make_schedule("overlapped", 3, 5, warm_up=(2, 1, 0))
+    plan = plan_of(clusters=clusters, layers=9, schedule="overlapped", micro_batches=micro_batches)
     steady = {
-        ends: replace(LINKS[names], jitter_s=0.0, interference=None)
-        for ends, names in {(1, 2): ("a", "b"), (2, 1): ("b", "a")}.items()
+        (index, other): replace(SLOW[clusters[index], clusters[other]], jitter_s=0.0, interference=None)
+        for index in range(3)
+        for other in (index - 1, index + 1)
+        if 0 <= other < 3 and clusters[index] != clusters[other]
     }
-    assert asked == [([StageTime(forward_s=2.0, backward_s=6.0)] * 3, steady, 10.0, 5, [4, 4, 4])]
-    replica_schedule(plan, costs_of("aab", max_in_flight=1), LINKS, 0)
-    assert asked[-1][-1] == [3, 2, 1]
-    replica_schedule(plan_of(clusters="aab", layers=9, schedule="overlapped", micro_batches=2),
-                     costs_of("aab", max_in_flight=9), LINKS, 0)  # fmt: skip
-    assert asked[-1][-1] == [2, 2, 2]
+    times = [StageTime(forward_s=2.0, backward_s=6.0)] * 3
+    warm_up, _ = best_warm_up(times, steady, 10.0, micro_batches, limits)
+    made = replica_schedule(plan, costs_of(clusters, max_in_flight=fit), SLOW, 0)
+    assert made == make_schedule("overlapped", 3, micro_batches, warm_up=warm_up)
+
+
+def test_a_plan_that_names_its_warm_up_keeps_it() -> None:
+    """No other is looked for."""
     own = plan_of(clusters="aab", layers=9, schedule="overlapped", micro_batches=5, warm_up=(2, 2, 1))
-    assert replica_schedule(own, costs_of("aab"), LINKS, 0) == make_schedule("overlapped", 3, 5, warm_up=(2, 2, 1))
-    assert len(asked) == 3
+    assert replica_schedule(own, costs_of("aab"), {}, 0) == make_schedule("overlapped", 3, 5, warm_up=(2, 2, 1))
 
 
 def test_a_named_schedule_has_the_replica_s_micro_batches_and_the_plan_s_chunks() -> None:
