@@ -93,6 +93,9 @@ def test_a_calibration_is_written_as_it_is_read(tmp_path: Path) -> None:
     assert raised.value.file == str(file)
     assert raised.value.line == 5
     assert raised.value.field == "parameters.launch_s.value"
+    file.write_text("version: 1\nname: c\nsource: s\nresidul: 0.1\n")
+    with pytest.raises(FileError, match="did you mean 'residual'"):
+        load_calibration(file)
 
 
 FLASH = AttentionRate(kernel="flash2", forward_flop_per_s=250.0, backward_flop_per_s=200.0, source="tests")

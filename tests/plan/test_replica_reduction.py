@@ -113,6 +113,8 @@ def test_groups_that_shard_two_chips_a_stage_leave_each_its_part() -> None:
     assert hybrid_reduce_s(six, 2, 96.0, 0.0) == pytest.approx(inside_s + between_s, rel=1e-12)
     uneven_s = 1 + H + 24 / 8 + 10 + 6 * N + 6 / 4 * 24 / 2
     assert hybrid_reduce_s((place(7, 2),), 2, 96.0, 0.0) == pytest.approx(uneven_s, rel=1e-12)
+    near_s = 1 + H + 48 / 8 + 1 + 2 * H + 48 / 8
+    assert hybrid_reduce_s((place(3, 1),), 2, 96.0, 0.0) == pytest.approx(near_s, rel=1e-12), "two groups in a node"
 
 
 def test_the_slower_of_unlike_places_sets_each_part_of_a_sharded_reduction() -> None:
