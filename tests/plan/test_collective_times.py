@@ -141,6 +141,15 @@ def test_a_ring_passes_the_bytes_of_each_chip_round_in_one_step_less_than_chips(
     assert ring_pass_s(UNIT, 96.0, size, stride) == close(seconds)
 
 
+def test_chips_without_a_neighbour_do_not_wait_for_the_links_of_their_nodes() -> None:
+    """Whatever those take to start: three chips, one a node."""
+    late = replace(UNIT, link_latency_s=1000.0)
+    assert all_to_all_s(late, 96.0, 3, 4) == close(10 + 64 / 2)
+    assert node_all_to_all_s(late, 96.0, 3, 4, Routing(experts=3, chosen=3)) == close(10 + 3 * 2 / 3 * 96 / 2)
+    assert all_gather_s(late, 96.0, 3, 4) == close(10 + 2 * N + 64 / 2)
+    assert all_reduce_s(late, 96.0, 3, 4) == close(10 + 4 * N + 4 / 3 * 96 / 2)
+
+
 def test_the_rate_of_a_large_all_reduce_has_no_latencies() -> None:
     """Inside a node that of the link; of 8 chips in two 7/4 B in 3/2 B / 8 and B / 4 / 2 s; one waits for none."""
     assert all_reduce_bytes_per_s(UNIT, 4) == pytest.approx(8.0, rel=1e-9)
