@@ -116,6 +116,11 @@ def hold(relay: Relay, seconds: float) -> None:
     relay.flowing.set()
 
 
+def cut_and_kill(relay: Relay, workers: Workers, ranks: Sequence[int]) -> None:
+    relay.cut()
+    kill(workers, ranks)
+
+
 def strike(seed: int, workers: Workers, relay: Relay) -> str:
     """Wait for the step of the fault of `seed`, and do it; return its name."""
     chance = random.Random(seed)
@@ -125,7 +130,7 @@ def strike(seed: int, workers: Workers, relay: Relay) -> str:
         "kill two": lambda: kill(workers, ranks),
         "cut": relay.cut,
         "hold": lambda: hold(relay, 1.2),
-        "cut and kill": lambda: (relay.cut(), kill(workers, ranks[:1]))[1],
+        "cut and kill": lambda: cut_and_kill(relay, workers, ranks[:1]),
     }
     name = list(faults)[seed % len(faults)]
     workers.wait_for_step(chance.randrange(1, LAST_FAULT))
