@@ -104,7 +104,7 @@ class Replicas:
                 experts,
                 stage_precision(plan.stage_of(rank), training.precision),
             )
-            for rank, (one, experts) in enumerate(zip(places, groups_of_plan(plan), strict=True))
+            for rank, (one, experts) in enumerate(zip(places, groups_of_plan(plan, self.groups), strict=True))
         ]
         met = meet(
             models, self.groups, clusters, training, staging=staging, zero=plan.zero, bucket_elements=bucket_elements,

@@ -7,6 +7,7 @@ are counted and end late.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from tests.train.device_groups import device_groups, fake_device
 from tests.train.late_copies import LateCopies
 from tests.train.replica_threads import Cut, Replicas, curve, make_plan
 from tests.train.small_models import write_config
+from tests.train.test_context_training import shared
 from tests.train.test_executor import losses
 from tests.train.test_executor import make_training as pipeline_training
+from tests.train.test_expert_training import changed
 from tests.train.test_replicas import LENGTH, make_training
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
@@ -88,6 +91,41 @@ def test_gradients_in_a_cluster_pass_no_host_memory(
     has_far_sums = len({cluster for cut in cuts for cluster in cut.clusters[:1]}) > 1
     assert bool(copies.told) is has_far_boundary
     assert (memory.host_copies > 0) is has_far_sums
+
+
+@pytest.mark.parametrize(
+    ("variant", "stages"),
+    [
+        ("llama", [{"cp": 2, "cp_kind": "ring"}]),
+        ("qwen3", [{"cp": 4, "cp_kind": "gather"}]),
+        ("llama-tied", [{"cp": 2, "cp_kind": "all_to_all"}]),
+        ("mixtral", [{"cp": 2, "ep": 2}]),
+    ],
+)
+def test_shared_sequences_and_experts_pass_no_host_memory(
+    variant: str, stages: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Blocks of keys, heads, and rows of experts go from device to device, gradients too: the same bits."""
+    model, training = write_config(tmp_path, variant), pipeline_training(steps=2)
+    expected = shared(model, [4], stages, training)
+    vendor, memory = fake_device()
+    copies, groups = LateCopies(), partial(device_groups, vendor=vendor)
+    found = shared(model, [4], stages, training, groups=groups, staging=HostStaging(copies))
+    assert found == expected
+    assert copies.told == []
+    assert memory.host_copies == 0
+    assert memory.num_kept > 0
+
+
+def test_replicas_share_experts_from_device_to_device(tmp_path: Path) -> None:
+    """The ranks of a group are those of two replicas."""
+    model, training = write_config(tmp_path, "mixtral"), make_training()
+    plan = changed(make_plan(ALONE, LENGTH, zero=3), ep=2)
+    vendor, memory = fake_device()
+    groups = device_groups("".join(plan.rank_clusters), vendor)
+    found = curve(model, plan, training, STEPS, groups=groups, staging=HostStaging(LateCopies()))
+    assert found == curve(model, plan, training, STEPS)
+    assert memory.host_copies == 0
 
 
 def lose_rank(groups: Sequence[IsthmusGroup], lost: int, num_messages: int) -> None:

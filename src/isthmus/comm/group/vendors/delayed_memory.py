@@ -24,11 +24,11 @@ class DelayedMemory:
     """A fake device's memory: host memory has its values only after the wait, and is none of the device's.
 
     What `aside` queues is executed when a thread is ordered behind its mark. `host_copies` counts copies to and from
-    host memory.
+    host memory, `num_kept` calls of `keep`, one for each message between devices.
     """
 
     def __init__(self) -> None:
-        self.host_copies = 0
+        self.host_copies = self.num_kept = 0
         self._thread, self._lock = threading.local(), threading.Lock()
 
     def record(self, device: torch.device) -> _Mark:
@@ -79,7 +79,10 @@ class DelayedMemory:
             one()
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Do nothing: what is queued holds `tensor` [N]."""
+        """Count: what is queued holds `tensor` [N]."""
+        del tensor
+        with self._lock:
+            self.num_kept += 1
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Return True: `tensor`, of any shape, counts as one of the device."""

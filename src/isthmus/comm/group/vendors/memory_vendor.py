@@ -38,15 +38,26 @@ class _Done(dist.Work):  # type: ignore[misc]
 
 
 @dataclass
+class _Sent:
+    """A sent tensor, of any shape, which is read as late as it may: until the sender goes on behind its mark."""
+
+    tensor: torch.Tensor
+
+    def settle(self) -> None:
+        """Keep the values, which the sender may change from now on."""
+        self.tensor = self.tensor.clone()
+
+
+@dataclass
 class _Room:
     """Where the ranks of a group meet, one call after the other; `sent` has the messages of each two ranks."""
 
     barrier: threading.Barrier
     memory: DelayedMemory
     tensors: dict[int, Sequence[torch.Tensor]] = field(default_factory=dict)
-    sent: dict[tuple[int, int], SimpleQueue[torch.Tensor]] = field(default_factory=dict)
+    sent: dict[tuple[int, int], SimpleQueue[_Sent]] = field(default_factory=dict)
 
-    def messages(self, source: int, to: int) -> SimpleQueue[torch.Tensor]:
+    def messages(self, source: int, to: int) -> SimpleQueue[_Sent]:
         """Return the messages between two ranks."""
         return self.sent.setdefault((source, to), SimpleQueue())
 
@@ -99,24 +110,25 @@ class MemoryBackend:
     def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> _Done:
         return self.reduce_scatter([output], [list(tensor.view(-1).chunk(self._size))], options)
 
-    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> _Done:
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> dist.Work:
         """Send the only tensor, of any shape, which the receiver reads as late as it may."""
         del tag
         self._check_intact()
-        self._room.messages(self._rank, to).put(tensors[0].detach())
-        return _Done()
+        sent = _Sent(tensors[0].detach())
+        self._room.messages(self._rank, to).put(sent)
+        return LateWork(self._room.memory, sent.settle)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> dist.Work:
         """Receive into the only tensor, of any shape, which has the values behind a mark after the work's `wait`."""
         del tag
-        value, target = self._next_of(source), tensors[0].detach()
-        if (value.dtype, value.numel()) != (target.dtype, target.numel()):
-            raise RuntimeError(f"rank {source} sent {value.dtype} [{value.numel()}], not {target.dtype}")
+        sent, target = self._next_of(source), tensors[0].detach()
+        if (sent.tensor.dtype, sent.tensor.numel()) != (target.dtype, target.numel()):
+            raise RuntimeError(f"rank {source} sent {sent.tensor.dtype} [{sent.tensor.numel()}], not {target.dtype}")
         target.fill_(7)
-        return LateWork(self._room.memory, lambda: target.copy_(value.view(target.shape)))
+        return LateWork(self._room.memory, lambda: target.copy_(sent.tensor.view(target.shape)))
 
-    def _next_of(self, source: int) -> torch.Tensor:
-        """Return the next message of rank `source`, of any shape, once it is there."""
+    def _next_of(self, source: int) -> _Sent:
+        """Return the next message of rank `source`, once it is there."""
         end_s = time.monotonic() + LIMIT_S
         while time.monotonic() < end_s:
             self._check_intact()
