@@ -1,5 +1,7 @@
 """Kills and cut links under every way to divide training: a run ends with the bits of one without them.
 
+A sample of two in every run of the tests, the rest with `--whole`.
+
 The fault of a seed: which process is killed, or how the links between the clusters fail, and when. The checkpoints of a
 run that is killed for good are resumed by another plan.
 """
@@ -23,6 +25,7 @@ import pytest
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan
 from tests.comm.relay import Relay
+from tests.train.device_supervisor import COPIES, MESSAGES
 from tests.train.test_worker import moved
 from tests.train.worker_jobs import Workers, make_job, run_job, started
 from tests.train.worker_jobs import whole as one_process
@@ -80,7 +83,7 @@ KINDS = {
     ),
     "local steps, cp": Kind("llama", ["a", "b"], [{"cp": 2}], {"local_steps": 3, "zero": 1}, {"local_steps": 3}),
 }  # fmt: skip
-SAMPLE = [("zero 3, ep", 1), ("cp ring", 2)]
+SAMPLE = [("zero 3, ep", 1)]
 
 
 def losses(workers: Workers) -> dict[int, float]:
@@ -139,11 +142,13 @@ def strike(seed: int, workers: Workers, relay: Relay) -> str:
     return name
 
 
-def train_with_fault(folder: Path, job: Job, plan: Plan, seed: int) -> tuple[str, dict[int, float], Workers]:
+def train_with_fault(
+    folder: Path, job: Job, plan: Plan, seed: int, program: str = "supervisor"
+) -> tuple[str, dict[int, float], Workers]:
     """Train under supervisors, with the links between clusters through a relay."""
     with Relay() as relay:
         routes = dict.fromkeys(plan.clusters, relay.address)
-        with started(folder, moved(job, folder), plan, program="supervisor", routes=routes) as workers:
+        with started(folder, moved(job, folder), plan, program=program, routes=routes) as workers:
             fault = strike(seed, workers, relay)
             statuses = workers.wait()
             logs = [workers.log(rank) for rank in range(len(statuses))]
@@ -169,6 +174,30 @@ def test_kills_and_cuts_change_no_bit(kind: str, whole: bool, tmp_path: Path) ->
             assert any("restart 1" in workers.log(rank) for rank in range(len(workers.folders)))
 
 
+DEVICES = {
+    "two replicas of two stages": Kind("llama-tied", ["aa", "aa"], [{}] * 2, {"zero": 1}, {}),
+    "over two clusters": Kind("llama", ["ab", "ab"], [{"cp": 2}, {}], {"zero": 1, "overlap_gradients": True}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+def test_kills_and_cuts_of_devices_change_no_bit(kind: str, whole: bool, tmp_path: Path) -> None:
+    """Boundaries and sums pass from device to device; the bits are those of a run on the host without a fault."""
+    if not (whole or kind == "two replicas of two stages"):
+        pytest.skip("with --whole")
+    job = DEVICES[kind].job(tmp_path)
+    plan = DEVICES[kind].plan_of(job)
+    calm = losses(run_job(tmp_path / "calm", moved(job, tmp_path / "calm"), plan))
+    assert len(calm) == STEPS
+    for seed in range(5) if whole else (0,):
+        device = {"program": "tests.train.device_supervisor"}
+        fault, found, workers = train_with_fault(tmp_path / f"seed-{seed}", job, plan, seed, **device)
+        assert found == calm, f"{kind}, seed {seed}: {fault}"
+        for rank, place in enumerate(workers.folders):
+            assert (place.path / MESSAGES).exists(), rank
+            assert (place.path / COPIES).exists() is (len(plan.clusters) > 1), rank
+
+
 OTHER_CUTS = {
     "zero 3, ep": "zero 2, ep, pipeline", "zero 2, ep, pipeline": "zero 3, ep", "cp ring": "cp, zero 3",
     "cp, zero 3": "cp ring", "local steps, zero 2, ep": "zero 3, ep",
@@ -178,7 +207,7 @@ OTHER_CUTS = {
 @pytest.mark.parametrize("kind", OTHER_CUTS)
 def test_a_checkpoint_goes_on_under_another_cut(kind: str, whole: bool, tmp_path: Path) -> None:
     """The run is killed for good; another plan resumes, with the losses of an undisturbed run to 1e-4."""
-    if not (whole or kind == "zero 3, ep"):
+    if not whole:
         pytest.skip("with --whole")
     first, second = KINDS[kind], KINDS[OTHER_CUTS[kind]]
     job = first.job(tmp_path)
