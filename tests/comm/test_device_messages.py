@@ -101,6 +101,19 @@ def test_a_lost_rank_fails_what_waits_for_it() -> None:
         messages_of(groups[0]).receive(torch.zeros(4), 1, 7, after)
 
 
+def test_messages_that_are_under_way_at_the_close_fail() -> None:
+    """Nothing waits for a thread that has ended."""
+    vendor, memory = fake_device()
+    groups = device_groups("aa", vendor)
+    after = memory.record(torch.device("cpu"))
+    receive = messages_of(groups[0]).receive(torch.zeros(4), 1, 5, after)
+    messages_of(groups[0]).close()
+    messages_of(groups[1]).send(torch.zeros(4), 0, 5, after)
+    with pytest.raises(PeerError, match="closed"):
+        receive.wait(LIMIT)
+    on_ranks(groups, IsthmusGroup.abort)
+
+
 @pytest.mark.parametrize(
     ("clusters", "wire_format"),
     [("aa", None), ("aaa", None), ("aabb", None), ("aab", None), ("abab", "bf16"), ("aabb", "block-int8")],

@@ -33,6 +33,8 @@ from isthmus.core.errors import PeerError
 _FIRST_TAG = -(2**40)
 """Tags of "ready" and "go" are below it; those of stores begin at -1, those of groups at 0."""
 
+_CLOSED = "the process group is closed"
+
 _NUMBER_BYTES, _MAX_LABEL_BYTES = 8, 200
 
 
@@ -114,7 +116,7 @@ class DeviceMessages:
         """
         one = self._message(tensor, peer, tag, after, what)
         ready = self._transport.receive(peer, _ready(tag), one.label, memoryview(bytearray(1)))
-        ready.add_done_callback(lambda done: self._sends.put((one, done)))
+        ready.add_done_callback(lambda done: self._agreed(self._sends, one, done))
         return DeviceSend(one.called, f"send to rank {peer} (tag {tag})", tensor, self.memory)
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int, after: Any, what: str = "") -> DeviceWork:
@@ -122,20 +124,28 @@ class DeviceMessages:
         one = self._message(tensor, peer, tag, after, what)
         go = self._transport.receive(peer, _go(tag), one.label, one.number)
         self._transport.send(peer, _ready(tag), one.label, memoryview(bytearray(1)))
-        go.add_done_callback(lambda done: self._receives.put((one, done)))
+        go.add_done_callback(lambda done: self._agreed(self._receives, one, done))
         return DeviceWork(one.called, f"receive from rank {peer} (tag {tag})", tensor, self.memory)
 
     def close(self) -> None:
-        """Stop the threads behind what they do; messages that begin later fail."""
+        """Stop the threads behind what they do; messages that begin, or are agreed on, later fail."""
         with self._lock:
             self._is_open = False
-        self._sends.put(None)
-        self._receives.put(None)
+            self._sends.put(None)
+            self._receives.put(None)
+
+    def _agreed(self, queue: SimpleQueue[_Item], one: _Message, done: Future[Any]) -> None:
+        """Pass a message that ranks have agreed on, or that has failed, to its thread."""
+        with self._lock:
+            if self._is_open:
+                queue.put((one, done))
+                return
+        one.called.set_exception(done.exception() or PeerError(_CLOSED))
 
     def _message(self, tensor: torch.Tensor, peer: int, tag: int, after: Any, what: str) -> _Message:
         with self._lock:
             if not self._is_open:
-                raise PeerError("the process group is closed")
+                raise PeerError(_CLOSED)
             if not self._has_threads:
                 self._has_threads = True
                 for name, queue, call in (
