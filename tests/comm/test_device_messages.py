@@ -137,7 +137,9 @@ def test_programs_on_a_device_have_the_bits_of_those_on_the_host(clusters: str, 
             work = group.execute(number, "sum", program, sent, [(0, got)], torch.add, codec)
             assert isinstance(work, DeviceProgramWork) is (group.device_messages is not None)
             work.wait(LIMIT)
-            return got
+            result = got.clone()
+            got.zero_()  # the memory is the caller's again, though other ranks may not have read it
+            return result
 
         found.append(on_ranks(groups, run))
         on_ranks(groups, IsthmusGroup.shutdown)

@@ -164,9 +164,12 @@ class _Messages:
             self._kept.append(landing[0])  # until the copy has ended, which the program's work waits for
 
     def finish(self) -> None:
-        """Wait until the library has been called for all that was sent; raises `PeerError`."""
+        """Wait until the library has been called for all that was sent, whose memory is free behind the program.
+
+        Raises `PeerError`.
+        """
         for one in self._sent:
-            one.wait_until_called(self._limit())
+            one.wait(self._limit())
 
     def _limit(self) -> timedelta:
         return timedelta(seconds=max(self._messages.left_s, _MIN_WAIT_S))
