@@ -132,7 +132,8 @@ class GatewayLab:
 
     def _happen(self, kind: str, target: object, data: object = None) -> None:
         if kind == "nic":
-            assert isinstance(target, End) and isinstance(data, bytes)
+            assert isinstance(target, End)
+            assert isinstance(data, bytes)
             self._nic(target, NicArrival(data))
         elif kind == "nic tick":
             assert isinstance(target, End)
@@ -175,11 +176,12 @@ class GatewayLab:
         if gateway is None:
             return
         for one in gateway.handle(event, self.now_s):
-            self._carry_out(site, one)
+            self.carry_out(site, one)
         self.max_held_bytes[site] = max(self.max_held_bytes[site], gateway.held_bytes)
         self._plan_gateway(site)
 
-    def _carry_out(self, site: int, one: GatewayInstruction) -> None:
+    def carry_out(self, site: int, one: GatewayInstruction) -> None:
+        """Do what a gateway says."""
         match one:
             case SendToNic(frame):
                 self.to_nic[site].append(frame)

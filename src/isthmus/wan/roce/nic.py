@@ -204,7 +204,10 @@ class RoceNic:
         parts = [work.data[place : place + mtu] for place in range(0, len(work.data), mtu)] or [b""]
         opcodes = _choose(_WRITE if work.kind == "write" else _SEND, len(parts))
         reth = RethHeader(work.address, 1, len(work.data)) if work.kind == "write" else None
-        return [(opcode, part, None if place else reth) for place, (opcode, part) in enumerate(zip(opcodes, parts))]
+        return [
+            (opcode, part, None if place else reth)
+            for place, (opcode, part) in enumerate(zip(opcodes, parts, strict=False))
+        ]
 
     def _send(self, now_s: float) -> None:
         while self._unsent and now_s >= self._due_s and self._fits(self._unsent[0]):

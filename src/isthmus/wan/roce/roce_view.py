@@ -105,6 +105,4 @@ def view_frame(frame: bytes) -> RoceView:
     if frame[-ICRC_BYTES:] != icrc_of(frame):
         raise ProtocolError("the ICRC is wrong")
     wants_ack = bool(number >> 31)
-    return RoceView(
-        frame, ends, pair & 0xFFFFFF, source_port, opcode, number & 0xFFFFFF, wants_ack, base, num_payload
-    )
+    return RoceView(frame, ends, pair & 0xFFFFFF, source_port, opcode, number & 0xFFFFFF, wants_ack, base, num_payload)

@@ -1,7 +1,8 @@
 """What two gateways exchange: datagrams with a header of 12 bytes, big-endian; data has 8 more.
 
-A header is kind, version (1), flags (1: the sender acknowledges near; 2: `is_shared`), a zero byte, the sender's epoch, the receiver's epoch as the sender knows it (0 for not
-at all). Numbers of frames count from 0 in each flow; the wire carries their low 32 bits.
+A header is kind, version (1), flags (1: the sender acknowledges near; 2: `is_shared`), a zero byte, the sender's epoch,
+the receiver's epoch as the sender knows it (0 for not at all). Numbers of frames count from 0 in each flow; the wire
+carries their low 32 bits.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from isthmus.wan.roce.gateway.queue_pairs import QueuePairs
 from isthmus.wan.roce.near_replies import NAK_SEQUENCE, RNR_FIRST, RNR_LAST
 from isthmus.wan.roce.request_order import READS_AND_ATOMICS, REQUESTS, STARTS, Place
 from isthmus.wan.roce.rnr_timers import RNR_TIMERS_S
-from isthmus.wan.roce.roce_opcodes import PSN_SPAN, RESPONSES, Opcode, psn_distance
+from isthmus.wan.roce.roce_opcodes import PSN_SPAN, RESPONSES, Opcode
 from isthmus.wan.roce.roce_view import FlowKey, RoceView, swap_ends, view_frame
 from isthmus.wan.roce.timer_heap import TimerHeap
 
@@ -215,7 +215,7 @@ class IncomingSide:
     def answer(self, view: RoceView, now_s: float, out: list[GatewayInstruction]) -> bool:
         """Take an answer of this site's NIC to requests handed to it; return whether it ends here."""
         key = self._pairs.incoming_of(view.key)
-        flow = self._flows.get(key) if key is not None else self._learn(view)
+        flow = self._flows.get(key) if key is not None else self._learn(view, now_s)
         if flow is None:
             return False
         if flow.queue_pair == NO_QUEUE_PAIR:  # the other direction has shown it
@@ -271,7 +271,7 @@ class IncomingSide:
             flow.rate.notify(now_s)
         return flow is not None
 
-    def _learn(self, view: RoceView) -> IncomingFlow | None:
+    def _learn(self, view: RoceView, now_s: float) -> IncomingFlow | None:
         """Find the one flow that an answer belongs to, and pair the two directions."""
         ends = swap_ends(view.ends)
         flow = self._unpaired.get((ends, view.source_port))
@@ -280,6 +280,8 @@ class IncomingSide:
         if self._pairs.is_shared(ends, view.source_port) or not self._pairs.join(view.key, flow.key):
             return None
         self._pair(flow, view.queue_pair)
+        self._dirty[flow] = None
+        self._feedback_s = now_s  # ahead of the answer, which tells the near gateway how to acknowledge
         return flow
 
     def _pair(self, flow: IncomingFlow, queue_pair: int) -> None:

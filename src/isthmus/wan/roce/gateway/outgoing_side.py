@@ -248,9 +248,7 @@ class OutgoingSide:
         if (flow := self._by_id.get(number)) is not None and flow.failed is None:
             self.fail(flow, reason, out, tells=False)
 
-    def fail(
-        self, flow: OutgoingFlow, reason: Failure, out: list[GatewayInstruction], *, tells: bool = True
-    ) -> None:
+    def fail(self, flow: OutgoingFlow, reason: Failure, out: list[GatewayInstruction], *, tells: bool = True) -> None:
         """Give up a flow: free its memory, and refuse what its NIC has outstanding and sends from now on."""
         if flow.failed is not None:
             return
