@@ -111,8 +111,13 @@ class NoiseHandshake:
 
     def split(self) -> tuple[CipherState, CipherState]:
         """Return the cipher states from the dialler and to the dialler."""
-        one, other = _derive(self._chaining_key, b"", 2)
+        one, other = self.split_keys()
         return CipherState(one), CipherState(other)
+
+    def split_keys(self) -> tuple[bytes, bytes]:
+        """Return the keys of these two states, for ciphers of datagrams."""
+        one, other = _derive(self._chaining_key, b"", 2)
+        return one, other
 
     def _write_ephemeral(self) -> bytes:
         public = self._own.public_key().public_bytes_raw()

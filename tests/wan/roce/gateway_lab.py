@@ -6,6 +6,7 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from isthmus.wan.roce.gateway.gateway import Gateway
 from isthmus.wan.roce.gateway.gateway_events import (
@@ -80,20 +81,20 @@ class GatewayLab:
         self.to_nic: list[list[bytes]] = [[], []]
         self.num_link_datagrams = self.num_link_bytes = 0
         self._by_key: dict[tuple[bytes, int], End] = {}
-        self._queue: list[tuple[float, int, tuple[object, ...]]] = []
+        self._queue: list[tuple[float, int, tuple[Any, ...]]] = []
         self._count = itertools.count()
         self._ports = itertools.count(50_000)
         self._pairs = itertools.count(17)
         self._planned: set[tuple[object, float]] = set()
 
-    def connect(self, *, same_port: bool = False, **fields: object) -> tuple[End, End]:
+    def connect(self, *, same_port: bool = False, **fields: Any) -> tuple[End, End]:
         """Set up a queue pair; `fields` are those of both NICs."""
         number, port = next(self._pairs), 50_000 if same_port else next(self._ports)
         near = {"address": "10.1.0.1", "peer": "10.2.0.1", "queue_pair": number, "peer_queue_pair": 0x8000 + number}
         far = {"address": "10.2.0.1", "peer": "10.1.0.1", "queue_pair": 0x8000 + number, "peer_queue_pair": number}
         found = []
         for site, own in ((NEAR, near), (FAR, far)):
-            settings = NicSettings(**{**own, "source_port": port, **fields})  # type: ignore[arg-type]
+            settings = NicSettings(**{**own, "source_port": port, **fields})
             found.append(self.plug(RoceNic(settings), site))
         return found[0], found[1]
 
@@ -130,7 +131,7 @@ class GatewayLab:
 
     # Events
 
-    def _happen(self, kind: str, target: object, data: object = None) -> None:
+    def _happen(self, kind: str, target: Any, data: Any = None) -> None:
         if kind == "nic":
             assert isinstance(target, End)
             assert isinstance(data, bytes)
@@ -196,14 +197,14 @@ class GatewayLab:
             case QueuePairFailed():
                 self.failures.append((site, one))
 
-    def _over(self, line: Line, event: tuple[object, ...]) -> None:
+    def _over(self, line: Line, event: tuple[Any, ...]) -> None:
         copies = 1 + (self.rng.random() < line.repeats)
         for _ in range(copies):
             if self.rng.random() >= line.loss:
                 late_s = self.rng.uniform(0, line.jitter_s) if line.jitter_s else 0.0
                 self._later(self.now_s + line.delay_s + late_s, event)
 
-    def _later(self, at_s: float, event: tuple[object, ...]) -> None:
+    def _later(self, at_s: float, event: tuple[Any, ...]) -> None:
         heapq.heappush(self._queue, (at_s, next(self._count), event))
 
     def _plan_all(self) -> None:
@@ -220,7 +221,7 @@ class GatewayLab:
     def _plan_nic(self, end: End) -> None:
         self._plan(id(end), max(self.now_s, end.nic.next_tick_s()), ("nic tick", end))
 
-    def _plan(self, name: object, at_s: float, event: tuple[object, ...]) -> None:
+    def _plan(self, name: object, at_s: float, event: tuple[Any, ...]) -> None:
         if at_s < float("inf") and (name, at_s) not in self._planned:
             self._planned.add((name, at_s))
             self._later(at_s, event)

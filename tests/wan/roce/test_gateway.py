@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,19 @@ from isthmus.wan.roce.roce_view import view_frame
 from tests.wan.roce.gateway_lab import FAR, LAN_S, NEAR, End, GatewayLab, Line
 
 MEMORY = Random(5).randbytes(20_000)
-SLOW = {"port_gbps": 0.2, "resend_s": 0.016, "window_bytes": 32_768, "memory": MEMORY}
+SLOW: dict[str, Any] = {"port_gbps": 0.2, "resend_s": 0.016, "window_bytes": 32_768, "memory": MEMORY}
 
 
-def settings_of(**fields: object) -> GatewaySettings:
+def settings_of(**fields: Any) -> GatewaySettings:
     """Return settings of a quick link with short timers."""
-    base = {"link_gbps": 0.1, "nic_gbps": 10, "round_trip_s": 0.04, "max_tries": 40, "nic_timeout_s": 1e-3}
-    return GatewaySettings(**{**base, **fields})  # type: ignore[arg-type]
+    base: dict[str, Any] = {
+        "link_gbps": 0.1,
+        "nic_gbps": 10,
+        "round_trip_s": 0.04,
+        "max_tries": 40,
+        "nic_timeout_s": 1e-3,
+    }
+    return GatewaySettings(**{**base, **fields})
 
 
 def some_work(rng: Random) -> PostWork:
@@ -45,7 +52,7 @@ def expected_of(works: list[PostWork]) -> tuple[list[bytes], list[bytes]]:
 class RandomTraffic:
     """Queue pairs with work both ways over a bad link and bad LANs, all by seed."""
 
-    def __init__(self, seed: int, *, acknowledge_near: bool, lab_fields: dict[str, object] | None = None) -> None:
+    def __init__(self, seed: int, *, acknowledge_near: bool, lab_fields: dict[str, Any] | None = None) -> None:
         rng = Random(seed)
         link = Line(
             rng.choice((0.002, 0.02)), rng.choice((0, 0.01, 0.1, 0.25)), rng.choice((0, 0.05)),
@@ -54,7 +61,7 @@ class RandomTraffic:
         lan = Line(LAN_S, rng.choice((0, 0, 0.02)), rng.choice((0, 0, 0.02)))
         self.lab = GatewayLab(
             seed, settings=settings_of(acknowledge_near=acknowledge_near), link=link, lan=lan,
-            **(lab_fields or {}),  # type: ignore[arg-type]
+            **(lab_fields or {}),
         )  # fmt: skip
         self.sent: list[tuple[End, End, list[PostWork]]] = []
         same_port = rng.random() < 0.2
@@ -135,7 +142,7 @@ def test_what_a_restarted_gateway_had_acknowledged_is_never_lost_in_silence(pyte
 
 
 def one_way(
-    count: int, size: int, *, link: Line | None = None, settings: GatewaySettings | None = None, **fields: object
+    count: int, size: int, *, link: Line | None = None, settings: GatewaySettings | None = None, **fields: Any
 ) -> tuple[GatewayLab, End, End]:
     """Send messages from the near to the far site until all work is done."""
     lab = GatewayLab(1, settings=settings or settings_of(acknowledge_near=True), link=link)

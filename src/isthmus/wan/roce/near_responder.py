@@ -40,14 +40,14 @@ class NearResponder:
 
     def __init__(self, *, is_on: bool) -> None:
         """`is_on`: acknowledge SENDs and WRITEs here."""
-        self.is_on, self.template = is_on, None
-        self.template: ReplyTemplate | None
+        self.is_on = is_on
+        self.template: ReplyTemplate | None = None
         self.acked: int | None = None
         """Last number that the NIC was acknowledged."""
         self.first: int | None = None
         """First request that was taken; one before it may have been lost on its way here."""
-        self._num_messages, self._offset = 0, None
-        self._offset: int | None
+        self._num_messages = 0
+        self._offset: int | None = None
         self._acked_messages = 0
         self._history: deque[tuple[int, int]] = deque(maxlen=_MAX_UNKNOWN)
         self._waiting: deque[_Waiting] = deque()

@@ -183,9 +183,9 @@ class RoceNic:
     def _post(self, work: PostWork) -> None:
         if work.kind == "read":
             span = max(1, -(-work.num_bytes // self.settings.mtu_bytes))
-            reth = RethHeader(work.address, 1, work.num_bytes)
             psn, last = self._next_psn, (self._next_psn + span - 1) % PSN_SPAN
-            frame = self._frame(Opcode.READ_REQUEST, psn, reth=reth, wants_ack=True)
+            source = RethHeader(work.address, 1, work.num_bytes)
+            frame = self._frame(Opcode.READ_REQUEST, psn, reth=source, wants_ack=True)
             self._unsent.append(_Packet(psn, frame, 0, last, True, bytearray(), work.num_bytes))
             self._next_psn = (last + 1) % PSN_SPAN
             return

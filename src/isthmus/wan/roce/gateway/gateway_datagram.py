@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from isthmus.core.errors import ProtocolError
@@ -201,13 +201,13 @@ def _parse_nothing(data: bytes, place: int) -> list[int]:
 def _parse_feedback(data: bytes, place: int) -> list[FeedbackEntry]:
     found: list[FeedbackEntry] = []
     while place < len(data):
-        *fields, num_ranges = _FEEDBACK.unpack_from(data, place)
+        flow, floor, done, rate, held, queue_pair, latest, age, num_ranges = _FEEDBACK.unpack_from(data, place)
         place += _FEEDBACK.size
         if num_ranges > MAX_RANGES:
             raise ValueError(f"{num_ranges} ranges")
         ranges = tuple(_RANGE.unpack_from(data, place + _RANGE.size * one) for one in range(num_ranges))
         place += _RANGE.size * num_ranges
-        found.append(FeedbackEntry(*fields, missing=ranges))
+        found.append(FeedbackEntry(flow, floor, done, rate, held, queue_pair, latest, age, ranges))
     return found
 
 
@@ -225,7 +225,7 @@ def _parse_flows(data: bytes, place: int) -> list[int]:
     return [_FLOW.unpack_from(data, at)[0] for at in range(place, len(data), _FLOW.size)]
 
 
-_PARSERS = {
+_PARSERS: Mapping[DatagramKind, Callable[[bytes, int], Sequence[FeedbackEntry | FailureEntry | int]]] = {
     DatagramKind.HELLO: _parse_nothing,
     DatagramKind.FEEDBACK: _parse_feedback,
     DatagramKind.FAILED: _parse_failures,

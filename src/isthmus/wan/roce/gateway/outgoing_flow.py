@@ -137,7 +137,7 @@ class OutgoingFlow:
         oldest_s = self.oldest_sent_s()
         if oldest_s is None:
             oldest_s = max(self.heard_s, self._kept[self.done].sent_s) if self._kept else self.heard_s
-        return max(oldest_s, self.probed_s) + timeout_s * 2 ** min(self.num_silent, 4)
+        return max(oldest_s, self.probed_s) + timeout_s * (1 << min(self.num_silent, 4))
 
     def oldest_sent_s(self) -> float | None:
         """Return when the oldest frame that has not come was sent; None without one, or if it waits to go again."""
