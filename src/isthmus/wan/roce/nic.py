@@ -148,9 +148,9 @@ class RoceNic:
         return not self._unsent and not self._unacked
 
     @property
-    def num_waiting_bytes(self) -> int:
-        """Posted payload that was not sent."""
-        return sum(packet.num_bytes for packet in self._unsent)
+    def num_waiting_packets(self) -> int:
+        """Packets of posted work that were not sent."""
+        return len(self._unsent)
 
     def next_tick_s(self) -> float:
         """Return when a `NicTick` is due."""

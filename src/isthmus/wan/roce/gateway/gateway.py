@@ -65,6 +65,7 @@ class Gateway:
     """
 
     def __init__(self, settings: GatewaySettings, epoch: int) -> None:
+        self.settings = settings
         self._link = LinkState(epoch, settings)
         self._pairs = QueuePairs()
         self._outgoing = OutgoingSide(settings, self._link, self._pairs)
@@ -75,6 +76,11 @@ class Gateway:
     def held_bytes(self) -> int:
         """Bytes of frames that are kept, both ways."""
         return self._outgoing.held.used + self._incoming.held.used
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes of NICs' frames that wait to be sent for the first time."""
+        return self._outgoing.num_waiting_bytes
 
     @property
     def is_connected(self) -> bool:

@@ -62,9 +62,9 @@ class OutgoingSide:
         return len(self._flows)
 
     @property
-    def num_flows_with_frames(self) -> int:
-        """Flows that keep frames."""
-        return sum(not flow.is_done for flow in self._flows.values())
+    def num_waiting_bytes(self) -> int:
+        """Bytes of frames that were not sent yet."""
+        return sum(flow.unsent_bytes for flow in self._flows.values())
 
     def next_s(self, now_s: float) -> float:
         """Return when something is due."""
