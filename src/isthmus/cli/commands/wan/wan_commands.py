@@ -1,8 +1,7 @@
-"""Commands of the wide-area network: proxy, wan admit."""
+"""Commands of the wide-area network: proxy, gateway, wan admit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,9 @@ import typer
 
 from isthmus.cli.command import command
 from isthmus.cli.commands.process_commands import PANEL, configure_logging, import_extra
+from isthmus.cli.commands.wan.gateway_command import commands as gateway_commands
+from isthmus.cli.commands.wan.site_options import address_option, site_pairs
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_model_file
 from isthmus.wan import (
     Admission,
@@ -19,7 +19,6 @@ from isthmus.wan import (
     LegTransport,
     ProxyConfig,
     admit_all,
-    parse_address,
     parse_network,
     read_proxy_key,
     run_proxy,
@@ -27,6 +26,7 @@ from isthmus.wan import (
 
 commands = typer.Typer()
 wan_commands = typer.Typer(help="Admit bandwidth on the wide-area network.", no_args_is_help=False)
+commands.add_typer(gateway_commands)
 commands.add_typer(wan_commands, name="wan", rich_help_panel="Planning")
 
 
@@ -122,14 +122,17 @@ def proxy(
     configure_logging(env)
     config = ProxyConfig(
         site=site,
-        peers={name: [_address(one) for one in text.split(",")] for name, text in _pairs("--peer", peer or ())},
-        keys={name: read_proxy_key(Path(file)) for name, file in _pairs("--key", key)},
-        listen=None if listen is None else _address(listen, any_port=True),
+        peers={
+            name: [address_option(one) for one in text.split(",")] for name, text in site_pairs("--peer", peer or ())
+        },
+        keys={name: read_proxy_key(Path(file)) for name, file in site_pairs("--key", key)},
+        listen=None if listen is None else address_option(listen, any_port=True),
         workers=workers,
         num_legs=legs,
         transport=transport,
         redirect={
-            name: [parse_network(one) for one in text.split(",")] for name, text in _pairs("--redirect", redirect or ())
+            name: [parse_network(one) for one in text.split(",")]
+            for name, text in site_pairs("--redirect", redirect or ())
         },
         **{
             name: tuple(parse_network(one) for one in given)
@@ -164,22 +167,3 @@ def _ended(final: dict[str, object]) -> str:
         f"{one['legs_lost']} legs lost, {one['frames_again']} frames sent again"
         for one in tunnels
     )
-
-
-def _pairs(option: str, given: Sequence[str]) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise InputError(f"{option} {text!r} is not SITE=VALUE", hint="such as --peer hangzhou=10.0.0.2:7400")
-        if name in dict(found):
-            raise InputError(f"{option} names {name} twice", hint="several proxies of a site: HOST:PORT,HOST:PORT")
-        found.append((name, value))
-    return found
-
-
-def _address(text: str, *, any_port: bool = False) -> tuple[str, int]:
-    if any_port and text.endswith(":0"):
-        host, _ = parse_address(text[:-1] + "1")
-        return host, 0
-    return parse_address(text)
