@@ -11,8 +11,10 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from isthmus.rl.rollout.read_ledger import read_ledger
+from isthmus.wan.background_emulator import links_in_background
 from tests.rl.rl_jobs import PROGRAM, make_rl_job
 from tests.train.worker_jobs import make_plan, run_job, started, whole
+from tests.wan.lab import pool_of
 
 pytestmark = pytest.mark.slow
 
@@ -67,18 +69,24 @@ def test_a_killed_run_goes_on_with_its_samples(tmp_path: Path) -> None:
 def test_three_owners_learn_bit_for_bit_what_one_process_learns(tmp_path: Path) -> None:
     """Training at one site, rollouts at two others, one of which is killed in the middle: same tokens, same curve.
 
-    Weights go down encrypted links and trajectories come up; the ledger has lost and doubled nothing.
+    Weights go down encrypted links and trajectories come up; the ledger has lost and doubled nothing, and of the link
+    to the site that lived it has the bytes that the link counted.
     """
     job = make_rl_job(tmp_path, steps=4)
     alone = run_job(tmp_path / "alone", job, whole(job), program=PROGRAM)
     apart = make_rl_job(tmp_path / "apart", steps=4)
     rollouts = [{"cluster": name, "node_group": "cpu"} for name in "bc"]
     plan = make_plan(apart, [4], "a", rollouts=rollouts)
-    with started(tmp_path / "apart", apart, plan, program=PROGRAM) as workers:
+    links_of_a = [{"between": ["a", name], "bandwidth_gbps": 1, "round_trip_ms": 2} for name in "bc"]
+    with (
+        links_in_background(pool_of(*links_of_a)) as links,
+        started(tmp_path / "apart", apart, plan, program=PROGRAM, routes=links.routes["a"]) as workers,
+    ):
         workers.wait_for_step(0)
         children = psutil.Process(workers.processes[2].pid).children()
         children[0].kill()
         statuses = workers.wait()
+        carried = {(one["from"], one["to"]): one["bytes"] for one in links.statistics()}
     assert statuses == [0, 0, 0], "\n".join(workers.log(rank) for rank in range(3))
     losses = [one.values["loss"] for one in workers.metrics(0)]
     assert losses == alone.losses(), workers.log(0)
@@ -87,3 +95,8 @@ def test_three_owners_learn_bit_for_bit_what_one_process_learns(tmp_path: Path) 
     assert found[0].samples == found[1].samples
     assert "b" in found[1].tokens  # c may have died before it reported any
     assert set(found[1].tokens) <= {"b", "c"}
+    counted = found[1].bytes["b"]
+    assert (counted["sent_bytes"], counted["received_bytes"]) == (carried["a", "b"], carried["b", "a"])
+    decoded = [one.values["decoded_tokens"] for one in workers.metrics(1)]
+    assert sum(decoded) >= sum(found[1].tokens["b"].values())
+    assert all(one.values["decode_s"] > 0 for one in workers.metrics(1)[-1:])

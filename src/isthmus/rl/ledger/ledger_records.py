@@ -120,6 +120,15 @@ class EngineRecord:
 
 
 @dataclass(kw_only=True)
+class LinkBytes:
+    """Bytes over all connections to an owner's engines: weights, all that was sent to them, all that came back."""
+
+    weights_bytes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(kw_only=True)
 class LedgerState:
     """The whole state; only `isthmus.rl.ledger` changes it."""
 
@@ -128,6 +137,7 @@ class LedgerState:
     open_prompts: dict[int, PromptRecord] = field(default_factory=dict)
     engines: dict[str, EngineRecord] = field(default_factory=dict)
     batches: list[tuple[int, ...]] = field(default_factory=list)
+    links: dict[str, LinkBytes] = field(default_factory=dict)
     version: int = 0
     newest: int = 0
     trainer: int = 0

@@ -10,6 +10,7 @@ from isthmus.rl.ledger.ledger_records import (
     EngineRecord,
     LedgerConfig,
     LedgerState,
+    LinkBytes,
     PromptRecord,
     SampleRecord,
     SampleState,
@@ -32,6 +33,7 @@ def dump_ledger(state: LedgerState) -> dict[str, Any]:
             for name, one in state.engines.items()
         },
         "batches": [list(one) for one in state.batches],
+        "links": {owner: asdict(one) for owner, one in state.links.items()},
         **{name: getattr(state, name) for name in _NUMBERS},
     }  # fmt: skip
 
@@ -47,6 +49,7 @@ def restore_ledger(config: LedgerConfig, content: dict[str, Any]) -> LedgerState
             state.prompts[number] = prompt
             if prompt.fate is None and prompt.step is None:
                 state.open_prompts[number] = prompt
+        state.links = {owner: LinkBytes(**one) for owner, one in content.get("links", {}).items()}
         for name, one in content["engines"].items():
             engine = EngineRecord(owner=one["owner"], num_slots=one["num_slots"], version=one["version"])
             for key in one["running"]:

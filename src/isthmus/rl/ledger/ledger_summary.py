@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from isthmus.rl.ledger.ledger_records import FATES, LedgerState, SampleState
 
@@ -20,6 +20,9 @@ class LedgerSummary:
         Prompts that are neither open nor have a fate, and prompts that are in two batches; both must be 0.
     staleness:
         Trained tokens by the number of versions between the one that sampled them and the one that was trained.
+    bytes:
+        Bytes over the connections to engines by their owner: `weights_bytes`, `sent_bytes` (weights included) and
+        `received_bytes`, as the links carry them.
     """
 
     samples: dict[str, int]
@@ -27,6 +30,7 @@ class LedgerSummary:
     lost: int
     doubled: int
     staleness: dict[int, int]
+    bytes: dict[str, dict[str, int]]
 
 
 def summarise_ledger(ledger: LedgerState) -> LedgerSummary:
@@ -51,4 +55,5 @@ def summarise_ledger(ledger: LedgerState) -> LedgerSummary:
         lost=len(ledger.prompts.keys() - known),
         doubled=sum(count > 1 for count in in_batches.values()),
         staleness=dict(sorted(staleness.items())),
+        bytes={owner: asdict(one) for owner, one in sorted(ledger.links.items())},
     )

@@ -115,6 +115,19 @@ class StepTrained:
     step: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class BytesCounted:
+    """Bytes that have crossed the connections of an owner's engines since the last count, as its link carries them.
+
+    `weights_bytes` are those of new versions, part of `sent_bytes`; `received_bytes` are trajectories and answers.
+    """
+
+    owner: str
+    weights_bytes: int
+    sent_bytes: int
+    received_bytes: int
+
+
 RolloutEvent = (
     EngineJoined
     | EngineLost
@@ -127,4 +140,5 @@ RolloutEvent = (
     | TrainerJoined
     | BatchRequested
     | StepTrained
+    | BytesCounted
 )

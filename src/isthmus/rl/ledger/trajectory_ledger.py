@@ -16,12 +16,14 @@ from isthmus.rl.ledger.ledger_records import (
     EngineRecord,
     LedgerConfig,
     LedgerState,
+    LinkBytes,
     SampleRecord,
     SampleState,
     TokenRange,
 )
 from isthmus.rl.ledger.rollout_events import (
     BatchRequested,
+    BytesCounted,
     EngineJoined,
     EngineLost,
     EngineUpdated,
@@ -87,15 +89,22 @@ class TrajectoryLedger:
                     fail_sample(self.state, sample)
             case SampleScored() | ScoreFailed():
                 self._score_sample(event)
+            case _:
+                self._handle_trainer(event)
+        claim_batch(self.state)
+        assign_samples(self.state)
+        return self.state.instructions
+
+    def _handle_trainer(self, event: TrainerJoined | BatchRequested | StepTrained | BytesCounted) -> None:
+        match event:
             case TrainerJoined():
                 self._join_trainer(event)
             case BatchRequested():
                 self._request_batch(event)
             case StepTrained():
                 self._end_step(event)
-        claim_batch(self.state)
-        assign_samples(self.state)
-        return self.state.instructions
+            case BytesCounted():
+                self._count_bytes(event)
 
     def outstanding(self) -> list[RolloutInstruction]:
         """Return what a restarted process has to ask for again, as it may have ended before it asked.
@@ -257,6 +266,15 @@ class TrajectoryLedger:
             for sample in list(prompt.samples):
                 if sample.state in (SampleState.WAITING, SampleState.RUNNING) and sample.oldest_version is not None:
                     begin_again(self.state, prompt, sample, SampleState.STALE)
+
+    def _count_bytes(self, event: BytesCounted) -> None:
+        if min(event.weights_bytes, event.sent_bytes, event.received_bytes) < 0:
+            self._refuse(f"{event.sent_bytes} bytes sent to {event.owner}")
+            return
+        total = self.state.links.setdefault(event.owner, LinkBytes())
+        total.weights_bytes += event.weights_bytes
+        total.sent_bytes += event.sent_bytes
+        total.received_bytes += event.received_bytes
 
     def _ask_for_update(self, name: str) -> None:
         version, on_update = self.state.version, self.state.config.on_update

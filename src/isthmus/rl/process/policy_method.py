@@ -125,6 +125,8 @@ class PolicyMethod:
             self._weights = weights
             self._versions.add(PolicyVersion(step + 1, weights))
             self._coordinator.end_step(step, is_last=step + 1 == trainer.training.steps)
+            for link in self._links:
+                link.count_bytes()
         own = self._batches.sums if self._batches is not None and trainer.group.tp_rank == 0 else []
         sums = torch.stack(own).sum(dim=0).cpu() if own else torch.zeros(len(STATISTICS), dtype=torch.float64)
         total = dict(zip(STATISTICS, trainer.communicator.sum_over_all(sums).tolist(), strict=True))

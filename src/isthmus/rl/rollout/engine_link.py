@@ -62,7 +62,9 @@ class EngineLink:
         self._stopped = threading.Event()
         self._orders: queue.Queue[EngineOrder | None] = queue.Queue()
         self._number, self._staged, self._has_ended = 0, -1, False
-        self.sent_bytes = self.received_bytes = self.version_bytes = 0
+        self._link: MessageLink | None = None
+        self._counted, self._counts = [0, 0, 0], threading.Lock()
+        self._weights_bytes = 0
         self._thread = threading.Thread(target=self._run, name=f"isthmus-engine-{name}", daemon=True)
 
     def start(self) -> None:
@@ -78,6 +80,16 @@ class EngineLink:
         """Wait until the engine knows the end, or does not answer within `timeout_s`."""
         self._thread.join(timeout_s)
 
+    def count_bytes(self) -> None:
+        """Add what has crossed this connection since the last call to the ledger."""
+        with self._counts:
+            if (link := self._link) is None:
+                return
+            now = [self._weights_bytes, link.sent_bytes, link.received_bytes]
+            new = [after - before for after, before in zip(now, self._counted, strict=True)]
+            self._counted = now
+        self._coordinator.count_bytes(self._cluster, *new)
+
     def _run(self) -> None:
         said, num_left = "", NUM_LAST_TRIES
         while not self._has_ended and num_left:
@@ -88,13 +100,14 @@ class EngineLink:
                 with suppress(OSError):
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 link = MessageLink.dialled(sock, self._keys, self._cluster)
+                with self._counts:
+                    self._link, self._counted, self._weights_bytes = link, [0, 0, 0], 0
                 try:
                     said = ""
                     self._serve(link, sock)
                 finally:
                     link.close()
-                    self.sent_bytes += link.sent_bytes
-                    self.received_bytes += link.received_bytes
+                    self.count_bytes()
             except (OSError, IsthmusError) as error:
                 if said != (said := " ".join(str(error).split())) and not self._stopped.is_set():
                     print(f"rollouts of {self._name} are cut: {said}", flush=True)
@@ -159,7 +172,7 @@ class EngineLink:
         for header, content in chunks:
             link.send(pack_message(VersionChunk(**header)), content)
         link.send(pack_message(VersionEnd(step=newest.step, digest=self._versions.digest(newest.step))))
-        self.version_bytes += link.sent_bytes - before
+        self._weights_bytes += link.sent_bytes - before
         return newest.step
 
     def _receive_staged(self, link: MessageLink) -> str:

@@ -24,14 +24,20 @@ MAX_CONTENT_BYTES = 16 << 20
 _PROLOGUE = b"isthmus rollouts 1"
 _SIZES = struct.Struct("!IQ")
 _EPHEMERAL_BYTES = 32 + TAG_BYTES
+_KEY_ID_BYTES = 16
 
 
 class MessageLink:
-    """One connection. Several threads may send; one receives. Each counts the bytes of its messages."""
+    """One connection. Several threads may send; one receives.
 
-    def __init__(self, channel: Channel) -> None:
+    `sent_bytes` and `received_bytes` are the payload of the connection, handshake and authentication included: what a
+    link counts.
+    """
+
+    def __init__(self, channel: Channel, sent_bytes: int = 0, received_bytes: int = 0) -> None:
         self._channel, self._lock = channel, threading.Lock()
-        self.sent_bytes = self.received_bytes = 0
+        self._part_bytes = TAG_BYTES if isinstance(channel, SealedChannel) else 0
+        self.sent_bytes, self.received_bytes = sent_bytes, received_bytes
 
     @classmethod
     def dialled(cls, sock: socket.socket, keys: LinkKeys | None, site: str) -> MessageLink:
@@ -44,44 +50,43 @@ class MessageLink:
         receive_exactly(sock, memoryview(answer))
         handshake.read_second(bytes(answer))
         sends, receives = handshake.split()
-        return cls(SealedChannel(sock, sends, receives))
+        return cls(SealedChannel(sock, sends, receives), _KEY_ID_BYTES + _EPHEMERAL_BYTES, _EPHEMERAL_BYTES)
 
     @classmethod
     def accepted(cls, sock: socket.socket, keys: LinkKeys | None) -> MessageLink:
         """Return the link over a connection that was accepted; raises `ConnectionResetError` for one without a key."""
         if keys is None:
             return cls(PlainChannel(sock))
-        greeting = bytearray(16 + _EPHEMERAL_BYTES)
+        greeting = bytearray(_KEY_ID_BYTES + _EPHEMERAL_BYTES)
         receive_exactly(sock, memoryview(greeting))
-        site = keys.site_of_key(bytes(greeting[:16]))
+        site = keys.site_of_key(bytes(greeting[:_KEY_ID_BYTES]))
         if site is None or not keys.is_first_use(bytes(greeting[16:48])):
             raise ConnectionResetError("a caller without a key of the run")
         handshake = NoiseHandshake(keys.psk(site), _PROLOGUE)
-        handshake.read_first(bytes(greeting[16:]))
+        handshake.read_first(bytes(greeting[_KEY_ID_BYTES:]))
         sock.sendall(handshake.write_second(b""))
         receives, sends = handshake.split()
-        return cls(SealedChannel(sock, sends, receives))
+        return cls(SealedChannel(sock, sends, receives), _EPHEMERAL_BYTES, _KEY_ID_BYTES + _EPHEMERAL_BYTES)
 
     def send(self, header: dict[str, Any], content: bytes = b"") -> None:
         """Send a message; raises `OSError` if the connection is gone."""
         text = json.dumps(header).encode()
         with self._lock:
-            self._channel.write([_SIZES.pack(len(text), len(content))])
+            self._write(_SIZES.pack(len(text), len(content)))
             for data in (text, content):
                 view = memoryview(data)
                 for start in range(0, len(data), MAX_PART_BYTES):
-                    self._channel.write([view[start : start + MAX_PART_BYTES]])
-            self.sent_bytes += _SIZES.size + len(text) + len(content)
+                    self._write(view[start : start + MAX_PART_BYTES])
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
         """Return the next message; raises `OSError` if the connection is gone, `ProtocolError` for none of ours."""
         sizes = bytearray(_SIZES.size)
         self._channel.read_into(memoryview(sizes), lambda: True)
+        self.received_bytes += len(sizes) + self._part_bytes
         num_text, num_content = _SIZES.unpack(bytes(sizes))
         if not 2 <= num_text <= MAX_HEADER_BYTES or num_content > MAX_CONTENT_BYTES:
             raise ProtocolError(f"a message of {num_text} and {num_content} bytes")
         text, content = self._read(num_text), self._read(num_content)
-        self.received_bytes += _SIZES.size + num_text + num_content
         try:
             header = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -95,9 +100,15 @@ class MessageLink:
         self._channel.shut_down()
         self._channel.close()
 
+    def _write(self, part: bytes | memoryview) -> None:
+        self._channel.write([part])
+        self.sent_bytes += len(part) + self._part_bytes
+
     def _read(self, num_bytes: int) -> bytes:
         data = bytearray(num_bytes)
         view = memoryview(data)
         for start in range(0, num_bytes, MAX_PART_BYTES):
-            self._channel.read_into(view[start : start + MAX_PART_BYTES], lambda: False)
+            part = view[start : start + MAX_PART_BYTES]
+            self._channel.read_into(part, lambda: False)
+            self.received_bytes += len(part) + self._part_bytes
         return bytes(data)

@@ -20,6 +20,7 @@ from isthmus.rl.ledger.ledger_records import LedgerConfig, SampleRecord, SampleS
 from isthmus.rl.ledger.ledger_snapshot import dump_ledger, restore_ledger
 from isthmus.rl.ledger.rollout_events import (
     BatchRequested,
+    BytesCounted,
     EngineJoined,
     EngineLost,
     EngineUpdated,
@@ -151,6 +152,17 @@ class RolloutCoordinator:
                 case TokensReport():
                     return self._add_tokens(engine, report)
         return ""
+
+    def count_bytes(self, owner: str, weights_bytes: int, sent_bytes: int, received_bytes: int) -> None:
+        """Add bytes that have crossed the connections of an owner's engines since the last call."""
+        if not sent_bytes and not received_bytes:
+            return
+        with self._changed:
+            self._apply(
+                BytesCounted(
+                    owner=owner, weights_bytes=weights_bytes, sent_bytes=sent_bytes, received_bytes=received_bytes
+                )
+            )  # fmt: skip
 
     def request_batch(self, step: int) -> None:
         """Ask for the samples of training step `step`."""

@@ -82,10 +82,10 @@ def apply(
     examples=["isthmus rl ledger sums", "isthmus rl ledger sums --json | jq '.tokens, .lost, .doubled'"],
 )
 def ledger(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
-    """Show what became of the samples of a job: by fate, tokens by cluster and fate, and their staleness.
+    """Show what became of the samples of a job: by fate, tokens by owner, cluster and fate, staleness, bytes.
 
     It reads the job's ledger in `checkpoints.folder`, on this machine: run it where that folder is, also while the job
-    runs. `lost` and `doubled` count prompts and are 0.
+    runs. `lost` and `doubled` count prompts and are 0. `bytes` are those that the links to each cluster carried.
     """
     view = select_job(client.jobs(), job)
     folder = Path(with_own_folders(view.job, view.id).checkpoints.folder)
@@ -101,6 +101,8 @@ def ledger(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
         raise UnavailableError("the ledger cannot be read on this machine", hint=hint) from error
     if "error" in found:
         raise NotFoundError(found["error"], hint=found["hint"])
+    owners = {one.cluster.name: one.cluster.owner for one in client.pool().clusters}
+    found["owners"] = _by_owner(found["tokens"], owners | {part.cluster: part.owner for part in view.parts})
     env.answer(found, lambda: _ledger_text(found))
 
 
@@ -114,12 +116,25 @@ def _read_ledger(folder: Path) -> subprocess.CompletedProcess[bytes]:
     )
 
 
+def _by_owner(tokens: dict[str, dict[str, int]], owners: dict[str, str]) -> dict[str, dict[str, int]]:
+    """Return tokens by owner and fate; a cluster that is no longer in the pool stands for its owner."""
+    found: dict[str, dict[str, int]] = {}
+    for cluster, by_fate in tokens.items():
+        total = found.setdefault(owners.get(cluster, cluster), {})
+        for fate, count in by_fate.items():
+            total[fate] = total.get(fate, 0) + count
+    return found
+
+
 def _ledger_text(found: dict[str, Any]) -> str:
     """Return the counts of a ledger as lines."""
     fates = ", ".join(f"{count:,} {fate}" for fate, count in found["samples"].items())
     lines = [f"samples: {fates}; prompts lost {found['lost']}, doubled {found['doubled']}"]
-    for name, by_fate in found["tokens"].items():
-        lines.append(f"{name}: " + ", ".join(f"{count:,} tokens {fate}" for fate, count in by_fate.items()))
+    for owner, by_fate in found["owners"].items():
+        lines.append(f"{owner}: " + ", ".join(f"{count:,} tokens {fate}" for fate, count in by_fate.items()))
+    for name, count in found["bytes"].items():
+        sizes = [format_bytes(count[one]) for one in ("sent_bytes", "weights_bytes", "received_bytes")]
+        lines.append(f"link to {name}: {sizes[0]} sent, of which {sizes[1]} weights, {sizes[2]} received")
     ages = ", ".join(f"{count:,} of {age}" for age, count in found["staleness"].items())
     return "\n".join([*lines, f"trained tokens by staleness: {ages or 'none'}"])
 
