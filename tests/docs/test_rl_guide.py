@@ -55,3 +55,5 @@ def test_every_command_works_as_printed(tmp_path: Path, whole: bool) -> None:
     rewards = [float(one) for one in re.findall(r"reward ([\d.]+)", printed["isthmus submit sums.yaml --watch"])]
     assert not whole or sum(rewards[-5:]) / 5 > rewards[0] + 0.1, rewards
     assert all(found["bytes"][name]["weights_bytes"] > 300_000 for name in "bc")
+    assert found["barred"] == {}
+    assert sum(one["samples"] for one in found["audits"].values()) > 0

@@ -7,6 +7,7 @@ from typing import Any
 
 from isthmus.core.errors import InputError
 from isthmus.rl.ledger.ledger_records import (
+    AuditRecord,
     EngineRecord,
     LedgerConfig,
     LedgerState,
@@ -33,6 +34,8 @@ def dump_ledger(state: LedgerState) -> dict[str, Any]:
             for name, one in state.engines.items()
         },
         "batches": [list(one) for one in state.batches],
+        "audits": [[*key, one.owner, one.problem] for key, one in state.audits.items()],
+        "barred": dict(state.barred),
         "links": {owner: asdict(one) for owner, one in state.links.items()},
         **{name: getattr(state, name) for name in _NUMBERS},
     }  # fmt: skip
@@ -45,10 +48,13 @@ def restore_ledger(config: LedgerConfig, content: dict[str, Any]) -> LedgerState
         for name in _NUMBERS:
             setattr(state, name, content[name])
         for number, one in enumerate(content["prompts"]):
-            prompt = _restore_prompt(number, one)
-            state.prompts[number] = prompt
-            if prompt.fate is None and prompt.step is None:
-                state.open_prompts[number] = prompt
+            record = _restore_prompt(number, one)
+            state.prompts[number] = record
+            if record.fate is None and record.step is None:
+                state.open_prompts[number] = record
+        for prompt, number, attempt, owner, problem in content.get("audits", ()):
+            state.audits[SampleKey(prompt, number, attempt)] = AuditRecord(owner=owner, problem=problem)
+        state.barred = dict(content.get("barred", {}))
         state.links = {owner: LinkBytes(**one) for owner, one in content.get("links", {}).items()}
         for name, one in content["engines"].items():
             engine = EngineRecord(owner=one["owner"], num_slots=one["num_slots"], version=one["version"])

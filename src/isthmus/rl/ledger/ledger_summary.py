@@ -23,6 +23,10 @@ class LedgerSummary:
     bytes:
         Bytes over the connections to engines by their owner: `weights_bytes`, `sent_bytes` (weights included) and
         `received_bytes`, as the links carry them.
+    audits:
+        Samples that were recomputed, by owner: `samples`, and `differing` among them.
+    barred:
+        Owners that decode no more, and why.
     """
 
     samples: dict[str, int]
@@ -31,6 +35,8 @@ class LedgerSummary:
     doubled: int
     staleness: dict[int, int]
     bytes: dict[str, dict[str, int]]
+    audits: dict[str, dict[str, int]]
+    barred: dict[str, str]
 
 
 def summarise_ledger(ledger: LedgerState) -> LedgerSummary:
@@ -46,6 +52,11 @@ def summarise_ledger(ledger: LedgerState) -> LedgerSummary:
             tokens.setdefault(one.owner, Counter())[fate] += num
             if sample.state is SampleState.TRAINED and sample.step is not None:
                 staleness[sample.step - one.version] += num
+    audits: dict[str, dict[str, int]] = {}
+    for audit in ledger.audits.values():
+        count = audits.setdefault(audit.owner, {"samples": 0, "differing": 0})
+        count["samples"] += 1
+        count["differing"] += bool(audit.problem)
     in_batches = Counter(number for batch in ledger.batches for number in batch)
     kept = {number for number, one in ledger.prompts.items() if one.fate is not None}
     known = kept | ledger.open_prompts.keys() | in_batches.keys()
@@ -56,4 +67,6 @@ def summarise_ledger(ledger: LedgerState) -> LedgerSummary:
         doubled=sum(count > 1 for count in in_batches.values()),
         staleness=dict(sorted(staleness.items())),
         bytes={owner: asdict(one) for owner, one in sorted(ledger.links.items())},
+        audits=dict(sorted(audits.items())),
+        barred=dict(sorted(ledger.barred.items())),
     )

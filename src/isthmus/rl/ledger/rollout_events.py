@@ -128,6 +128,18 @@ class BytesCounted:
     received_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class SampleAudited:
+    """A sample was recomputed at the versions that it claims: `problem` says what differs, "" if nothing does.
+
+    `owner` is the one whose tokens differ, or the one of the sample's last tokens.
+    """
+
+    sample: SampleKey
+    owner: str
+    problem: str
+
+
 RolloutEvent = (
     EngineJoined
     | EngineLost
@@ -141,4 +153,5 @@ RolloutEvent = (
     | BatchRequested
     | StepTrained
     | BytesCounted
+    | SampleAudited
 )

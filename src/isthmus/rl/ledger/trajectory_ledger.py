@@ -11,8 +11,10 @@ import math
 from collections.abc import Iterable
 
 from isthmus.rl.ledger.assign_samples import assign_samples
+from isthmus.rl.ledger.bar_owner import bar_owner
 from isthmus.rl.ledger.claim_batch import claim_batch, send_batch
 from isthmus.rl.ledger.ledger_records import (
+    AuditRecord,
     EngineRecord,
     LedgerConfig,
     LedgerState,
@@ -28,6 +30,7 @@ from isthmus.rl.ledger.rollout_events import (
     EngineLost,
     EngineUpdated,
     RolloutEvent,
+    SampleAudited,
     SampleEnded,
     SampleFailed,
     SampleKey,
@@ -87,6 +90,8 @@ class TrajectoryLedger:
             case SampleFailed():
                 if (sample := self._running(event)) is not None:
                     fail_sample(self.state, sample)
+            case SampleAudited():
+                self._audit_sample(event)
             case SampleScored() | ScoreFailed():
                 self._score_sample(event)
             case _:
@@ -127,6 +132,9 @@ class TrajectoryLedger:
     def _join_engine(self, event: EngineJoined) -> None:
         if not 0 <= event.version <= self.state.newest or event.num_slots < 1:
             self._refuse(f"engine {event.engine} with {event.num_slots} slots and version {event.version}")
+            return
+        if event.owner in self.state.barred:
+            self._refuse(f"engine {event.engine} of {event.owner}: {self.state.barred[event.owner]}")
             return
         self._lose_engine(event.engine)
         self.state.engines[event.engine] = EngineRecord(
@@ -178,6 +186,15 @@ class TrajectoryLedger:
         else:
             move_sample(self.state, sample, SampleState.ENDED)
             self.state.instructions.append(ScoreSample(sample=sample.key, score_try=sample.score_try))
+
+    def _audit_sample(self, event: SampleAudited) -> None:
+        sample = self.find(event.sample)
+        if sample is None or event.owner not in {one.owner for one in sample.ranges}:
+            self._refuse(f"an audit of sample {tuple(event.sample)} by {event.owner}")
+            return
+        self.state.audits[event.sample] = AuditRecord(owner=event.owner, problem=event.problem)
+        if event.problem:
+            bar_owner(self.state, event.owner, event.problem)
 
     def _score_sample(self, event: SampleScored | ScoreFailed) -> None:
         sample = self.find(event.sample)

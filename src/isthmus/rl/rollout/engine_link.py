@@ -136,7 +136,12 @@ class EngineLink:
         engine, self._orders, self._staged = f"{self._name}#{self._number}", queue.Queue(), step
         reader = threading.Thread(target=self._read, args=(link, engine), name=f"isthmus-reports-{engine}", daemon=True)
         try:
-            self._coordinator.join_engine(engine, self._cluster, ready.num_slots, step, self._orders.put)
+            send = self._orders.put
+            if barred := self._coordinator.join_engine(engine, self._cluster, ready.num_slots, step, send):
+                print(f"rollouts of {self._name} end: {barred}", flush=True)
+                self._end(link)
+                self._has_ended = isinstance(unpack_message(link.receive()[0]), EndRun)
+                return
             reader.start()
             if self._stopped.is_set():  # `close` may have told the former queue
                 self._orders.put(None)
@@ -144,7 +149,8 @@ class EngineLink:
             reader.join(HANDSHAKE_TIMEOUT_S)  # an engine that has got the end closes
         finally:
             link.close()
-            reader.join(HANDSHAKE_TIMEOUT_S)
+            if reader.is_alive():
+                reader.join(HANDSHAKE_TIMEOUT_S)
             self._coordinator.lose_engine(engine)
 
     def _send_orders(self, link: MessageLink) -> None:

@@ -10,6 +10,8 @@ from isthmus.core.errors import InputError
 from isthmus.core.job import Job
 from isthmus.rl.rollout.engine_messages import Sampling
 from isthmus.serve import PagedEngine, PagedEngineConfig
+from isthmus.serve.draw_token import draw_token
+from isthmus.serve.paged.paged_engine import DrawToken
 from isthmus.train.model.transformers_model import read_transformers_config
 
 PAGE_TOKENS = 16
@@ -31,8 +33,9 @@ def engine_dtype(job: Job) -> torch.dtype:
 
 
 def open_engine(
-    job: Job, version: int, weights: Mapping[str, torch.Tensor], device: torch.device, num_engines: int = 1
-) -> PagedEngine:
+    job: Job, version: int, weights: Mapping[str, torch.Tensor], device: torch.device, num_engines: int = 1,
+    draw: DrawToken = draw_token,
+) -> PagedEngine:  # fmt: skip
     """Return one of `num_engines` engines, with weights `version`; raises `InputError` for a model it cannot decode."""
     if job.rl is None:
         raise ValueError(f"job {job.name} has task {job.task}")
@@ -46,7 +49,7 @@ def open_engine(
         )  # fmt: skip
         try:
             if rows <= job.training.global_batch_size or rows == 1:
-                return PagedEngine(config, sizes, version, weights)
+                return PagedEngine(config, sizes, version, weights, draw)
         except InputError:
             if rows == 1:
                 raise
