@@ -15,7 +15,7 @@ from transformers import Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from isthmus.rl.audit.judge_sample import BF16_BOUNDS, FP32_BOUNDS, AuditBounds
-from isthmus.rl.audit.trajectory_auditor import Claim, TrajectoryAuditor
+from isthmus.rl.audit.trajectory_auditor import SampleClaim, TrajectoryAuditor
 from isthmus.rl.ledger.ledger_records import SampleRecord, TokenRange
 from isthmus.rl.ledger.rollout_events import SampleKey
 from isthmus.rl.rollout.engine_messages import EndReport, Sampling, StartSample, TokensReport
@@ -63,7 +63,7 @@ def make_engine(
     return PagedEngine(CONFIG, config, version, weights, draw)
 
 
-def decode_samples(engine: PagedEngine, first: int, count: int) -> list[Claim]:
+def decode_samples(engine: PagedEngine, first: int, count: int) -> list[SampleClaim]:
     """Return what an engine reports for samples number `first` and following, of prompts of 4 tokens."""
     runner = EngineRunner(engine, SAMPLING)
     prompts = {SampleKey(n, 0, 0): tuple((7 * n + at * at + n // 60) % 60 + 1 for at in range(4))
@@ -80,7 +80,7 @@ def decode_samples(engine: PagedEngine, first: int, count: int) -> list[Claim]:
                 raise ValueError("logits that are no numbers")
     whole = TokenRange(start=0, end=LENGTH, version=engine.version, engine="e", owner="o")
     return [
-        Claim(sample=SampleRecord(key=key, ranges=[whole]), prompt_tokens=prompts[key], trajectory=one)
+        SampleClaim(sample=SampleRecord(key=key, ranges=[whole]), prompt_tokens=prompts[key], trajectory=one)
         for key, one in claims.items()
     ]
 
@@ -93,7 +93,7 @@ def make_auditor(weights: Weights, dtype: torch.dtype, bounds: AuditBounds, rows
     )  # fmt: skip
 
 
-def forged(kind: str, dtype: torch.dtype, count: int) -> list[Claim]:
+def forged(kind: str, dtype: torch.dtype, count: int) -> list[SampleClaim]:
     """Return `count` samples of a forger that claims version 1."""
     old, new = make_weights(dtype)
     if kind == "weights of the step before":
@@ -111,7 +111,7 @@ def forged(kind: str, dtype: torch.dtype, count: int) -> list[Claim]:
     ]
 
 
-def problems(auditor: TrajectoryAuditor, claims: list[Claim]) -> list[str]:
+def problems(auditor: TrajectoryAuditor, claims: list[SampleClaim]) -> list[str]:
     """Return what is wrong with each sample, "" for nothing."""
     found = [one[1] for one in auditor.audit_all(claims) if one is not None]
     if len(found) != len(claims):

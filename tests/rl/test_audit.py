@@ -27,7 +27,7 @@ from isthmus.rl import LedgerConfig, TrajectoryLedger, check_trajectories, summa
 from isthmus.rl.audit.choose_sample import is_chosen
 from isthmus.rl.audit.judge_sample import FP32_BOUNDS, AuditBounds, judge_sample
 from isthmus.rl.audit.token_difference import TokenDifference, token_difference
-from isthmus.rl.audit.trajectory_auditor import Claim, TrajectoryAuditor
+from isthmus.rl.audit.trajectory_auditor import SampleClaim, TrajectoryAuditor
 from isthmus.rl.ledger.ledger_records import SampleRecord, TokenRange
 from isthmus.rl.ledger.ledger_snapshot import dump_ledger, restore_ledger
 from isthmus.rl.ledger.rollout_events import EngineJoined, SampleAudited, SampleEnded, SampleKey, TokensReported
@@ -96,7 +96,7 @@ def test_a_sample_is_recomputed_through_versions_and_engines(on_update: OnUpdate
 
     def found(trajectory: Trajectory) -> tuple[str, str] | None:
         sample = SampleRecord(key=KEY, ranges=ranges)
-        return auditor.audit(Claim(sample=sample, prompt_tokens=PROMPT, trajectory=trajectory))
+        return auditor.audit(SampleClaim(sample=sample, prompt_tokens=PROMPT, trajectory=trajectory))
 
     assert found(claim) == found(claim) == ("c", "")
     for position, owner in ((1, "b"), (4, "b"), (6, "c")):

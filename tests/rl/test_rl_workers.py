@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import psutil
@@ -100,3 +101,24 @@ def test_three_owners_learn_bit_for_bit_what_one_process_learns(tmp_path: Path) 
     decoded = [one.values["decoded_tokens"] for one in workers.metrics(1)]
     assert sum(decoded) >= sum(found[1].tokens["b"].values())
     assert all(one.values["decode_s"] > 0 for one in workers.metrics(1)[-1:])
+
+
+def test_links_that_were_cut_carry_samples_again_within_5_s(tmp_path: Path, whole: bool) -> None:
+    """Both links of the trainer stall and refuse connections; once they are back, two more steps take at most 5 s."""
+    job = make_rl_job(tmp_path, steps=4000)
+    plan = make_plan(job, [4], "a", rollouts=[{"cluster": name, "node_group": "cpu"} for name in "bc"])
+    links_of_a = [{"between": ["a", name], "bandwidth_gbps": 1, "round_trip_ms": 2} for name in "bc"]
+    with (
+        links_in_background(pool_of(*links_of_a)) as links,
+        started(tmp_path, job, plan, program=PROGRAM, routes=links.routes["a"]) as workers,
+    ):
+        workers.wait_for_step(1)
+        for name in "bc":
+            links.cut("a", name)
+        threading.Event().wait(30.0 if whole else 7.0)
+        before = workers.metrics(0)[-1].step
+        for name in "bc":
+            links.restore("a", name)
+        workers.wait_for_step(before + 2, limit_s=5.0)
+        found = read_ledger(Path(job.checkpoints.folder) / "rollouts")
+    assert (found.lost, found.doubled) == (0, 0)

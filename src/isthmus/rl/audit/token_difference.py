@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isthmus.serve import DecodeRequest
-from isthmus.serve.draw_token import uniform
+from isthmus.serve import DecodeRequest, draw_number
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def token_difference(
     sums = np.cumsum(weights)
     recomputed = min(0.0, float(scores[token] - highest - math.log(sums[-1])))
     if request.temperature > 0:
-        drawn = uniform(request, position) * sums[-1]
+        drawn = draw_number(request, position) * sums[-1]
         below = sums[token] - weights[token] - drawn
         draw = max(below, drawn - sums[token], 0.0) / sums[-1]
     else:

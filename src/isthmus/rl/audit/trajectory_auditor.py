@@ -15,8 +15,7 @@ from isthmus.rl.ledger.ledger_records import SampleRecord, TokenRange
 from isthmus.rl.ledger.rollout_instructions import OnUpdate
 from isthmus.rl.rollout.engine_messages import Sampling
 from isthmus.rl.rollout.trajectory import Trajectory
-from isthmus.serve import DecodeEngine, DecodeRequest, SequenceKey
-from isthmus.serve.paged.paged_engine import DrawToken
+from isthmus.serve import DecodeEngine, DecodeRequest, DrawToken, SequenceKey
 
 Weights = Mapping[str, torch.Tensor]
 OpenEngine = Callable[[int, Weights, DrawToken], DecodeEngine]
@@ -24,7 +23,7 @@ OpenEngine = Callable[[int, Weights, DrawToken], DecodeEngine]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class SampleClaim:
     """A complete sample as its engines reported it, and the tokens of its prompt."""
 
     sample: SampleRecord
@@ -54,24 +53,24 @@ class TrajectoryAuditor:
         self._open_engine, self._weights_of, self._sampling = open_engine, weights_of, sampling
         self._on_update, self._bounds = on_update, bounds
         self._engine: DecodeEngine | None = None
-        self._claims: dict[SequenceKey, Claim] = {}
+        self._claims: dict[SequenceKey, SampleClaim] = {}
         self._found: dict[SequenceKey, list[TokenDifference]] = {}
 
-    def audit(self, claim: Claim) -> tuple[str, str] | None:
+    def audit(self, claim: SampleClaim) -> tuple[str, str] | None:
         """Return the owner whose tokens differ and how, or the owner of the last tokens and "".
 
         None where a version is no longer here, or the weights give no numbers: nothing can be said.
         """
         return self.audit_all([claim])[0]
 
-    def audit_all(self, claims: Sequence[Claim]) -> list[tuple[str, str] | None]:
+    def audit_all(self, claims: Sequence[SampleClaim]) -> list[tuple[str, str] | None]:
         """Return what `audit` says of each sample; those that one version and one engine decoded are computed at once.
 
         Their keys differ.
         """
         self._claims = {one.key: one for one in claims}
         self._found = {key: [] for key in self._claims}
-        together: dict[int, list[Claim]] = {}
+        together: dict[int, list[SampleClaim]] = {}
         for one in claims:
             if len(one.sample.ranges) == 1:
                 together.setdefault(one.sample.ranges[0].version, []).append(one)
@@ -85,7 +84,7 @@ class TrajectoryAuditor:
                 self._follow(one)
         return [self._judge(one) for one in claims]
 
-    def _follow(self, claim: Claim) -> None:
+    def _follow(self, claim: SampleClaim) -> None:
         """Compute a sample through its versions and engines, as far as it can be."""
         before: TokenRange | None = None
         engine = self._engine
@@ -107,7 +106,7 @@ class TrajectoryAuditor:
         if engine is not None and engine.num_sequences:
             engine.stop(claim.key)
 
-    def _begin(self, claims: Sequence[Claim], piece: TokenRange, weights: Weights) -> DecodeEngine:
+    def _begin(self, claims: Sequence[SampleClaim], piece: TokenRange, weights: Weights) -> DecodeEngine:
         """Return the engine with the tokens before `piece`, as the one that went on with the samples had them."""
         engine, sampling = self._engine, self._sampling
         if engine is None:
@@ -125,7 +124,7 @@ class TrajectoryAuditor:
             )  # fmt: skip
         return engine
 
-    def _judge(self, claim: Claim) -> tuple[str, str] | None:
+    def _judge(self, claim: SampleClaim) -> tuple[str, str] | None:
         found, ranges = self._found[claim.key], claim.sample.ranges
         if not ranges or len(found) < ranges[-1].end:
             return None
@@ -141,7 +140,7 @@ class TrajectoryAuditor:
         return token, claimed
 
 
-def audit_or_say(auditor: TrajectoryAuditor, claim: Claim) -> tuple[str, str] | None:
+def audit_or_say(auditor: TrajectoryAuditor, claim: SampleClaim) -> tuple[str, str] | None:
     """Return what `auditor` finds, None where it could not compute; the cause is printed."""
     try:
         return auditor.audit(claim)

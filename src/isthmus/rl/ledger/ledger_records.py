@@ -120,7 +120,7 @@ class EngineRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditRecord:
+class SampleAudit:
     """What an audit of a sample found: `problem` is "" where tokens and log-probabilities were the same."""
 
     owner: str
@@ -146,7 +146,7 @@ class LedgerState:
     engines: dict[str, EngineRecord] = field(default_factory=dict)
     batches: list[tuple[int, ...]] = field(default_factory=list)
     links: dict[str, LinkBytes] = field(default_factory=dict)
-    audits: dict[SampleKey, AuditRecord] = field(default_factory=dict)
+    audits: dict[SampleKey, SampleAudit] = field(default_factory=dict)
     barred: dict[str, str] = field(default_factory=dict)
     version: int = 0
     newest: int = 0

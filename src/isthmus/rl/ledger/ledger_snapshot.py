@@ -7,12 +7,12 @@ from typing import Any
 
 from isthmus.core.errors import InputError
 from isthmus.rl.ledger.ledger_records import (
-    AuditRecord,
     EngineRecord,
     LedgerConfig,
     LedgerState,
     LinkBytes,
     PromptRecord,
+    SampleAudit,
     SampleRecord,
     SampleState,
     TokenRange,
@@ -53,7 +53,7 @@ def restore_ledger(config: LedgerConfig, content: dict[str, Any]) -> LedgerState
             if record.fate is None and record.step is None:
                 state.open_prompts[number] = record
         for prompt, number, attempt, owner, problem in content.get("audits", ()):
-            state.audits[SampleKey(prompt, number, attempt)] = AuditRecord(owner=owner, problem=problem)
+            state.audits[SampleKey(prompt, number, attempt)] = SampleAudit(owner=owner, problem=problem)
         state.barred = dict(content.get("barred", {}))
         state.links = {owner: LinkBytes(**one) for owner, one in content.get("links", {}).items()}
         for name, one in content["engines"].items():

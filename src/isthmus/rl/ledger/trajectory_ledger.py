@@ -14,11 +14,11 @@ from isthmus.rl.ledger.assign_samples import assign_samples
 from isthmus.rl.ledger.bar_owner import bar_owner
 from isthmus.rl.ledger.claim_batch import claim_batch, send_batch
 from isthmus.rl.ledger.ledger_records import (
-    AuditRecord,
     EngineRecord,
     LedgerConfig,
     LedgerState,
     LinkBytes,
+    SampleAudit,
     SampleRecord,
     SampleState,
     TokenRange,
@@ -192,7 +192,7 @@ class TrajectoryLedger:
         if sample is None or event.owner not in {one.owner for one in sample.ranges}:
             self._refuse(f"an audit of sample {tuple(event.sample)} by {event.owner}")
             return
-        self.state.audits[event.sample] = AuditRecord(owner=event.owner, problem=event.problem)
+        self.state.audits[event.sample] = SampleAudit(owner=event.owner, problem=event.problem)
         if event.problem:
             bar_owner(self.state, event.owner, event.problem)
 

@@ -16,6 +16,9 @@ from isthmus.rl.rollout.wire_messages import EngineGreeting
 from isthmus.train.process.trainer import Trainer
 from isthmus.wan import dial
 
+DIAL_TIMEOUT_S = 2.0
+"""Longest time to connect, of which a link that is cut takes all: short, so that a restored one is soon used."""
+
 
 def open_links(
     trainer: Trainer,
@@ -38,8 +41,8 @@ def open_links(
         worker = workers[rank]
         route = None if worker.cluster == spec.cluster else spec.routes.get(worker.cluster)
         link = EngineLink(
-            f"{worker.cluster}.{rank}", worker.cluster, partial(dial, (worker.host, worker.port), route),
-            trainer.keys.links, greeting, coordinator, versions,
+            f"{worker.cluster}.{rank}", worker.cluster,
+            partial(dial, (worker.host, worker.port), route, DIAL_TIMEOUT_S), trainer.keys.links, greeting, coordinator, versions,
         )  # fmt: skip
         link.start()
         links.append(link)

@@ -15,7 +15,7 @@ from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.data import PromptSet, open_prompts
 from isthmus.rl.audit.choose_sample import is_chosen
 from isthmus.rl.audit.judge_sample import BF16_BOUNDS, FP32_BOUNDS
-from isthmus.rl.audit.trajectory_auditor import Claim, TrajectoryAuditor, audit_or_say
+from isthmus.rl.audit.trajectory_auditor import SampleClaim, TrajectoryAuditor, audit_or_say
 from isthmus.rl.ledger.ledger_records import LedgerConfig
 from isthmus.rl.overlong_penalty import overlong_penalty
 from isthmus.rl.process.gather_policy import PolicyGatherer
@@ -212,7 +212,7 @@ class PolicyMethod:
         )  # fmt: skip
         secret = secrets.token_bytes(32)
         return lambda sample, prompt_tokens, trajectory: (
-            audit_or_say(auditor, Claim(sample=sample, prompt_tokens=prompt_tokens, trajectory=trajectory))
+            audit_or_say(auditor, SampleClaim(sample=sample, prompt_tokens=prompt_tokens, trajectory=trajectory))
             if is_chosen(secret, sample.key, share)
             else None
         )

@@ -7,6 +7,7 @@ import queue
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import torch
 
@@ -16,10 +17,11 @@ from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.rl.process.rollout_clock import RolloutClock
 from isthmus.rl.rollout.engine_messages import DropSample, StartSample, SwitchVersion, TokensReport
 from isthmus.rl.rollout.engine_runner import EngineRunner
-from isthmus.rl.rollout.message_link import MessageLink
+from isthmus.rl.rollout.message_link import BEAT_S, MessageLink
 from isthmus.rl.rollout.open_engine import engine_dtype, engine_slots, open_engine
 from isthmus.rl.rollout.weights_stream import WeightsReceiver, digest_of
 from isthmus.rl.rollout.wire_messages import (
+    Beat,
     EndRun,
     EngineGreeting,
     Message,
@@ -75,6 +77,13 @@ def _answer_calls(spec: WorkerSpec, resources: RankResources, decoder: _Decoder)
     )
 
 
+def _beat(link: MessageLink, ended: threading.Event) -> None:
+    """Say that this side lives, however long a step or a load of weights takes."""
+    with suppress(OSError):
+        while not ended.wait(BEAT_S):
+            link.send(pack_message(Beat()))
+
+
 class _Decoder:
     """The engine of the rank, which outlives connections, and the weights that it has."""
 
@@ -93,7 +102,6 @@ class _Decoder:
         greeting = unpack_message(link.receive()[0])
         if not isinstance(greeting, EngineGreeting) or greeting.run != self._spec.run:
             raise InputError("a caller of another run", hint="check the job's rank map")
-        sock.settimeout(None)
         dtype = engine_dtype(self._spec.job)
         if str(dtype) != greeting.dtype:
             raise InputError(f"weights of {greeting.dtype}, this engine has {dtype}", hint="use one job at all sites")
@@ -112,10 +120,15 @@ class _Decoder:
         inbox: queue.Queue[Message | None] = queue.Queue()
         reader = threading.Thread(target=self._read, args=(link, greeting, inbox), name="isthmus-orders", daemon=True)
         reader.start()
+        ended = threading.Event()
+        beats = threading.Thread(target=_beat, args=(link, ended), name="isthmus-beats", daemon=True)
+        beats.start()
         try:
             return self._decode(link, inbox)
         finally:
+            ended.set()
             link.close()
+            beats.join(HANDSHAKE_TIMEOUT_S)
             reader.join(HANDSHAKE_TIMEOUT_S)
 
     def _decode(self, link: MessageLink, inbox: queue.Queue[Message | None]) -> bool:

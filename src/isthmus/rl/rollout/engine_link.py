@@ -18,10 +18,11 @@ from isthmus.rl.rollout.engine_messages import (
     TokensReport,
     VersionReport,
 )
-from isthmus.rl.rollout.message_link import MessageLink
+from isthmus.rl.rollout.message_link import BEAT_S, MessageLink
 from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
 from isthmus.rl.rollout.version_store import VersionStore
 from isthmus.rl.rollout.wire_messages import (
+    Beat,
     EndRun,
     EngineGreeting,
     Ready,
@@ -35,7 +36,7 @@ from isthmus.rl.rollout.wire_messages import (
 
 RETRY_S = 0.5
 """Seconds between two attempts to connect."""
-HANDSHAKE_TIMEOUT_S = 20.0
+HANDSHAKE_TIMEOUT_S = 5.0
 NUM_LAST_TRIES = 30
 """Attempts to reach an engine that is cut as the run ends: its process may just be starting again."""
 
@@ -61,6 +62,7 @@ class EngineLink:
         self._greeting, self._coordinator, self._versions = greeting, coordinator, versions
         self._stopped = threading.Event()
         self._orders: queue.Queue[EngineOrder | None] = queue.Queue()
+        self._answers: queue.Queue[str | None] = queue.Queue()
         self._number, self._staged, self._has_ended = 0, -1, False
         self._link: MessageLink | None = None
         self._counted, self._counts = [0, 0, 0], threading.Lock()
@@ -104,7 +106,7 @@ class EngineLink:
                     self._link, self._counted, self._weights_bytes = link, [0, 0, 0], 0
                 try:
                     said = ""
-                    self._serve(link, sock)
+                    self._serve(link)
                 finally:
                     link.close()
                     self.count_bytes()
@@ -114,48 +116,57 @@ class EngineLink:
             if not self._has_ended:
                 time.sleep(RETRY_S)
 
-    def _serve(self, link: MessageLink, sock: socket.socket) -> None:
+    def _serve(self, link: MessageLink) -> None:
         """Bring the engine to the newest version, let it join, and pass on orders until it is cut."""
         link.send(pack_message(self._greeting))
-        ready = unpack_message(link.receive()[0])
+        while isinstance(ready := unpack_message(link.receive()[0]), Beat):
+            pass
         if not isinstance(ready, Ready):
             raise ProtocolError(f"{self._name} did not say that it is ready")
-        sock.settimeout(None)
-        if self._stopped.is_set():
-            self._end(link)
-            self._has_ended = isinstance(unpack_message(link.receive()[0]), EndRun)
-            return
-        has = ready.step if self._versions.is_known(ready.step, ready.digest) else None
-        step = self._send_version(link, has)
-        if problem := self._receive_staged(link):
-            print(f"warning: {self._name}: {problem}; sends whole weights", flush=True)
-            step = self._send_version(link, None)
-            if problem := self._receive_staged(link):
-                raise ProtocolError(f"{self._name}: {problem}")
         self._number += 1
-        engine, self._orders, self._staged = f"{self._name}#{self._number}", queue.Queue(), step
+        engine, self._staged = f"{self._name}#{self._number}", -1
+        self._orders, self._answers = queue.Queue(), queue.Queue()
         reader = threading.Thread(target=self._read, args=(link, engine), name=f"isthmus-reports-{engine}", daemon=True)
+        reader.start()
         try:
-            send = self._orders.put
-            if barred := self._coordinator.join_engine(engine, self._cluster, ready.num_slots, step, send):
-                print(f"rollouts of {self._name} end: {barred}", flush=True)
+            if self._stopped.is_set():
                 self._end(link)
-                self._has_ended = isinstance(unpack_message(link.receive()[0]), EndRun)
-                return
-            reader.start()
-            if self._stopped.is_set():  # `close` may have told the former queue
-                self._orders.put(None)
-            self._send_orders(link)
+            elif self._join(link, engine, ready):
+                if self._stopped.is_set():  # `close` may have told the former queue
+                    self._orders.put(None)
+                self._send_orders(link)
             reader.join(HANDSHAKE_TIMEOUT_S)  # an engine that has got the end closes
         finally:
             link.close()
-            if reader.is_alive():
-                reader.join(HANDSHAKE_TIMEOUT_S)
+            reader.join(HANDSHAKE_TIMEOUT_S)
             self._coordinator.lose_engine(engine)
+
+    def _join(self, link: MessageLink, engine: str, ready: Ready) -> bool:
+        """Send the newest version and let the engine take part; False, and its end, where its owner may not."""
+        has = ready.step if self._versions.is_known(ready.step, ready.digest) else None
+        step = self._send_version(link, has)
+        if problem := self._wait_staged(link):
+            print(f"warning: {self._name}: {problem}; sends whole weights", flush=True)
+            step = self._send_version(link, None)
+            if problem := self._wait_staged(link):
+                raise ProtocolError(f"{self._name}: {problem}")
+        self._staged = step
+        barred = self._coordinator.join_engine(engine, self._cluster, ready.num_slots, step, self._orders.put)
+        if barred:
+            print(f"rollouts of {self._name} end: {barred}", flush=True)
+            self._end(link)
+        return not barred
 
     def _send_orders(self, link: MessageLink) -> None:
         """Send orders until the connection is cut or the run ends."""
-        while (order := self._orders.get()) is not None:
+        while True:
+            try:
+                order = self._orders.get(timeout=BEAT_S)
+            except queue.Empty:
+                link.send(pack_message(Beat()))
+                continue
+            if order is None:
+                break
             if not isinstance(order, SwitchVersion):
                 link.send(pack_message(order))
             elif order.version > self._staged:
@@ -181,12 +192,17 @@ class EngineLink:
         self._weights_bytes += link.sent_bytes - before
         return newest.step
 
-    def _receive_staged(self, link: MessageLink) -> str:
-        """Return what the engine says is wrong with a version, "" if it has it."""
-        answer = unpack_message(link.receive()[0])
-        if not isinstance(answer, VersionStaged):
-            raise ProtocolError(f"{self._name} sent {type(answer).__name__} before it had weights")
-        return answer.problem
+    def _wait_staged(self, link: MessageLink) -> str:
+        """Return what the engine says is wrong with a version, "" if it has it; raises `ConnectionResetError`."""
+        while True:
+            try:
+                answer = self._answers.get(timeout=BEAT_S)
+            except queue.Empty:
+                link.send(pack_message(Beat()))
+                continue
+            if answer is None:
+                raise ConnectionResetError("cut before it had weights")
+            return answer
 
     def _read(self, link: MessageLink, engine: str) -> None:
         """Take reports until the connection is cut; an engine that reports what cannot be is dropped."""
@@ -200,7 +216,12 @@ class EngineLink:
                     self._has_ended = True
                     return
                 elif isinstance(report, VersionStaged):
-                    problem = report.problem
+                    if self._staged < 0:
+                        self._answers.put(report.problem)
+                    else:
+                        problem = report.problem
+                elif isinstance(report, Beat):
+                    continue
                 else:
                     problem = f"it sent {type(report).__name__}"
                 if problem:
@@ -210,3 +231,4 @@ class EngineLink:
             return
         finally:
             self._orders.put(None)
+            self._answers.put(None)

@@ -10,6 +10,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from typing import Any
 
 from isthmus.comm.channel.channel import MAX_PART_BYTES, Channel, PlainChannel
@@ -19,6 +20,10 @@ from isthmus.comm.channel.sealed_channel import SealedChannel
 from isthmus.core.errors import ProtocolError
 from isthmus.noise import TAG_BYTES, NoiseHandshake
 
+BEAT_S = 1.0
+"""Seconds between two beats of a side that has nothing else to send."""
+SILENCE_S = 4.0
+"""Seconds without a byte after which a connection counts as cut."""
 MAX_HEADER_BYTES = 4 << 20
 MAX_CONTENT_BYTES = 16 << 20
 _PROLOGUE = b"isthmus rollouts 1"
@@ -36,6 +41,8 @@ class MessageLink:
 
     def __init__(self, channel: Channel, sent_bytes: int = 0, received_bytes: int = 0) -> None:
         self._channel, self._lock = channel, threading.Lock()
+        channel.socket.settimeout(BEAT_S)
+        self._clock = time.monotonic
         self._part_bytes = TAG_BYTES if isinstance(channel, SealedChannel) else 0
         self.sent_bytes, self.received_bytes = sent_bytes, received_bytes
 
@@ -79,10 +86,12 @@ class MessageLink:
                     self._write(view[start : start + MAX_PART_BYTES])
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
-        """Return the next message; raises `OSError` if the connection is gone, `ProtocolError` for none of ours."""
+        """Return the next message.
+
+        Raises `OSError` if the connection is gone, also by silence, and `ProtocolError` for no message of ours.
+        """
         sizes = bytearray(_SIZES.size)
-        self._channel.read_into(memoryview(sizes), lambda: True)
-        self.received_bytes += len(sizes) + self._part_bytes
+        self._read_part(memoryview(sizes))
         num_text, num_content = _SIZES.unpack(bytes(sizes))
         if not 2 <= num_text <= MAX_HEADER_BYTES or num_content > MAX_CONTENT_BYTES:
             raise ProtocolError(f"a message of {num_text} and {num_content} bytes")
@@ -108,7 +117,11 @@ class MessageLink:
         data = bytearray(num_bytes)
         view = memoryview(data)
         for start in range(0, num_bytes, MAX_PART_BYTES):
-            part = view[start : start + MAX_PART_BYTES]
-            self._channel.read_into(part, lambda: False)
-            self.received_bytes += len(part) + self._part_bytes
+            self._read_part(view[start : start + MAX_PART_BYTES])
         return bytes(data)
+
+    def _read_part(self, into: memoryview) -> None:
+        """Fill `into`; silence is tolerated for `SILENCE_S`."""
+        start_s = self._clock()
+        self._channel.read_into(into, lambda: self._clock() - start_s < SILENCE_S)
+        self.received_bytes += len(into) + self._part_bytes

@@ -9,9 +9,7 @@ import torch
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job
 from isthmus.rl.rollout.engine_messages import Sampling
-from isthmus.serve import PagedEngine, PagedEngineConfig
-from isthmus.serve.draw_token import draw_token
-from isthmus.serve.paged.paged_engine import DrawToken
+from isthmus.serve import DrawToken, PagedEngine, PagedEngineConfig, draw_token
 from isthmus.train.model.transformers_model import read_transformers_config
 
 PAGE_TOKENS = 16

@@ -74,12 +74,17 @@ class VersionStaged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Beat:
+    """Nothing but that the connection lives."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndRun:
     """The run has ended."""
 
 
 Message = (
-    EngineGreeting | Ready | VersionBegin | VersionChunk | VersionEnd | VersionStaged | EndRun | StartSample
+    EngineGreeting | Ready | VersionBegin | VersionChunk | VersionEnd | VersionStaged | Beat | EndRun | StartSample
     | DropSample | SwitchVersion | TokensReport | EndReport | VersionReport
 )  # fmt: skip
 _KINDS = {one.__name__: one for one in Message.__args__}
