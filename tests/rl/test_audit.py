@@ -213,6 +213,14 @@ def test_the_coordinator_drops_a_forger_and_ends_without_honest_owners(tmp_path:
     with pytest.raises(InputError, match="no owner is left"):
         until(lambda: made.wait_batch(0.01) is not None)
     made.close()
+    other = RolloutCoordinator(config, limits, prompts, RewardSum(job.rl.rewards), RolloutStore(tmp_path / "m"))
+    other.begin(0)
+    other.refuse_owner("b", "another model")
+    assert other.wait_batch(0.0) is None
+    other.refuse_owner("c", "another model")
+    with pytest.raises(InputError, match="no owner is left that decodes: c: another model"):
+        other.wait_batch(0.0)
+    other.close()
 
 
 def until(happened: Callable[[], bool]) -> None:

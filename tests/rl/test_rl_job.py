@@ -68,6 +68,7 @@ def job(folder: Path, line: str = '{"prompt": "1+1=", "answer": "2"}', **changed
         ("training.sequence_length", {"training": TRAINING | {"sequence_length": 15}}, "16"),
         ("data.format", {"data": {"paths": ["p"], "format": "jsonl"}}, "prompts"),
         ("placement.rollouts", {"placement": {"rollouts": ["b", "b"]}}, "b"),
+        ("placement.least_rollouts", {"placement": {"rollouts": ["b", "c"], "least_rollouts": 3}}, "2"),
         ("placement.train", {"task": "pretrain", "rl": None, "placement": {"train": ["b"]}}, "placement.clusters"),
         ("compute", {"compute": "virtual"}, "real"),
     ],

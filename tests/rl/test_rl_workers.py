@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -122,3 +123,15 @@ def test_links_that_were_cut_carry_samples_again_within_5_s(tmp_path: Path, whol
         workers.wait_for_step(before + 2, limit_s=5.0)
         found = read_ledger(Path(job.checkpoints.folder) / "rollouts")
     assert (found.lost, found.doubled) == (0, 0)
+
+
+def test_a_site_with_another_model_is_named_and_the_other_decodes(tmp_path: Path) -> None:
+    """Its configuration differs, not its sizes: nothing of it is trained on."""
+    jobs = [make_rl_job(tmp_path / name, steps=2) for name in "abc"]
+    config = Path(jobs[2].model) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 1e-3}))
+    plan = make_plan(jobs[0], [4], "a", rollouts=[{"cluster": name, "node_group": "cpu"} for name in "bc"])
+    workers = run_job(tmp_path / "run", jobs, plan, program=PROGRAM)
+    assert "c decodes nothing" in workers.log(0)
+    assert "another model" in workers.log(0)
+    assert set(read_ledger(Path(jobs[0].checkpoints.folder) / "rollouts").tokens) == {"b"}

@@ -9,7 +9,7 @@ import torch
 
 from isthmus.core.errors import ProtocolError
 from isthmus.rl.rollout.engine_link import EngineLink
-from isthmus.rl.rollout.open_engine import engine_dtype, sampling_of
+from isthmus.rl.rollout.open_engine import engine_dtype, model_digest, sampling_of
 from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
 from isthmus.rl.rollout.version_store import VersionStore
 from isthmus.rl.rollout.wire_messages import EngineGreeting
@@ -32,7 +32,7 @@ def open_links(
     workers = {one.rank: one for one in (ranks.workers if ranks is not None else ())}
     greeting = EngineGreeting(
         run=spec.run, sampling=sampling_of(spec.job, end_id), dtype=str(engine_dtype(spec.job)),
-        parameters={name: tuple(one.shape) for name, one in weights.items()},
+        model=model_digest(spec.job), parameters={name: tuple(one.shape) for name, one in weights.items()},
     )  # fmt: skip
     links = []
     for rank in range(len(spec.plan.ranks), spec.plan.num_ranks):
@@ -42,7 +42,8 @@ def open_links(
         route = None if worker.cluster == spec.cluster else spec.routes.get(worker.cluster)
         link = EngineLink(
             f"{worker.cluster}.{rank}", worker.cluster,
-            partial(dial, (worker.host, worker.port), route, DIAL_TIMEOUT_S), trainer.keys.links, greeting, coordinator, versions,
+            partial(dial, (worker.host, worker.port), route, DIAL_TIMEOUT_S), trainer.keys.links,
+            greeting, coordinator, versions,
         )  # fmt: skip
         link.start()
         links.append(link)

@@ -18,7 +18,7 @@ from isthmus.rl.process.rollout_clock import RolloutClock
 from isthmus.rl.rollout.engine_messages import DropSample, StartSample, SwitchVersion, TokensReport
 from isthmus.rl.rollout.engine_runner import EngineRunner
 from isthmus.rl.rollout.message_link import BEAT_S, MessageLink
-from isthmus.rl.rollout.open_engine import engine_dtype, engine_slots, open_engine
+from isthmus.rl.rollout.open_engine import engine_dtype, engine_slots, model_digest, open_engine
 from isthmus.rl.rollout.weights_stream import WeightsReceiver, digest_of
 from isthmus.rl.rollout.wire_messages import (
     Beat,
@@ -102,9 +102,12 @@ class _Decoder:
         greeting = unpack_message(link.receive()[0])
         if not isinstance(greeting, EngineGreeting) or greeting.run != self._spec.run:
             raise InputError("a caller of another run", hint="check the job's rank map")
+        if problem := self._problem_of(greeting):
+            link.send(pack_message(Ready(num_slots=1, step=-1, digest="", problem=problem)))
+            is_end = isinstance(unpack_message(link.receive()[0]), EndRun)
+            link.send(pack_message(EndRun()))
+            return is_end
         dtype = engine_dtype(self._spec.job)
-        if str(dtype) != greeting.dtype:
-            raise InputError(f"weights of {greeting.dtype}, this engine has {dtype}", hint="use one job at all sites")
         if self._receiver is None:
             shapes = {name: torch.Size(one) for name, one in greeting.parameters.items()}
             self._receiver = WeightsReceiver(shapes, dtype)
@@ -130,6 +133,15 @@ class _Decoder:
             link.close()
             beats.join(HANDSHAKE_TIMEOUT_S)
             reader.join(HANDSHAKE_TIMEOUT_S)
+
+    def _problem_of(self, greeting: EngineGreeting) -> str:
+        """Return why this site cannot decode for the run, or ""."""
+        job = self._spec.job
+        if str(engine_dtype(job)) != greeting.dtype:
+            return f"it decodes in {engine_dtype(job)}, the weights are of {greeting.dtype}: use one job at all sites"
+        if model_digest(job) != greeting.model:
+            return f"{job.model} is another model here than at the training site: bring the same configuration"
+        return ""
 
     def _decode(self, link: MessageLink, inbox: queue.Queue[Message | None]) -> bool:
         """Decode and report until the run ends (True) or the connection does (False)."""

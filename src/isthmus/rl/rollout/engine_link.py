@@ -129,7 +129,9 @@ class EngineLink:
         reader = threading.Thread(target=self._read, args=(link, engine), name=f"isthmus-reports-{engine}", daemon=True)
         reader.start()
         try:
-            if self._stopped.is_set():
+            if ready.problem:
+                self._coordinator.refuse_owner(self._cluster, ready.problem)
+            if ready.problem or self._stopped.is_set():
                 self._end(link)
             elif self._join(link, engine, ready):
                 if self._stopped.is_set():  # `close` may have told the former queue

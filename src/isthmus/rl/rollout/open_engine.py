@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 
 import torch
@@ -19,6 +21,10 @@ MAX_ROWS = 256
 """Most rows of a step, and samples that an engine decodes at once."""
 
 
+_NO_CONFIGURATION = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"})
+"""What a configuration says of its folder and its library."""
+
+
 def engine_slots(job: Job, num_engines: int = 1) -> int:
     """Return how many samples each of the job's engines decodes at once: together those that may be trained in time."""
     ahead = 1 if job.rl is None else 1 + job.rl.max_staleness
@@ -28,6 +34,13 @@ def engine_slots(job: Job, num_engines: int = 1) -> int:
 def engine_dtype(job: Job) -> torch.dtype:
     """Return the dtype in which the job's engines compute."""
     return torch.float32 if job.training.precision == "fp32" else torch.bfloat16
+
+
+def model_digest(job: Job) -> str:
+    """Return a name of the model's configuration, the same wherever its folder lies."""
+    values = read_transformers_config(job.model).to_dict()
+    known = {name: value for name, value in values.items() if name not in _NO_CONFIGURATION}
+    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def open_engine(

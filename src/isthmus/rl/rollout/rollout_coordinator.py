@@ -103,6 +103,7 @@ class RolloutCoordinator:
         self._base: int | None = None
         self._saved = 0
         self._is_over = False
+        self._refused: set[str] = set()
         self._num_useless, self._useless, self._error = 0, "", ""
         self._hint = "change the reward, the prompts, or rl.filter_groups"
         self.num_filtered = 0
@@ -150,6 +151,18 @@ class RolloutCoordinator:
             self._links[name] = send
             self._apply(EngineJoined(engine=name, owner=owner, num_slots=num_slots, version=step - self.base))
         return ""
+
+    def refuse_owner(self, owner: str, problem: str) -> None:
+        """Note that an owner cannot decode for the run; with none left the run ends with the cause."""
+        print(f"warning: {owner} decodes nothing: {problem}", flush=True)
+        with self._changed:
+            self._refused.add(owner)
+            self._end_without_owners(owner, problem)
+
+    def _end_without_owners(self, owner: str, problem: str) -> None:
+        if self._limits.owners and self._limits.owners <= self._refused | self._ledger.state.barred.keys():
+            self._error, self._hint = f"no owner is left that decodes: {owner}: {problem}", "name other clusters"
+            self._changed.notify_all()
 
     def lose_engine(self, name: str) -> None:
         """Put the samples of an engine back."""
@@ -386,9 +399,7 @@ class RolloutCoordinator:
             for name in of_owner:
                 if (send := self._links.pop(name, None)) is not None:
                     send(None)
-            if self._limits.owners and self._limits.owners <= self._ledger.state.barred.keys():
-                self._error, self._hint = f"no owner is left that decodes: {owner}: {problem}", "name other clusters"
-                self._changed.notify_all()
+            self._end_without_owners(owner, problem)
         return True
 
     def _score(self, wanted: ScoreSample) -> None:

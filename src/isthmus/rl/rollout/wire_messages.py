@@ -22,21 +22,26 @@ from isthmus.rl.rollout.engine_messages import (
 
 @dataclass(frozen=True, kw_only=True)
 class EngineGreeting:
-    """From the holder of the ledger: how responses are drawn, and the parameters of the model."""
+    """From the holder of the ledger: how responses are drawn, the parameters of the model, and a name of its config."""
 
     run: str
     sampling: Sampling
     parameters: dict[str, tuple[int, ...]]
     dtype: str
+    model: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """From an engine: how many samples it decodes at once, and the complete version that it has (-1: none)."""
+    """From an engine: how many samples it decodes at once, and the complete version that it has (-1: none).
+
+    `problem` says why it cannot decode for this run.
+    """
 
     num_slots: int
     step: int
     digest: str
+    problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

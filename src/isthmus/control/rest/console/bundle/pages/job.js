@@ -112,7 +112,7 @@ function ranges(ranks) {
   return together ? `${ranks[0]} to ${ranks[ranks.length - 1]}` : `${ranks.length} ranks from ${ranks[0]} on`;
 }
 
-const FAULTS = ["worker-lost", "stalled", "lost", "refused", "preempted", "failed"];
+const FAULTS = ["worker-lost", "stalled", "left", "lost", "refused", "preempted", "failed"];
 
 function History({ events }) {
   const shown = events.slice(-200).reverse();
