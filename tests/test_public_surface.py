@@ -56,8 +56,8 @@ SURFACES = {
         warm_up_counts zero_bubble
     """,
     "serve": """
-        DecodeEngine DecodeEvent DecodeRequest DecodingEnded OnSwitch PagedEngine PagedEngineConfig SequenceKey
-        TokenDecoded
+        DecodeEngine DecodeEvent DecodeRequest DecodingEnded DrawToken OnSwitch PagedEngine PagedEngineConfig
+        SequenceKey TokenDecoded draw_number draw_token
     """,
     "sim": """
         CheckpointInterval Failure FailureResult GroupPrices Interference Kernel LinkResult MessageTrace
