@@ -15,6 +15,7 @@ from isthmus.control.state.events import AgentReported, Event, JobCancelled, Job
 from isthmus.control.store.snapshot_file import SnapshotFile, code_fingerprint
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import UnavailableError
+from isthmus.core.messages.access_views import AuditRecord
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
 
 
@@ -103,10 +104,12 @@ class Full(MemoryStore):
 
     full = False
 
-    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+    def append(
+        self, events: Sequence[Event], expected_last: int | None = None, audit: Sequence[AuditRecord] = ()
+    ) -> int:
         if self.full:
             raise UnavailableError("the disk is full")
-        return super().append(events, expected_last)
+        return super().append(events, expected_last, audit)
 
 
 def test_a_failed_append_folds_from_the_snapshot(tmp_path: Path) -> None:

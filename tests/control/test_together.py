@@ -15,6 +15,7 @@ from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorA
 from isthmus.control.state.events import Event, JobSubmitted
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.messages.access_views import AuditRecord
 from tests.control.samples import submission
 
 
@@ -26,11 +27,13 @@ class Gated(MemoryStore):
         self.appended: list[int] = []
         self.gate, self.entered = threading.Event(), threading.Event()
 
-    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+    def append(
+        self, events: Sequence[Event], expected_last: int | None = None, audit: Sequence[AuditRecord] = ()
+    ) -> int:
         self.entered.set()
         assert self.gate.wait(20)
         self.appended.append(len(events))
-        return super().append(events, expected_last)
+        return super().append(events, expected_last, audit)
 
 
 def taking_in(job_id: str) -> ActorRequest:

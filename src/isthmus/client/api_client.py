@@ -310,9 +310,10 @@ class ApiClient:
         path = f"/v1/tokens/{_quote_segment(token_id)}/rotate"
         return self._call(TokenView, "POST", path, json=_json_body(rotation))
 
-    def audit(self, wanted: AuditFilter, *, after: int = 0, limit: int = 1000) -> AuditPage:
-        """Return records of the audit log (admin only): the newest ones, or the first after the cursor `after`."""
+    def audit(self, wanted: AuditFilter, *, after: int = 0, limit: int = 1000, oldest: bool = False) -> AuditPage:
+        """Return records of the audit log (admin only): the newest or the oldest ones, or the first after `after`."""
         query = wanted.model_dump(exclude_none=True) | {"after": after, "limit": limit}
+        query |= {"oldest": True} if oldest else {}
         return self._call(AuditPage, "GET", "/v1/audit", params=query)
 
     def entries(self, kind: EntryKind) -> list[EntryView]:

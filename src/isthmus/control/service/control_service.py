@@ -61,7 +61,6 @@ from isthmus.control.state.events import (
     JobSubmitted,
     MakePlans,
     PlanChosen,
-    PoolSet,
     PreemptionAgreed,
     SiteEnrolling,
     SiteGone,
@@ -76,7 +75,7 @@ from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import NotFoundError
 from isthmus.core.job import Job
-from isthmus.core.messages.access_views import LimitsView
+from isthmus.core.messages.access_views import AuditRecord, LimitsView
 from isthmus.core.messages.api_views import (
     HistoryPage,
     JobFilter,
@@ -319,39 +318,39 @@ class ControlService:
 
         return self._dry_run_checks.run(*self._query(ask), timeout_s)
 
-    def choose(self, job_id: str, plan_id: str) -> JobView:
+    def choose(self, job_id: str, plan_id: str, audit: AuditRecord | None = None) -> JobView:
         """Choose one of a job's candidate plans."""
         event = PlanChosen(now_s=self.clock(), job_id=job_id, plan_id=plan_id)
-        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id))
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id), audit)
 
-    def preempt(self, job_id: str, victims: tuple[VictimNamed, ...]) -> JobView:
+    def preempt(self, job_id: str, victims: tuple[VictimNamed, ...], audit: AuditRecord | None = None) -> JobView:
         """Give a waiting job the chips of exactly these victims, all or none."""
         event = PreemptionAgreed(now_s=self.clock(), job_id=job_id, victims=victims)
-        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id))
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id), audit)
 
-    def cancel(self, job_id: str, by: str = "") -> JobView:
+    def cancel(self, job_id: str, by: str = "", audit: AuditRecord | None = None) -> JobView:
         """Stop a job at all sites; `by` is the role and name of a caller that is not its user."""
         event = JobCancelled(now_s=self.clock(), job_id=job_id, by=by)
-        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id))
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id), audit)
 
-    def end_unknown(self, job_id: str) -> PoolView:
+    def end_unknown(self, job_id: str, audit: AuditRecord | None = None) -> PoolView:
         """End a job that sites run and that the log does not have since its restore."""
-        self._propose(UnknownJobEnded(now_s=self.clock(), job_id=job_id))
+        self._propose(UnknownJobEnded(now_s=self.clock(), job_id=job_id), audit)
         return self.pool()
 
-    def delete(self, job_id: str) -> None:
+    def delete(self, job_id: str, audit: AuditRecord | None = None) -> None:
         """Delete an ended job with its metrics and logs."""
-        self._propose(JobDeleted(now_s=self.clock(), job_id=job_id))
+        self._propose(JobDeleted(now_s=self.clock(), job_id=job_id), audit)
 
-    def declare_site_gone(self, cluster: str, by: str) -> PoolView:
+    def declare_site_gone(self, cluster: str, by: str, audit: AuditRecord | None = None) -> PoolView:
         """Count everything of the pool at a lost site as ended; its agent is never admitted again."""
         event = SiteGone(now_s=self.clock(), cluster=cluster, by=by)
-        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view(), audit)
 
-    def enrol_site(self, cluster: str, by: str) -> PoolView:
+    def enrol_site(self, cluster: str, by: str, audit: AuditRecord | None = None) -> PoolView:
         """Let the next new agent of a cluster take the place of the enrolled one."""
         event = SiteEnrolling(now_s=self.clock(), cluster=cluster, by=by)
-        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view(), audit)
 
     def invite(self, caller: Caller, request: InvitationRequest) -> InvitationWithCode:
         """Make an invitation; raise `InputError` for an owner that the pool does not have."""
@@ -399,8 +398,8 @@ class ControlService:
     def _query(self, question: Callable[[Coordinator], T]) -> T:
         return self._actor.query(question)
 
-    def _propose(self, event: Event) -> None:
-        self._actor.propose(lambda _: event, lambda _: None)
+    def _propose(self, event: Event, audit: AuditRecord | None = None) -> None:
+        self._actor.propose(lambda _: event, lambda _: None, audit)
 
     def _is_planning_wanted(self, request: MakePlans) -> bool:
         """Return whether the job still waits for the answer to this request."""
@@ -422,11 +421,6 @@ class ControlService:
         Events applied during construction only initialise the state, even if another server appended them.
         """
         live = folded.live and self._constructed
-        if live and folded.appended_here and isinstance(folded.event, PoolSet):
-            rules = folded.event
-            text = f"objective {rules.objective}, patience {rules.patience_s:g} s, {len(rules.links)} links"
-            text += f", half-life of usage {rules.half_life_s:g} s, {len(rules.share_weights)} weights"
-            self.audit.record("policy-changed", None, detail=text)
         self.server_metrics.record_event(folded)
         if isinstance(folded.event, JobSubmitted):
             self.changes.record_submission(folded.event.job_id, folded.event.user)

@@ -11,6 +11,7 @@ from isthmus.control.store.log_chain import LogEnd
 from isthmus.control.store.store_interface import MAX_PAGE_BYTES, LogMovedError, Store, StoredToken
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
+from isthmus.core.messages.audit_chain import check_audit
 
 Reopen = Callable[[Store], Store]
 
@@ -182,13 +183,26 @@ def _check_audit(store: Store) -> None:
     store.append_audit(records[3:])
     found = store.audit(AuditFilter())
     _expect([one.number for one in found] == [1, 2, 3, 4], "audit records have rising numbers")
-    _expect([one.model_copy(update={"number": 0}) for one in found] == records, "audit records are stored whole")
+    bare = [one.model_copy(update={"number": 0, "hash": ""}) for one in found]
+    _expect(bare == records, "audit records are stored whole")
+    _expect(not check_audit(store.store_id, found).problems, "the lines of the audit log are chained")
     _expect(store.audit(AuditFilter(), limit=2) == found[2:], "without a cursor the newest audit records are returned")
+    _expect(store.audit(AuditFilter(), limit=2, oldest=True) == found[:2], "the oldest audit records come on demand")
     _expect(store.audit(AuditFilter(), 1, 2) == found[1:3], "audit records follow the cursor in order")
     _expect(store.audit(AuditFilter(user="ann")) == found[:2], "a name finds acts by it and on it")
     _expect(store.audit(AuditFilter(since_s=30.0)) == found[2:], "a time finds audit records from it on")
-    store.prune_audit(15.0)
-    _expect(store.audit(AuditFilter()) == found[1:], "old audit records are pruned")
+    store.prune_audit(15.0, 99.0)
+    kept = store.audit(AuditFilter())
+    _expect(kept[:-1] == found[1:] and kept[-1].subject == "1", "old audit records are pruned, and the log says so")
+    last = store.append([_event("acted")], audit=records[:1])
+    store.put_token(StoredToken(role="user", name="ann", digest="f" * 64, created_s=9.0), records[1:2])
+    kept = store.audit(AuditFilter())
+    _expect([one.actor for one in kept[-2:]] == ["ann", "bob"], "records join the write that they are given with")
+    _expect(not check_audit(store.store_id, kept).problems, "a pruned audit log is chained as well")
+    try:
+        store.append([_event("lost")], expected_last=last - 1, audit=records[:1])
+    except LogMovedError:
+        _expect(store.audit(AuditFilter()) == kept, "a refused append adds no audit record")
 
 
 def _check_bases(store: Store) -> None:
