@@ -14,8 +14,8 @@ from isthmus.control.server.restore_store import restore_backup
 from isthmus.control.server.server_config import ServerConfig, open_store
 from isthmus.control.server.stored_log import LogReport
 from isthmus.control.state.events import JobCancelled
-from isthmus.control.store.audit_queries import AUDIT_FIELDS, AuditDamagedError
 from isthmus.control.store.sqlite_store import SqliteStore
+from isthmus.control.store.tables.audit_queries import AUDIT_FIELDS, AuditDamagedError
 from isthmus.core.errors import ConflictError, IsthmusError
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.audit_chain import PRUNED, audit_start, line_end, next_line

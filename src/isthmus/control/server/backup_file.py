@@ -24,9 +24,9 @@ from isthmus.control.server.stored_log import (
     open_sqlite_log,
     store_identity,
 )
-from isthmus.control.store.audit_queries import AUDIT_FIELDS, chain_lines
 from isthmus.control.store.sql_queries import TOKEN_FIELDS
 from isthmus.control.store.sqlite_store import SqliteStore
+from isthmus.control.store.tables.audit_queries import AUDIT_FIELDS, chain_lines
 from isthmus.core.errors import ConflictError
 from isthmus.core.process.state_folder_lock import fsync_path, unwritable_folder_error
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from isthmus.control.state.events import decode_event
-from isthmus.control.store.audit_queries import AUDIT_FIELDS, read_lines
 from isthmus.control.store.log_base import LogBase
 from isthmus.control.store.log_chain import LogDamagedError, LogEnd, chain_start, follow_link
 from isthmus.control.store.snapshot_codec import restore_base
+from isthmus.control.store.tables.audit_queries import AUDIT_FIELDS, read_lines
 from isthmus.core.errors import FileError, IsthmusError, NotFoundError, ProtocolError, UnavailableError
 from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.audit_chain import AuditEnd, AuditReport, check_audit

@@ -6,8 +6,8 @@ from typing import Any
 
 import psycopg
 
-from isthmus.control.store.audit_queries import AUDIT_FIELDS, chain_lines
 from isthmus.control.store.log_chain import OtherStoreError, chain_rows, chain_start
+from isthmus.control.store.tables.audit_queries import AUDIT_FIELDS, chain_lines
 from isthmus.core.errors import ProtocolError
 
 MIGRATIONS = (

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from isthmus.control.state.events import Event, decode_event
-from isthmus.control.store.audit_queries import AuditQueries
 from isthmus.control.store.base_table import BaseTable, SqlBaseTable
 from isthmus.control.store.log_base import LogBase, LogCompactedError
 from isthmus.control.store.log_chain import LogDamagedError, LogEnd, chain_start, follow_link, require_end
@@ -26,6 +25,7 @@ from isthmus.control.store.store_interface import (
     take_page,
     trim_stored_bytes,
 )
+from isthmus.control.store.tables.audit_queries import AuditQueries
 from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage

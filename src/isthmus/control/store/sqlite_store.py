@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.control.state.events import Event, encode_event
-from isthmus.control.store.audit_queries import AUDIT_FIELDS, chain_lines
 from isthmus.control.store.group_commit import GroupCommit
 from isthmus.control.store.log_chain import (
     LogEnd,
@@ -27,6 +26,7 @@ from isthmus.control.store.log_chain import (
 )
 from isthmus.control.store.sql_queries import PAGE_SIZE, SqlQueries
 from isthmus.control.store.store_interface import LogMovedError
+from isthmus.control.store.tables.audit_queries import AUDIT_FIELDS, chain_lines
 from isthmus.core.errors import InputError, IsthmusError, ProtocolError, UnavailableError
 from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.audit_chain import AuditEnd
