@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent, CoordinatorActor
-from isthmus.control.state.events import Event, JobCancelled, JobSubmitted
+from isthmus.control.state.events import Event, JobCancelled, JobSubmitted, NoticeDue
 from isthmus.control.store.store_interface import LogMovedError, MemoryStore
 from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
 from isthmus.core.messages.access_views import AuditRecord
@@ -30,7 +30,11 @@ class Disk(MemoryStore):
         self.entered = threading.Event()
 
     def append(
-        self, events: Sequence[Event], expected_last: int | None = None, audit: Sequence[AuditRecord] = ()
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
     ) -> int:
         self.entered.set()
         if self.gate is not None:
@@ -41,7 +45,7 @@ class Disk(MemoryStore):
             raise UnavailableError("the disk is full")
         if ending == "moved":
             raise LogMovedError(expected_last or 0)
-        number = super().append(events, expected_last, audit)
+        number = super().append(events, expected_last, audit, notices)
         if ending == "kept":
             raise UnavailableError("the connection was lost")
         return number

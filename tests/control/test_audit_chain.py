@@ -13,7 +13,7 @@ from isthmus.cli.commands.operations.audit_anchor import read_anchor, write_anch
 from isthmus.control.rest.create_app import create_app
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.control_service import ControlService
-from isthmus.control.state.events import Event
+from isthmus.control.state.events import Event, NoticeDue
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import ConflictError, FileError, UnavailableError
@@ -122,6 +122,8 @@ ACTS: dict[tuple[str, str], str | None] = {
     ("POST", "/v1/catalogue"): "version-added",
     ("POST", "/v1/catalogue/{kind}/{owner}/{name}/grants"): "entry-granted",
     ("DELETE", "/v1/catalogue/{kind}/{owner}/{name}"): "version-removed",
+    ("PUT", "/v1/subscription"): "subscribed",
+    ("DELETE", "/v1/subscription"): "unsubscribed",
     ("POST", "/v1/session"): "signed-in",
     ("DELETE", "/v1/session"): "signed-out",
 }
@@ -178,11 +180,15 @@ class FullDisk(MemoryStore):
     full = False
 
     def append(
-        self, events: Sequence[Event], expected_last: int | None = None, audit: Sequence[AuditRecord] = ()
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
     ) -> int:
         if self.full:
             raise UnavailableError("the disk is full")
-        return super().append(events, expected_last, audit)
+        return super().append(events, expected_last, audit, notices)
 
 
 @pytest.mark.attack

@@ -61,6 +61,7 @@ COPIED_TABLES = (
     CopiedTable("logs", -1, ("number", "job", "attempt", "rank", "start", "stop", "body"), is_numbered=True),
     CopiedTable("tokens", "", TOKEN_FIELDS),
     CopiedTable("audit", -1, AUDIT_FIELDS),
+    CopiedTable("notices", -1, ("number", "batch", "body"), is_numbered=True),
     CopiedTable("secrets", "", ("name", "value")),
 )
 """What a backup holds beside the identity; leadership is not part of it."""

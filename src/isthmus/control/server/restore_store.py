@@ -147,6 +147,7 @@ def _as_postgres(table: CopiedTable, row: Sequence[Any]) -> list[Any]:
 
 
 _POSTGRES_SEQUENCES = (
+    "SELECT setval(pg_get_serial_sequence('notices', 'number'), coalesce(max(number), 0) + 1, false) FROM notices",
     "SELECT setval(pg_get_serial_sequence('metrics', 'number'), coalesce(max(number), 0) + 1, false) FROM metrics",
     "SELECT setval(pg_get_serial_sequence('logs', 'number'), coalesce(max(number), 0) + 1, false) FROM logs",
 )

@@ -100,6 +100,7 @@ def run_server(
                 planner=planner or own,
                 num_planners=len(own.processes) if planner is None else 1,
                 quotas=config.quotas,
+                notify=config.notify,
                 switch_secret=switch_secret,
                 rules=config.rules,
                 leader_election=leadership,

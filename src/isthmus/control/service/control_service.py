@@ -46,6 +46,9 @@ from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent
 from isthmus.control.service.dry_run_checks import DryRunChecks
 from isthmus.control.service.job_state_logger import JobStateLogger
 from isthmus.control.service.leader import Leader, log_failure
+from isthmus.control.service.notify.notifier import Notifier
+from isthmus.control.service.notify.notify_settings import NotifySettings
+from isthmus.control.service.notify.subscription_access import SubscriptionAccess
 from isthmus.control.service.planner_queue import Planner, PlannerQueue
 from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.service.server_metrics import ServerMetrics
@@ -60,6 +63,7 @@ from isthmus.control.state.events import (
     JobDeleted,
     JobSubmitted,
     MakePlans,
+    NoticeDue,
     PlanChosen,
     PreemptionAgreed,
     SiteEnrolling,
@@ -129,6 +133,7 @@ class ControlService:
         compaction: CompactionPolicy | None = None,
         before_compaction: Callable[[LogBase], None] = lambda _: None,
         switch_secret: bytes | None = None,
+        notify: NotifySettings | None = None,
     ) -> None:
         self.store, self.pool_file, self.clock, self.quotas = store, pool_file, clock, quotas
         self._constructed = False
@@ -192,6 +197,17 @@ class ControlService:
         self.site_keys = SiteKeys(self._actor, self.gate.registry, self.audit, clock)
         self.sites = SiteAdmin(self._actor, self.site_keys, self.audit, clock)
         self.ledger = LedgerAccess(self._actor, self.audit, clock)
+        settings = notify or NotifySettings()
+        self.subscriptions = SubscriptionAccess(self._actor, store, settings, self.audit, clock)
+        self.notifier = Notifier(
+            store,
+            self.subscriptions.find,
+            settings,
+            self.audit,
+            clock,
+            lambda: self._leader.is_leader,
+            self.server_metrics.record_message,
+        )
         self._tick_thread = threading.Thread(target=self._tick_loop, name="ticks", daemon=True)
         # Its own thread: a tick may take long, and a revoked token is rejected within a second.
         self._token_thread = threading.Thread(target=self._token_loop, name="tokens", daemon=True)
@@ -204,6 +220,7 @@ class ControlService:
         self._leader.update_leadership()
         self._tick_thread.start()
         self._token_thread.start()
+        self.notifier.start()
 
     def close(self) -> None:
         """Stop ticking and planning. Every acknowledged event is already on disk."""
@@ -213,6 +230,7 @@ class ControlService:
             if thread.is_alive():
                 thread.join()
         self._dry_run_checks.close()
+        self.notifier.close()
         self._leader_election.release()
         self._planner_queue.close()
         self._background_writer.close()
@@ -447,6 +465,8 @@ class ControlService:
     def _execute_instructions(self, instructions: Iterable[Instruction], *, own: bool) -> None:
         for instruction in instructions:
             match instruction:
+                case NoticeDue():
+                    self.notifier.wake()
                 case MakePlans() if self._leader.is_leader:
                     self._planner_queue.enqueue(instruction)
                 case ForgetJob(job_id=job_id) if own:

@@ -20,7 +20,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
-from isthmus.control.state.events import Event, Instruction
+from isthmus.control.state.events import Event, Instruction, NoticeDue
 from isthmus.control.store.log_base import LogCompactedError
 from isthmus.control.store.snapshot_codec import gc_paused, restore_base, serialize_state
 from isthmus.control.store.snapshot_file import SnapshotFile
@@ -195,7 +195,8 @@ class CoordinatorActor:
                     # Step 2: append the events with one flush.
                     decided_s = time.perf_counter()
                     if decided.events:
-                        self._store.append(decided.events, self.last_event_number, decided.audit)
+                        due = [one for asked in decided.instructions for one in asked if isinstance(one, NoticeDue)]
+                        self._store.append(decided.events, self.last_event_number, decided.audit, due)
             except LogMovedError:
                 self._coordinator = None
             except _BrokenError as broken:

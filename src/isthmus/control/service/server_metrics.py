@@ -53,6 +53,12 @@ class ServerMetrics:
         self._batch_histogram = Histogram(
             "isthmus_append_events", "Events per flush.", buckets=BATCH_SIZE_BUCKETS, registry=self.registry
         )
+        self._message_counter = Counter(
+            "isthmus_notification_messages",
+            "Messages of notices by channel and outcome.",
+            ["channel", "outcome"],
+            registry=self.registry,
+        )
         # `labels` takes a lock at each call: cache its results.
         self._counter_of_kind = functools.cache(self._event_counter.labels)
         self._counter_of_state = functools.cache(self._transition_counter.labels)
@@ -63,6 +69,10 @@ class ServerMetrics:
         """Record an append: seconds until it was on disk, and its number of events."""
         self._append_histogram.observe(seconds)
         self._batch_histogram.observe(num_events)
+
+    def record_message(self, channel: str, outcome: str) -> None:
+        """Count a message of notices: `delivered`, `failed` (it is repeated) or `dropped`."""
+        self._message_counter.labels(channel, outcome).inc()
 
     def restore_job_states(self, states: Mapping[str, str]) -> None:
         """Restore the state of each job of a snapshot, by id."""

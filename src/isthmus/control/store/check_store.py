@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from isthmus.control.state.events import Event, JobCancelled
+from isthmus.control.state.events import Event, JobCancelled, NoticeDue
 from isthmus.control.store.log_base import LogBase, LogCompactedError
 from isthmus.control.store.log_chain import LogEnd
 from isthmus.control.store.store_interface import MAX_PAGE_BYTES, LogMovedError, Store, StoredToken
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.audit_chain import check_audit
+from isthmus.core.messages.notice_views import PoolNotice
 
 Reopen = Callable[[Store], Store]
 
@@ -28,6 +29,7 @@ def check_store(store: Store, reopen: Reopen | None = None) -> Store:
     _check_tokens(store)
     secret = _check_secrets(store)
     _check_audit(store)
+    _check_notices(store)
     if reopen is not None:
         before = (list(store.events()), store.metrics("a"), store.logs("a"), store.tokens())
         store = reopen(store)
@@ -203,6 +205,26 @@ def _check_audit(store: Store) -> None:
         store.append([_event("lost")], expected_last=last - 1, audit=records[:1])
     except LogMovedError:
         _expect(store.audit(AuditFilter()) == kept, "a refused append adds no audit record")
+
+
+def _check_notices(store: Store) -> None:
+    due = [
+        NoticeDue(
+            role="user", name=name, channel="webhook", notice=PoolNotice(kind="started", at_s=1.0, job="a", text="é")
+        )
+        for name in ("ann", "bob", "ann")
+    ]
+    _expect(store.notices() == (), "a new store has no notices")
+    store.append([_event("told")], notices=due)
+    found = store.notices()
+    _expect([one.due for one in found] == due, "notices are stored with the events that they are given with, in order")
+    numbers = [one.number for one in found]
+    _expect(numbers == sorted(set(numbers)) and numbers[0] > 0, "notices have rising numbers")
+    _expect(store.notices(numbers[0], 1) == found[1:2], "notices follow the cursor in order")
+    store.batch_notices(numbers[0], [numbers[0], numbers[2]])
+    _expect([one.batch for one in store.notices()] == [numbers[0], 0, numbers[0]], "a message keeps its number")
+    store.delete_notices([numbers[0], numbers[2]])
+    _expect(store.notices() == found[1:2], "delivered notices are deleted")
 
 
 def _check_bases(store: Store) -> None:

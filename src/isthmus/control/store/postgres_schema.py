@@ -71,6 +71,11 @@ MIGRATIONS = (
     ALTER TABLE audit ADD COLUMN hash TEXT NOT NULL DEFAULT '';
     ALTER TABLE audit ALTER COLUMN number DROP IDENTITY;
     """,
+    """
+    CREATE TABLE notices (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, batch BIGINT NOT NULL, body TEXT NOT NULL
+    );
+    """,
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 AUDIT_CHAINED_VERSION = 10

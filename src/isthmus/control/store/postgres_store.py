@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from isthmus.control.state.events import Event, encode_event
+from isthmus.control.state.events import Event, NoticeDue, encode_event
 from isthmus.control.store.group_commit import GroupCommit
 from isthmus.control.store.log_chain import LogEnd, link_rows, new_store_id
 from isthmus.control.store.postgres_schema import migrate
@@ -151,12 +151,16 @@ class PostgresStore(SqlQueries[Connection]):
         self._remember_audit(self._thread_state.audit_end)
 
     def append(
-        self, events: Sequence[Event], expected_last: int | None = None, audit: Sequence[AuditRecord] = ()
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
     ) -> int:
         """Append events; see `Store`."""
         if not getattr(self._thread_state, "turn", False):
             with self.exclusive_access():
-                return self.append(events, expected_last, audit)
+                return self.append(events, expected_last, audit, notices)
         bodies = [encode_event(event) for event in events]
         with self._log_session.connection() as db:
             found = db.execute("SELECT number, hash FROM events ORDER BY number DESC LIMIT 1").fetchone()
@@ -171,6 +175,7 @@ class PostgresStore(SqlQueries[Connection]):
                 db.execute(insert, tuple(map(list, zip(*rows, strict=True))))
                 self._thread_state.end = LogEnd(rows[-1][0], rows[-1][2])
             self._thread_state.audit_end = self._append_lines(db, audit)
+            self._append_notices(db, notices)
         return end.number + len(rows)
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from isthmus.control.store.store_interface import (
     trim_stored_bytes,
 )
 from isthmus.control.store.tables.audit_queries import AuditQueries
+from isthmus.control.store.tables.notice_queries import NoticeQueries
 from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage
@@ -63,7 +64,7 @@ def _rows(read: Callable[[int, int], list[Any]], first: int) -> Iterator[Any]:
         last = rows[-1][0]
 
 
-class SqlQueries(AuditQueries[Session]):
+class SqlQueries(AuditQueries[Session], NoticeQueries[Session]):
     """The part of a `Store` that is equal in every SQL database; a subclass runs the statements.
 
     `Session` is an open connection. Statements mark each value with `?`. A subclass sets `store_id` and calls

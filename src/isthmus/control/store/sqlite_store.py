@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from isthmus.control.state.events import Event, encode_event
+from isthmus.control.state.events import Event, NoticeDue, encode_event
 from isthmus.control.store.group_commit import GroupCommit
 from isthmus.control.store.log_chain import (
     LogEnd,
@@ -82,6 +82,7 @@ MIGRATIONS = (
     """,
     "ALTER TABLE tokens ADD COLUMN session_of TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE audit ADD COLUMN hash TEXT NOT NULL DEFAULT ''",
+    "CREATE TABLE notices (number INTEGER PRIMARY KEY AUTOINCREMENT, batch INTEGER NOT NULL, body TEXT NOT NULL)",
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 AUDIT_CHAINED_VERSION = 9
@@ -127,7 +128,11 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
             raise
 
     def append(
-        self, events: Sequence[Event], expected_last: int | None = None, audit: Sequence[AuditRecord] = ()
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
     ) -> int:
         """Append events; see `Store`."""
         bodies = [encode_event(event) for event in events]
@@ -141,6 +146,7 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
             rows = link_rows(end, bodies)
             db.executemany("INSERT INTO events (number, body, hash) VALUES (?, ?, ?)", rows)
             audit_end = self._append_lines(db, audit)
+            self._append_notices(db, notices)
             return LogEnd(rows[-1][0], rows[-1][2]) if rows else end, audit_end
 
         end, audit_end = self._write(write)

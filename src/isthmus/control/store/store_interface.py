@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice, takewhile
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from isthmus.control.state.events import Event, decode_event, encode_event
+from isthmus.control.state.events import Event, NoticeDue, decode_event, encode_event
 from isthmus.control.store.base_table import BaseTable, MemoryBaseTable
 from isthmus.control.store.log_base import LogCompactedError
 from isthmus.core.base_model import FrozenModel, Name
@@ -55,6 +55,14 @@ class StoredToken(FrozenModel):
         return all(end_s is None or now_s < end_s for end_s in (self.expires_s, self.revoked_s))
 
 
+class StoredNotice(NamedTuple):
+    """A notice that waits for its delivery; `batch` is the message that it belongs to, 0 before it has one."""
+
+    number: int
+    due: NoticeDue
+    batch: int = 0
+
+
 class LogMovedError(ConflictError):
     """The log does not end where the appending server expected."""
 
@@ -79,13 +87,17 @@ class Store(Protocol):
     store_id: str
 
     def append(
-        self, events: Sequence[Event], expected_last: int | None = None, audit: Sequence[AuditRecord] = ()
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
     ) -> int:
         """Append events in order, all or none; return the number of the last event (the first ever is 1).
 
-        The records `audit` join the audit log in the same transaction. Raises `LogMovedError` and appends nothing if
-        the log does not end with event `expected_last`. Inside a `exclusive_access` the append must be the last
-        operation; it is on disk when the turn ends.
+        The records `audit` join the audit log, and `notices` those to deliver, in the same transaction. Raises
+        `LogMovedError` and appends nothing if the log does not end with event `expected_last`. Inside a
+        `exclusive_access` the append must be the last operation; it is on disk when the turn ends.
         """
 
     def exclusive_access(self) -> AbstractContextManager[None]:
@@ -156,6 +168,15 @@ class Store(Protocol):
     def prune_audit(self, before_s: float, now_s: float) -> None:
         """Delete the first records as far as they are of the time before `before_s`, and append what was deleted."""
 
+    def notices(self, after: int = 0, limit: int = 1000) -> tuple[StoredNotice, ...]:
+        """Return at most `limit` notices that wait for their delivery, numbered above `after`, in order."""
+
+    def batch_notices(self, batch: int, numbers: Sequence[int]) -> None:
+        """Put notices into one message, which keeps its number when it is sent again."""
+
+    def delete_notices(self, numbers: Sequence[int]) -> None:
+        """Delete notices that were delivered or given up."""
+
     def close(self) -> None:
         """Release files and connections; may be called twice."""
 
@@ -177,9 +198,15 @@ class MemoryStore:
         self._num_arrivals = 0
         self._audit: list[AuditRecord] = []
         self.store_id = secrets.token_hex(16)
+        self._notices: dict[int, StoredNotice] = {}
+        self._num_notices = 0
 
     def append(
-        self, events: Sequence[Event], expected_last: int | None = None, audit: Sequence[AuditRecord] = ()
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
     ) -> int:
         """Append events; see `Store`."""
         with self._lock:
@@ -189,6 +216,9 @@ class MemoryStore:
                 self._num_events += 1
                 self._events[self._num_events] = encode_event(event)
             self._append_lines(audit)
+            for due in notices:
+                self._num_notices += 1
+                self._notices[self._num_notices] = StoredNotice(self._num_notices, due)
             return self._num_events
 
     def exclusive_access(self) -> AbstractContextManager[None]:
@@ -312,6 +342,23 @@ class MemoryStore:
                 record = AuditRecord(at_s=now_s, action=PRUNED, actor="server", subject=last, detail=old[-1].hash)
                 self._append_lines([record])
                 self._audit = self._audit[len(old) :]
+
+    def notices(self, after: int = 0, limit: int = 1000) -> tuple[StoredNotice, ...]:
+        """Return notices; see `Store`."""
+        with self._lock:
+            return tuple(islice((one for number, one in self._notices.items() if number > after), limit))
+
+    def batch_notices(self, batch: int, numbers: Sequence[int]) -> None:
+        """Put notices into one message; see `Store`."""
+        with self._lock:
+            for number in numbers:
+                self._notices[number] = self._notices[number]._replace(batch=batch)
+
+    def delete_notices(self, numbers: Sequence[int]) -> None:
+        """Delete notices; see `Store`."""
+        with self._lock:
+            for number in numbers:
+                self._notices.pop(number, None)
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

@@ -7,11 +7,12 @@ one, has lost something, and takes no further line.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from isthmus.control.store.log_chain import LogEnd
+from isthmus.control.store.tables.table_queries import TableQueries
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.audit_chain import (
@@ -44,7 +45,7 @@ class AuditDamagedError(UnavailableError):
         )
 
 
-class AuditQueries(ABC, Generic[Session]):
+class AuditQueries(TableQueries[Session]):
     """The part of a `Store` that keeps the audit log; a subclass runs the statements and sets `store_id`."""
 
     store_id: str
@@ -52,22 +53,6 @@ class AuditQueries(ABC, Generic[Session]):
     def _initialize_audit(self) -> None:
         self._audit_end, self._audit_lock = AuditEnd(0, b""), threading.Lock()
         self._on_audit_durable: Callable[[LogEnd], None] = lambda _: None
-
-    @abstractmethod
-    def _read(self, sql: str, *values: Any) -> list[Any]:
-        """Return the rows of a query."""
-
-    @abstractmethod
-    def _write(self, write: Callable[[Session], Any]) -> Any:
-        """Return the result of `write`, which runs in a transaction; it is on disk by then."""
-
-    @abstractmethod
-    def _execute(self, session: Session, sql: str, *values: Any) -> Any:
-        """Run a statement inside `_write`; return its cursor."""
-
-    @abstractmethod
-    def _execute_many(self, session: Session, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Run a statement inside `_write` once for each row of values."""
 
     @abstractmethod
     def _lock_audit(self, session: Session) -> None:
