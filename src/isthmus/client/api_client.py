@@ -425,7 +425,7 @@ def _entry_path(kind: EntryKind, owner: str, name: str) -> str:
 
 _Body = (
     Submission | TokenGrant | TokenRequest | TokenRotation | VersionAddition | GrantChange | DrainRequest
-    | InvitationRequest | JoinRequest | Tariff
+    | InvitationRequest | JoinRequest | Tariff | Subscription
 )  # fmt: skip
 
 

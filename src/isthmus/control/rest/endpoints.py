@@ -28,7 +28,7 @@ from isthmus.control.rest.rest_bodies import (
 from isthmus.control.service import auth
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.control_service import ControlService
-from isthmus.control.service.server_metrics import CONTENT_TYPE, render_metrics
+from isthmus.control.service.metrics.render_metrics import CONTENT_TYPE, render_metrics
 from isthmus.core.base_model import Name, NonNegativeFloat, NonNegativeInt
 from isthmus.core.errors import (
     AuthError,
@@ -371,7 +371,8 @@ def get_server_metrics(caller: CurrentCaller, service: Service) -> Response:
     """Return metrics in Prometheus text format: for an admin all, for an owner those of its clusters."""
     auth.require_role(caller, "owner")
     seen = auth.visible_pool(caller, service.pool())
-    return Response(render_metrics(caller, service.server_metrics, seen, service.gauges()), media_type=CONTENT_TYPE)
+    text = render_metrics(caller, service.server_metrics, seen, service.gauges(), service.figures())
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 def _own_job(service: ControlService, caller: Caller, job_id: str) -> JobView:

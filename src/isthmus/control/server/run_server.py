@@ -109,6 +109,9 @@ def run_server(
                 before_compaction=functools.partial(_prepare_compaction, config, log_end),
             )
             tune_gc()  # after the replay: its records are long-lived
+        if certificate is not None:
+            text = "When the certificate of the server ends."
+            service.fixed_gauges["isthmus_certificate_expiry_timestamp_seconds"] = (text, certificate.expires_s)
         stack.callback(service.close)
         stack.callback(own.close)
         service.start()

@@ -27,6 +27,7 @@ from isthmus.control.queries.dry_run import (
 from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue, query_queue_page
 from isthmus.control.queries.history_page import history_page
 from isthmus.control.queries.job_ranks import job_ranks
+from isthmus.control.queries.pool_figures import PoolFigures, pool_figures
 from isthmus.control.queries.quotas import Quotas, limits_view
 from isthmus.control.queries.usage_view import usage_view
 from isthmus.control.service.access.audit_log import AuditLog
@@ -46,12 +47,13 @@ from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent
 from isthmus.control.service.dry_run_checks import DryRunChecks
 from isthmus.control.service.job_state_logger import JobStateLogger
 from isthmus.control.service.leader import Leader, log_failure
+from isthmus.control.service.metrics.ledger_watch import LedgerWatch
+from isthmus.control.service.metrics.server_metrics import ServerMetrics
 from isthmus.control.service.notify.notifier import Notifier
 from isthmus.control.service.notify.notify_settings import NotifySettings
 from isthmus.control.service.notify.subscription_access import SubscriptionAccess
 from isthmus.control.service.planner_queue import Planner, PlannerQueue
 from isthmus.control.service.progress_tracker import ProgressTracker
-from isthmus.control.service.server_metrics import ServerMetrics
 from isthmus.control.service.submissions import Submissions
 from isthmus.control.state.events import (
     AgentReported,
@@ -155,7 +157,9 @@ class ControlService:
         self._job_state_logger, self.server_metrics = JobStateLogger(), ServerMetrics()
         # Last event of the newest snapshot: of the one that was loaded, 0 without one.
         self._snapshot_event, self._snapshot_interval = 0, snapshot_interval_events
-        self._progress = ProgressTracker()
+        self._progress, self._ledger_watch = ProgressTracker(), LedgerWatch()
+        # Gauges that do not change while the server runs: metric name to (help text, value).
+        self.fixed_gauges: dict[str, tuple[str, float]] = {}
         self._actor = CoordinatorActor(
             store,
             self._on_event_applied,
@@ -406,12 +410,27 @@ class ControlService:
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return this server's gauges: metric name to (help text, value)."""
-        epoch = self._query(lambda coordinator: coordinator.epoch)
+
+        def read(coordinator: Coordinator) -> int:
+            self._ledger_watch.follow(coordinator.state.meter.ledger)
+            return coordinator.epoch
+
+        epoch, ledger = self._query(read), self._ledger_watch
         return {
             "isthmus_leader": ("1 while this server is the leader.", self._leader.is_leader),
             "isthmus_epoch": ("Number of leadership epochs so far.", epoch),
             "isthmus_last_event": ("Number of the last event in the log.", self.last_event()),
+            "isthmus_ledger_entries": ("Entries of the ledger.", ledger.num_entries),
+            "isthmus_ledger_sum_millionths": ("Sum of all entries, 0 in an intact ledger.", ledger.sum_millionths),
+            "isthmus_ledger_unpaired_entries": ("Entries without their counterpart.", ledger.num_unpaired),
+            "isthmus_notices_waiting": ("Notices that wait for their delivery.", self.notifier.num_waiting),
+            **self.fixed_gauges,
         }
+
+    def figures(self) -> PoolFigures:
+        """Return what metrics say of jobs, parts and links."""
+        now_s, progress = self.clock(), self._progress.job_progress()
+        return self._query(lambda coordinator: pool_figures(coordinator.state, now_s, progress))
 
     def _query(self, question: Callable[[Coordinator], T]) -> T:
         return self._actor.query(question)

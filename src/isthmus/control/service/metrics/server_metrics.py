@@ -1,25 +1,16 @@
-"""`ServerMetrics`: the server's Prometheus metrics; `render_metrics` renders them as text.
-
-Counters and histograms grow with durable events; gauges are read at each scrape.
-"""
+"""`ServerMetrics`: the server's counters and histograms, which grow with durable events."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
 
-from isthmus.control.service.auth import Caller
 from isthmus.control.service.coordinator_actor import AppliedEvent
 from isthmus.control.state.events import JobChanged
-from isthmus.core.messages.api_views import PoolView
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 QUEUE_WAIT_BUCKETS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600, 168 * 3600)
 APPEND_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 BATCH_SIZE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -109,57 +100,3 @@ class ServerMetrics:
     def jobs_by_state(self) -> dict[str, int]:
         """Return the number of jobs by state."""
         return {state: count for state, count in self._jobs_by_state.items() if state and count > 0}
-
-
-class _GaugeCollector(Collector):
-    """Collects gauges at one scrape."""
-
-    def __init__(
-        self, pool: PoolView, server_gauges: dict[str, tuple[str, float]], jobs_by_state: dict[str, int]
-    ) -> None:
-        self._pool, self._server_gauges, self._jobs_by_state = pool, server_gauges, jobs_by_state
-
-    def collect(self) -> Iterator[Metric]:
-        jobs = GaugeMetricFamily("isthmus_jobs", "Jobs by state.", labels=["state"])
-        for state, count in sorted(self._jobs_by_state.items()):
-            jobs.add_metric([state], count)
-        yield jobs
-        for name, (text, value) in self._server_gauges.items():
-            yield GaugeMetricFamily(name, text, value=value)
-        yield from self._clusters()
-
-    def _clusters(self) -> Iterable[Metric]:
-        where = ["cluster", "owner"]
-        up = GaugeMetricFamily("isthmus_cluster_connected", "1 while the agent reports.", labels=where)
-        last_report = GaugeMetricFamily(
-            "isthmus_agent_last_report_timestamp_seconds", "Time of the agent's last report.", labels=where
-        )
-        chips = GaugeMetricFamily("isthmus_chips", "Installed chips.", labels=[*where, "node_group", "chip"])
-        free = GaugeMetricFamily(
-            "isthmus_chips_free", "Chips available to jobs.", labels=[*where, "node_group", "chip"]
-        )
-        for view in self._pool.clusters:
-            label_values = [view.cluster.name, view.cluster.owner]
-            up.add_metric(label_values, view.connected)
-            if view.last_report_s is not None:
-                last_report.add_metric(label_values, view.last_report_s)
-            for group in view.cluster.node_groups:
-                chips.add_metric([*label_values, group.name, group.chip], group.num_chips)
-                free.add_metric([*label_values, group.name, group.chip], view.free_chips.get(group.name, 0))
-        return up, last_report, chips, free
-
-
-def render_metrics(
-    caller: Caller, metrics: ServerMetrics, pool: PoolView, server_gauges: dict[str, tuple[str, float]]
-) -> bytes:
-    """Return the metrics in Prometheus text format: for an admin all, for an owner those of its clusters.
-
-    `pool` is already restricted to what the caller may see; `server_gauges` maps the names of further gauges to
-    (help text, value).
-    """
-    registry = CollectorRegistry()
-    if caller.role == "admin":
-        registry.register(_GaugeCollector(pool, server_gauges, metrics.jobs_by_state()))
-        return generate_latest(metrics.registry) + generate_latest(registry)
-    registry.register(_GaugeCollector(pool, {}, {}))
-    return generate_latest(registry)
