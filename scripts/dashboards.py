@@ -74,7 +74,8 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
                   (("sum by (channel, outcome) (isthmus_notification_messages_total)", "{{channel}} {{outcome}}"),)),
             Panel("CPU", "percentunit", (('rate(process_cpu_seconds_total{job="isthmus"}[5m])', "{{instance}}"),)),
             Panel("Memory", "bytes", (('process_resident_memory_bytes{job="isthmus"}', "{{instance}}"),)),
-            Panel("Alerts", "short", (('ALERTS{alertname=~"Isthmus.+"} or vector(0)', "{{alertname}} {{alertstate}}"),)),
+            Panel("Alerts", "short",
+                  (('ALERTS{alertname=~"Isthmus.+"} or vector(0)', "{{alertname}} {{alertstate}}"),)),
         ),
     ),
 }  # fmt: skip
@@ -87,7 +88,9 @@ def dashboard(name: str) -> dict[str, Any]:
     return {
         "uid": f"isthmus-{name}", "title": title, "tags": ["isthmus"], "schemaVersion": 37, "version": 1,
         "editable": True, "refresh": "30s", "time": {"from": "now-6h", "to": "now"}, "timezone": "",
-        "templating": {"list": [{"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Source"}]},
+        "templating": {
+            "list": [{"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Source"}]
+        },
         "panels": list(_panels(panels, source)),
     }  # fmt: skip
 

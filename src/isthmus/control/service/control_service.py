@@ -27,7 +27,7 @@ from isthmus.control.queries.dry_run import (
 from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue, query_queue_page
 from isthmus.control.queries.history_page import history_page
 from isthmus.control.queries.job_ranks import job_ranks
-from isthmus.control.queries.pool_figures import PoolFigures, pool_figures
+from isthmus.control.queries.monitoring.pool_figures import PoolFigures, pool_figures
 from isthmus.control.queries.quotas import Quotas, limits_view
 from isthmus.control.queries.usage_view import usage_view
 from isthmus.control.service.access.audit_log import AuditLog

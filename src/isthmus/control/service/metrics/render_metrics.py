@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from isthmus.control.queries.pool_figures import MAX_LINKS, PoolFigures
+from isthmus.control.queries.monitoring.pool_figures import MAX_LINKS, PoolFigures
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.metrics.gauge_text import GaugeText
 from isthmus.control.service.metrics.server_metrics import ServerMetrics
