@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class Life:
 
     def __init__(self, store: Store, subscription: Subscription | None, settings: NotifySettings = LOCAL) -> None:
         self.store, self.now_s, self.outcomes = store, 1000.0, list[tuple[str, str]]()
+        self._pause = threading.Event()
         self.audit, self.leads = AuditLog(store, lambda: self.now_s), True
         self.notifier = Notifier(
             store, lambda role, name: subscription if (role, name) == ("user", "ann") else None, settings, self.audit,
@@ -50,8 +52,7 @@ class Life:
             self.notifier.step(self.now_s)
             if happened():
                 return
-            self.notifier._wakes.wait(0.02)
-            self.notifier._wakes.clear()
+            self._pause.wait(0.02)
             self.now_s += 1.0
         raise AssertionError("it did not happen")
 

@@ -276,7 +276,7 @@ class PoolState:
     chip_use: ChipUse = field(default_factory=ChipUse)
     # What jobs hold at what price, and the ledger of what they are charged.
     meter: Meter = field(default_factory=Meter)
-    # Who is notified of what, by role and name; and the sites whose absence was told.
+    # Subscriptions by role and name; and the absent sites that made a notice.
     subscriptions: dict[tuple[str, str], SubscriptionRecord] = field(default_factory=dict)
     noticed_away: set[str] = field(default_factory=set)
     # Ids of the jobs whose view the current event has changed.

@@ -5,6 +5,7 @@ A scrape has a series for each job, part, link and node group; the client librar
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
@@ -35,5 +36,6 @@ class GaugeText:
         return "".join(f"{line}\n" for line in self._lines).encode()
 
 
+@functools.lru_cache(maxsize=16_384)
 def _escaped(value: str) -> str:
-    return value if value.isalnum() else value.translate(_ESCAPES)
+    return value.translate(_ESCAPES)
