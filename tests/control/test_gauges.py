@@ -64,14 +64,7 @@ def test_jobs_beyond_the_limit_have_no_series_and_are_counted(server: Server) ->
     assert (len(found.jobs), found.num_jobs_left_out) == (MAX_JOBS, 7)
 
 
-@given(
-    st.lists(
-        st.tuples(st.text(max_size=20), st.floats(allow_nan=False)),
-        min_size=1,
-        max_size=5,
-        unique_by=lambda one: one[0],
-    )
-)
+@given(st.dictionaries(st.text(max_size=20), st.floats(allow_nan=False), min_size=1, max_size=5))
 def test_any_value_of_a_label_is_read_back_by_the_parser(values: dict[str, float]) -> None:
     """Quotes, backslashes and line ends of names stay inside of their value."""
     found = list({text.replace("\r", "?"): value for text, value in values.items()}.items())

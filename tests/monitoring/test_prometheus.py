@@ -79,7 +79,7 @@ class WatchedPool:
         assert answer.status_code < 300, answer.text
         return answer.json() if answer.content else None
 
-    def run_job(self) -> str:
+    def run_job(self) -> tuple[str, str]:
         """Submit a job and let both sites run it; a second one waits, since no chip is left for it."""
         job = str(self.call("POST", "/v1/jobs", submission().model_dump(mode="json"))["id"])
         self._until_state(job, "preparing")
@@ -90,8 +90,15 @@ class WatchedPool:
                 part = {"job": job, "attempt": 1, "state": state, "workers": workers}
                 self._parts[site.name] = ObservedPart.model_validate(part)
             self._until_state(job, after)
-        self.call("POST", "/v1/jobs", submission(name="next", output="out/next").model_dump(mode="json"))
-        return job
+        waiting = submission(name="next", output="out/next").model_dump(mode="json")
+        return job, str(self.call("POST", "/v1/jobs", waiting)["id"])
+
+    def cancel(self, *jobs: str) -> None:
+        """Cancel jobs; the sites release their parts."""
+        for job in jobs:
+            self.call("POST", f"/v1/jobs/{job}/cancel")
+        for name, part in self._parts.items():
+            self._parts[name] = ObservedPart(job=part.job, attempt=1, state="released")
 
     def _until_state(self, job: str, state: str) -> None:
         until(lambda: self.call("GET", f"/v1/jobs/{job}")["state"] == state, f"the job is {state}")
@@ -106,7 +113,7 @@ class WatchedPool:
         part = self._parts.get(site.name)
         metrics = ()
         if part is not None and part.state == "running" and site is EAST:
-            values = {"step_s": 0.6, "loss": 1.0}
+            values = {"step_s": 1.2, "loss": 1.0}
             metrics = (StepMetrics(job=part.job, attempt=1, rank=0, step=min(self.step, 1), values=values),)
             self.step += 1
         address = {"host": "127.0.0.1", "port": 4999, "nonce": "0" * 32}
@@ -116,7 +123,7 @@ class WatchedPool:
         )  # fmt: skip
         orders = self.call("POST", f"/v1/agents/{site.name}/sync", told.model_dump(mode="json", by_alias=True))
         self._checks[site.name] = [
-            {"cluster": one["cluster"], "number": one["number"], "reached": True, "round_trip_s": 0.01, "gbps": 0.9}
+            {"cluster": one["cluster"], "number": one["number"], "reached": True, "round_trip_s": 0.01, "gbps": 0.05}
             for one in orders["peers_to_check"]
         ]
 
@@ -188,14 +195,18 @@ def told(receiver: WebhookReceiver, alert: str) -> list[str]:
     return [one["status"] for one in messages if one["commonLabels"].get("alertname") == alert]
 
 
-def test_every_query_has_data_and_an_alert_comes_once_and_ends(tmp_path: Path) -> None:
-    """Each chart of each dashboard shows something; the agent of a site stops, one message; it is back, one more."""
+def test_every_query_has_data_and_each_alert_comes_once_and_ends(tmp_path: Path) -> None:
+    """Each chart of each dashboard shows something; each fault makes one message, and its end one more.
+
+    The agent of a site stops and is back; a job is slow, over a link worse than it has reserved, and ends; the server
+    ends.
+    """
     pool = WatchedPool(tmp_path / "server")
     try:
         with webhook_receiver() as alerts, webhook_receiver() as notices:
             pool.call("PUT", "/v1/subscription", {"webhook": notices.url, "topics": ["state", "sites"]})
             with monitoring(tmp_path / "monitoring", pool, alerts) as url:
-                pool.run_job()
+                running, waiting = pool.run_job()
                 queries = [query for _, panels in DASHBOARDS.values() for panel in panels for query, _ in panel.queries]
                 for query in queries:
                     until(lambda query=query: has_data(url, query), query, 60)  # type: ignore[misc]
@@ -205,6 +216,13 @@ def test_every_query_has_data_and_an_alert_comes_once_and_ends(tmp_path: Path) -
                 pool.alive.add("west")
                 until(lambda: len(told(alerts, "IsthmusSiteAway")) > 1, "its end")
                 assert told(alerts, "IsthmusSiteAway") == ["firing", "resolved"]
+                for alert in ("IsthmusJobSlow", "IsthmusLinkWorseThanReserved"):
+                    until(lambda alert=alert: told(alerts, alert) == ["firing"], alert)  # type: ignore[misc]
+                pool.cancel(waiting, running)
+                for alert in ("IsthmusJobSlow", "IsthmusLinkWorseThanReserved"):
+                    until(lambda alert=alert: told(alerts, alert)[1:] == ["resolved"], alert)  # type: ignore[misc]
+                pool.close()
+                until(lambda: told(alerts, "IsthmusServerDown") == ["firing"], "the end of the server")
             kinds = [one["kind"] for _, body in notices.taken for one in json.loads(body)["notices"]]
             assert kinds.count("started") == 1
     finally:

@@ -75,3 +75,18 @@ def test_queries_name_series_that_the_server_has() -> None:
     made = set(re.findall(r'"(isthmus_[a-z0-9_]+)"', " ".join(sources)))
     known = recorded | made | {f"{name}{suffix}" for name in made for suffix in ("_total", "_bucket")}
     assert asked - known == set()
+
+
+def test_the_guide_names_every_series_alert_and_field_of_the_logs() -> None:
+    """What is scraped, what fires and what a log line may have is documented."""
+    guide = (MONITORING.parents[1] / "docs" / "guide" / "monitoring.md").read_text()
+    named = set(re.findall(r"`([\w.]+)`", guide))
+    assert [alert for alert in alerts() if alert not in named] == []
+    package = Path(str(render_metrics.__file__)).parents[3]
+    for source in ("control/service/metrics/render_metrics.py", "control/service/control_service.py"):
+        series = re.findall(r'"(isthmus_[a-z_]+)"', (package / source).read_text())
+        assert [one for one in series if one not in named] == []
+    logger = (package / "control" / "service" / "job_state_logger.py").read_text()
+    fields = set(re.findall(r'"(\w+)": ', " ".join(re.findall(r"(?:fields|more|extra) ?= ?.*\{.*\}", logger))))
+    assert {"job", "attempt", "part"} <= fields
+    assert fields <= named

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from isthmus.control.queries.monitoring.pool_figures import MAX_LINKS, PoolFigures
+from isthmus.control.queries.monitoring.pool_figures import MAX_LINKS, JobFigures, PoolFigures
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.metrics.gauge_text import GaugeText
 from isthmus.control.service.metrics.server_metrics import ServerMetrics
@@ -94,7 +94,7 @@ def _add_links(gauges: GaugeText, pool: PoolView, figures: PoolFigures) -> None:
     series("isthmus_link_measured_gbps", "Bandwidth of a link as its sites measured it, Gbit/s.", _LINK, measured)
 
 
-_OF_JOB = (
+_OF_JOB: tuple[tuple[str, str, Callable[[JobFigures], float | None]], ...] = (
     ("isthmus_job_steps_done", "Steps that a running job has done.", lambda job: job.steps_done),
     ("isthmus_job_planned_steps", "Steps that a running job is to do.", lambda job: job.steps),
     ("isthmus_job_attempt", "Attempt of a running job, from 1.", lambda job: job.attempt),

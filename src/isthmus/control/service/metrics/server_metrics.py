@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 from collections import Counter as Tally
 from collections.abc import Mapping
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
 
 from isthmus.control.service.coordinator_actor import AppliedEvent
 from isthmus.control.state.events import JobChanged
+from isthmus.core.messages.api_views import JobState
+from isthmus.core.messages.notice_views import NoticeChannel
 
 QUEUE_WAIT_BUCKETS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600, 168 * 3600)
 APPEND_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -53,6 +56,12 @@ class ServerMetrics:
         # `labels` takes a lock at each call: cache its results.
         self._counter_of_kind = functools.cache(self._event_counter.labels)
         self._counter_of_state = functools.cache(self._transition_counter.labels)
+        # A series that begins with its first count shows no increase by it.
+        for state in get_args(JobState):
+            self._counter_of_state(state)
+        for channel in get_args(NoticeChannel):
+            for outcome in ("delivered", "failed", "dropped"):
+                self._message_counter.labels(channel, outcome)
         for collector in (ProcessCollector, PlatformCollector):
             collector(registry=self.registry)
 
