@@ -80,7 +80,7 @@ class WatchedPool:
         return answer.json() if answer.content else None
 
     def run_job(self) -> tuple[str, str]:
-        """Submit a job and let both sites run it; a second one waits, since no chip is left for it."""
+        """Submit a job and let both sites run it; a second one waits for the choice of a plan."""
         job = str(self.call("POST", "/v1/jobs", submission().model_dump(mode="json"))["id"])
         self._until_state(job, "preparing")
         for state, after in (("prepared", "starting"), ("running", "running")):
@@ -90,7 +90,7 @@ class WatchedPool:
                 part = {"job": job, "attempt": 1, "state": state, "workers": workers}
                 self._parts[site.name] = ObservedPart.model_validate(part)
             self._until_state(job, after)
-        waiting = submission(name="next", output="out/next").model_dump(mode="json")
+        waiting = submission(name="next", output="out/next", policy="manual").model_dump(mode="json")
         return job, str(self.call("POST", "/v1/jobs", waiting)["id"])
 
     def cancel(self, *jobs: str) -> None:

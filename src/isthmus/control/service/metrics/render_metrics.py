@@ -14,7 +14,7 @@ from isthmus.core.messages.api_views import PoolView
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _WHERE = ("cluster", "owner")
-_GROUP = ("cluster", "owner", "node_group", "chip")
+_GROUP = ("chip", "cluster", "node_group", "owner")
 _LINK = ("source", "target")
 
 
@@ -48,7 +48,7 @@ def render_metrics(
 def _add_clusters(gauges: GaugeText, pool: PoolView, figures: PoolFigures) -> None:
     sites = [((view.cluster.name, view.cluster.owner), view) for view in pool.clusters]
     groups = [
-        ((*where, group.name, group.chip), group.num_chips, view.free_chips.get(group.name, 0))
+        ((group.chip, where[0], group.name, where[1]), group.num_chips, view.free_chips.get(group.name, 0))
         for where, view in sites
         for group in view.cluster.node_groups
     ]
