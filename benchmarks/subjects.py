@@ -249,7 +249,7 @@ SUBJECTS = (
         "Business",
         "Whether the ledger is exact under faults and restarts, what metering costs, how fast the console answers, and "
         "how a site places parts.",
-        ("business", "console", "site_placement"),
+        ("business", "console", "monitoring", "site_placement"),
         (
             Figure("business", "sum of all entries under seeded faults", r"[\d,]+ seeded runs: sum"),
             Figure(
@@ -263,6 +263,7 @@ SUBJECTS = (
             Figure("console", "console with 1,000,000 queued jobs: first content of the queue", "queue: first content"),
             Figure("console", "a click answered there, p99", "click to another page"),
             Figure("console", "an event on 200 open pages, p99", "an event on .* open pages"),
+            Figure("monitoring", "a scrape of 10,000 series, p99", "a scrape of .*: p99"),
         ),
     ),
     Subject(

@@ -165,6 +165,9 @@ def serve(
             metavar="FILE", help="Secret that the pool's switches share; keys of jobs follow from it. Mode 0600."
         ),
     ] = None,
+    notify: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Settings of webhooks and e-mail: `notify.yaml`.")
+    ] = None,
     log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane, to which agents and users connect.
@@ -176,7 +179,9 @@ def serve(
     if database is not None:
         import_extra("isthmus.control.store.postgres_store", "postgres")
     configure_logging(env, as_json=log_json)
+    settings = import_extra("isthmus.control.service.notify.notify_settings", "server")
     config = server.ServerConfig(
+        notify=settings.NotifySettings() if notify is None else settings.load_notify_settings(notify),
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
         database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
         rules=CoordinatorConfig(

@@ -32,6 +32,7 @@ from isthmus.core.messages.agent_messages import (
     QueueEntry,
 )
 from isthmus.core.messages.api_views import Submission
+from isthmus.core.messages.notice_views import NoticeChannel, PoolNotice, Role, Subscription
 from isthmus.core.messages.preflight import PreflightAnswer
 from isthmus.core.messages.site_fetch import SiteFetch
 from isthmus.core.model import Model
@@ -423,6 +424,15 @@ class TariffPublished(_EventBase):
     tariff: Tariff
 
 
+class SubscriptionSet(_EventBase):
+    """A user, an owner or an admin subscribed to notices; None: no longer."""
+
+    kind: Literal["subscription-set"] = "subscription-set"
+    role: Role
+    name: Name
+    subscription: Subscription | None
+
+
 class Restarted(_EventBase):
     """The server started and rebuilt its state. Never logged.
 
@@ -469,6 +479,7 @@ Event = Annotated[
     | VersionRemoved
     | PoolSet
     | TariffPublished
+    | SubscriptionSet
     | Restarted,
     Field(discriminator="kind"),
 ]
@@ -514,7 +525,16 @@ class ForgetJob(FrozenModel):
     job_id: Name
 
 
-Instruction = MakePlans | JobChanged | ForgetJob
+class NoticeDue(FrozenModel):
+    """Deliver a notice to a subscriber by a channel; it is stored with the event that it follows from."""
+
+    role: Role
+    name: Name
+    channel: NoticeChannel
+    notice: PoolNotice
+
+
+Instruction = MakePlans | JobChanged | ForgetJob | NoticeDue
 """Every instruction of the coordinator to the server."""
 
 

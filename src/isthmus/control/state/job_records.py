@@ -25,6 +25,7 @@ from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import FailureCause, RankMap
 from isthmus.core.messages.api_views import JobState, Submission
+from isthmus.core.messages.notice_views import Subscription
 from isthmus.core.plan import Plan, PlanPart, PlanSet
 from isthmus.core.pool import Link
 from isthmus.core.pool_resource import PoolResource
@@ -237,6 +238,14 @@ class ClusterVictim:
     attempt: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    """A subscription to notices, and since when it counts."""
+
+    subscription: Subscription
+    since_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class PoolState:
     """The complete state of the coordinator."""
@@ -278,6 +287,9 @@ class PoolState:
     chip_use: ChipUse = field(default_factory=ChipUse)
     # What jobs hold at what price, and the ledger of what they are charged.
     meter: Meter = field(default_factory=Meter)
+    # Subscriptions by role and name; and the absent sites that made a notice.
+    subscriptions: dict[tuple[str, str], SubscriptionRecord] = field(default_factory=dict)
+    noticed_away: set[str] = field(default_factory=set)
     # Ids of the jobs whose view the current event has changed.
     changed_jobs: set[str] = field(default_factory=set)
     indexes: Indexes = field(default_factory=Indexes, compare=False)
