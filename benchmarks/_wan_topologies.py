@@ -55,3 +55,38 @@ def large_request(rng: Random, edges: list[str], number: int, bandwidths_gbps: t
         service=rng.choice(["training", "training", "bulk"]), max_delay_ms=rng.uniform(40, 80),
         max_jitter_ms=rng.choice([1e9, 1e9, 2.0]), start_s=start_s, end_s=start_s + rng.uniform(60, 900),
     )  # fmt: skip
+
+
+def small_topology(rng: Random) -> WanTopology:
+    """Return 7 nodes in a ring with 4 chords, 10 Gbit/s, packets or TDM in steps of 1 Gbit/s."""
+    nodes = [f"n{number}" for number in range(7)]
+    pairs = [(one, nodes[(number + 1) % 7]) for number, one in enumerate(nodes)]
+    pairs += [(one, other) for one, other in (rng.sample(nodes, 2) for _ in range(4))]
+    pipes = []
+    for one, other in pairs:
+        layer, delay_ms = rng.choice(["packet", "packet", "tdm"]), rng.uniform(1, 5)
+        for source, target in ((one, other), (other, one)):
+            pipes.append(
+                WanPipe(
+                    name=f"p{len(pipes)}", source=source, target=target, layer=layer, capacity_gbps=10.0,
+                    step_gbps=1.0 if layer == "tdm" else 0.0, delay_ms=delay_ms, jitter_ms=rng.uniform(0, 0.5),
+                )
+            )  # fmt: skip
+    return WanTopology(pipes=tuple(pipes))
+
+
+def small_batch(rng: Random, topology: WanTopology, count: int = 36) -> list[PathRequest]:
+    """Return more requests than a small network has room for."""
+    nodes = sorted({pipe.source for pipe in topology.pipes})
+    found = []
+    for number in range(count):
+        source, target = rng.sample(nodes, 2)
+        start_s = rng.choice([0.0, 10.0, 20.0])
+        found.append(
+            PathRequest(
+                name=f"r{number}", source=source, target=target, bandwidth_gbps=rng.uniform(1.5, 6.0),
+                max_delay_ms=rng.uniform(6, 15), max_jitter_ms=rng.choice([1e9, 1.0]),
+                start_s=start_s, end_s=start_s + rng.choice([10.0, 20.0]),
+            )
+        )  # fmt: skip
+    return found

@@ -54,8 +54,40 @@ def find_path(
     The cost of a pipe is its delay, times `cost_factor(pipe)`, from 1 on. Paths change their layer only at nodes that
     adapt. None if there is no path.
     """
-    search = _Search(network, target, limits, fits, cost_factor)
-    return search.run(source)
+    if not any(map(fits, network.entering_pipes(target))):
+        return None
+    bounds_delay_only = limits.max_jitter_ms >= _NO_LIMIT and limits.most_lost == math.inf
+    if bounds_delay_only and cost_factor is None and network.all_adapt:
+        return _least_delay(network, source, target, limits.max_delay_ms * _SLACK, fits)
+    return _Search(network, target, limits, fits, cost_factor).run(source)
+
+
+def _least_delay(
+    network: WanNetwork, source: int, target: int, max_delay_ms: float, fits: Callable[[NetworkPipe], bool]
+) -> list[NetworkPipe] | None:
+    """Return the path of least delay where only delay is bounded: one label a node suffices."""
+    left_ms, pipes = network.distances("delay_ms", target), network.pipes
+    closed = bytearray(len(left_ms))
+    count = 0
+    queue: list[tuple[float, int, int, float, int, _Step | None]] = [(left_ms[source], 0, 0, 0.0, source, None)]
+    while queue:
+        _, num_pipes, _, delay_ms, node, step = heapq.heappop(queue)
+        if closed[node] or (step is not None and not fits(step.pipe)):  # as late as possible: few are ever reached
+            continue
+        if node == target:
+            return _unrolled(step)
+        closed[node] = True
+        for number, after, pipe_ms in network.arcs[node]:
+            if closed[after]:
+                continue
+            reached_ms = delay_ms + pipe_ms
+            at_least_ms = reached_ms + left_ms[after]
+            if at_least_ms <= max_delay_ms and at_least_ms < math.inf:
+                count += 1
+                heapq.heappush(
+                    queue, (at_least_ms, num_pipes + 1, count, reached_ms, after, _Step(step, pipes[number]))
+                )
+    return None
 
 
 class _Search:
@@ -83,7 +115,7 @@ class _Search:
         count = itertools.count()
         kept: defaultdict[tuple[int, str], list[tuple[_Label, int]]] = defaultdict(list)
         start: _Label = (0.0, 0.0, 0.0, 0.0)
-        if not self._is_open(source, start) or not any(map(self._admits, self._network.entering_pipes(self._target))):
+        if not self._is_open(source, start):
             return None
         queue: list[tuple[float, int, int, _Label, int, _Step | None]] = [
             (self._delays[source], 0, next(count), start, source, None)
@@ -138,10 +170,13 @@ class _Search:
 _NO_LIMIT = 1e9
 
 
-@dataclass(frozen=True, slots=True)
 class _Step:
-    before: _Step | None
-    pipe: NetworkPipe
+    """A path as its last pipe and the path before it."""
+
+    __slots__ = ("before", "pipe")
+
+    def __init__(self, before: _Step | None, pipe: NetworkPipe) -> None:
+        self.before, self.pipe = before, pipe
 
 
 def _unrolled(step: _Step | None) -> list[NetworkPipe]:

@@ -35,14 +35,14 @@ def plan_path(
     request: PathRequest,
     *,
     avoid: Collection[str] = (),
-    load_weight: float = 0.0,
+    cost_factor: Callable[[NetworkPipe], float] | None = None,
     explains: bool = False,
 ) -> PathPlan | PathRefusal:
     """Return the path of least delay for `request` beside what is booked, or why there is none; books nothing.
 
-    `avoid` names pipes that it must not use. With a `load_weight` above 0 the delay of a pipe counts 1 + weight x
-    (booked share) times, so that paths spread over the network. With `explains` a refusal names the most bandwidth that
-    a path has, which takes as long as dozens of searches; without it `nearest_gbps` is 0.
+    `avoid` names pipes that it must not use. The delay of a pipe counts `cost_factor(pipe)` times, from 1 on, so
+    that paths can be led around loaded pipes; bounds hold for the true delay. With `explains` a refusal names the most
+    bandwidth that a path has, which takes as long as dozens of searches; without it `nearest_gbps` is 0.
     """
     if refusal := check_ends(network, request):
         return refusal
@@ -52,10 +52,6 @@ def plan_path(
     def free_kbps(pipe: NetworkPipe) -> int:
         return 0 if pipe.name in avoid else bookings.free_kbps(pipe.name, start_s, end_s, service)
 
-    def cost_factor(pipe: NetworkPipe) -> float:
-        free = max(bookings.free_kbps(pipe.name, start_s, end_s, "training"), 0)
-        return 1 + load_weight * (1 - free / max(pipe.capacity_kbps, 1))
-
     def search(wanted_kbps: int) -> list[NetworkPipe] | None:
         return find_path(
             network,
@@ -63,7 +59,7 @@ def plan_path(
             network.nodes[request.target],
             PathLimits.of(request),
             lambda pipe: pipe.rounded_kbps(wanted_kbps) <= free_kbps(pipe),
-            cost_factor if load_weight else None,
+            cost_factor,
         )
 
     path = search(kbps)

@@ -51,13 +51,16 @@ class WanNetwork:
         self.edges = {node.name for node in topology.nodes if node.role == "edge"}
         adapts = {node.name: node.adapts for node in topology.nodes}
         self.adapts = [adapts.get(name, True) for name in names]
+        self.all_adapt = all(self.adapts)
         self.bulk_share = topology.bulk_share
         self.pipes = tuple(_network_pipe(pipe, self.nodes) for pipe in topology.pipes)
         self.numbers = {pipe.name: number for number, pipe in enumerate(self.pipes)}
         self.leaving: list[list[int]] = [[] for _ in names]
+        self.arcs: list[list[tuple[int, int, float]]] = [[] for _ in names]
         self._entering: list[list[int]] = [[] for _ in names]
         for number, pipe in enumerate(self.pipes):
             self.leaving[pipe.source].append(number)
+            self.arcs[pipe.source].append((number, pipe.target, pipe.delay_ms))
             self._entering[pipe.target].append(number)
         self._distances: OrderedDict[tuple[Metric, int], list[float]] = OrderedDict()
 
