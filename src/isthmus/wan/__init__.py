@@ -1,9 +1,12 @@
 """Wide-area links: dialling through them, proxies across them, and emulating them, with or without root."""
 
 from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
-from isthmus.wan.control.admit_all import admit_all
 from isthmus.wan.control.wan_topology import Admission, AdmissionFile
+from isthmus.wan.controller.admit_all import admit_all
+from isthmus.wan.controller.edge_settings import EdgeSettings, edge_settings
 from isthmus.wan.dial import dial, format_address, parse_address
+from isthmus.wan.edge.apply_edge_settings import apply_edge_settings
+from isthmus.wan.edge.edge_state import read_edge_state, write_edge_state
 from isthmus.wan.emulator import run_links
 from isthmus.wan.netns import Namespaces, emulated_namespaces
 from isthmus.wan.proxy.proxy_config import ProxyConfig, parse_network, read_proxy_key
@@ -14,11 +17,14 @@ __all__ = [
     "Admission",
     "AdmissionFile",
     "BackgroundLinks",
+    "EdgeSettings",
     "Namespaces",
     "PortRange",
     "ProxyConfig",
     "admit_all",
+    "apply_edge_settings",
     "dial",
+    "edge_settings",
     "emulated_namespaces",
     "format_address",
     "links_in_background",
@@ -26,7 +32,9 @@ __all__ = [
     "local_address",
     "parse_address",
     "parse_network",
+    "read_edge_state",
     "read_proxy_key",
     "run_links",
     "run_proxy",
+    "write_edge_state",
 ]

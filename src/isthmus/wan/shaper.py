@@ -67,11 +67,20 @@ class WirePath:
 
 
 @dataclass
+class RateLimit:
+    """A rate in wire bytes per second that some flows share, and when it allows the next send."""
+
+    bytes_per_s: float
+    next_send_s: float = -math.inf
+
+
+@dataclass
 class Flow:
-    """One stream: when its congestion control allows the next send, and its last arrival."""
+    """One stream: when its congestion control allows the next send, its last arrival, and its booked rate, if any."""
 
     next_send_s: float = -math.inf
     last_arrival_s: float = -math.inf
+    limit: RateLimit | None = None
 
 
 @dataclass
@@ -113,8 +122,9 @@ class Shaper:
         return max(0.0, self.path.backlog_s(now_s) - self.queue_s)
 
     def pacing_wait_s(self, now_s: float, flow: Flow) -> float:
-        """Return the seconds until `flow`'s congestion control allows a send; 0 means now."""
-        return max(0.0, flow.next_send_s - now_s - self.queue_s)
+        """Return the seconds until `flow`'s congestion control and booked rate allow a send; 0 means now."""
+        next_send_s = flow.next_send_s if flow.limit is None else max(flow.next_send_s, flow.limit.next_send_s)
+        return max(0.0, next_send_s - now_s - self.queue_s)
 
     def admit(self, now_s: float, num_bytes: int, flow: Flow) -> float:
         """Send payload of `flow`; return the delivery time of its last byte. Flows stay in order.
@@ -130,6 +140,9 @@ class Shaper:
         if loss and self.link.congestion_control == "cubic":
             flow.next_send_s = max(now_s, flow.next_send_s) + num_bytes / self.flow_bytes_per_s
             arrival_s = max(arrival_s, flow.next_send_s + self.link.delay_s)
+        if flow.limit is not None:
+            flow.limit.next_send_s = max(now_s, flow.limit.next_send_s) + num_wire_bytes / flow.limit.bytes_per_s
+            arrival_s = max(arrival_s, flow.limit.next_send_s + self.link.delay_s)
         flow.last_arrival_s = max(flow.last_arrival_s, arrival_s + self._retransmit_delay_s(num_bytes))
         return flow.last_arrival_s
 

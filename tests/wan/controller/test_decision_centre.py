@@ -163,6 +163,16 @@ def test_a_moved_transfer_sends_the_rest() -> None:
     assert record.sent_kbits + rest_kbits == pytest.approx(8e6, rel=1e-6)
 
 
+def test_a_transfer_that_is_done_ends_and_is_not_planned_again() -> None:
+    """Its domains free it with its last byte, long before the deadline; their reports bring nothing back."""
+    lab = WanLab(ladder())
+    lab.ask(send("t", 10**9, 400.0))
+    lab.run(60.0)
+    assert lab.told == [("t", "booked"), ("t", "released")]
+    assert lab.centre.records == {}
+    assert all(list(one.bookings) == [] for one in lab.domains.values())
+
+
 def test_a_domain_speaks_for_its_own_pipes_only() -> None:
     """A report that names another domain's pipe, or keys of others, and a domain that is unknown, change nothing."""
     lab = WanLab(ladder())

@@ -56,6 +56,11 @@ class BookingRecord:
         """Return when the time of the request is over."""
         return self.request.end_s if isinstance(self.request, PathRequest) else self.request.deadline_s
 
+    @property
+    def plan_ends_s(self) -> float:
+        """Return when its last span is over; without a plan, when the time of the request is."""
+        return max((end_s for _, end_s, _ in self.plan.rates_kbps), default=0.0) if self.plan else self.ends_s
+
     def move_to(self, state: BookingState) -> None:
         """Change the state; raise `IllegalTransitionError` for a change that the table lacks."""
         if (self.state, state) not in TRANSITIONS:

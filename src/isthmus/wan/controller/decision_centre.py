@@ -173,7 +173,7 @@ class DecisionCentre:
             record.num_plans, record.avoid = 0, set()
             self._tell(record.request.name, "moved" if record.was_booked else "booked", record.plan)
             record.was_booked = True
-            self._wake(record, record.ends_s)
+            self._wake(record, record.plan_ends_s)
 
     def _on_report(self, domain: str, report: DomainReport, now_s: float) -> None:
         """Take over which pipes are down; release what is unknown here; plan anew what the domain has lost."""
@@ -192,7 +192,10 @@ class DecisionCentre:
         lost = [
             record
             for record in self.records.values()
-            if record.state == "booked" and domain in record.by_domain and record.key not in committed
+            if record.state == "booked"
+            and domain in record.by_domain
+            and record.key not in committed
+            and record.plan_ends_s > now_s
         ]
         self._move(lost, f"domain {domain} has lost it", now_s)
         self.fail_pipes(failed, now_s)
@@ -338,7 +341,7 @@ class DecisionCentre:
                 self._on_wake(record, now_s)
 
     def _on_wake(self, record: BookingRecord, now_s: float) -> None:
-        if record.ends_s <= now_s:
+        if record.ends_s <= now_s or (record.state == "booked" and record.plan_ends_s <= now_s):
             self._end(record, "released", "its time is over", now_s)
         elif record.state == "broken":
             self._plan(record, now_s)

@@ -16,12 +16,12 @@ def plan_again(network: WanNetwork, view: PipeBookings, record: BookingRecord, n
     """Return the plan of `record` from now on, without the pipes that it avoids, or why there is none."""
     request = record.request
     start_s = max(request.start_s, now_s)
+    if start_s >= record.ends_s:
+        return PathRefusal(name=request.name, reason=f"its time ended at {record.ends_s:g} s", nearest_gbps=0.0)
     if isinstance(request, PathRequest):
         if start_s != request.start_s:
             request = request.model_copy(update={"start_s": start_s})
         return plan_path(network, view, request, avoid=record.avoid)
-    if start_s >= request.deadline_s:
-        return PathRefusal(name=request.name, reason=f"its deadline was at {request.deadline_s:g} s", nearest_gbps=0.0)
     left_bytes = max(math.ceil(request.num_bytes - record.sent_kbits * 125), 1)
     rest = request.model_copy(update={"start_s": start_s, "num_bytes": left_bytes})
     return plan_transfer(network, view, rest, avoid=record.avoid)
