@@ -1,12 +1,13 @@
 """Wide-area links: dialling through them, proxies across them, and emulating them, with or without root."""
 
 from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
-from isthmus.wan.control.wan_topology import Admission, AdmissionFile
+from isthmus.wan.control.wan_topology import Admission, AdmissionFile, Booking, FlowMatch, PathRequest, TransferBooking
 from isthmus.wan.controller.admit_all import admit_all
 from isthmus.wan.controller.edge_settings import EdgeSettings, edge_settings
 from isthmus.wan.dial import dial, format_address, parse_address
 from isthmus.wan.edge.apply_edge_settings import apply_edge_settings
 from isthmus.wan.edge.edge_state import read_edge_state, write_edge_state
+from isthmus.wan.edge.follow_edge import follow_edge
 from isthmus.wan.emulator import run_links
 from isthmus.wan.netns import Namespaces, emulated_namespaces
 from isthmus.wan.proxy.proxy_config import ProxyConfig, parse_network, read_proxy_key
@@ -17,15 +18,20 @@ __all__ = [
     "Admission",
     "AdmissionFile",
     "BackgroundLinks",
+    "Booking",
     "EdgeSettings",
+    "FlowMatch",
     "Namespaces",
+    "PathRequest",
     "PortRange",
     "ProxyConfig",
+    "TransferBooking",
     "admit_all",
     "apply_edge_settings",
     "dial",
     "edge_settings",
     "emulated_namespaces",
+    "follow_edge",
     "format_address",
     "links_in_background",
     "listen",

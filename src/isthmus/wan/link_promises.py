@@ -42,8 +42,8 @@ class LinkPromises:
 
 
 def _matches(flow: FlowMatch, host: str, port: int | None, peer: str) -> bool:
-    """Return whether a TCP connection meets what a match states."""
-    if flow.protocol == "udp" or (flow.to_port is not None and flow.to_port != port):
+    """Return whether a TCP connection meets what a match states; a port that the emulator does not know meets none."""
+    if flow.protocol == "udp" or flow.from_port is not None or (flow.to_port is not None and flow.to_port != port):
         return False
     pairs = (flow.to_network, host), (flow.from_network, peer)
     return all(network is None or ipaddress.ip_address(address) in network for network, address in pairs)

@@ -82,11 +82,12 @@ def test_more_than_the_device_sends_and_flows_without_a_match_are_refused() -> N
 
 
 FLOWS = st.builds(
-    lambda v6, near, far, protocol, port: FlowMatch.model_validate(
+    lambda v6, near, far, protocol, port, near_port: FlowMatch.model_validate(
         {
             "to_network": str(ipaddress.ip_network(far[v6], strict=False)),
             "protocol": protocol,
             "to_port": port if protocol else None,
+            "from_port": near_port if protocol else None,
         }
         | ({"from_network": str(ipaddress.ip_network(near[v6], strict=False))} if near else {})
     ),
@@ -95,15 +96,16 @@ FLOWS = st.builds(
     st.tuples(*(st.sampled_from([f"10.3.2.1/{n}" for n in (0, 13, 32)]), st.just("fd00:2::7/127"))),
     st.sampled_from([None, "tcp", "udp"]),
     st.none() | st.integers(1, 65535),
+    st.none() | st.integers(1, 65535),
 )
 
 
-def packet(version: int, source: str, target: str, protocol: str, port: int) -> bytes:
+def packet(version: int, source: str, target: str, protocol: str, ports: tuple[int, int]) -> bytes:
     """Return the headers of a packet as far as a filter looks."""
     number = {"tcp": 6, "udp": 17}[protocol]
     ends = ipaddress.ip_address(source).packed + ipaddress.ip_address(target).packed
     start = bytes(9) + bytes([number]) + bytes(2) if version == 4 else bytes(6) + bytes([number]) + bytes(1)
-    return start + ends + bytes(2) + port.to_bytes(2, "big")
+    return start + ends + b"".join(port.to_bytes(2, "big") for port in ports)
 
 
 def meets(one: EdgeFilter, data: bytes) -> bool:
@@ -127,16 +129,20 @@ def test_filters_match_exactly_what_flows_state(flow: FlowMatch, seed: int) -> N
                 ends.append(base ^ (1 << rng.randrange(size)) if rng.random() < 0.7 else base)
             make = ipaddress.IPv4Address if version == 4 else ipaddress.IPv6Address
             protocol = rng.choice([flow.protocol or "tcp", "udp"])
-            port = rng.choice([flow.to_port or 1, rng.randint(1, 65535)])
+            ports = tuple(
+                rng.choice([wanted or 1, wanted or 2, rng.randint(1, 65535)])
+                for wanted in (flow.from_port, flow.to_port)
+            )
             source, target = make(ends[0]), make(ends[1])
             expected = (
                 flow.version in (None, version)
                 and (flow.from_network is None or source in flow.from_network)
                 and (flow.to_network is None or target in flow.to_network)
                 and flow.protocol in (None, protocol)
-                and flow.to_port in (None, port)
+                and flow.from_port in (None, ports[0])
+                and flow.to_port in (None, ports[1])
             )
-            data = packet(version, str(source), str(target), protocol, port)
+            data = packet(version, str(source), str(target), protocol, ports)
             assert any(meets(one, data) for one in filters) == expected
 
 

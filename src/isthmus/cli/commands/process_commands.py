@@ -284,6 +284,10 @@ def agent(
         Path | None,
         typer.Option(metavar="FILE", help="Proxies to other clusters: the routes.json of `isthmus links`."),
     ] = None,
+    promises: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write what jobs are promised on links, for `isthmus wan shape`."),
+    ] = None,
     policy: Annotated[
         Path | None,
         typer.Option(metavar="POLICY.yaml", help="Limits for pool jobs: see `isthmus schema policy`."),
@@ -343,7 +347,8 @@ def agent(
         agents.run_agent(
             agents.AgentConfig(
                 server=settings.server, token=token, cluster=own_cluster,
-                state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
+                state=state, host=host, ports=_parse_ports(ports), routes=routes,
+                promises=promises, ca=settings.ca, policy=owner_policy,
                 site=site_file, pool=whole_pool,
                 storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,
                 interactive=sys.stdin is not None and sys.stdin.isatty(),

@@ -69,14 +69,15 @@ class FlowMatch(FrozenModel):
     from_network: IPv4Network | IPv6Network | None = None
     protocol: Literal["tcp", "udp"] | None = None
     to_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Needs a protocol."""
+    from_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Ports need a protocol."""
 
     @model_validator(mode="after")
     def _states_something(self) -> FlowMatch:
         if self.to_network is None and self.from_network is None and self.protocol is None:
             raise ValueError("a match of every packet; state to_network, from_network or protocol")
-        if self.to_port is not None and self.protocol is None:
-            raise ValueError("to_port needs a protocol, tcp or udp")
+        if (self.to_port or self.from_port) is not None and self.protocol is None:
+            raise ValueError("a port needs a protocol, tcp or udp")
         if self.to_network and self.from_network and self.to_network.version != self.from_network.version:
             raise ValueError("to_network and from_network are of two versions of IP")
         return self

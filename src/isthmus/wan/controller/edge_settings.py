@@ -29,6 +29,7 @@ _MIN_BURST_BYTES = 20_000
 _Version = Literal[4, 6]
 _OFFSETS: Mapping[_Version, tuple[int, int, int, int]] = {4: (9, 12, 16, 20), 6: (6, 8, 24, 40)}
 """Bytes from the IP header's begin: protocol, source, target, ports; of packets without options or extensions."""
+_MAX_BITS = 2 * 128 + 8 + 2 * 16
 _PROTOCOLS = {"tcp": 6, "udp": 17}
 
 
@@ -178,6 +179,8 @@ def _keys(flow: FlowMatch) -> Iterable[tuple[_Version, tuple[tuple[int, int, int
                 keys += _bytes(network.network_address.packed, network.netmask.packed, offset)
         if flow.protocol is not None:
             keys.append((protocol_at, _PROTOCOLS[flow.protocol], 0xFF))
+        if flow.from_port is not None:
+            keys += _bytes(flow.from_port.to_bytes(2, "big"), b"\xff\xff", ports_at)
         if flow.to_port is not None:
             keys += _bytes(flow.to_port.to_bytes(2, "big"), b"\xff\xff", ports_at + 2)
         yield version, tuple(keys)
@@ -199,10 +202,10 @@ def _numbered(
     taken = set(known.values())
     found: list[EdgeFilter] = []
     for minor, version, keys in dict.fromkeys(filters):
-        bits = min(sum(mask.bit_count() for _, _, mask in keys), 287)
+        bits = sum(mask.bit_count() for _, _, mask in keys)
         preference = known.get((minor, version, keys))
         if preference is None:
-            first = 1 + (287 - bits) * 227
+            first = 1 + (_MAX_BITS - bits) * (0xFFFE // (_MAX_BITS + 1))
             preference = next((one for one in range(first, 0xFFFF) if one not in taken), None)
             if preference is None:
                 raise InputError("too many filters of one kind at an edge", hint="match larger networks")

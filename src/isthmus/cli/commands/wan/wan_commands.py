@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +20,14 @@ from isthmus.core.files.user_files import load_model_file
 from isthmus.wan import (
     Admission,
     AdmissionFile,
+    Booking,
     EdgeSettings,
     ProxyConfig,
+    TransferBooking,
     admit_all,
     apply_edge_settings,
     edge_settings,
+    follow_edge,
     parse_address,
     parse_network,
     read_edge_state,
@@ -67,6 +73,7 @@ def admit_paths(
         "isthmus wan shape booked.json --node nanjing --gbps 10",
         "isthmus wan shape booked.json --node nanjing --gbps 10 --at 3600 --json",
         "isthmus wan shape booked.json --node nanjing --gbps 10 --apply eth0 --state edge.json",
+        "isthmus wan shape promises.json --node nanjing --gbps 10 --apply eth0 --follow",
     ],
 )
 def shape_edge(
@@ -82,6 +89,9 @@ def shape_edge(
         Path | None,
         typer.Option(metavar="FILE", help="File with what is set; with it only what has changed is set anew."),
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on: apply what changes in FILE, and with the time since the epoch.")
+    ] = False,
 ) -> None:
     """Print, or set, the rates at which an edge sends: each booking's own, and what is left for all other packets.
 
@@ -92,14 +102,47 @@ def shape_edge(
     """
     if state is not None and apply is None:
         raise InputError("--state without --apply", hint="name the device whose settings the file states")
+    if follow and apply is None:
+        raise InputError("--follow without --apply", hint="name the device to keep at what is booked")
     admission = load_model_file(file, Admission)
     before = read_edge_state(state, apply) if state is not None and apply is not None else None
+    if follow and apply is not None:
+        _follow_edge(env, file, node, gbps, apply, state, before)
+        return
     settings = edge_settings((*admission.booked, *admission.booked_transfers), node, at, gbps, before)
     if apply is not None:
         apply_edge_settings(apply, before, settings)
         if state is not None:
             write_edge_state(state, apply, settings)
     env.answer(dataclasses.asdict(settings), lambda: _settings_text(settings, apply))
+
+
+def _follow_edge(
+    env: CliEnvironment,
+    file: Path,
+    node: str,
+    gbps: float,
+    device: str,
+    state: Path | None,
+    before: EdgeSettings | None,
+) -> None:
+    """Apply changes until SIGTERM or SIGINT; print each."""
+    configure_logging(env)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    def read() -> tuple[Booking | TransferBooking, ...]:
+        admission = load_model_file(file, Admission)
+        return (*admission.booked, *admission.booked_transfers)
+
+    def change(old: EdgeSettings | None, new: EdgeSettings) -> None:
+        apply_edge_settings(device, old, new)
+        if state is not None:
+            write_edge_state(state, device, new)
+        env.answer(dataclasses.asdict(new), lambda: _settings_text(new, device))
+
+    follow_edge(read, change, stop.wait, time.time, node, gbps, before)
 
 
 def _settings_text(settings: EdgeSettings, device: str | None) -> str:
