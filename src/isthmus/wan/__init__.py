@@ -9,9 +9,11 @@ from isthmus.wan.edge.apply_edge_settings import apply_edge_settings
 from isthmus.wan.edge.edge_state import read_edge_state, write_edge_state
 from isthmus.wan.edge.follow_edge import follow_edge
 from isthmus.wan.emulator import run_links
+from isthmus.wan.link_probe import answer_probe, listen_for_probes, probe_link
 from isthmus.wan.netns import Namespaces, emulated_namespaces
 from isthmus.wan.proxy.proxy_config import ProxyConfig, parse_network, read_proxy_key
 from isthmus.wan.proxy.run_proxy import run_proxy
+from isthmus.wan.read_route import read_route
 from isthmus.wan.tcp_listener import PortRange, listen, local_address
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "ProxyConfig",
     "TransferBooking",
     "admit_all",
+    "answer_probe",
     "apply_edge_settings",
     "dial",
     "edge_settings",
@@ -35,11 +38,14 @@ __all__ = [
     "format_address",
     "links_in_background",
     "listen",
+    "listen_for_probes",
     "local_address",
     "parse_address",
     "parse_network",
+    "probe_link",
     "read_edge_state",
     "read_proxy_key",
+    "read_route",
     "run_links",
     "run_proxy",
     "write_edge_state",

@@ -62,7 +62,8 @@ class _Book:
     def _admit_file(self, wanted: AdmissionFile) -> None:
         failed: list[PathRequest | TransferRequest] = []
         self._new: set[str] = set()
-        for one in (*wanted.booked, *wanted.booked_transfers):
+        booked: list[Booking | TransferBooking] = [*wanted.booked, *wanted.booked_transfers]
+        for one in booked:
             if one.request.name in self._booked or any(one.request.name == other.name for other in failed):
                 raise InputError(f"{one.request.name} is booked twice", hint="give each booking a name of its own")
             if self._bookings.down.intersection(one.pipes):
@@ -72,7 +73,8 @@ class _Book:
         for request in sorted(failed, key=lambda one: not _is_training(one)):
             self._moved[request.name] = None
             self._plan(request)
-        for request in (*wanted.requests, *wanted.transfers):
+        asked: list[PathRequest | TransferRequest] = [*wanted.requests, *wanted.transfers]
+        for request in asked:
             if request.name in self._booked:
                 reason = f"{request.name} is booked already"
                 self._refused[request.name] = PathRefusal(name=request.name, reason=reason, nearest_gbps=0.0)

@@ -1,4 +1,4 @@
-"""Commands of the wide-area network: proxy, wan admit."""
+"""Commands of the wide-area network: proxy, wan admit, wan shape, wan measure."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 
 from isthmus.cli.command import command
 from isthmus.cli.commands.process_commands import PANEL, configure_logging, import_extra
+from isthmus.cli.commands.wan.measure_command import EXAMPLES, measure_link
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_model_file
@@ -39,6 +40,7 @@ from isthmus.wan import (
 commands = typer.Typer()
 wan_commands = typer.Typer(help="Admit and shape bandwidth on the wide-area network.", no_args_is_help=False)
 commands.add_typer(wan_commands, name="wan", rich_help_panel="Planning")
+command(wan_commands, name="measure", panel="Planning", examples=EXAMPLES)(measure_link)
 
 
 @command(
