@@ -129,7 +129,7 @@ SUBJECTS = (
         (
             Figure("wan_links", "goodput of a link of 1 Gbit/s, 100 ms", "goodput, one flow, 1 Gbit/s, 100 ms"),
             Figure("wan_links", "largest rate within 5 %, all ends on this machine", "largest rate within 5 %"),
-            Figure("wan_control", "paths over 1,000 nodes and 20 domains, by CPU time", "light load: requests answered"),
+            Figure("wan_control", "paths over 1,000 nodes, 20 domains, by CPU time", "light load: requests answered"),
             Figure(
                 "wan_pipeline",
                 "rate at 50 ms over one cluster's, micro-batches of 200 ms",

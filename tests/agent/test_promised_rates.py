@@ -11,7 +11,6 @@ from isthmus.agent.service.promised_rates import promised_rates
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import PartOrder, RankMap, WorkerAddress
 from isthmus.core.plan import Plan, Prediction
-from isthmus.core.plan_link_rates import plan_link_kbps
 from isthmus.core.pool import Link
 from isthmus.core.pool_resource import PoolResource
 from isthmus.site.parts import SitePart
@@ -49,7 +48,7 @@ def part(**fields: object) -> SitePart:
 def test_a_running_part_has_its_plans_rate_to_each_other_site() -> None:
     """It is what the coordinator allocates; its packets are those to and from the ranks' listening ports."""
     (one,) = promised_rates(part(), "east")
-    allocated = plan_link_kbps(sending(0.7), {PoolResource.link("east", "west"): 2.0})
+    allocated = sending(0.7).link_kbps({PoolResource.link("east", "west"): 2.0})
     assert round(one.request.bandwidth_gbps * 1e6) == allocated[PoolResource.link("east", "west")] == 700_000
     assert (one.request.source, one.request.target) == ("east", "west")
     settings = edge_settings([one], "east", 1e9, 2.0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from random import Random
 
-from isthmus.core.link_throughput import SEGMENT_BYTES, effective_bytes_per_s, wire_bytes
+from isthmus.core.link_throughput import effective_bytes_per_s, segment_bytes, wire_bytes
 from isthmus.core.pool import Link, Pool
 
 CHUNK_S = 1e-3
@@ -104,12 +104,13 @@ class Shaper:
         self.round_trip_s = link.delay_s + (self.reverse or link).delay_s
         self.flow_bytes_per_s = effective_bytes_per_s(link, self.reverse)
         self.queue_s = max(self.round_trip_s, MIN_QUEUE_S)
+        self.segment_bytes = segment_bytes(link)
 
     @property
     def chunk_bytes(self) -> int:
         """Payload bytes to read from a stream at a time: `CHUNK_S` at its rate, in whole segments."""
         wanted = min(self.flow_bytes_per_s * CHUNK_S, MAX_CHUNK_BYTES)
-        return max(round(wanted / SEGMENT_BYTES), 1) * SEGMENT_BYTES
+        return max(round(wanted / self.segment_bytes), 1) * self.segment_bytes
 
     @property
     def window_bytes(self) -> int:
@@ -133,7 +134,7 @@ class Shaper:
         first; otherwise the queue only grows.
         """
         loss = self.link.loss
-        num_wire_bytes = wire_bytes(num_bytes) / (1 - loss)
+        num_wire_bytes = wire_bytes(num_bytes, self.segment_bytes) / (1 - loss) * (1 + self.link.duplication)
         arrival_s = self.path.admit(now_s, num_wire_bytes)
         if self.low_priority is not None:
             self.low_priority.path.yield_to(now_s, num_wire_bytes)
@@ -147,11 +148,11 @@ class Shaper:
         return flow.last_arrival_s
 
     def _retransmit_delay_s(self, num_bytes: int) -> float:
-        """Return the delay by lost packets: a round trip for each loss and each lost retransmission."""
+        """Return the delay by lost packets: a round trip for each burst of them and each lost retransmission."""
         loss, round_trips = self.link.loss, 0
         if loss == 0:
             return 0.0
-        lost = 1 - (1 - loss) ** max(math.ceil(num_bytes / SEGMENT_BYTES), 1)
+        lost = 1 - (1 - loss / self.link.loss_burst_packets) ** max(math.ceil(num_bytes / self.segment_bytes), 1)
         while self.rng.random() < lost:
             round_trips += 1
             lost = loss

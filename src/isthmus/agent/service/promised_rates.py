@@ -14,9 +14,8 @@ from pathlib import Path
 
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import WorkerAddress
-from isthmus.core.plan_link_rates import KBPS_PER_GBPS, plan_link_kbps
-from isthmus.core.pool_resource import PoolResource
-from isthmus.site.parts import SitePart
+from isthmus.core.pool_resource import KBPS_PER_GBPS, PoolResource
+from isthmus.site import SitePart
 from isthmus.wan import Admission, Booking, FlowMatch, PathRequest
 
 _MAX_FLOWS = 64
@@ -57,7 +56,7 @@ def promised_rates(part: SitePart, cluster: str) -> list[Booking]:
     for link in part.links:
         capacity_gbps.setdefault(PoolResource.link(link.source, link.target), link.bandwidth_gbps)
     found = []
-    for resource, kbps in sorted(plan_link_kbps(plan, capacity_gbps).items()):
+    for resource, kbps in sorted(plan.link_kbps(capacity_gbps).items()):
         near = [one for one in ranks.workers if one.cluster == cluster]
         far = [one for one in ranks.workers if one.cluster == resource.name]
         flows = _flows(near, far)

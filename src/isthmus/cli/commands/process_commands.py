@@ -390,7 +390,7 @@ def links(
 
     configure_logging(env)
     booked = load_model_file(promises, Admission) if promises else None
-    bookings = (*booked.booked, *booked.booked_transfers) if booked else ()
+    bookings = booked.all_booked if booked else ()
     run_links(load_pool(pool), state, seed, runs_first=runs_first, bookings=bookings, at_s=at)
 
 

@@ -15,8 +15,7 @@ from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import ObservedPart
 from isthmus.core.plan import Plan, PlanPart
-from isthmus.core.plan_link_rates import KBPS_PER_GBPS, plan_link_kbps
-from isthmus.core.pool_resource import PoolResource
+from isthmus.core.pool_resource import KBPS_PER_GBPS, PoolResource
 
 HELD_STATES = frozenset({"ready", "prepared", "running", "succeeded", "failed"})
 """Part states in which a site no longer reports the part's chips as free."""
@@ -306,7 +305,7 @@ def _storage_by_cluster(plan: Plan) -> dict[str, int]:
 
 def _kbps_by_link(state: PoolState, plan: Plan) -> Amounts:
     """Return the kbit/s that a plan sends over each link, at most the link's bandwidth."""
-    return plan_link_kbps(plan, {resource: link.bandwidth_gbps for resource, link in state.links.items()})
+    return plan.link_kbps({resource: link.bandwidth_gbps for resource, link in state.links.items()})
 
 
 def _kbps(gbps: float) -> int:

@@ -199,3 +199,9 @@ class Admission(FrozenModel):
     booked_transfers: tuple[TransferBooking, ...] = ()
     moved: tuple[Name, ...] = ()
     """Bookings that have another path, because a pipe of theirs is down."""
+
+    @property
+    def all_booked(self) -> tuple[Booking | TransferBooking, ...]:
+        """Return all bookings, of bandwidth first."""
+        found: list[Booking | TransferBooking] = [*self.booked, *self.booked_transfers]
+        return tuple(found)

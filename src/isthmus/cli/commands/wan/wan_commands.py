@@ -111,7 +111,7 @@ def shape_edge(
     if follow and apply is not None:
         _follow_edge(env, file, node, gbps, apply, state, before)
         return
-    settings = edge_settings((*admission.booked, *admission.booked_transfers), node, at, gbps, before)
+    settings = edge_settings(admission.all_booked, node, at, gbps, before)
     if apply is not None:
         apply_edge_settings(apply, before, settings)
         if state is not None:
@@ -136,7 +136,7 @@ def _follow_edge(
 
     def read() -> tuple[Booking | TransferBooking, ...]:
         admission = load_model_file(file, Admission)
-        return (*admission.booked, *admission.booked_transfers)
+        return admission.all_booked
 
     def change(old: EdgeSettings | None, new: EdgeSettings) -> None:
         apply_edge_settings(device, old, new)
