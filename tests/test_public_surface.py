@@ -81,19 +81,19 @@ SURFACES = {
         plan_steps rank_program regions steps
     """,
     "switch": """
-        Abort Actions Begin StreamSettings ClientState Datagram DerivedJobKeys FixedPoint FromSwitch FromWorker
+        Abort Actions Begin StreamSettings ClientState DerivedJobKeys FixedPoint FromSwitch FromWorker
         Instructions Lost PassingWorker PassingPhase MAX_INTEGERS MAX_WORKERS NonFiniteError
-        Received SlotPool Start SwitchClient Timer UdpSocket job_number magnitude_bits read_job_keys run_client
+        Received SlotPool Start SwitchClient Timer job_number magnitude_bits read_job_keys run_client
         serve_switch
     """,
     "wan": """
-        Admission AdmissionFile BackgroundLinks Booking EdgeSettings FlowMatch Namespaces PathRequest PortRange
-        ProxyConfig TransferBooking admit_all answer_probe apply_edge_settings dial edge_settings
-        emulated_namespaces follow_edge format_address links_in_background listen listen_for_probes local_address
-        parse_address parse_network probe_link read_edge_state read_proxy_key read_route run_links run_proxy
-        write_edge_state
+        Admission AdmissionFile BackgroundLinks Booking EdgeSettings FlowMatch LegTransport Namespaces PathRequest
+        PortRange ProxyConfig TransferBooking UdpSocket admit_all answer_probe apply_edge_settings dial
+        edge_settings emulated_namespaces follow_edge format_address links_in_background listen listen_for_probes
+        local_address parse_address parse_network probe_link read_edge_state read_proxy_key read_route run_links
+        run_proxy write_edge_state
     """,
-    "noise": "CipherState KEY_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
+    "noise": "CipherState KEY_BYTES NoiseHandshake NumberedCipher TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",
 }
 

@@ -11,10 +11,11 @@ from isthmus.wan.edge.follow_edge import follow_edge
 from isthmus.wan.emulator import run_links
 from isthmus.wan.link_probe import answer_probe, listen_for_probes, probe_link
 from isthmus.wan.netns import Namespaces, emulated_namespaces
-from isthmus.wan.proxy.proxy_config import ProxyConfig, parse_network, read_proxy_key
+from isthmus.wan.proxy.proxy_config import LegTransport, ProxyConfig, parse_network, read_proxy_key
 from isthmus.wan.proxy.run_proxy import run_proxy
 from isthmus.wan.read_route import read_route
 from isthmus.wan.tcp_listener import PortRange, listen, local_address
+from isthmus.wan.udp_socket import UdpSocket
 
 __all__ = [
     "Admission",
@@ -23,11 +24,13 @@ __all__ = [
     "Booking",
     "EdgeSettings",
     "FlowMatch",
+    "LegTransport",
     "Namespaces",
     "PathRequest",
     "PortRange",
     "ProxyConfig",
     "TransferBooking",
+    "UdpSocket",
     "admit_all",
     "answer_probe",
     "apply_edge_settings",

@@ -20,8 +20,8 @@ from isthmus.core.errors import InputError, NotFoundError, UnavailableError
 from isthmus.core.pool import Pool
 from isthmus.wan.control.wan_topology import Booking, TransferBooking
 from isthmus.wan.dial import MAX_HEAD_BYTES, format_address, parse_address
+from isthmus.wan.edge.link_promises import LinkPromises, require_known_ends
 from isthmus.wan.link_direction import DeliveredChunk, HalfStream, LinkDirection, close_with_reset
-from isthmus.wan.link_promises import LinkPromises, require_known_ends
 from isthmus.wan.shaper import Flow, Shaper, links_both_ways
 
 ClusterPair: TypeAlias = tuple[str, str]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from isthmus.core.errors import InputError
-from isthmus.wan.link_promises import LinkPromises
+from isthmus.wan.edge.link_promises import LinkPromises
 from isthmus.wan.tcp_relay import TcpRelay
 from tests.wan.controller.test_edge_settings import booking
 from tests.wan.lab import link_of, pool_of
