@@ -131,6 +131,8 @@ RULES: dict[tuple[str, str], Rule] = {
     ),
     # Entries of its own accounts alone (`test_ledger_api.py`).
     ("GET", "/v1/ledger"): Rule(may=TOKENS),
+    ("GET", "/v1/quotas"): Rule(may=USERS),
+    ("POST", "/v1/quotas"): Rule(may=("root",), body={"projects": []}),
     ("GET", "/v1/ledger/check"): Rule(may=("root",)),
     ("GET", "/v1/statements/{party}/{name}"): Rule(may=("root",), query="?month=2027-01"),
     ("POST", "/v1/tokens"): Rule(may=("root",), body={"role": "user", "name": "eve"}),

@@ -53,14 +53,16 @@ class Meter:
         """Put a checked tariff of `owner` into effect (`PriceBook.check`)."""
         self.prices.add(tariff, self.now_ms, owner)
 
-    def observe(self, job_id: str, user: str, job_class: Priority, holdings: Iterable[Holding]) -> None:
+    def observe(
+        self, job_id: str, user: str, job_class: Priority, holdings: Iterable[Holding], project: str = ""
+    ) -> None:
         """Record what a job holds from now on; intervals that end are booked."""
         found = {one.key: one for one in holdings}
         job = self.jobs.get(job_id)
         if job is None:
             if not found:
                 return
-            job = self.jobs[job_id] = JobMeter(user=user, job_class=job_class)
+            job = self.jobs[job_id] = JobMeter(user=user, job_class=job_class, project=project)
         for key, opened in tuple(job.held.items()):
             now = found.pop(key, None)
             if now == opened.holding:
@@ -135,7 +137,7 @@ class Meter:
         absences.append(
             Absence(
                 holding=one, user=job.user, job_class=job.job_class, lost_by=lost_by,
-                begin_ms=opened.since_ms, end_ms=self.now_ms,
+                begin_ms=opened.since_ms, end_ms=self.now_ms, project=job.project,
             )
         )  # fmt: skip
         if now is not None and not now.away:
@@ -148,10 +150,12 @@ class Meter:
             opened.since_ms = until_ms
 
     def _book_absence(self, job_id: str, absence: Absence, begin_ms: int, end_ms: int) -> None:
-        job = self.jobs.get(job_id) or JobMeter(user=absence.user, job_class=absence.job_class)
+        job = self.jobs.get(job_id) or JobMeter(user=absence.user, job_class=absence.job_class, project=absence.project)
         attempt = absence.holding.attempt
         if absence.lost_by and attempt not in job.lost_by:
-            job = JobMeter(user=job.user, job_class=job.job_class, lost_by={attempt: absence.lost_by})
+            job = JobMeter(
+                user=job.user, job_class=job.job_class, project=job.project, lost_by={attempt: absence.lost_by}
+            )
         book_usage(self.ledger, self.prices, job_id, job, absence.holding, (begin_ms, end_ms), self.now_ms)
 
     def _close_month(self, end_ms: int) -> None:

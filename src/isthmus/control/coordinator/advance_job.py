@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from isthmus.control.coordinator.accounting.metered_holdings import owner_of_part
+from isthmus.control.coordinator.accounts.pause_job import pause_job
 from isthmus.control.coordinator.attempts import (
     end_if_released,
     fail_attempt,
@@ -25,8 +26,9 @@ from isthmus.core.messages.api_views import JobState
 
 
 def advance_job(state: PoolState, job: JobRecord, now_s: float) -> None:
-    """Advance `job` as far as the states of its parts allow, and away from sites that are drained."""
+    """Advance `job` as far as the states of its parts allow, away from sites that are drained, and to its pause."""
     drain_job(state, job, now_s)
+    pause_job(state, job, now_s)
     before = None
     while job.state != before and job.state in ADVANCE_BY_STATE:
         before = job.state

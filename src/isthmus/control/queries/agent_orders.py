@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from isthmus.control.queries.accounts.budget_levels import budgets_due
 from isthmus.control.queries.catalogue.catalogue_versions import needed_versions
 from isthmus.control.queries.sites.part_links import part_links
 from isthmus.control.queries.sites.plan_switches import plan_switches
@@ -180,6 +181,7 @@ def due_events(state: PoolState, now_s: float, steady_s: float) -> tuple[Event, 
         ),
         *_unanswered_peer_checks(state, now_s),
         *ended,
+        *budgets_due(state, now_s),
         *(
             PreflightTimedOut(now_s=now_s, job_id=job_id, round=record.round)
             for job_id, record in checked

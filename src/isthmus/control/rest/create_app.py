@@ -25,6 +25,7 @@ from isthmus.control.rest.event_stream import OpenStreams
 from isthmus.control.rest.interface_page import interface_page
 from isthmus.control.rest.ledger_endpoints import ledger_router
 from isthmus.control.rest.middleware import HeadMiddleware, TokenMiddleware, error_response
+from isthmus.control.rest.quota_endpoints import quota_router
 from isthmus.control.rest.request_batcher import RequestBatcher
 from isthmus.control.rest.site_endpoints import site_router
 from isthmus.control.service.control_service import ControlService
@@ -42,7 +43,8 @@ def create_app(service: ControlService) -> FastAPI:
     app.state.streams = OpenStreams()
     app.state.batcher = RequestBatcher(service.execute)
     for part in (
-        router, metrics_router, access_router, catalogue_router, site_router, ledger_router, session_router,
+        router, metrics_router, access_router, catalogue_router, site_router, ledger_router, quota_router,
+        session_router,
         job_text_router, console_router,
     ):  # fmt: skip
         app.router.routes += part.routes  # `include_router` would make each route again, 60 ms of CPU

@@ -33,6 +33,7 @@ from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.catalogue_access import CatalogueAccess
 from isthmus.control.service.access.console_sessions import ConsoleSessions
 from isthmus.control.service.access.ledger_access import LedgerAccess
+from isthmus.control.service.access.quota_access import QuotaAccess
 from isthmus.control.service.access.site_admin import SiteAdmin
 from isthmus.control.service.access.site_keys import SiteKeys
 from isthmus.control.service.access.token_admin import TokenAdmin
@@ -52,6 +53,7 @@ from isthmus.control.service.server_metrics import ServerMetrics
 from isthmus.control.service.submissions import Submissions
 from isthmus.control.state.events import (
     AgentReported,
+    BudgetReached,
     Event,
     ForgetJob,
     Instruction,
@@ -193,6 +195,7 @@ class ControlService:
         self.site_keys = SiteKeys(self._actor, self.gate.registry, self.audit, clock)
         self.sites = SiteAdmin(self._actor, self.site_keys, self.audit, clock)
         self.ledger = LedgerAccess(self._actor, self.audit, clock)
+        self.quotas_of_accounts = QuotaAccess(self._actor, self.audit, clock)
         self._tick_thread = threading.Thread(target=self._tick_loop, name="ticks", daemon=True)
         # Its own thread: a tick may take long, and a revoked token is rejected within a second.
         self._token_thread = threading.Thread(target=self._token_loop, name="tokens", daemon=True)
@@ -455,6 +458,8 @@ class ControlService:
             match instruction:
                 case MakePlans() if self._leader.is_leader:
                     self._planner_queue.enqueue(instruction)
+                case BudgetReached() if own:
+                    self.audit.record("budget-reached", None, instruction.account, instruction.text)
                 case ForgetJob(job_id=job_id) if own:
                     log_failure(f"forget the lines of job {job_id}", lambda: self.store.delete_job_output(job_id))
 

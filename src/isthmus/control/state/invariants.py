@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from isthmus.control.state import allocations
-from isthmus.control.state.check_indexes import index_violations
+from isthmus.control.state.check_indexes import account_violations, index_violations
 from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
 from isthmus.control.state.site_records import PartRecord
 from isthmus.core.pool_resource import PoolResource
@@ -183,6 +183,7 @@ def violations(state: PoolState, now_s: float, *, grace_s: float = 0.0, job_ids:
         *all_or_none(state, now_s, grace_s),
         *within_capacity(state),
         *use_agrees(state),
+        *account_violations(state),
         *checks_agree(state),
         *acknowledged_jobs_exist(state, job_ids),
         *victims_have_lower_level(state),

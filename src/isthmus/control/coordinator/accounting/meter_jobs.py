@@ -24,7 +24,7 @@ def meter_jobs(state: PoolState, event: Event) -> None:
         if job is None:
             continue
         holdings = tuple(metered_holdings(state, job))
-        meter.observe(job.id, job.user, job.priority, holdings)
+        meter.observe(job.id, job.user, job.priority, holdings, job.project)
         if not holdings and job.state in TERMINAL_STATES:
             meter.end(job.id)
     if isinstance(event, AgentReported) and meter.absences:
