@@ -290,6 +290,7 @@ def test_a_job_is_paused_at_its_max_price_and_a_dearer_plan_is_refused() -> None
     ]
     pool.obey()
     pool.obey()
+    assert job.quoted_millionths == 4_000_000
     assert [one.percent for one in wait(pool, 4 * HOUR_S)] == [80]
     assert [one.account for one in wait(pool, HOUR_S)] == ["job:one"]
     pool.obey()

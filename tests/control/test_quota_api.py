@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from isthmus.cli import main
+from isthmus.cli.commands.accounting.statement_formats import statement_page
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.core.messages.ledger_views import JobQuote, StatementView
 from tests.cli.test_catalogue_commands import forwarded
 from tests.control.serving import EAST, WEST, report, submission
+from tests.control.test_ledger_api import paid
 from tests.control.test_server_api import Server
 
 pytestmark = pytest.mark.integration
@@ -107,3 +110,39 @@ def test_a_job_of_a_project_that_is_not_its_users_is_refused(server: Server, run
                 404,
                 f"project: user 'ann' has no project '{name}'",
             )
+
+
+def test_the_statement_of_a_project_names_to_its_members_their_own_jobs_alone(
+    server: Server, run: Run, tmp_path: Path
+) -> None:
+    """Ann's job of the project below costs 3.50; Bob sees the cost without her name, a stranger and owners nothing."""
+    set_quotas(run, tmp_path, FILE % 8)
+    job = paid(server, run, tmp_path, project="nlp")
+    month = ("--month", "1970-01", "--format", "json")
+
+    def billed(project: str, caller: str) -> tuple[int, list[tuple[str, str]]]:
+        status, text = run("bill", "--project", project, *month, caller=caller)
+        assert status == 0, text
+        found = json.loads(text)
+        return found["total_cents"], sorted({(line["job"], line["user"]) for line in found["lines"]})
+
+    assert billed("lab", "ann") == billed("nlp", "ann") == billed("lab", "root") == (350, [(job, "ann")])
+    assert billed("nlp", "bob") == (350, [("", "")])
+    for project, caller in (("lab", "bob"), ("other", "ann"), ("nlp", "owner-east"), ("none", "root")):
+        assert run("bill", "--project", project, *month, caller=caller)[0] == 5, (project, caller)
+    focus = run("bill", "--project", "lab", "--month", "1970-01", "--format", "focus")[1]
+    assert '{""project"": ""nlp""}' in focus
+    assert server.call("DELETE", f"/v1/jobs/{job}").status_code == 204
+    assert billed("lab", "root") == (350, [(job, "ann")])
+
+
+def test_a_bill_as_a_page_shows_the_predicted_cost_beside_the_actual_one() -> None:
+    """For each job whose quote is known."""
+    quote = JobQuote(job="j", quoted_millionths=4_000_000, cost_millionths=3_500_000)
+    found = StatementView(
+        party="user", name="ann", month="1970-01", currency="EUR", begin_ms=0, end_ms=1, until_ms=1, final=True,
+        lines=(), carried_in_millionths=0, carried_out_millionths=0, total_cents=0, quotes=(quote,),
+    )  # fmt: skip
+    page = statement_page(found)
+    assert "Predicted and actual cost" in page
+    assert page.index("4.000000") < page.index("3.500000")

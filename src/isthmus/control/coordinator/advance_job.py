@@ -18,6 +18,7 @@ from isthmus.control.coordinator.job_lifecycle import move_job
 from isthmus.control.coordinator.joint_preemption import advance_preemption
 from isthmus.control.coordinator.sites.drain_job import drain_job
 from isthmus.control.coordinator.sites.probation import count_success
+from isthmus.control.queries.accounts.price_quotes import quote
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.reconcile_log import may_start_now
 from isthmus.control.state.site_records import PartRecord
@@ -61,6 +62,8 @@ def _advance_preparing(state: PoolState, job: JobRecord, now_s: float) -> None:
             refuse_attempt(state, job, f"{part.cluster} {part_failure_text(part)}", now_s, lost_by=lost_by)
             return
     if all(part.state == "prepared" for part in job.current_parts()) and may_start_now(state, job):
+        if job.quoted_millionths is None and job.plan is not None and not job.has_run:
+            job.quoted_millionths = quote(state, job, job.plan)
         move_job(state, job, "starting", now_s)
 
 

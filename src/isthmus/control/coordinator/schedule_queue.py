@@ -12,6 +12,7 @@ from itertools import islice
 from isthmus.control.algorithms.global_order import Release, WaitingJob, global_order
 from isthmus.control.coordinator.job_lifecycle import join_site_queues, leave_site_queues, move_job
 from isthmus.control.coordinator.job_preflight import begin_preflight, may_hold_chips
+from isthmus.control.coordinator.joint_preemption import begin_preemption
 from isthmus.control.coordinator.plan_requests import (
     has_more_free,
     is_plan_requested,
@@ -21,8 +22,10 @@ from isthmus.control.coordinator.plan_requests import (
 )
 from isthmus.control.coordinator.reachability import may_start
 from isthmus.control.coordinator.wound_wait import wound
+from isthmus.control.queries.accounts.lent_chips import guaranteeing_project
 from isthmus.control.queries.accounts.limit_refusals import limit_refusal
 from isthmus.control.queries.catalogue.catalogue_versions import missing_versions
+from isthmus.control.queries.preemption_victims import find_borrowers
 from isthmus.control.queries.preflight_status import executes_checks, needs_preflight
 from isthmus.control.queries.sites.probation_rules import probation_refusals
 from isthmus.control.state import allocations
@@ -98,7 +101,7 @@ def _start_newly_queued(state: PoolState, now_s: float) -> bool:
             continue
         if job.plan_fixed and job.state == "waiting":
             move_job(state, job, "blocked", now_s)
-        must_order = must_order or _may_reserve(state, job, key, now_s)
+        must_order = must_order or _may_reserve(state, job, key, now_s) or guaranteeing_project(state, job) != ""
     return must_order
 
 
@@ -174,9 +177,27 @@ def _order_and_start(state: PoolState, waiting: list[JobRecord], now_s: float) -
             continue
         _reserve(state, job)
         wound(state, job, now_s, order.start)  # spare the jobs that were just backfilled
+    _reclaim_guarantees(state, waiting, now_s)
     for job in waiting:
         if job.plan_fixed and job.state == "waiting" and not is_checking(job):
             move_job(state, job, "blocked", now_s)
+
+
+def _reclaim_guarantees(state: PoolState, waiting: list[JobRecord], now_s: float) -> None:
+    """Start the jobs that still wait within the guarantees of their projects, on chips that these lend to others.
+
+    Such a job starts on free chips although they are reserved for others; else it preempts jobs that hold lent chips.
+    """
+    for job in waiting if state.accounts.tree.has_guarantees else ():
+        if job.state not in WAITING_STATES or job.capped_by or is_checking(job) or not guaranteeing_project(state, job):
+            continue
+        if allocations.fits(state, job.needs or {}, {}):
+            _start_or_check(state, job, now_s)
+            continue
+        borrowers = find_borrowers(state, job)
+        if borrowers and not _cap_if_limited(state, job) and may_hold_chips(state, job, now_s):
+            withdraw_plan_request(state, job)
+            begin_preemption(state, job, [at for one in borrowers for at in one.victims], now_s, reclaims=True)
 
 
 def _candidates(

@@ -77,6 +77,8 @@ class JobRecord:
     own_priority: Priority | None = None
     # The most that it may cost, in millionths of the currency's unit.
     max_price_millionths: int | None = None
+    # What it was predicted to cost when it first started; None: it has not, or its time is not known.
+    quoted_millionths: int | None = None
     # The level of that price which it has passed: 0, 80 or 100 percent.
     price_percent: int = 0
     # The account whose limit keeps it out of the queue; "": none does.

@@ -11,7 +11,7 @@ from isthmus.core.units import MILLIONTHS
 
 def quote(state: PoolState, job: JobRecord, plan: Plan) -> int | None:
     """Return the predicted cost of a run by `plan` from now on, in millionths; None without a predicted time."""
-    if plan.predicted is None:
+    if plan.predicted is None or not state.meter.prices.schedules:
         return None
     run_ms = round(plan.predicted.iteration_s * job.spec.training.steps * 1000)
     now_ms, needs = state.meter.now_ms, allocations.needs_of_plan(state, job, plan)
