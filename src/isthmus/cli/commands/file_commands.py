@@ -17,6 +17,7 @@ from isthmus.core.files.user_files import (
     FileKind,
     json_schema,
     load_accounts,
+    load_oidc,
     load_plan,
     load_policy,
     load_pool,
@@ -60,7 +61,10 @@ def schema(
 def check(
     env: CliEnvironment,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A pool, a job, a plan, a policy, a site, a tariff or accounts.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A pool, a job, a plan, a policy, a site, a tariff, accounts or a provider."
+        ),
     ],
     kind: Annotated[
         FileKind | None,
@@ -99,6 +103,7 @@ def _detect_kind(file: Path) -> FileKind:
         ("tariff", "prices"),
         ("accounts", "projects"),
         ("accounts", "users"),
+        ("oidc", "issuer"),
         *(("policy", key) for key in sorted(OwnerPolicy.model_fields) if key != "version"),
     )
     for kind, key in characteristic:
@@ -106,8 +111,8 @@ def _detect_kind(file: Path) -> FileKind:
             return kind
     raise InputError(
         f"{file} is none of pool (clusters), job (training), plan (stages), policy (pool_share), site (kind), "
-        "tariff (prices) and accounts (projects)",
-        hint="set --kind to pool, job, plan, policy, site, tariff or accounts",
+        "tariff (prices), accounts (projects) and oidc (issuer)",
+        hint="set --kind to pool, job, plan, policy, site, tariff, accounts or oidc",
     )
 
 
@@ -147,6 +152,11 @@ def _check_tariff(file: Path) -> dict[str, Any]:
     return {"currency": tariff.currency, "prices": len(tariff.prices)}
 
 
+def _check_oidc(file: Path) -> dict[str, Any]:
+    found = load_oidc(file)
+    return {"issuer": found.issuer, "rules": len(found.rules)}
+
+
 def _check_accounts(file: Path) -> dict[str, Any]:
     accounts = load_accounts(file)
     return {"projects": len(accounts.projects), "groups": len(accounts.groups), "users": len(accounts.users)}
@@ -154,5 +164,5 @@ def _check_accounts(file: Path) -> dict[str, Any]:
 
 _CHECKS = {
     "pool": _check_pool, "job": _check_job, "policy": _check_policy, "site": _check_site, "tariff": _check_tariff,
-    "accounts": _check_accounts,
+    "accounts": _check_accounts, "oidc": _check_oidc,
 }  # fmt: skip

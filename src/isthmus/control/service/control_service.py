@@ -47,6 +47,8 @@ from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent
 from isthmus.control.service.dry_run_checks import DryRunChecks
 from isthmus.control.service.job_state_logger import JobStateLogger
 from isthmus.control.service.leader import Leader, log_failure
+from isthmus.control.service.oidc.oidc_provider import OidcProvider
+from isthmus.control.service.oidc.oidc_sign_in import OidcSignIn
 from isthmus.control.service.planner_queue import Planner, PlannerQueue
 from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.service.server_metrics import ServerMetrics
@@ -132,6 +134,7 @@ class ControlService:
         compaction: CompactionPolicy | None = None,
         before_compaction: Callable[[LogBase], None] = lambda _: None,
         switch_secret: bytes | None = None,
+        oidc: OidcProvider | None = None,
     ) -> None:
         self.store, self.pool_file, self.clock, self.quotas = store, pool_file, clock, quotas
         self._constructed = False
@@ -139,6 +142,7 @@ class ControlService:
         self.gate = TokenGate(TokenRegistry(store, clock))
         self.tokens = TokenAdmin(self.gate.registry, self.audit, clock)
         self.sessions = ConsoleSessions(self.gate.registry, self.audit, clock)
+        self.oidc = OidcSignIn(oidc, self.sessions, self.gate.registry, self.audit, clock)
         self.changes = ChangeFeed()
         self._leader_election: LeaderElection = leader_election or SingleServer()
         self._planner_queue = PlannerQueue(

@@ -1,4 +1,4 @@
-"""Read user files (pool, job, plan, owner policy, site, tariff, accounts) and return their JSON Schema.
+"""Read user files (pool, job, plan, policy, site, tariff, accounts, provider) and return their JSON Schema.
 
 An invalid file raises `FileError` with file, line, field, value and, for a misspelt word, a suggestion.
 """
@@ -34,6 +34,7 @@ from isthmus.core.model import HUB_SCHEME, HubName
 from isthmus.core.owner.accounts import Accounts
 from isthmus.core.owner.check_accounts import check_accounts
 from isthmus.core.owner.check_tariff import check_tariff
+from isthmus.core.owner.oidc_file import OidcFile
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.owner.tariff import Tariff
@@ -44,7 +45,7 @@ from isthmus.core.runs.check_plan import plan_problems
 from isthmus.core.runs.field_problem import FieldProblem
 from isthmus.core.stack import Stack, find_stack, is_stack_file
 
-FileKind = Literal["pool", "job", "plan", "policy", "site", "stack", "tariff", "accounts"]
+FileKind = Literal["pool", "job", "plan", "policy", "site", "stack", "tariff", "accounts", "oidc"]
 FILE_KINDS: dict[str, type[BaseModel]] = {
     "pool": Pool,
     "job": Job,
@@ -54,6 +55,7 @@ FILE_KINDS: dict[str, type[BaseModel]] = {
     "stack": Stack,
     "tariff": Tariff,
     "accounts": Accounts,
+    "oidc": OidcFile,
 }
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -80,6 +82,11 @@ def load_tariff(path: str | Path) -> Tariff:
     with _placed(path):
         check_tariff(tariff)
     return tariff
+
+
+def load_oidc(path: str | Path) -> OidcFile:
+    """Read `oidc.yaml`."""
+    return _load(Path(path), OidcFile)
 
 
 def load_accounts(path: str | Path) -> Accounts:
