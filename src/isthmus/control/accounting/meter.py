@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from isthmus.control.accounting.book_usage import accrued, book_usage, credit_back
 from isthmus.control.accounting.holdings import Absence, Holding, HoldingKey, JobMeter, OpenHolding
 from isthmus.control.accounting.ledger import Ledger
-from isthmus.control.accounting.months import next_month_ms
+from isthmus.control.accounting.months import month_begin_ms, next_month_ms
 from isthmus.control.accounting.price_book import PriceBook
 from isthmus.core.errors import ConflictError
 from isthmus.core.owner.tariff import Tariff
@@ -41,13 +41,22 @@ class Meter:
     absences: dict[tuple[str, int, str], list[Absence]] = field(default_factory=dict)
     prices: PriceBook = field(default_factory=PriceBook)
     ledger: Ledger = field(default_factory=Ledger)
+    # The last month that was looked up: its first moment, and that of the next one.
+    cached_month_ms: tuple[int, int] = field(default=(0, 0), compare=False, repr=False)
 
     def advance(self, now_s: float) -> None:
         """Advance to the time of an event, never backwards. Each month is closed at its end."""
         now_ms = int(now_s * 1000)
-        while (self.jobs or self.absences) and (end_ms := next_month_ms(self.now_ms)) <= now_ms:
+        while (self.jobs or self.absences) and (end_ms := self._month_end_ms()) <= now_ms:
             self._close_month(end_ms)
         self.now_ms = max(self.now_ms, now_ms)
+
+    def _month_end_ms(self) -> int:
+        """Return the end of the month of `now_ms`."""
+        begin_ms, end_ms = self.cached_month_ms
+        if not begin_ms <= self.now_ms < end_ms:
+            begin_ms, end_ms = self.cached_month_ms = month_begin_ms(self.now_ms), next_month_ms(self.now_ms)
+        return end_ms
 
     def publish(self, tariff: Tariff, owner: str = "") -> None:
         """Put a checked tariff of `owner` into effect (`PriceBook.check`)."""

@@ -29,6 +29,7 @@ class AccountTree:
         }
         self._chains = {name: self._chain_of(name) for name in self.projects}
         self._named = self._projects_by_member()
+        self.has_limits = any(one != NO_LIMITS for one in self._limits.values())
         self.has_monthly_limits = any(one.is_monthly for one in self._limits.values())
         self.has_guarantees = any(one.guaranteed_chips for one in accounts.projects)
 

@@ -25,7 +25,10 @@ def limit_refusal(state: PoolState, job: JobRecord) -> LimitRefusal | None:
 
     A job larger than a limit waits for other limits, which no release brings.
     """
-    book, num_chips = state.accounts, job.num_chips
+    book = state.accounts
+    if not book.tree.has_limits and job.max_price_millionths is None:
+        return None
+    num_chips = job.num_chips
     if job.price_percent >= FULL_PERCENT:
         text = f"it has cost its max_price of {_money(job.max_price_millionths or 0)} {state.meter.prices.currency}"
         return LimitRefusal(account=f"job:{job.id}", text=text)
