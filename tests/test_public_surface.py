@@ -81,17 +81,17 @@ SURFACES = {
         plan_steps rank_program regions steps
     """,
     "switch": """
-        Abort Actions Begin StreamSettings ClientState Datagram DerivedJobKeys FixedPoint FromSwitch FromWorker
+        Abort Actions Begin StreamSettings ClientState DerivedJobKeys FixedPoint FromSwitch FromWorker
         Instructions Lost PassingWorker PassingPhase MAX_INTEGERS MAX_WORKERS NonFiniteError
-        Received SlotPool Start SwitchClient Timer UdpSocket job_number magnitude_bits read_job_keys run_client
+        Received SlotPool Start SwitchClient Timer job_number magnitude_bits read_job_keys run_client
         serve_switch
     """,
     "wan": """
-        Admission AdmissionFile BackgroundLinks Namespaces PortRange ProxyConfig admit_all dial emulated_namespaces
-        format_address links_in_background listen local_address parse_address parse_network read_proxy_key
-        run_links run_proxy
+        Admission AdmissionFile BackgroundLinks LegTransport Namespaces PortRange ProxyConfig UdpSocket admit_all dial
+        emulated_namespaces format_address links_in_background listen local_address parse_address parse_network
+        read_proxy_key run_links run_proxy
     """,
-    "noise": "CipherState KEY_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
+    "noise": "CipherState KEY_BYTES NoiseHandshake NumberedCipher TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",
 }
 

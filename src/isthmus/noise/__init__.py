@@ -5,7 +5,8 @@ from isthmus.noise.noise_handshake import (
     TAG_BYTES,
     CipherState,
     NoiseHandshake,
+    NumberedCipher,
     UnauthenticatedError,
 )
 
-__all__ = ["KEY_BYTES", "TAG_BYTES", "CipherState", "NoiseHandshake", "UnauthenticatedError"]
+__all__ = ["KEY_BYTES", "TAG_BYTES", "CipherState", "NoiseHandshake", "NumberedCipher", "UnauthenticatedError"]

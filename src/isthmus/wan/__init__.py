@@ -6,17 +6,20 @@ from isthmus.wan.control.wan_topology import Admission, AdmissionFile
 from isthmus.wan.dial import dial, format_address, parse_address
 from isthmus.wan.emulator import run_links
 from isthmus.wan.netns import Namespaces, emulated_namespaces
-from isthmus.wan.proxy.proxy_config import ProxyConfig, parse_network, read_proxy_key
+from isthmus.wan.proxy.proxy_config import LegTransport, ProxyConfig, parse_network, read_proxy_key
 from isthmus.wan.proxy.run_proxy import run_proxy
 from isthmus.wan.tcp_listener import PortRange, listen, local_address
+from isthmus.wan.udp_socket import UdpSocket
 
 __all__ = [
     "Admission",
     "AdmissionFile",
     "BackgroundLinks",
+    "LegTransport",
     "Namespaces",
     "PortRange",
     "ProxyConfig",
+    "UdpSocket",
     "admit_all",
     "dial",
     "emulated_namespaces",

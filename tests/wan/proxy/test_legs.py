@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from isthmus.noise import CipherState
 from isthmus.wan.proxy.check_leg import check_leg
 from isthmus.wan.proxy.dial_leg import dial_leg
+from isthmus.wan.proxy.leg import Leg
 from isthmus.wan.proxy.leg_entrance import LegEntrance
 from isthmus.wan.proxy.leg_greeting import FIRST_BYTES, LegDialler, LegListener, OpenedLeg
 from isthmus.wan.proxy.tcp_leg import TcpLeg
@@ -34,7 +35,7 @@ class Admitted:
     """Takes every leg of a new tunnel."""
 
     def __init__(self) -> None:
-        self.legs: asyncio.Queue[TcpLeg] = asyncio.Queue()
+        self.legs: asyncio.Queue[Leg] = asyncio.Queue()
         self.opened: list[OpenedLeg] = []
 
     def __call__(self, opened: OpenedLeg) -> object:
@@ -56,7 +57,7 @@ async def entrance(max_waiting: int = 8) -> AsyncIterator[tuple[LegEntrance, Adm
         await asyncio.sleep(0)
 
 
-async def joined_legs() -> tuple[TcpLeg, TcpLeg]:
+async def joined_legs() -> tuple[Leg, Leg]:
     """Return both ends of a leg."""
     async with entrance() as (_, admitted, address):
         dialled = await dial_leg(asyncio.get_running_loop(), address, greeting())

@@ -429,10 +429,10 @@ def switch(
         MAX_INTEGERS,
         DerivedJobKeys,
         SlotPool,
-        UdpSocket,
         read_job_keys,
         serve_switch,
     )
+    from isthmus.wan import UdpSocket
 
     if slot_integers > MAX_INTEGERS:
         raise InputError(f"a packet has no room for {slot_integers} integers", hint=f"at most {MAX_INTEGERS}")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from isthmus.core.errors import ProtocolError
 from isthmus.noise import UnauthenticatedError
+from isthmus.wan.proxy.leg import Leg
 from isthmus.wan.proxy.leg_greeting import FIRST_BYTES, RECORD_BYTES, LegListener, OpenedLeg
 from isthmus.wan.proxy.tcp_leg import TcpLeg, set_leg_options
 
@@ -22,7 +23,7 @@ GREETING_TIMEOUT_S = 10.0
 MAX_WAITING = 128
 """Most connections that have proved nothing."""
 
-AdmitLeg = Callable[[OpenedLeg], Callable[[TcpLeg], None] | None]
+AdmitLeg = Callable[[OpenedLeg], Callable[[Leg], None] | None]
 """Called with a proven leg: what takes it, None if its tunnel is unknown."""
 
 

@@ -16,6 +16,7 @@ import hmac
 import json
 import struct
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 
 from isthmus.core.errors import ProtocolError
@@ -41,10 +42,18 @@ class LegDialler:
         self.sending: CipherState | None = None
         self.receiving: CipherState | None = None
 
+    def read_second(self, second: bytes) -> tuple[CipherState, CipherState]:
+        """Return the ciphers to and from the listener after its message; raise `UnauthenticatedError`.
+
+        A forged message changes nothing: the listener's own may still come.
+        """
+        noise = copy(self._noise)
+        noise.read_second(second)
+        return noise.split()
+
     def proof(self, second: bytes) -> bytes:
         """Return the record that proves the key, after the listener's message; raise `UnauthenticatedError`."""
-        self._noise.read_second(second)
-        self.sending, self.receiving = self._noise.split()
+        self.sending, self.receiving = self.read_second(second)
         return self.sending.encrypt(_PING.header())
 
     def confirm(self, record: bytes) -> bool:

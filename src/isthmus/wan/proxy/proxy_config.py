@@ -7,14 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from isthmus.core.base_model import NAME_PATTERN
 from isthmus.core.bounded_file import read_within
+from isthmus.core.datagram import Address
 from isthmus.core.errors import FileError, InputError
 from isthmus.core.loopback import is_loopback
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-Address = tuple[str, int]
+LegTransport = Literal["tcp", "datagram"]
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 MAX_LEGS = 16
@@ -39,6 +41,8 @@ class ProxyConfig:
     allow: Sequence[Network] = LOOPBACK
     """Networks that other sites may connect to through this proxy."""
     num_legs: int = 4
+    transport: LegTransport = "tcp"
+    """What the legs that this proxy dials are made of."""
 
     def __post_init__(self) -> None:
         for name in (self.site, *self.keys):

@@ -11,19 +11,23 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from isthmus.core.datagram import Address
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.wan.dial import MAX_HEAD_BYTES, format_address
 from isthmus.wan.proxy.connect_target import connect_target
+from isthmus.wan.proxy.datagram_entrance import DatagramEntrance
+from isthmus.wan.proxy.dial_datagram_leg import dial_datagram_leg
 from isthmus.wan.proxy.dial_leg import dial_leg
 from isthmus.wan.proxy.leg import Leg
 from isthmus.wan.proxy.leg_entrance import LegEntrance
 from isthmus.wan.proxy.leg_greeting import TUNNEL_ID_BYTES, LegDialler, LegListener, OpenedLeg
 from isthmus.wan.proxy.pick_proxy import ProxyLoad, pick_proxy
-from isthmus.wan.proxy.proxy_config import Address, ProxyConfig
+from isthmus.wan.proxy.proxy_config import ProxyConfig
 from isthmus.wan.proxy.tunnel_shell import RefusedTargetError, TunnelShell
 from isthmus.wan.tcp_listener import listen
 from isthmus.wan.tunnel.incoming_bytes import CreditBudget
 from isthmus.wan.tunnel.tunnel import BUDGET_BYTES, Tunnel
+from isthmus.wan.udp_socket import UdpSocket
 
 REQUEST_TIMEOUT_S = 10.0
 """Longest time from a worker's connection to its whole request."""
@@ -63,7 +67,8 @@ class DialledProxy:
             nonlocal is_new
             sites = config.site, self.site
             greeting = LegDialler(config.keys[self.site], sites, name, index, is_new=is_new)
-            leg = await dial_leg(self._loop, self.address, greeting)
+            opens = dial_leg if config.transport == "tcp" else dial_datagram_leg
+            leg = await opens(self._loop, self.address, greeting)
             is_new = False
             return leg
 
@@ -96,6 +101,7 @@ class ProxyService:
         self.accepted: dict[tuple[str, bytes], TunnelShell] = {}
         self._budgets = {site: CreditBudget(BUDGET_BYTES) for site in config.keys}
         self.entrance: LegEntrance | None = None
+        self.datagrams: DatagramEntrance | None = None
         self._routes: dict[str, socket.socket] = {}
         self._requests: set[asyncio.Task[None]] = set()
 
@@ -103,11 +109,12 @@ class ProxyService:
         """Listen, and dial the other sites; raise `UnavailableError` if an address cannot be bound."""
         try:
             if self.config.listen is not None:
+                keys = LegListener(self.config.site, self.config.keys)
                 listener = listen(*self.config.listen)
-                self.entrance = LegEntrance(
-                    listener, LegListener(self.config.site, self.config.keys), self._admit, self._loop
-                )
-                self.listens_at = format_address(*listener.getsockname()[:2])
+                self.entrance = LegEntrance(listener, keys, self._admit, self._loop)
+                host, port = listener.getsockname()[:2]
+                self.datagrams = DatagramEntrance(UdpSocket(host, port), keys, self._admit, self._loop)
+                self.listens_at = format_address(host, port)
             for site in self.dialled:
                 self._routes[site] = listener = listen(self.config.workers)
                 listener.setblocking(False)
@@ -136,7 +143,7 @@ class ProxyService:
             _tunnel_view(shell, site=site, direction="accepted") | {"id": name.hex()}
             for (site, name), shell in self.accepted.items()
         ]
-        refused = self.entrance.num_refused if self.entrance else 0
+        refused = sum(one.num_refused for one in (self.entrance, self.datagrams) if one is not None)
         return {"site": self.config.site, "tunnels": tunnels, "num_refused_callers": refused}
 
     def close(self, reason: str) -> None:
@@ -154,6 +161,8 @@ class ProxyService:
         shells = [proxy.shell for proxies in self.dialled.values() for proxy in proxies]
         for shell in [*shells, *self.accepted.values()]:
             shell.close(reason)
+        if self.datagrams is not None:
+            self.datagrams.close()
 
     def _admit(self, opened: OpenedLeg) -> Callable[[Leg], None] | None:
         key = opened.site, opened.tunnel

@@ -16,6 +16,7 @@ from isthmus.core.files.user_files import load_model_file
 from isthmus.wan import (
     Admission,
     AdmissionFile,
+    LegTransport,
     ProxyConfig,
     admit_all,
     parse_address,
@@ -94,13 +95,17 @@ def proxy(
         list[str] | None,
         typer.Option(metavar="NETWORK", help="Network whose hosts may use the routes (default: loopback)."),
     ] = None,
-    legs: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="TCP streams to each proxy.")] = 4,
+    legs: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="Legs to each proxy.")] = 4,
+    transport: Annotated[
+        LegTransport,
+        typer.Option(help="What the legs are: TCP streams, or UDP datagrams, whose rate does not follow loss."),
+    ] = "tcp",
 ) -> None:
     """Carry the connections of a site's workers across the wide-area link, fast in spite of loss.
 
     A worker's connection ends at the proxy of its own site and goes on from the proxy of the other one; between the
-    two it is encrypted and striped over several TCP streams with BBR. If streams break, new ones carry on: the
-    workers notice nothing for up to a minute. Both sides have the same key file, made by
+    two it is encrypted and striped over several legs: TCP streams with BBR, or datagrams to the same UDP port. If legs
+    break, new ones carry on: the workers notice nothing for up to a minute. Both sides have the same key file, made by
     `(umask 077; openssl rand -hex 32 > link.key)`; a stranger gets no byte. Agents read the routes by
     `isthmus agent --routes DIR/routes.json`.
     """
@@ -113,6 +118,7 @@ def proxy(
         listen=None if listen is None else _address(listen, any_port=True),
         workers=workers,
         num_legs=legs,
+        transport=transport,
         **{
             name: tuple(parse_network(one) for one in given)
             for name, given in (("allow", allow), ("clients", clients))
