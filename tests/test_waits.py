@@ -153,7 +153,7 @@ ALLOWED = {
     "wan/netns.py Namespaces.kill_processes": KILLED,
     "wan/netns.py _stop_relay": KILLED,
     "wan/packet_relay.py PacketRelay.run": SERVICE,
-    "wan/proxy/check_leg.py _done": KIT,
+    "wan/legs/check_leg.py _done": KIT,
     "wan/proxy/run_proxy.py _report": SERVICE,
     "wan/tcp_relay.py ProxyConnection._relay": SERVICE,
     "wan/tcp_relay.py TcpRelay._accept": SERVICE,
