@@ -6,6 +6,7 @@ Counters and histograms grow with durable events; gauges are read at each scrape
 from __future__ import annotations
 
 import functools
+import threading
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -17,7 +18,9 @@ from prometheus_client.registry import Collector
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.coordinator_actor import AppliedEvent
 from isthmus.control.state.events import JobChanged
+from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.messages.api_views import PoolView
+from isthmus.core.messages.rollout_figures import ROLLOUT_FIGURES
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 QUEUE_WAIT_BUCKETS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600, 168 * 3600)
@@ -32,6 +35,9 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         self._job_states: dict[str, str] = {}
         self._jobs_by_state: Tally[str] = Tally()
+        # Figures of the samples of running jobs, by job and cluster: step, then value by name.
+        self._rollouts: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}
+        self._rollouts_lock = threading.Lock()
         self._event_counter = Counter(
             "isthmus_events", "Events applied from the log.", ["kind"], registry=self.registry
         )
@@ -78,6 +84,22 @@ class ServerMetrics:
             if isinstance(instruction, JobChanged):
                 self._record_job_state(applied, instruction.job_id)
 
+    def record_figures(self, lines: Iterable[StepMetrics]) -> None:
+        """Keep what the newest step of a running job says of its samples; any thread may call this."""
+        with self._rollouts_lock:
+            for line in lines:
+                known = {name: line.values.get(name) for name in ROLLOUT_FIGURES}
+                found = {name: value for name, value in known.items() if value is not None}
+                key = line.job, line.cluster or ""
+                step, before = self._rollouts.get(key, (-1, {}))
+                if found and line.step >= step and self._job_states.get(line.job) == "running":
+                    self._rollouts[key] = line.step, before | found
+
+    def rollout_figures(self) -> dict[tuple[str, str], dict[str, float]]:
+        """Return the newest figures of the samples of running jobs, by job and cluster."""
+        with self._rollouts_lock:
+            return {key: dict(values) for key, (_, values) in self._rollouts.items()}
+
     def forget_job(self, job_id: str) -> None:
         """Remove a deleted job."""
         self._jobs_by_state[self._job_states.pop(job_id, "")] -= 1
@@ -88,6 +110,10 @@ class ServerMetrics:
         if job is None or job.state == before:
             return
         self._job_states[job_id] = job.state
+        if job.state != "running":
+            with self._rollouts_lock:
+                for key in [one for one in self._rollouts if one[0] == job_id]:
+                    del self._rollouts[key]
         self._jobs_by_state[before] -= 1
         self._jobs_by_state[job.state] += 1
         if not applied.live:
@@ -105,9 +131,14 @@ class _GaugeCollector(Collector):
     """Collects gauges at one scrape."""
 
     def __init__(
-        self, pool: PoolView, server_gauges: dict[str, tuple[str, float]], jobs_by_state: dict[str, int]
+        self,
+        pool: PoolView,
+        server_gauges: dict[str, tuple[str, float]],
+        jobs_by_state: dict[str, int],
+        figures: dict[tuple[str, str], dict[str, float]],
     ) -> None:
         self._pool, self._server_gauges, self._jobs_by_state = pool, server_gauges, jobs_by_state
+        self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
         jobs = GaugeMetricFamily("isthmus_jobs", "Jobs by state.", labels=["state"])
@@ -117,6 +148,17 @@ class _GaugeCollector(Collector):
         for name, (text, value) in self._server_gauges.items():
             yield GaugeMetricFamily(name, text, value=value)
         yield from self._clusters()
+        yield from self._rollouts()
+
+    def _rollouts(self) -> Iterator[Metric]:
+        seen = {view.cluster.name for view in self._pool.clusters}
+        for name, text in ROLLOUT_FIGURES.items():
+            family = GaugeMetricFamily(f"isthmus_rl_{name}", text, labels=["job", "cluster"])
+            for (job, cluster), values in sorted(self._figures.items()):
+                if name in values and cluster in seen:
+                    family.add_metric([job, cluster], values[name])
+            if family.samples:
+                yield family
 
     def _clusters(self) -> Iterable[Metric]:
         where = ["cluster", "owner"]
@@ -149,7 +191,8 @@ def render_metrics(
     """
     registry = CollectorRegistry()
     if caller.role == "admin":
-        registry.register(_GaugeCollector(pool, server_gauges, metrics.jobs_by_state()))
+        figures = metrics.rollout_figures()
+        registry.register(_GaugeCollector(pool, server_gauges, metrics.jobs_by_state(), figures))
         return generate_latest(metrics.registry) + generate_latest(registry)
-    registry.register(_GaugeCollector(pool, {}, {}))
+    registry.register(_GaugeCollector(pool, {}, {}, metrics.rollout_figures()))
     return generate_latest(registry)

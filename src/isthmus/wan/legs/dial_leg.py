@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from isthmus.wan.proxy.leg_entrance import read_exactly
-from isthmus.wan.proxy.leg_greeting import RECORD_BYTES, SECOND_BYTES, LegDialler
-from isthmus.wan.proxy.tcp_leg import TcpLeg, set_leg_options
+from isthmus.wan.legs.leg_entrance import read_exactly
+from isthmus.wan.legs.leg_greeting import RECORD_BYTES, SECOND_BYTES, LegDialler
+from isthmus.wan.legs.tcp_leg import TcpLeg, set_leg_options
 
 DIAL_TIMEOUT_S = 10.0
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from isthmus.core.errors import ProtocolError
 from isthmus.noise import TAG_BYTES, CipherState, UnauthenticatedError
-from isthmus.wan.proxy.leg import LegOwner
+from isthmus.wan.legs.leg import LegOwner
 from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, MAX_PAYLOAD_BYTES, TunnelFrame, parse_frame_header
 
 CONGESTION_CONTROL = "bbr"

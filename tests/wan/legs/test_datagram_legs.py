@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.datagram import Address, Datagram
-from isthmus.wan.proxy.check_leg import check_leg
-from isthmus.wan.proxy.datagram_entrance import DatagramEntrance
-from isthmus.wan.proxy.datagram_leg import DatagramKind, DatagramLeg
-from isthmus.wan.proxy.dial_datagram_leg import dial_datagram_leg
-from isthmus.wan.proxy.leg import Leg
-from isthmus.wan.proxy.leg_greeting import LegListener
+from isthmus.core.messages.datagram import Address, Datagram
+from isthmus.noise import DatagramCipher
+from isthmus.wan.legs.check_leg import check_leg
+from isthmus.wan.legs.datagram_entrance import DatagramEntrance
+from isthmus.wan.legs.datagram_leg import DatagramKind, DatagramLeg
+from isthmus.wan.legs.dial_datagram_leg import dial_datagram_leg
+from isthmus.wan.legs.leg import Leg
+from isthmus.wan.legs.leg_greeting import LegListener
 from isthmus.wan.udp_socket import UdpSocket
-from tests.wan.proxy.test_legs import KEY, Admitted, greeting
+from tests.wan.legs.test_legs import KEY, Admitted, greeting
 
 
 class Network(asyncio.DatagramProtocol):
@@ -126,6 +127,7 @@ async def answers(address: Address, *messages: bytes, wait_s: float = 0.1) -> li
             return found
 
 
+@pytest.mark.attack
 def test_a_stranger_gets_no_byte() -> None:
     """Any datagram without the key: no answer, no leg, and the entrance goes on."""
 
@@ -141,6 +143,7 @@ def test_a_stranger_gets_no_byte() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.attack
 def test_a_recorded_greeting_admits_nothing() -> None:
     """1. A stranger records a dialler's datagrams. 2. It plays them back: one answer, shorter than the question."""
 
@@ -160,6 +163,7 @@ def test_a_recorded_greeting_admits_nothing() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.attack
 def test_silent_callers_keep_no_proxy_out() -> None:
     """More unproven callers than may wait: the oldest go, and a proxy gets in."""
 
@@ -176,6 +180,7 @@ def test_silent_callers_keep_no_proxy_out() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.attack
 def test_forged_packets_do_nothing() -> None:
     """From the far side's own address, also old ones again: they are counted and dropped, the leg goes on."""
 
@@ -194,10 +199,10 @@ def test_forged_packets_do_nothing() -> None:
                     loop.call_later(0.001 * number, far.take, Datagram(address, forged, len(forged)))
                 return dialled, far
 
-            from isthmus.wan.proxy import check_leg as kit
+            from isthmus.wan.legs import check_leg as kit
 
             await kit._check_frames(same, 4)
-            assert far.num_forged > 0
+            assert far.num_refused > 0
 
     asyncio.run(run())
 
@@ -221,7 +226,7 @@ def test_a_second_answer_that_is_forged_does_not_end_the_dialling() -> None:
             while proof is None:
                 await asyncio.sleep(0.01)
                 proof = next((one for one in udp.receive() if one.data[0] == DatagramKind.PROOF), None)
-            assert opened.receiving.numbered().open(0, proof.data[1:]) == b"proof"
+            assert DatagramCipher(opened.keys[1]).open(proof.data[1:]) == b"proof"
             dialling.cancel()
 
     asyncio.run(run())

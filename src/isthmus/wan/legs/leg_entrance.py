@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from isthmus.core.errors import ProtocolError
 from isthmus.noise import UnauthenticatedError
-from isthmus.wan.proxy.leg import Leg
-from isthmus.wan.proxy.leg_greeting import FIRST_BYTES, RECORD_BYTES, LegListener, OpenedLeg
-from isthmus.wan.proxy.tcp_leg import TcpLeg, set_leg_options
+from isthmus.wan.legs.leg import Leg
+from isthmus.wan.legs.leg_greeting import FIRST_BYTES, RECORD_BYTES, LegListener, OpenedLeg
+from isthmus.wan.legs.tcp_leg import TcpLeg, set_leg_options
 
 GREETING_TIMEOUT_S = 10.0
 """Longest time from a connection to its proof."""

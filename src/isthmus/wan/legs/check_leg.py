@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from isthmus.wan.proxy.leg import Leg
+from isthmus.wan.legs.leg import Leg
 from isthmus.wan.tunnel.tunnel_frame import MAX_PAYLOAD_BYTES, FrameKind, TunnelFrame
 
 _SIZES = (1, 15, 1400, 65_537, MAX_PAYLOAD_BYTES)

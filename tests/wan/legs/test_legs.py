@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.noise import CipherState
-from isthmus.wan.proxy.check_leg import check_leg
-from isthmus.wan.proxy.dial_leg import dial_leg
-from isthmus.wan.proxy.leg import Leg
-from isthmus.wan.proxy.leg_entrance import LegEntrance
-from isthmus.wan.proxy.leg_greeting import FIRST_BYTES, LegDialler, LegListener, OpenedLeg
-from isthmus.wan.proxy.tcp_leg import TcpLeg
+from isthmus.wan.legs.check_leg import check_leg
+from isthmus.wan.legs.dial_leg import dial_leg
+from isthmus.wan.legs.leg import Leg
+from isthmus.wan.legs.leg_entrance import LegEntrance
+from isthmus.wan.legs.leg_greeting import FIRST_BYTES, LegDialler, LegListener, OpenedLeg
+from isthmus.wan.legs.tcp_leg import TcpLeg
 from isthmus.wan.tunnel.tunnel_frame import FrameKind, TunnelFrame
 
 KEY = bytes(range(32))
