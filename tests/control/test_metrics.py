@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from isthmus.control.queries.monitoring.pool_figures import PoolFigures
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.control_service import ControlService
-from isthmus.control.service.server_metrics import ServerMetrics, render_metrics
+from isthmus.control.service.metrics.render_metrics import render_metrics
+from isthmus.control.service.metrics.server_metrics import ServerMetrics
 from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics, WorkerAddress
 from isthmus.core.messages.api_views import ClusterView, PoolView
 from tests.control.serving import EAST, POOL, WEST, plan_across, report
 from tests.control.test_server_api import Server
 
+NO_FIGURES = PoolFigures(jobs=(), num_jobs_left_out=0, oldest_wait_s=0.0, waiting={}, parts={}, measured_gbps={})
 Samples = dict[tuple[str, ...], float]
 
 
@@ -93,5 +96,5 @@ def test_figures_of_the_samples_are_those_of_the_newest_step_while_the_job_runs(
     metrics.record_figures([line("j", 3, decode_s=1.5, entropy=None)])
     assert metrics.rollout_figures() == {("j", "east"): {"reward": 0.5, "decode_s": 1.5}}
     pool = PoolView(clusters=(ClusterView(cluster=EAST, connected=True, free_chips={}),), links=())
-    text = render_metrics(Caller(role="owner", name="owner-east"), metrics, pool, {}).decode()
-    assert 'isthmus_rl_reward{cluster="east",job="j"} 0.5' in text
+    text = render_metrics(Caller(role="owner", name="owner-east"), metrics, pool, {}, NO_FIGURES).decode()
+    assert 'isthmus_rl_reward{cluster="east",job_id="j"} 0.5' in text

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable
 from pydantic import ValidationError
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output, new_refusals, num_foreign_lines
+from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output, num_foreign_lines
 from isthmus.control.queries.quotas import Quotas, check_cluster_quota
 from isthmus.control.queries.sites.invited_size import require_invited_size
+from isthmus.control.service.access.agent_lines import check_lines, report_lines
 from isthmus.control.service.access.link_keyring import LinkKeyring
 from isthmus.control.service.access.output_quota import OutputQuota
 from isthmus.control.service.agent_takeover import AgentTakeover
+from isthmus.control.service.auth import Caller
 from isthmus.control.service.change_feed import ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
 from isthmus.control.service.dry_run_checks import DryRunChecks
@@ -24,6 +26,7 @@ from isthmus.control.state.events import AgentReported, Event, LogRestored, Site
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, UnavailableError
+from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, StepMetrics
 from isthmus.core.pool import Cluster, Pool
 
@@ -108,11 +111,11 @@ class AgentSessions:
         self,
         report: AgentReport,
         on_foreign_lines: Callable[[int], object] = lambda _: None,
-        on_refusal: Callable[[str, str], object] = lambda _job, _text: None,
+        caller: Caller | None = None,
     ) -> AgentOrders:
         """Apply an agent's report and return its orders; `on_foreign_lines` counts output of other sites' ranks.
 
-        `on_refusal` gets the job and a description of callers that one of the site's ranks has turned away.
+        What the report says of refusals, and a new agent, are in the audit log with `caller` (`report_lines`).
 
         Metrics and logs are stored first, so a job that has succeeded has all its output. Raises `InputError`
         for an unknown chip or owner, `AuthError` for an agent other than the enrolled one, `ConflictError` for an agent
@@ -125,13 +128,11 @@ class AgentSessions:
         event = AgentReported.from_report(report, now_s)
         self._actor.query(lambda coordinator: coordinator.check_agent(event))
         self._actor.query(lambda coordinator: require_invited_size(coordinator.state, report.cluster))
+        registers = not self.is_active(report)
         with self._takeover_lock:
             self._takeover.check(name, report.incarnation)
         if foreign := self._store_output(report, now_s):
             on_foreign_lines(foreign)
-        if any(event.kind == "refused" for part in report.parts for event in part.events):
-            for job_id, one in self._actor.query(lambda coordinator: new_refusals(coordinator.state, name, report)):
-                on_refusal(job_id, f"rank {one.rank} at {name}: {one.detail}")
 
         def answer(coordinator: Coordinator) -> AgentOrders:
             coordinator.record_report(name, now_s, report, steady_s=steady_s)
@@ -148,8 +149,11 @@ class AgentSessions:
                 leaves=coordinator.may_leave(name),
             )
 
-        requests = [*self._fence_requests(report, now_s), *self._check_requests(report, now_s)]
-        *_, reply = self._actor.execute([*requests, ActorRequest(answer, lambda _: event)])
+        def lines(coordinator: Coordinator, _event: Event) -> list[AuditRecord]:
+            return list(report_lines(coordinator.state, caller, report, event, registers=registers))
+
+        requests = [*self._fence_requests(report, now_s), *self._check_requests(report, now_s, caller)]
+        *_, reply = self._actor.execute([*requests, ActorRequest(answer, lambda _: event, lines)])
         try:
             orders: AgentOrders = reply.value()
         except IsthmusError:
@@ -203,7 +207,7 @@ class AgentSessions:
 
         return [ActorRequest(lambda _: None, propose)]
 
-    def _check_requests(self, report: AgentReport, now_s: float) -> list[ActorRequest]:
+    def _check_requests(self, report: AgentReport, now_s: float, caller: Caller | None) -> list[ActorRequest]:
         """Return a request for each of the site's answers to checks, except those of dry runs."""
         cluster = report.cluster.name
         answers = [found for found in report.preflights if not self._dry_runs.add_answer(cluster, found)]
@@ -211,6 +215,7 @@ class AgentSessions:
             ActorRequest(
                 lambda _: None,
                 lambda _, found=found: SiteChecked(now_s=now_s, cluster=cluster, answer=found),  # type: ignore[misc]
+                lambda _, _event, found=found: check_lines(caller, cluster, now_s, found),  # type: ignore[misc]
             )
             for found in answers
         ]

@@ -1,28 +1,22 @@
-"""`ServerMetrics`: the server's Prometheus metrics; `render_metrics` renders them as text.
-
-Counters and histograms grow with durable events; gauges are read at each scrape.
-"""
+"""`ServerMetrics`: the server's counters and histograms, which grow with durable events."""
 
 from __future__ import annotations
 
 import functools
 import threading
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
 
-from isthmus.control.service.auth import Caller
 from isthmus.control.service.coordinator_actor import AppliedEvent
 from isthmus.control.state.events import JobChanged
 from isthmus.core.messages.agent_messages import StepMetrics
-from isthmus.core.messages.api_views import PoolView
+from isthmus.core.messages.api_views import JobState
+from isthmus.core.messages.notice_views import NoticeChannel
 from isthmus.core.messages.rollout_figures import ROLLOUT_FIGURES
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 QUEUE_WAIT_BUCKETS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600, 168 * 3600)
 APPEND_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 BATCH_SIZE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -59,9 +53,21 @@ class ServerMetrics:
         self._batch_histogram = Histogram(
             "isthmus_append_events", "Events per flush.", buckets=BATCH_SIZE_BUCKETS, registry=self.registry
         )
+        self._message_counter = Counter(
+            "isthmus_notification_messages",
+            "Messages of notices by channel and outcome.",
+            ["channel", "outcome"],
+            registry=self.registry,
+        )
         # `labels` takes a lock at each call: cache its results.
         self._counter_of_kind = functools.cache(self._event_counter.labels)
         self._counter_of_state = functools.cache(self._transition_counter.labels)
+        # A series that begins with its first count shows no increase by it.
+        for state in get_args(JobState):
+            self._counter_of_state(state)
+        for channel in get_args(NoticeChannel):
+            for outcome in ("delivered", "failed", "dropped"):
+                self._message_counter.labels(channel, outcome)
         for collector in (ProcessCollector, PlatformCollector):
             collector(registry=self.registry)
 
@@ -69,6 +75,10 @@ class ServerMetrics:
         """Record an append: seconds until it was on disk, and its number of events."""
         self._append_histogram.observe(seconds)
         self._batch_histogram.observe(num_events)
+
+    def record_message(self, channel: str, outcome: str) -> None:
+        """Count a message of notices: `delivered`, `failed` (it is repeated) or `dropped`."""
+        self._message_counter.labels(channel, outcome).inc()
 
     def restore_job_states(self, states: Mapping[str, str]) -> None:
         """Restore the state of each job of a snapshot, by id."""
@@ -125,74 +135,3 @@ class ServerMetrics:
     def jobs_by_state(self) -> dict[str, int]:
         """Return the number of jobs by state."""
         return {state: count for state, count in self._jobs_by_state.items() if state and count > 0}
-
-
-class _GaugeCollector(Collector):
-    """Collects gauges at one scrape."""
-
-    def __init__(
-        self,
-        pool: PoolView,
-        server_gauges: dict[str, tuple[str, float]],
-        jobs_by_state: dict[str, int],
-        figures: dict[tuple[str, str], dict[str, float]],
-    ) -> None:
-        self._pool, self._server_gauges, self._jobs_by_state = pool, server_gauges, jobs_by_state
-        self._figures = figures
-
-    def collect(self) -> Iterator[Metric]:
-        jobs = GaugeMetricFamily("isthmus_jobs", "Jobs by state.", labels=["state"])
-        for state, count in sorted(self._jobs_by_state.items()):
-            jobs.add_metric([state], count)
-        yield jobs
-        for name, (text, value) in self._server_gauges.items():
-            yield GaugeMetricFamily(name, text, value=value)
-        yield from self._clusters()
-        yield from self._rollouts()
-
-    def _rollouts(self) -> Iterator[Metric]:
-        seen = {view.cluster.name for view in self._pool.clusters}
-        for name, text in ROLLOUT_FIGURES.items():
-            family = GaugeMetricFamily(f"isthmus_rl_{name}", text, labels=["job", "cluster"])
-            for (job, cluster), values in sorted(self._figures.items()):
-                if name in values and cluster in seen:
-                    family.add_metric([job, cluster], values[name])
-            if family.samples:
-                yield family
-
-    def _clusters(self) -> Iterable[Metric]:
-        where = ["cluster", "owner"]
-        up = GaugeMetricFamily("isthmus_cluster_connected", "1 while the agent reports.", labels=where)
-        last_report = GaugeMetricFamily(
-            "isthmus_agent_last_report_timestamp_seconds", "Time of the agent's last report.", labels=where
-        )
-        chips = GaugeMetricFamily("isthmus_chips", "Installed chips.", labels=[*where, "node_group", "chip"])
-        free = GaugeMetricFamily(
-            "isthmus_chips_free", "Chips available to jobs.", labels=[*where, "node_group", "chip"]
-        )
-        for view in self._pool.clusters:
-            label_values = [view.cluster.name, view.cluster.owner]
-            up.add_metric(label_values, view.connected)
-            if view.last_report_s is not None:
-                last_report.add_metric(label_values, view.last_report_s)
-            for group in view.cluster.node_groups:
-                chips.add_metric([*label_values, group.name, group.chip], group.num_chips)
-                free.add_metric([*label_values, group.name, group.chip], view.free_chips.get(group.name, 0))
-        return up, last_report, chips, free
-
-
-def render_metrics(
-    caller: Caller, metrics: ServerMetrics, pool: PoolView, server_gauges: dict[str, tuple[str, float]]
-) -> bytes:
-    """Return the metrics in Prometheus text format: for an admin all, for an owner those of its clusters.
-
-    `pool` is already restricted to what the caller may see; `server_gauges` maps the names of further gauges to
-    (help text, value).
-    """
-    registry = CollectorRegistry()
-    if caller.role == "admin":
-        figures = metrics.rollout_figures()
-        registry.register(_GaugeCollector(pool, server_gauges, metrics.jobs_by_state(), figures))
-        return generate_latest(metrics.registry) + generate_latest(registry)
-    registry.register(_GaugeCollector(pool, {}, {}, metrics.rollout_figures()))
-    return generate_latest(registry)

@@ -1,8 +1,8 @@
-"""`allowed_address`: the address at which a site may contact a host that a user has named.
+"""`allowed_address`: the address at which a program may contact a host that a user has named.
 
-Without it a URL would reach services that only the site's machines can reach: loopback, private networks, and the
-metadata services of clouds at link-local addresses. The caller connects to the address itself, so that a name which
-resolves to another one a moment later changes nothing.
+Without it a URL would reach services that only the site's or the server's machines can reach: loopback, private
+networks, and the metadata services of clouds at link-local addresses. The caller connects to the address itself, so
+that a name which resolves to another one a moment later changes nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Sequence[str]]
 """Returns the addresses of a host as text; raises `OSError`."""
 
+POLICY_HINT = "the site's owner may allow a network in fetch.networks of the policy"
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _SITE_LOCAL = ipaddress.ip_network("fec0::/10")
 
 
-def allowed_address(host: str, port: int, networks: Sequence[str], resolve: Resolve | None = None) -> str:
-    """Return the first address of `host` that is public or in one of `networks`.
+def allowed_address(
+    host: str, port: int, networks: Sequence[str], resolve: Resolve | None = None, *, hint: str = POLICY_HINT
+) -> str:
+    """Return the first address of `host` that is public or in one of `networks`; `hint` says who may allow others.
 
     Raises `UnavailableError` if the name cannot be resolved, `InputError` if all its addresses are forbidden.
     """
@@ -35,7 +38,7 @@ def allowed_address(host: str, port: int, networks: Sequence[str], resolve: Reso
             return text
     raise InputError(
         f"'{host}' has no public address: {', '.join(found) or 'none'}",
-        hint="the site's owner may allow a network in fetch.networks of the policy",
+        hint=hint,
     )
 
 
