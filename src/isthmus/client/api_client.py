@@ -41,6 +41,7 @@ from isthmus.core.messages.ledger_views import LedgerCheckView, LedgerPage, Part
 from isthmus.core.messages.notice_views import Subscription, SubscriptionView
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.quota_views import AccountsView, QuotaView
 from isthmus.core.messages.rank_views import RankView
 from isthmus.core.messages.site_views import (
     DrainRequest,
@@ -53,6 +54,7 @@ from isthmus.core.messages.site_views import (
     LeaveView,
 )
 from isthmus.core.messages.usage_views import UsageView
+from isthmus.core.owner.accounts import Accounts
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.plan import PlanSet
 
@@ -175,6 +177,14 @@ class ApiClient:
     def publish_tariff(self, tariff: Tariff) -> TariffView:
         """Publish prices of the caller's clusters (an admin: of any cluster and of links)."""
         return self._call(TariffView, "POST", "/v1/tariffs", json=_json_body(tariff))
+
+    def set_quotas(self, accounts: Accounts) -> AccountsView:
+        """Set the pool's projects, groups and limits (admin only)."""
+        return self._call(AccountsView, "POST", "/v1/quotas", json=_json_body(accounts))
+
+    def quotas(self, account: str | None = None) -> QuotaView:
+        """Return the accounts that the caller may see, or one, such as `project:nlp`, with limits and use."""
+        return self._call(QuotaView, "GET", "/v1/quotas", params={"account": account} if account else {})
 
     def ledger(self, *, after: int = 0, limit: int = 1000) -> LedgerPage:
         """Return entries of the caller's accounts (an admin: all) in transactions after number `after`."""
@@ -425,7 +435,7 @@ def _entry_path(kind: EntryKind, owner: str, name: str) -> str:
 
 _Body = (
     Submission | TokenGrant | TokenRequest | TokenRotation | VersionAddition | GrantChange | DrainRequest
-    | InvitationRequest | JoinRequest | Tariff | Subscription
+    | InvitationRequest | JoinRequest | Tariff | Subscription | Accounts
 )  # fmt: skip
 
 

@@ -28,7 +28,15 @@ from isthmus.control.algorithms.global_order import Objective
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
-from isthmus.core.files.user_files import errors_placed, load_model_file, load_policy, load_pool, load_site, place_error
+from isthmus.core.files.user_files import (
+    errors_placed,
+    load_model_file,
+    load_oidc,
+    load_policy,
+    load_pool,
+    load_site,
+    place_error,
+)
 from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.loopback import is_loopback
 from isthmus.core.owner.owner_policy import OwnerPolicy
@@ -94,6 +102,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
         "isthmus serve --state st --pool pool.yaml --objective throughput",
         "isthmus serve --state st --pool pool.yaml --high-priority-user ann --max-jobs-per-user 200",
         "isthmus serve --state st --pool pool.yaml --fair-share 168 --share ann=2",
+        "isthmus serve --state st --pool pool.yaml --self-signed --oidc oidc.yaml",
         "isthmus serve --state st --pool pool.yaml --keep-log-days 90 --archive-log /backup/events",
         "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
@@ -168,6 +177,10 @@ def serve(
     notify: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Settings of webhooks and e-mail: `notify.yaml`.")
     ] = None,
+    oidc: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Provider by which persons sign in to the console (OpenID Connect)."),
+    ] = None,
     log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane, to which agents and users connect.
@@ -197,7 +210,7 @@ def serve(
         search_cpu_s=search_cpu_s,
         compaction=CompactionPolicy(keep_s=keep_log_days * 86400.0, keep_bytes=keep_log_mib << 20),
         archive=archive_log, archive_bytes=None if archive_mib is None else archive_mib << 20,
-        switch_key=switch_key_file,
+        switch_key=switch_key_file, oidc=load_oidc(oidc) if oidc else None,
     )  # fmt: skip
 
     def announce(listening: Any) -> None:

@@ -18,9 +18,11 @@ from isthmus.control.state.site_records import PartRecord
 from isthmus.control.state.update_indexes import set_state_deadline
 
 
-def begin_preemption(state: PoolState, job: JobRecord, victims: Sequence[ClusterVictim], now_s: float) -> None:
-    """Begin to preempt `victims` for a waiting job."""
-    job.victims = tuple(sorted(victims))
+def begin_preemption(
+    state: PoolState, job: JobRecord, victims: Sequence[ClusterVictim], now_s: float, *, reclaims: bool = False
+) -> None:
+    """Begin to preempt `victims` for a waiting job; it `reclaims` what its project is guaranteed."""
+    job.victims, job.reclaims = tuple(sorted(victims)), reclaims
     names = ", ".join(dict.fromkeys(one.job for one in job.victims))
     move_job(state, job, "preempting", now_s, f"preempting {names}: waiting for its sites to be ready")
 
@@ -102,4 +104,6 @@ def _evict_victims(state: PoolState, job: JobRecord, now_s: float) -> None:
         victim.saved_step = victim.verified_step() or 0
         checkpoint = f", checkpoint at step {victim.saved_step}" if victim.saved_step else ""
         reason = f"job {job.id} of priority '{job.priority}' preempts it{checkpoint}"
+        if job.reclaims:
+            reason = f"project {job.project} takes back chips that it is guaranteed, for job {job.id}{checkpoint}"
         preempt_job(state, victim, reason, now_s, by=job.id)

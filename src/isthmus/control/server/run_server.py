@@ -27,7 +27,7 @@ from isthmus.control.server.limited_listener import LimitedListener
 from isthmus.control.server.listen_addresses import certificate_hosts, printed_hosts
 from isthmus.control.server.log_archive import archive_events
 from isthmus.control.server.log_end_file import AuditEndFile, LogEndFile
-from isthmus.control.server.server_config import ServerConfig, open_store, read_database_address
+from isthmus.control.server.server_config import ServerConfig, open_provider, open_store, read_database_address
 from isthmus.control.server.tls import Certificate, given_certificate, self_signed_certificate
 from isthmus.control.service.access.token_gate import TokenGate
 from isthmus.control.service.auth import ADMIN_TOKEN_FILE, ensure_admin_token
@@ -102,6 +102,7 @@ def run_server(
                 quotas=config.quotas,
                 notify=config.notify,
                 switch_secret=switch_secret,
+                oidc=open_provider(config),
                 rules=config.rules,
                 leader_election=leadership,
                 snapshot_file=SnapshotFile(config.state),

@@ -34,6 +34,7 @@ from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.catalogue_access import CatalogueAccess
 from isthmus.control.service.access.console_sessions import ConsoleSessions
 from isthmus.control.service.access.ledger_access import LedgerAccess
+from isthmus.control.service.access.quota_access import QuotaAccess
 from isthmus.control.service.access.site_admin import SiteAdmin
 from isthmus.control.service.access.site_keys import SiteKeys
 from isthmus.control.service.access.token_admin import TokenAdmin
@@ -52,11 +53,14 @@ from isthmus.control.service.metrics.server_metrics import ServerMetrics
 from isthmus.control.service.notify.notifier import Notifier
 from isthmus.control.service.notify.notify_settings import NotifySettings
 from isthmus.control.service.notify.subscription_access import SubscriptionAccess
+from isthmus.control.service.oidc.oidc_provider import OidcProvider
+from isthmus.control.service.oidc.oidc_sign_in import OidcSignIn
 from isthmus.control.service.planner_queue import Planner, PlannerQueue
 from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.service.submissions import Submissions
 from isthmus.control.state.events import (
     AgentReported,
+    BudgetReached,
     Event,
     ForgetJob,
     Instruction,
@@ -136,6 +140,7 @@ class ControlService:
         before_compaction: Callable[[LogBase], None] = lambda _: None,
         switch_secret: bytes | None = None,
         notify: NotifySettings | None = None,
+        oidc: OidcProvider | None = None,
     ) -> None:
         self.store, self.pool_file, self.clock, self.quotas = store, pool_file, clock, quotas
         self._constructed = False
@@ -143,6 +148,7 @@ class ControlService:
         self.gate = TokenGate(TokenRegistry(store, clock))
         self.tokens = TokenAdmin(self.gate.registry, self.audit, clock)
         self.sessions = ConsoleSessions(self.gate.registry, self.audit, clock)
+        self.oidc = OidcSignIn(oidc, self.sessions, self.gate.registry, self.audit, clock)
         self.changes = ChangeFeed()
         self._leader_election: LeaderElection = leader_election or SingleServer()
         self._planner_queue = PlannerQueue(
@@ -213,6 +219,7 @@ class ControlService:
             lambda: self._leader.is_leader,
             self.server_metrics.record_message,
         )
+        self.quotas_of_accounts = QuotaAccess(self._actor, self.audit, clock)
         self._tick_thread = threading.Thread(target=self._tick_loop, name="ticks", daemon=True)
         # Its own thread: a tick may take long, and a revoked token is rejected within a second.
         self._token_thread = threading.Thread(target=self._token_loop, name="tokens", daemon=True)
@@ -489,6 +496,8 @@ class ControlService:
                     self.notifier.wake()
                 case MakePlans() if self._leader.is_leader:
                     self._planner_queue.enqueue(instruction)
+                case BudgetReached() if own:
+                    self.audit.record("budget-reached", None, instruction.account, instruction.text)
                 case ForgetJob(job_id=job_id) if own:
                     log_failure(f"forget the lines of job {job_id}", lambda: self.store.delete_job_output(job_id))
 

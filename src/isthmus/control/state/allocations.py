@@ -45,6 +45,11 @@ def _drop_open_preflight(state: PoolState, job: JobRecord, plan: Plan | None) ->
         del state.indexes.checking[job.id]
 
 
+def needs_of_plan(state: PoolState, job: JobRecord, plan: Plan) -> Amounts:
+    """Return the amount of each resource that the job would allocate with `plan`."""
+    return _needs_of_plan(state, job, plan, plan.parts())
+
+
 def _needs_of_plan(state: PoolState, job: JobRecord, plan: Plan, parts: Iterable[PlanPart]) -> Amounts:
     """Return the amount of each resource that the job allocates with `plan`, whose parts are `parts`."""
     needs = chip_needs_of(parts)

@@ -36,6 +36,7 @@ from isthmus.core.messages.notice_views import NoticeChannel, PoolNotice, Role, 
 from isthmus.core.messages.preflight import PreflightAnswer
 from isthmus.core.messages.site_fetch import SiteFetch
 from isthmus.core.model import Model
+from isthmus.core.owner.accounts import Accounts
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.plan import PlanSet, with_stored_rank_order
 from isthmus.core.pool import Cluster, Link
@@ -433,6 +434,20 @@ class SubscriptionSet(_EventBase):
     subscription: Subscription | None
 
 
+class AccountsSet(_EventBase):
+    """The operator set the pool's projects, groups and limits; those before are replaced."""
+
+    kind: Literal["accounts-set"] = "accounts-set"
+    by: Name
+    accounts: Accounts
+
+
+class BudgetsDue(_EventBase):
+    """Amounts of the month, or the cost of a job, have passed 80 or 100 % of a limit, or a month has begun."""
+
+    kind: Literal["budgets-due"] = "budgets-due"
+
+
 class Restarted(_EventBase):
     """The server started and rebuilt its state. Never logged.
 
@@ -480,6 +495,8 @@ Event = Annotated[
     | PoolSet
     | TariffPublished
     | SubscriptionSet
+    | AccountsSet
+    | BudgetsDue
     | Restarted,
     Field(discriminator="kind"),
 ]
@@ -534,7 +551,18 @@ class NoticeDue(FrozenModel):
     notice: PoolNotice
 
 
-Instruction = MakePlans | JobChanged | ForgetJob | NoticeDue
+class BudgetReached(FrozenModel):
+    """Notify the operator that an account, or a job by its `max_price`, has passed 80 or 100 percent of a budget.
+
+    `account` is `user:NAME`, `group:NAME`, `project:NAME` or `job:ID`.
+    """
+
+    account: str
+    percent: PositiveInt
+    text: str
+
+
+Instruction = MakePlans | JobChanged | ForgetJob | NoticeDue | BudgetReached
 """Every instruction of the coordinator to the server."""
 
 

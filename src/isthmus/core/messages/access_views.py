@@ -34,6 +34,25 @@ class TokenInfo(FrozenModel):
     session_of: str = ""
 
 
+class OidcView(FrozenModel):
+    """The provider by which persons sign in to the console; None: they sign in with tokens only."""
+
+    issuer: str | None = None
+
+
+class OidcBegun(FrozenModel):
+    """A sign-in that has begun: the address at the provider that the browser opens."""
+
+    url: str
+
+
+class OidcAnswer(FrozenModel):
+    """What the provider sent back to the console: its code, and the state of the sign-in."""
+
+    code: Annotated[str, Field(min_length=1, max_length=4096)]
+    state: Annotated[str, Field(min_length=1, max_length=200)]
+
+
 class SessionView(FrozenModel):
     """A session of the console. Its `key` is in the answer to signing in alone; it counts together with the cookie.
 

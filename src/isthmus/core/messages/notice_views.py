@@ -10,8 +10,9 @@ from pydantic import Field, field_validator
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeInt
 
-NoticeTopic = Literal["state", "faults", "sites"]
-"""`state`: a job starts, ends, is preempted; `faults`: lost workers and attempts; `sites`: sites away or back."""
+NoticeTopic = Literal["state", "faults", "sites", "budgets"]
+"""`state`: a job starts, ends, is preempted; `faults`: lost workers and attempts; `sites`: sites away or back;
+`budgets`: a limit of a month or a job's `max_price` has passed 80 or 100 %."""
 NoticeChannel = Literal["webhook", "email"]
 Role = Literal["admin", "owner", "user"]
 
@@ -27,7 +28,7 @@ class Subscription(FrozenModel):
 
     webhook: Annotated[str, Field(max_length=MAX_URL_CHARS)] = ""
     email: Annotated[str, Field(max_length=MAX_EMAIL_CHARS)] = ""
-    topics: tuple[NoticeTopic, ...] = ("state", "faults", "sites")
+    topics: tuple[NoticeTopic, ...] = ("state", "faults", "sites", "budgets")
 
     @field_validator("webhook")
     @classmethod
@@ -58,7 +59,8 @@ class SubscriptionView(FrozenModel):
 
 
 class PoolNotice(FrozenModel):
-    """One thing that happened: `kind` is that of the job's history, or `site-away`, `site-back`, `site-gone`."""
+    """One thing that happened: `kind` is that of the job's history, or `site-away`, `site-back`, `site-gone`,
+    `budget-80`, `budget-100`."""
 
     kind: Name
     at_s: float

@@ -37,7 +37,7 @@ def set_notify(
     email: Annotated[str, typer.Option(metavar="ADDRESS", help="Where e-mail goes.")] = "",
     topic: Annotated[
         list[str] | None,
-        typer.Option(metavar="TOPIC", help="state, faults or sites; repeat it for several (default: all)."),
+        typer.Option(metavar="TOPIC", help="state, faults, sites or budgets; repeat it for several (default: all)."),
     ] = None,
 ) -> None:
     """Subscribe to notices: users of their jobs, owners of their sites, admins of all. Replaces what was set before.

@@ -5,7 +5,7 @@ Without a subscription it costs nothing. A job's notices follow from new entries
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from isthmus.control.state.events import AgentLost, AgentReported, Event, NoticeDue, SiteGone, SubscriptionSet
 from isthmus.control.state.job_history import HistoryEntry
@@ -49,7 +49,7 @@ def notices_of(state: PoolState, event: Event) -> list[NoticeDue]:
     if not state.subscriptions:
         return []
     found = [due for job_id in sorted(state.changed_jobs) for due in _job_notices(state, job_id)]
-    return found + list(_site_notices(state, event))
+    return [*found, *_site_notices(state, event), *_budget_notices(state, event)]
 
 
 def _job_notices(state: PoolState, job_id: str) -> Iterator[NoticeDue]:
@@ -63,7 +63,7 @@ def _job_notices(state: PoolState, job_id: str) -> Iterator[NoticeDue]:
         notice = PoolNotice(
             kind=entry.kind, at_s=entry.time_s, job=job.id, site=entry.cluster or "", text=_text(job, entry)
         )
-        yield from _addressed(state, "user", job.user, topic, notice)
+        yield from _addressed(state, {("user", job.user)}, topic, notice)
 
 
 def _site_notices(state: PoolState, event: Event) -> Iterator[NoticeDue]:
@@ -82,14 +82,33 @@ def _site_notices(state: PoolState, event: Event) -> Iterator[NoticeDue]:
             return
     record = state.clusters.get(cluster)
     notice = PoolNotice(kind=kind, at_s=event.now_s, site=cluster, text=text)
-    yield from _addressed(state, "owner", record.cluster.owner if record else "", "sites", notice)
+    yield from _addressed(state, {("owner", record.cluster.owner if record else "")}, "sites", notice)
 
 
-def _addressed(state: PoolState, role: str, name: str, topic: NoticeTopic, notice: PoolNotice) -> Iterator[NoticeDue]:
-    """Yield a notice for the one that it concerns, and for each admin."""
+def _budget_notices(state: PoolState, event: Event) -> Iterator[NoticeDue]:
+    """Tell the users whose jobs count to an account, or the job's own user, that a budget has passed 80 or 100 %."""
+    for account, percent, text in state.accounts.notices:
+        kind, _, name = account.partition(":")
+        job = name if kind == "job" else ""
+        notice = PoolNotice(kind=f"budget-{percent}", at_s=event.now_s, job=job, text=text[:MAX_NOTICE_CHARS])
+        users = {state.jobs[job].user} if job else set(_users_of(state, account))
+        yield from _addressed(state, {("user", user) for user in users}, "budgets", notice)
+
+
+def _users_of(state: PoolState, account: str) -> Iterator[str]:
+    tree = state.accounts.tree
+    for role, user in state.subscriptions:
+        if role == "user" and any(account in tree.accounts_of(user, one) for one in (*tree.projects_of(user), "")):
+            yield user
+
+
+def _addressed(
+    state: PoolState, concerned: Set[tuple[str, str]], topic: NoticeTopic, notice: PoolNotice
+) -> Iterator[NoticeDue]:
+    """Yield a notice for the roles and names that it concerns, and for each admin."""
     for (to_role, to_name), record in state.subscriptions.items():
-        concerned = to_role == "admin" or (to_role, to_name) == (role, name)
-        if concerned and topic in record.subscription.topics and notice.at_s >= record.since_s:
+        is_concerned = to_role == "admin" or (to_role, to_name) in concerned
+        if is_concerned and topic in record.subscription.topics and notice.at_s >= record.since_s:
             for channel in record.subscription.channels:
                 yield NoticeDue(role=to_role, name=to_name, channel=channel, notice=notice)
 
