@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.state.events import AccountsSet, BudgetReached, BudgetsDue, Instruction, MakePlans, TariffPublished
+from isthmus.control.state.events import (
+    AccountsSet,
+    BudgetReached,
+    BudgetsDue,
+    Instruction,
+    MakePlans,
+    NoticeDue,
+    SubscriptionSet,
+    TariffPublished,
+)
 from isthmus.control.store.snapshot_codec import restore_state, serialize_state
 from isthmus.core.errors import AuthError, ConflictError, FieldError, InputError, NotFoundError
 from isthmus.core.owner.accounts import Accounts
@@ -214,6 +223,30 @@ def wait(pool: Driver, seconds: float) -> list[BudgetReached]:
         pool.coordinator.record_report(name, pool.now_s)
     events = pool.coordinator.due_events(pool.now_s)
     return [one for event in events for one in pool.tell(event) if isinstance(one, BudgetReached)]
+
+
+def test_members_and_admins_are_told_of_a_budget() -> None:
+    """At 80 %: who submits to the project, and each admin; other users, and subscribers of other topics, are not."""
+    pool = spending({"chip_hours_per_month": 10})
+    for role, name, topics in (
+        ("user", "ben", ("budgets",)),
+        ("user", "dan", ("budgets",)),
+        ("admin", "root", ("budgets",)),
+        ("admin", "night", ("sites",)),
+    ):
+        subscription = {"webhook": "https://hooks.example.org/", "topics": topics}
+        given = {"now_s": pool.now_s, "role": role, "name": name, "subscription": subscription}
+        pool.tell(SubscriptionSet.model_validate(given))
+    run(pool, "one", "a", "b", user="ben")
+    pool.now_s += 4.1 * HOUR_S
+    for name in pool.coordinator.state.clusters:
+        pool.coordinator.record_report(name, pool.now_s)
+    events = pool.coordinator.due_events(pool.now_s)
+    found = [one for event in events for one in pool.tell(event) if isinstance(one, NoticeDue)]
+    text = "project nlp has used 80 % of a budget"
+    assert [(one.name, one.notice.kind, one.notice.text) for one in found] == [
+        ("ben", "budget-80", text), ("root", "budget-80", text)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,10 @@ RULES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/tokens/{token_id}/rotate"): Rule(may=("ann", "root"), body={}),
     ("POST", "/v1/tokens/{token_id}/grant"): Rule(may=("root",), sees=("root",), body={"high": True}),
     ("GET", "/v1/audit"): Rule(may=("root",), sees=("root",)),
+    # Each caller has its own, by role and name.
+    ("GET", "/v1/subscription"): Rule(may=TOKENS),
+    ("PUT", "/v1/subscription"): Rule(may=TOKENS, body={"webhook": "https://hooks.example.org/"}),
+    ("DELETE", "/v1/subscription"): Rule(may=TOKENS),
     ("GET", "/v1/jobs/{job_id}/ranks"): ANN,
     ("POST", "/v1/catalogue"): Rule(may=USERS, body=DATA | {"name": "other"}),
     ("GET", "/v1/catalogue/{kind}"): Rule(may=USERS, sees=("ann", "root")),

@@ -25,6 +25,7 @@ from isthmus.control.coordinator.accounts.count_spending import count_spending
 from isthmus.control.coordinator.admission import require_job
 from isthmus.control.coordinator.agent_reports import record_unsaved_work
 from isthmus.control.coordinator.event_rules import EVENT_RULES
+from isthmus.control.coordinator.notices.notices_of import notices_of
 from isthmus.control.coordinator.schedule_queue import schedule_queue
 from isthmus.control.queries import agent_orders, peer_checks, user_views
 from isthmus.control.queries.accounts.limit_refusals import within_limits
@@ -117,13 +118,14 @@ class Coordinator:
         asked = schedule_queue(state, event.now_s)
         meter_jobs(state, event)
         count_spending(state)
+        due = notices_of(state, event)
         forget = [ForgetJob(job_id=event.job_id)] if isinstance(event, JobDeleted) else []
         changed = [JobChanged(job_id=job_id) for job_id in sorted(state.changed_jobs)]
         reached = [
             BudgetReached(account=account, percent=percent, text=text)
             for account, percent, text in state.accounts.notices
         ]
-        return [*forget, *changed, *reached, *(self._planner_request(job) for job in asked)]
+        return [*forget, *changed, *due, *reached, *(self._planner_request(job) for job in asked)]
 
     def check_agent(self, event: AgentReported) -> None:
         """Raise `AuthError` for a report of an agent that is not the enrolled one of its cluster (`admit_agent`)."""

@@ -29,6 +29,7 @@ from isthmus.control.rest.middleware import HeadMiddleware, TokenMiddleware, err
 from isthmus.control.rest.quota_endpoints import quota_router
 from isthmus.control.rest.request_batcher import RequestBatcher
 from isthmus.control.rest.site_endpoints import site_router
+from isthmus.control.rest.subscription_endpoints import subscription_router
 from isthmus.control.service.control_service import ControlService
 from isthmus.core.errors import AuthError, InputError, IsthmusError, NotFoundError, ProtocolError
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, protocol_version_of
@@ -46,7 +47,7 @@ def create_app(service: ControlService) -> FastAPI:
     for part in (
         router, metrics_router, access_router, catalogue_router, site_router, ledger_router, quota_router,
         oidc_router, session_router,
-        job_text_router, console_router,
+        subscription_router, job_text_router, console_router,
     ):  # fmt: skip
         app.router.routes += part.routes  # `include_router` would make each route again, 60 ms of CPU
     _describe(app)

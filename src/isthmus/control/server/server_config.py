@@ -9,6 +9,7 @@ from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.server.connection_limits import ConnectionCaps
 from isthmus.control.server.log_end_file import LogEndFile
+from isthmus.control.service.notify.notify_settings import NotifySettings
 from isthmus.control.service.oidc.oidc_provider import OidcProvider
 from isthmus.control.service.planner_process import SEARCH_CPU_S
 from isthmus.control.state.coordinator_config import CoordinatorConfig
@@ -60,6 +61,8 @@ class ServerConfig:
     archive: Path | None = None
     # Size from which the oldest files of that folder are removed. None: all stay.
     archive_bytes: int | None = None
+    # What the operator allows notices: networks of webhooks, a mail server.
+    notify: NotifySettings = field(default_factory=NotifySettings)
     # CPU time of a search for plans, in seconds; then the best plans so far are the answer.
     search_cpu_s: float = SEARCH_CPU_S
 

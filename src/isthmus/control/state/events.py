@@ -32,6 +32,7 @@ from isthmus.core.messages.agent_messages import (
     QueueEntry,
 )
 from isthmus.core.messages.api_views import Submission
+from isthmus.core.messages.notice_views import NoticeChannel, PoolNotice, Role, Subscription
 from isthmus.core.messages.preflight import PreflightAnswer
 from isthmus.core.messages.site_fetch import SiteFetch
 from isthmus.core.model import Model
@@ -424,6 +425,15 @@ class TariffPublished(_EventBase):
     tariff: Tariff
 
 
+class SubscriptionSet(_EventBase):
+    """A user, an owner or an admin subscribed to notices; None: no longer."""
+
+    kind: Literal["subscription-set"] = "subscription-set"
+    role: Role
+    name: Name
+    subscription: Subscription | None
+
+
 class AccountsSet(_EventBase):
     """The operator set the pool's projects, groups and limits; those before are replaced."""
 
@@ -484,6 +494,7 @@ Event = Annotated[
     | VersionRemoved
     | PoolSet
     | TariffPublished
+    | SubscriptionSet
     | AccountsSet
     | BudgetsDue
     | Restarted,
@@ -531,6 +542,15 @@ class ForgetJob(FrozenModel):
     job_id: Name
 
 
+class NoticeDue(FrozenModel):
+    """Deliver a notice to a subscriber by a channel; it is stored with the event that it follows from."""
+
+    role: Role
+    name: Name
+    channel: NoticeChannel
+    notice: PoolNotice
+
+
 class BudgetReached(FrozenModel):
     """Notify the operator that an account, or a job by its `max_price`, has passed 80 or 100 percent of a budget.
 
@@ -542,7 +562,7 @@ class BudgetReached(FrozenModel):
     text: str
 
 
-Instruction = MakePlans | JobChanged | ForgetJob | BudgetReached
+Instruction = MakePlans | JobChanged | ForgetJob | NoticeDue | BudgetReached
 """Every instruction of the coordinator to the server."""
 
 

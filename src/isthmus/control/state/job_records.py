@@ -26,6 +26,7 @@ from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import FailureCause, RankMap
 from isthmus.core.messages.api_views import JobState, Submission
+from isthmus.core.messages.notice_views import Subscription
 from isthmus.core.owner.accounts import Project
 from isthmus.core.plan import Plan, PlanPart, PlanSet
 from isthmus.core.pool import Link
@@ -247,9 +248,20 @@ class JobRecord:
         """Return the parts of the current attempt, in the plan's order."""
         return [part for part in self.parts.values() if part.attempt == self.attempt]
 
+    def remaining_parts(self) -> list[PartRecord]:
+        """Return the parts of the current attempt without which it does not go on yet."""
+        return [part for part in self.current_parts() if not part.left]
+
+    def training_parts(self) -> list[PartRecord]:
+        """Return the parts of the current attempt that train: all but those that only decode (`Plan.rollouts`)."""
+        if self.plan is None or not self.plan.rollouts:
+            return self.current_parts()
+        first = len(self.plan.ranks)
+        return [part for part in self.current_parts() if min(part.ranks) < first]
+
     def verified_step(self) -> int | None:
-        """Return the step of the checkpoint that every current part has verified; None if there is none."""
-        steps = {part.verified_checkpoint.step if part.verified_checkpoint else None for part in self.current_parts()}
+        """Return the step of the checkpoint that every part that trains has verified; None if there is none."""
+        steps = {part.verified_checkpoint.step if part.verified_checkpoint else None for part in self.training_parts()}
         return steps.pop() if len(steps) == 1 else None
 
     def unreleased_parts(self) -> list[PartRecord]:
@@ -277,6 +289,14 @@ class ClusterVictim:
     cluster: str
     job: str
     attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    """A subscription to notices, and since when it counts."""
+
+    subscription: Subscription
+    since_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -320,6 +340,9 @@ class PoolState:
     chip_use: ChipUse = field(default_factory=ChipUse)
     # What jobs hold at what price, and the ledger of what they are charged.
     meter: Meter = field(default_factory=Meter)
+    # Subscriptions by role and name; and the absent sites that made a notice.
+    subscriptions: dict[tuple[str, str], SubscriptionRecord] = field(default_factory=dict)
+    noticed_away: set[str] = field(default_factory=set)
     # Projects, groups and users: what they hold, have used, and may.
     accounts: AccountBook = field(default_factory=AccountBook)
     # Ids of the jobs whose view the current event has changed.
@@ -330,7 +353,7 @@ class PoolState:
         """Return the first site with a part of the job's attempt that is being drained, None without one."""
         for part in job.current_parts():
             record = self.clusters.get(part.cluster)
-            if part.state != "released" and record is not None and record.drain is not None:
+            if part.state != "released" and not part.left and record is not None and record.drain is not None:
                 return record
         return None
 

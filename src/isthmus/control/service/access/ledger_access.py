@@ -72,12 +72,14 @@ class LedgerAccess:
         now_s = self._clock()
         owner = "" if caller.role == "admin" else caller.name
         event = TariffPublished(now_s=now_s, by=caller.name, owner=owner, tariff=tariff)
+        line = self._audit.line("tariff-published", caller, owner, f"{len(tariff.prices)} prices in {tariff.currency}")
         try:
-            currency = self._actor.propose(lambda _: event, lambda coordinator: coordinator.state.meter.prices.currency)
+            currency = self._actor.propose(
+                lambda _: event, lambda coordinator: coordinator.state.meter.prices.currency, line
+            )
         except FieldError as error:
             self._audit.record("refused", caller, "tariff", error.message)
             raise
-        self._audit.record("tariff-published", caller, owner, f"{len(tariff.prices)} prices in {currency}")
         return TariffView(currency=currency, prices=len(tariff.prices), accepted_s=now_s)
 
     def prices(self, caller: Caller) -> PricesView:
