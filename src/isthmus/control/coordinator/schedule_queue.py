@@ -34,7 +34,16 @@ from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
 from isthmus.control.state.queue_order import is_fair, queue_head
 from isthmus.control.state.reconcile_log import may_start_now
-from isthmus.control.state.update_indexes import cap, claim, is_checking, job_at_key, park, queue_key, uncap, unpark
+from isthmus.control.state.update_indexes import (
+    cap,
+    claim_chips,
+    is_checking,
+    job_at_key,
+    park,
+    queue_key,
+    uncap,
+    unpark,
+)
 
 MAX_REPLANNED_JOBS = 16
 """Waiting jobs from the head of the queue that are replanned after capacity was freed."""
@@ -131,7 +140,7 @@ def _cap_if_limited(state: PoolState, job: JobRecord, now_s: float) -> bool:
     job.reason = refusal.text
     borrowers = borrowers_below(state, job, refusal.account) if state.accounts.tree.has_guarantees else []
     if borrowers:
-        claim(state, job, refusal.account)
+        claim_chips(state, job, refusal.account)
     cap(state, job, refusal.account)
     for one in borrowers:
         begin_pause(state, one, f"project {job.project} takes back chips that it is guaranteed", now_s, job.id)

@@ -102,7 +102,7 @@ def uncap(state: PoolState, job: JobRecord) -> None:
     reindex_job(state, job)
 
 
-def claim(state: PoolState, job: JobRecord, account: str) -> None:
+def claim_chips(state: PoolState, job: JobRecord, account: str) -> None:
     """Let a job claim chips of an account for when they are released; no job outside of a guarantee gets these."""
     drop_claim(state, job)
     state.accounts.claims.setdefault(account, {})[job.id] = job.num_chips
