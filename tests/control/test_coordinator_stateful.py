@@ -97,6 +97,10 @@ class AnyPool(RuleBasedStateMachine):
             {"name": name, "members": ["u"], "guaranteed_chips": have, "limits": {"chips": most}}
             for name, (have, most) in zip("pq", projects, strict=True)
         ]
+        total = sum(have for have, _ in projects)
+        if total:  # both below one that may hold no more than it is guaranteed
+            rows = [row | {"parent": "lab"} for row in rows]
+            rows.append({"name": "lab", "guaranteed_chips": total, "limits": {"chips": max(3, total)}})
         users = [{"name": "u", "limits": {"chip_hours_per_month": hours}}]
         given = Accounts.model_validate({"projects": rows, "users": users})
         self.pool.tell(AccountsSet(now_s=self.pool.now_s, by="root", accounts=given))

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.state.events import AccountsSet, PoolSet
 from isthmus.control.state.queue_order import queue_head
+from isthmus.control.store.snapshot_codec import restore_state, serialize_state
 from isthmus.core.owner.accounts import Accounts
-from tests.control.driver import Driver
+from tests.control.driver import RULES, Driver
 from tests.control.samples import plan
 
 
@@ -87,6 +89,44 @@ def test_a_project_takes_chips_back_from_one_beside_it_and_not_from_itself() -> 
     assert [use.use_of(f"project:{name}").num_chips for name in ("lab", "x", "y")] == [4, 2, 2]
 
 
+def lab(*, limit: int = 4, **guarantees: int) -> list[dict[str, Any]]:
+    """A lab with a limit, with X and Y as members, and projects below it with guarantees."""
+    below = [{"name": name, "parent": "lab", "guaranteed_chips": chips} for name, chips in guarantees.items()]
+    top = {"name": "lab", "members": ["X", "Y"], "guaranteed_chips": limit, "limits": {"chips": limit}}
+    return [top, *below]
+
+
+def test_a_project_takes_chips_back_below_a_parent_that_is_at_its_limit() -> None:
+    """The pool has free chips, but the lab may hold four: one of X's jobs is saved, and Y's starts, not X's again."""
+    pool = pool_with(projects=lab(x=2, y=2), chips=8)
+    for number in range(4):
+        start(pool, f"x{number}", "X", project="x")
+    start(pool, "x4", "X", project="x")
+    pool.submit("y0", plan("a"), user="Y", project="y")
+    job = pool.coordinator.state.jobs["y0"]
+    assert job.reason == "project lab may hold 4 chips at once: 4 are held by 4 jobs, this one needs 1"
+    assert [one.id for one in pool.coordinator.state.jobs.values() if one.pause_for == "y0"] == ["x3"]
+    settle(pool)
+    assert [job for job, state in states(pool).items() if state == "running"] == ["x0", "x1", "x2", "y0"]
+    assert pool.coordinator.state.accounts.claims == {}
+    assert "takes back chips that it is guaranteed, checkpoint at step 7" in (
+        pool.coordinator.state.jobs["x3"].last_restart_reason
+    )
+
+
+def test_a_claim_that_is_cancelled_lets_the_other_job_go_on() -> None:
+    """X's job has been asked for a checkpoint, and is not stopped."""
+    pool = pool_with(projects=lab(x=2, y=2), chips=8)
+    for number in range(4):
+        start(pool, f"x{number}", "X", project="x")
+    pool.submit("y0", plan("a"), user="Y", project="y")
+    assert [order.protect for order in pool.coordinator.orders("a")].count(True) == 1
+    pool.cancel("y0")
+    settle(pool, turns=3)
+    assert [pool.coordinator.state.jobs[f"x{number}"].attempt for number in range(4)] == [1, 1, 1, 1]
+    assert [order.protect for order in pool.coordinator.orders("a")].count(True) == 0
+
+
 def test_jobs_of_no_project_hold_lent_chips_and_jobs_that_may_not_be_preempted_keep_them() -> None:
     """A stranger's job makes way; one that is not preemptible does not."""
     pool = pool_with(("y", 4))
@@ -135,19 +175,27 @@ sizes = st.lists(st.tuples(st.sampled_from("xyzs"), st.integers(1, 3)), min_size
 
 
 @settings(deadline=None)
-@given(jobs=sizes, guarantees=st.tuples(*[st.integers(0, 3)] * 3), limits=st.tuples(*[st.integers(1, 6)] * 3))
+@given(
+    jobs=sizes, guarantees=st.tuples(*[st.integers(0, 3)] * 3), limits=st.tuples(*[st.integers(1, 6)] * 3),
+    spare=st.integers(0, 3), in_lab=st.booleans(),
+)  # fmt: skip
 def test_reclaim_reaches_the_guarantee_and_no_project_exceeds_its_limit(
-    jobs: list[tuple[str, int]], guarantees: tuple[int, ...], limits: tuple[int, ...]
+    jobs: list[tuple[str, int]], guarantees: tuple[int, ...], limits: tuple[int, ...], spare: int, in_lab: bool
 ) -> None:
     """A job that waits, when nothing changes any more, would exceed its project's guarantee or limit.
 
-    The driver checks after every event that no account holds more than its limit.
+    The driver checks after every event that no account holds more than its limit. With `in_lab` all projects are below
+    one that may hold no more than their guarantees together.
     """
     rows = [
         {"name": name, "members": [name], "guaranteed_chips": min(have, most), "limits": {"chips": most}}
         for name, have, most in zip("xyz", guarantees, limits, strict=True)
     ]
-    pool = Driver("a", chips=max(3, sum(min(pair) for pair in zip(guarantees, limits, strict=True))))
+    total = sum(min(pair) for pair in zip(guarantees, limits, strict=True))
+    pool = Driver("a", chips=max(3, total) + spare)
+    if in_lab:
+        rows = [row | {"parent": "lab"} for row in rows]
+        rows.append({"name": "lab", "guaranteed_chips": total, "limits": {"chips": total}})
     accounts = Accounts.model_validate({"projects": rows})
     pool.tell(AccountsSet(now_s=pool.now_s, by="root", accounts=accounts))
     for number, (user, chips) in enumerate(jobs):
@@ -202,3 +250,16 @@ def test_projects_share_the_chips_of_a_priority_by_their_weights() -> None:
     order = [state.indexes.ids_by_number[key[2]] for key in queue_head(state)]
     assert [job[0] for job in order[:6]].count("h") == 4
     assert sorted(order) == sorted(f"{one}{number}" for one in "lh" for number in range(4))
+
+
+def test_claims_survive_a_replay_and_a_snapshot() -> None:
+    """The state with a claim and a job that saves for it equals that of the log, and its own stored form."""
+    pool = pool_with(projects=lab(x=2, y=2), chips=8)
+    for number in range(4):
+        start(pool, f"x{number}", "X", project="x")
+    pool.submit("y0", plan("a"), user="Y", project="y")
+    state = pool.coordinator.state
+    assert state.accounts.claims == {"project:lab": {"y0": 1}}
+    again = Coordinator.replay(pool.log, RULES).state
+    assert (again.accounts, again.jobs["x3"].pause_for) == (state.accounts, "y0")
+    assert restore_state(serialize_state(state)) == state

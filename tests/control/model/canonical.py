@@ -27,7 +27,7 @@ from tests.control.model.site import Site
 Key = tuple[Hashable, ...]
 
 _TEXTS = {"history", "last_events", "worker_restarts", "observation", "spec", "detail", "reason", "last_restart_reason"}
-_TIMES = {"submitted_s", "changed_s", "since_s", "claimed_s", "lease_s", "last_write_s", "unsaved_s"}
+_TIMES = {"submitted_s", "changed_s", "pause_since_s", "since_s", "claimed_s", "lease_s", "last_write_s", "unsaved_s"}
 _JOB = _TEXTS | _TIMES | {
     "id", "number", "user", "packed", "round", "last_planned_free", "last_planned_total", "parts", "plans",
     "refusals", "needs", "plan_parts", "allocated_kbps", "started_s", "predicted_run_s",

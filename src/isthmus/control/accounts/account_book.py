@@ -49,6 +49,8 @@ class AccountBook:
 
     accounts: Accounts = field(default_factory=Accounts)
     use: dict[str, AccountUse] = field(default_factory=dict)
+    # Chips that jobs claim within their guarantees, by the account whose limit they wait for, and by job.
+    claims: dict[str, dict[str, int]] = field(default_factory=dict)
     # Transactions of the ledger whose amounts are counted.
     num_counted: int = 0
     cached_tree: AccountTree | None = field(default=None, compare=False, repr=False)
@@ -67,6 +69,10 @@ class AccountBook:
     def use_of(self, account: str) -> AccountUse:
         """Return what an account holds and has used; nothing for one without jobs."""
         return self.use.get(account) or AccountUse()
+
+    def claimed_by_others(self, account: str, job_id: str) -> int:
+        """Return the chips of an account that other jobs than this one claim."""
+        return sum(chips for one, chips in self.claims.get(account, {}).items() if one != job_id)
 
     def hold(self, accounts: Iterable[str], num_chips: int, num_jobs: int, now_ms: int) -> None:
         """Count `num_chips` more chips (fewer, if negative) and `num_jobs` more jobs from now on."""

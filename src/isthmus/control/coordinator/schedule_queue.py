@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import islice
 
 from isthmus.control.algorithms.global_order import Release, WaitingJob, global_order
+from isthmus.control.coordinator.accounts.pause_job import begin_pause
 from isthmus.control.coordinator.job_lifecycle import join_site_queues, leave_site_queues, move_job
 from isthmus.control.coordinator.job_preflight import begin_preflight, may_hold_chips
 from isthmus.control.coordinator.joint_preemption import begin_preemption
@@ -22,7 +23,7 @@ from isthmus.control.coordinator.plan_requests import (
 )
 from isthmus.control.coordinator.reachability import may_start
 from isthmus.control.coordinator.wound_wait import wound
-from isthmus.control.queries.accounts.lent_chips import guaranteeing_project
+from isthmus.control.queries.accounts.lent_chips import borrowers_below, guaranteeing_project
 from isthmus.control.queries.accounts.limit_refusals import limit_refusal
 from isthmus.control.queries.catalogue.catalogue_versions import missing_versions
 from isthmus.control.queries.preemption_victims import find_borrowers
@@ -33,7 +34,16 @@ from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
 from isthmus.control.state.queue_order import is_fair, queue_head
 from isthmus.control.state.reconcile_log import may_start_now
-from isthmus.control.state.update_indexes import cap, is_checking, job_at_key, park, queue_key, uncap, unpark
+from isthmus.control.state.update_indexes import (
+    cap,
+    claim_chips,
+    is_checking,
+    job_at_key,
+    park,
+    queue_key,
+    uncap,
+    unpark,
+)
 
 MAX_REPLANNED_JOBS = 16
 """Waiting jobs from the head of the queue that are replanned after capacity was freed."""
@@ -70,6 +80,8 @@ def _release_capped(state: PoolState) -> None:
     """Return jobs to the queue that a limit kept out of it, of the accounts that have released something."""
     indexes = state.indexes
     for account in sorted(indexes.released_accounts):
+        for job_id in tuple(state.accounts.claims.get(account, ())):
+            uncap(state, state.jobs[job_id])
         for key in tuple(islice(indexes.capped.get(account, ()), RELEASED_AT_ONCE)):
             uncap(state, job_at_key(state, key))
     indexes.released_accounts.clear()
@@ -114,19 +126,24 @@ def _may_start(state: PoolState, job: JobRecord, now_s: float) -> bool:
     if refusals := probation_refusals(state, job):
         job.reason = "; ".join(refusals)
         return False
-    if _cap_if_limited(state, job):
+    if _cap_if_limited(state, job, now_s):
         return False
     return may_start(state, job, now_s)
 
 
-def _cap_if_limited(state: PoolState, job: JobRecord) -> bool:
+def _cap_if_limited(state: PoolState, job: JobRecord, now_s: float) -> bool:
     """Return whether a limit forbids the job to start; it then leaves the queue until a release."""
     refusal = limit_refusal(state, job)
     if refusal is None:
         return False
     leave_site_queues(state, job)
     job.reason = refusal.text
+    borrowers = borrowers_below(state, job, refusal.account) if state.accounts.tree.has_guarantees else []
+    if borrowers:
+        claim_chips(state, job, refusal.account)
     cap(state, job, refusal.account)
+    for one in borrowers:
+        begin_pause(state, one, f"project {job.project} takes back chips that it is guaranteed", now_s, job.id)
     state.changed_jobs.add(job.id)
     return True
 
@@ -195,7 +212,7 @@ def _reclaim_guarantees(state: PoolState, waiting: list[JobRecord], now_s: float
             _start_or_check(state, job, now_s)
             continue
         borrowers = find_borrowers(state, job)
-        if borrowers and not _cap_if_limited(state, job) and may_hold_chips(state, job, now_s):
+        if borrowers and not _cap_if_limited(state, job, now_s) and may_hold_chips(state, job, now_s):
             withdraw_plan_request(state, job)
             begin_preemption(state, job, [at for one in borrowers for at in one.victims], now_s, reclaims=True)
 
@@ -257,7 +274,7 @@ def _next_releases(state: PoolState) -> list[Release]:
 
 def _start_or_check(state: PoolState, job: JobRecord, now_s: float) -> None:
     """Start a job that fits, or reserve its chips until its sites have passed its checks."""
-    if _cap_if_limited(state, job):
+    if _cap_if_limited(state, job, now_s):
         return
     if not may_hold_chips(state, job, now_s):
         _reserve(state, job)

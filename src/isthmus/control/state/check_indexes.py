@@ -86,6 +86,9 @@ def account_violations(state: PoolState) -> Iterator[str]:
     for account, limits in book.tree.limited():
         if limits.chips is not None and chips[account] > limits.chips:
             yield f"{account} holds {chips[account]} chips, more than its limit of {limits.chips}"
+    claims = {(job.claims_in, job.id) for job in state.jobs.values() if job.claims_in}
+    if claims != {(account, job_id) for account, found in book.claims.items() for job_id in found}:
+        yield f"the claims {book.claims} are not those of the jobs: {sorted(claims)}"
     if book.num_counted != len(state.meter.ledger.transactions):
         yield f"{book.num_counted} transactions are counted as spent, the ledger has more"
 

@@ -87,6 +87,10 @@ class JobRecord:
     # Why it is to be saved and stopped, and since when; "": it is not.
     pause_reason: str = ""
     pause_since_s: float = 0.0
+    # The job for whose claim it is to stop; "": for a budget.
+    pause_for: str = ""
+    # The project in which it claims the chips that other jobs of it release for it; "": none.
+    claims_in: str = ""
     # It takes back chips that its project is guaranteed (`victims`).
     reclaims: bool = False
     # The versions of the catalogue that it uses.

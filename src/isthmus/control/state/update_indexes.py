@@ -5,7 +5,7 @@ from __future__ import annotations
 from sortedcontainers import SortedList
 
 from isthmus.control.state.indexes import QueueKey
-from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
+from isthmus.control.state.job_records import TERMINAL_STATES, WAITING_STATES, JobRecord, PoolState
 
 
 def queue_key(job: JobRecord) -> QueueKey:
@@ -40,6 +40,7 @@ def reindex_job(state: PoolState, job: JobRecord) -> None:
     if job.state not in WAITING_STATES and job.state != "planning":
         indexes.parked.discard(job.number)
         _remove_cap(state, job)
+        drop_claim(state, job)
     queued = wants_chips and job.number not in indexes.parked and not job.capped_by
     if queued != job.in_queue:
         (_join_queue if queued else _leave_queue)(state, job)
@@ -99,6 +100,25 @@ def uncap(state: PoolState, job: JobRecord) -> None:
     """Return a job to the queue that a limit kept out of it."""
     _remove_cap(state, job)
     reindex_job(state, job)
+
+
+def claim_chips(state: PoolState, job: JobRecord, account: str) -> None:
+    """Let a job claim chips of an account for when they are released; no job outside of a guarantee gets these."""
+    drop_claim(state, job)
+    state.accounts.claims.setdefault(account, {})[job.id] = job.num_chips
+    job.claims_in = account
+
+
+def drop_claim(state: PoolState, job: JobRecord) -> None:
+    """End the claim of a job that has started or ended."""
+    if job.claims_in:
+        claims = state.accounts.claims[job.claims_in]
+        del claims[job.id]
+        if not claims:
+            del state.accounts.claims[job.claims_in]
+        if job.state in TERMINAL_STATES:
+            state.indexes.released_accounts.add(job.claims_in)
+        job.claims_in = ""
 
 
 def _remove_cap(state: PoolState, job: JobRecord) -> None:

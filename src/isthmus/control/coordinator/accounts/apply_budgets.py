@@ -69,9 +69,9 @@ def _set_account_levels(state: PoolState, found: BudgetLevels, now_ms: int, *, f
 
 def _pause_or_go_on(state: PoolState, job: JobRecord, now_s: float) -> None:
     reason = _pause_reason(state, job)
-    if reason and not job.pause_reason and job.state not in ("stopping", "preempting"):
-        job.pause_reason, job.pause_since_s = reason, now_s
-    elif not reason and job.pause_reason:
+    if reason and (not job.pause_reason or job.pause_for) and job.state not in ("stopping", "preempting"):
+        job.pause_reason, job.pause_since_s, job.pause_for = reason, now_s, ""
+    elif not reason and job.pause_reason and not job.pause_for:
         end_pause(state, job)
     if job.pause_reason:
         advance_job(state, job, now_s)

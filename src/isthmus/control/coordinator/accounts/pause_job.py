@@ -14,20 +14,30 @@ def pause_job(state: PoolState, job: JobRecord, now_s: float) -> None:
     """
     if not job.pause_reason:
         return
+    claimant = state.jobs.get(job.pause_for)
+    if job.pause_for and (claimant is None or not claimant.claims_in):
+        end_pause(state, job)
+        return
     reason = job.pause_reason
     if job.state == "running":
         _save_and_stop(state, job, now_s)
         return
-    job.pause_reason = ""
+    job.pause_reason = job.pause_for = ""
     if job.state == "preempting":
         abort_preemption(state, job, reason, now_s)
     elif job.state in ("preparing", "starting"):
         preempt_job(state, job, reason, now_s)
 
 
+def begin_pause(state: PoolState, job: JobRecord, reason: str, now_s: float, claimant: str = "") -> None:
+    """Begin to save and stop a job: for a budget, or for the claim of another job on its chips."""
+    job.pause_reason, job.pause_since_s, job.pause_for = reason, now_s, claimant
+    pause_job(state, job, now_s)
+
+
 def end_pause(state: PoolState, job: JobRecord) -> None:
     """Let a job go on that has not been stopped yet."""
-    job.pause_reason = ""
+    job.pause_reason = job.pause_for = ""
     if job.state == "running" and job.preemptor is None and state.drained_site(job) is None:
         for part in job.current_parts():
             part.checkpoint_requested = False
@@ -38,10 +48,10 @@ def _save_and_stop(state: PoolState, job: JobRecord, now_s: float) -> None:
     parts, reason = job.current_parts(), job.pause_reason
     step = job.verified_step() if all(part.checkpoint_requested for part in parts) else None
     if step is not None:
-        job.pause_reason, job.saved_step = "", step
+        job.pause_reason, job.pause_for, job.saved_step = "", "", step
         preempt_job(state, job, f"{reason}, checkpoint at step {step}", now_s)
     elif now_s - job.pause_since_s >= state.config.checkpoint_timeout_s:
-        job.pause_reason = ""
+        job.pause_reason = job.pause_for = ""
         preempt_job(state, job, f"{reason}, without a new checkpoint", now_s)
     elif not all(part.checkpoint_requested for part in parts):
         for part in parts:

@@ -59,3 +59,26 @@ class LentChips:
         for name in guaranteed:
             self.above[name] -= job.charged_chips
         return True
+
+
+def borrowers_below(state: PoolState, job: JobRecord, account: str) -> list[JobRecord]:
+    """Return the jobs of a project at its limit on chips that hold lent chips which a job of it is guaranteed.
+
+    Enough of them that the job fits below the limit once they are released, the latest first; empty if there are not.
+    """
+    name, project = account.removeprefix(PROJECT_PREFIX), guaranteeing_project(state, job)
+    tree, limit = state.accounts.tree, state.accounts.tree.limits(account).chips
+    if not account.startswith(PROJECT_PREFIX) or not project or limit is None or name == project:
+        return []
+    inside = [one for one in state.live_jobs.values() if one.charged_chips and name in tree.chain(one.project)]
+    leaving = sum(one.charged_chips for one in inside if one.pause_for == job.id or one.state == "stopping")
+    excess = state.accounts.use_of(account).num_chips - leaving + job.num_chips - limit
+    lent, found = LentChips.of(state, job, project), list[JobRecord]()
+    for one in sorted(inside, key=lambda other: -other.number):
+        if excess <= 0:
+            break
+        settled = one.state in ("preparing", "starting", "running") and one.preemptor is None and not one.victims
+        if settled and one.preemptible and not one.pause_reason and lent.take(one.id):
+            found.append(one)
+            excess -= one.charged_chips
+    return found if excess <= 0 else []

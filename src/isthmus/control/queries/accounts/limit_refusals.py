@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from isthmus.control.accounts.account_book import FULL_PERCENT, MS_PER_HOUR, AccountUse
+from isthmus.control.accounts.account_tree import PROJECT_PREFIX
+from isthmus.control.queries.accounts.lent_chips import guaranteeing_project
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.owner.accounts import Limits
@@ -36,14 +38,23 @@ def limit_refusal(state: PoolState, job: JobRecord) -> LimitRefusal | None:
         limits, use = book.tree.limits(account), book.use_of(account)
         if use.percent >= FULL_PERCENT:
             return LimitRefusal(account=account, text=month_text(state, account, limits, use))
-        if limits.chips is None or use.num_chips + num_chips <= limits.chips:
+        claimed = _claimed(state, job, account) if account in book.claims else 0
+        if limits.chips is None or use.num_chips + claimed + num_chips <= limits.chips:
             continue
         most = f"{account_text(account)} may hold {limits.chips} chips at once"
         if num_chips > limits.chips:
             return LimitRefusal(account=f"above:{account}", text=f"{most}, this job needs {num_chips}")
         held = f"{use.num_chips} are held by {use.num_jobs} job{'s' * (use.num_jobs != 1)}"
+        held += f", {claimed} are claimed within a guarantee" if claimed else ""
         return LimitRefusal(account=account, text=f"{most}: {held}, this one needs {num_chips}")
     return None
+
+
+def _claimed(state: PoolState, job: JobRecord, account: str) -> int:
+    """Return the chips that others claim of an account; for a job within a guarantee below it 0."""
+    project = guaranteeing_project(state, job)
+    above = state.accounts.tree.chain(project)[1:] if project else ()
+    return 0 if account.removeprefix(PROJECT_PREFIX) in above else state.accounts.claimed_by_others(account, job.id)
 
 
 def month_text(state: PoolState, account: str, limits: Limits, use: AccountUse) -> str:
