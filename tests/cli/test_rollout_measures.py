@@ -11,8 +11,8 @@ from isthmus.cli.job_statistics import JobStatistics
 from isthmus.cli.rollout_measures import MEASURES, rollout_sites
 from isthmus.cli.terminal.dashboard import dashboard, status_line, status_record
 from isthmus.core.job_parts.rl_job import RlConfig
+from isthmus.core.job_parts.rollout_figures import ROLLOUT_FIGURES
 from isthmus.core.messages.agent_messages import StepMetrics
-from isthmus.core.messages.rollout_figures import ROLLOUT_FIGURES
 from isthmus.core.plan_parts.rollout_place import RolloutPlace
 from tests.cli.samples import make_job, make_pool, make_view
 
