@@ -190,7 +190,7 @@ class OutgoingSide:
         self._by_id.pop(flow.flow, None)
 
     def _notify(self, flow: OutgoingFlow, now_s: float, out: list[GatewayInstruction]) -> None:
-        """Tell the NIC to slow down, unless its frames have become fewer since it was told."""
+        """Tell the NIC to slow down, unless its queue has shrunk since the last notification."""
         template = flow.responder.template
         if template is None or now_s - flow.notified_s < self.settings.near_notify_interval_s:
             return
