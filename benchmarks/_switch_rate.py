@@ -9,20 +9,20 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
+from isthmus.core.messages.datagram import Datagram
 from isthmus.switch import (
-    Datagram,
     Received,
     SlotPool,
     Start,
     StreamSettings,
     SwitchClient,
     Timer,
-    UdpSocket,
     job_number,
     magnitude_bits,
     serve_switch,
 )
 from isthmus.switch.packet import PacketKind, PacketRun, encode_run, packet_bytes
+from isthmus.wan import UdpSocket
 
 INTEGERS = 256
 SLOTS = 128

@@ -35,9 +35,11 @@ from benchmarks.table import Row, compared, print_rows
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.group.passing.passing_sums import PassingOptions, PassingSums
 from isthmus.comm.transport.memory_transport import memory_transports
+from isthmus.core.messages.datagram import Datagram
 from isthmus.strategies import count_elements, steps
-from isthmus.switch import Datagram, FixedPoint, SlotPool, UdpSocket, magnitude_bits, serve_switch
+from isthmus.switch import FixedPoint, SlotPool, magnitude_bits, serve_switch
 from isthmus.switch.packet import OVERHEAD_BYTES, PacketKind
+from isthmus.wan import UdpSocket
 
 HOSTS, CHIPS = 4, 4
 LOSSES = (0.0, 0.001, 0.01)

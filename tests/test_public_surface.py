@@ -56,8 +56,8 @@ SURFACES = {
         warm_up_counts zero_bubble
     """,
     "serve": """
-        DecodeEngine DecodeEvent DecodeRequest DecodingEnded OnSwitch PagedEngine PagedEngineConfig SequenceKey
-        TokenDecoded
+        DecodeEngine DecodeEvent DecodeRequest DecodingEnded DrawToken OnSwitch PagedEngine PagedEngineConfig
+        SequenceKey TokenDecoded draw_number draw_token
     """,
     "sim": """
         CheckpointInterval Failure FailureResult GroupPrices Interference Kernel LinkResult MessageTrace
@@ -81,17 +81,19 @@ SURFACES = {
         plan_steps rank_program regions steps
     """,
     "switch": """
-        Abort Actions Begin StreamSettings ClientState Datagram DerivedJobKeys FixedPoint FromSwitch FromWorker
+        Abort Actions Begin StreamSettings ClientState DerivedJobKeys FixedPoint FromSwitch FromWorker
         Instructions Lost PassingWorker PassingPhase MAX_INTEGERS MAX_WORKERS NonFiniteError
-        Received SlotPool Start SwitchClient Timer UdpSocket job_number magnitude_bits read_job_keys run_client
+        Received SlotPool Start SwitchClient Timer job_number magnitude_bits read_job_keys run_client
         serve_switch
     """,
     "wan": """
-        Admission AdmissionFile BackgroundLinks FarSite GatewayConfig GatewaySettings Namespaces PortRange ProxyConfig
-        admit_all dial emulated_namespaces format_address links_in_background listen local_address parse_address
-        parse_network read_proxy_key run_gateway run_links run_proxy
+        Admission AdmissionFile BackgroundLinks Booking EdgeSettings FarSite FlowMatch GatewayConfig GatewaySettings
+        LegTransport Namespaces PathRequest PortRange ProxyConfig TransferBooking UdpSocket admit_all answer_probe
+        apply_edge_settings dial edge_settings emulated_namespaces follow_edge format_address links_in_background
+        listen listen_for_probes local_address parse_address parse_network probe_link read_edge_state read_proxy_key
+        read_route run_gateway run_links run_proxy write_edge_state
     """,
-    "noise": "CipherState DatagramCipher KEY_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
+    "noise": "CipherState DatagramCipher KEY_BYTES NUMBER_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",
 }
 

@@ -153,6 +153,16 @@ def test_a_hold_that_ends_ends_the_claim(site: Scheduled) -> None:
     assert "ended the hold" in site.part.detail
 
 
+def test_a_hold_that_ends_releases_a_part_that_has_its_cards(site: Scheduled) -> None:
+    """The part was prepared and has started nothing yet."""
+    site.obey(order("prepared", places=PLACES))
+    site.answer("granted")
+    assert site.part.state == "prepared"
+    site.answer("ended")
+    assert (site.part.state, site.part.live) == ("released", False)
+    assert "ended the hold" in site.part.detail
+
+
 def test_a_hold_that_ends_leaves_running_workers_to_their_observation(site: Scheduled) -> None:
     """Whether a worker still runs is seen at the worker, not guessed from the hold."""
     site.obey(order("prepared", places=PLACES))

@@ -128,3 +128,14 @@ def test_the_lease_is_reported_if_every_worker_of_the_pool_here_has_it() -> None
     assert machine.run_lease_s() == 0
     site.see("exited", job="old", exit_status=0)
     assert machine.run_lease_s() == 60
+
+
+def test_a_worker_speaks_for_a_device_of_its_own_only(site: Site) -> None:
+    """Another device than those that the site gave to it is replaced by its first one."""
+    given = site.part().workers[0].devices[0]
+    site.see("running", 0, address=address(0).model_copy(update={"device": "h20/0/99"}))
+    seen = site.part().workers[0].address
+    assert seen is not None
+    assert seen.device == given
+    site.see("running", 1, address=address(1))
+    assert site.part().workers[1].address == address(1)

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from isthmus.switch import SlotPool, UdpSocket, serve_switch
+from isthmus.switch import SlotPool, serve_switch
+from isthmus.wan import UdpSocket
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError, PeerError
+from isthmus.core.messages.datagram import Datagram
 from isthmus.switch.fixed_point import FixedPoint, NonFiniteError, magnitude_bits
 from isthmus.switch.passing_worker import (
     Actions,
@@ -20,7 +21,7 @@ from isthmus.switch.passing_worker import (
     PassingWorker,
     switch_of_part,
 )
-from isthmus.switch.slot_pool import Datagram, SlotPool
+from isthmus.switch.slot_pool import SlotPool
 from isthmus.switch.switch_client import StreamSettings, Timer
 from tests.switch.virtual_switch import Faults, LossyNetwork, VirtualClock
 

@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 
 from isthmus.core.errors import FileError, UnavailableError
+from isthmus.core.messages.datagram import Datagram
 from isthmus.core.messages.switch_keys import job_switch_key
 from isthmus.switch import (
     ClientState,
-    Datagram,
     DerivedJobKeys,
     FixedPoint,
     SlotPool,
     Start,
     StreamSettings,
     SwitchClient,
-    UdpSocket,
     job_number,
     magnitude_bits,
     read_job_keys,
     run_client,
 )
+from isthmus.wan import UdpSocket
 from tests.switch.served import served
 
 KEY = b"k" * 32

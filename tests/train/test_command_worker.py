@@ -286,6 +286,16 @@ def test_only_steps_with_numbers_become_metrics(tmp_path: Path, line: str, value
     assert (reader.read(), reader.read()) == (1, 0)
 
 
+def test_all_that_a_program_wrote_is_read_at_its_end(tmp_path: Path) -> None:
+    """However much it wrote since the last look."""
+    folder = WorkerFolder(tmp_path)
+    folder.progress_path.write_text("".join(f'{{"step": {step}, "loss": 1}}\n' for step in range(20_000)))
+    reader = ProgressReader(folder, make_spec(tmp_path, "x"))
+    assert reader.read() < 20_000
+    reader.read_rest()
+    assert len(folder.metrics_path.read_text().splitlines()) == 20_000
+
+
 def test_progress_through_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
     """A program cannot make its worker read another file, or wait for ever."""
     secret = tmp_path / "secret"

@@ -1,6 +1,6 @@
 """The Noise handshake and the ciphers that it ends with: what encrypts every connection between sites."""
 
-from isthmus.noise.datagram_cipher import DatagramCipher
+from isthmus.noise.datagram_cipher import NUMBER_BYTES, DatagramCipher
 from isthmus.noise.noise_handshake import (
     KEY_BYTES,
     TAG_BYTES,
@@ -9,4 +9,12 @@ from isthmus.noise.noise_handshake import (
     UnauthenticatedError,
 )
 
-__all__ = ["KEY_BYTES", "TAG_BYTES", "CipherState", "DatagramCipher", "NoiseHandshake", "UnauthenticatedError"]
+__all__ = [
+    "KEY_BYTES",
+    "NUMBER_BYTES",
+    "TAG_BYTES",
+    "CipherState",
+    "DatagramCipher",
+    "NoiseHandshake",
+    "UnauthenticatedError",
+]

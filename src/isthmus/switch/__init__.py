@@ -15,7 +15,7 @@ from isthmus.switch.passing_worker import (
 )
 from isthmus.switch.run_client import run_client
 from isthmus.switch.serve_switch import serve_switch
-from isthmus.switch.slot_pool import Datagram, SlotPool
+from isthmus.switch.slot_pool import SlotPool
 from isthmus.switch.switch_client import (
     Abort,
     ClientState,
@@ -26,7 +26,6 @@ from isthmus.switch.switch_client import (
     SwitchClient,
     Timer,
 )
-from isthmus.switch.udp_socket import UdpSocket
 
 __all__ = [
     "MAX_INTEGERS",
@@ -35,7 +34,6 @@ __all__ = [
     "Actions",
     "Begin",
     "ClientState",
-    "Datagram",
     "DerivedJobKeys",
     "FixedPoint",
     "FromSwitch",
@@ -51,7 +49,6 @@ __all__ = [
     "StreamSettings",
     "SwitchClient",
     "Timer",
-    "UdpSocket",
     "job_number",
     "magnitude_bits",
     "read_job_keys",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable
 
-from isthmus.switch.slot_pool import Address, Datagram
+from isthmus.core.messages.datagram import Address, Datagram
 from isthmus.switch.switch_client import Abort, ClientState, Instructions, Received, Start, SwitchClient, Timer
-from isthmus.switch.udp_socket import UdpSocket
+from isthmus.wan import UdpSocket
 
 
 def run_client(

@@ -6,7 +6,7 @@ import selectors
 from collections.abc import Callable
 
 from isthmus.switch.slot_pool import SlotPool
-from isthmus.switch.udp_socket import UdpSocket
+from isthmus.wan import UdpSocket
 
 WAKE_S = 0.25
 """How often an idle switch looks whether it shall stop."""

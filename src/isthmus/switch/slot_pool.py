@@ -15,6 +15,7 @@ from enum import IntEnum
 import numpy as np
 
 from isthmus.core.errors import InputError
+from isthmus.core.messages.datagram import Address, Datagram
 from isthmus.switch.add_batch import split_adds
 from isthmus.switch.packet import (
     MAX_INTEGERS,
@@ -26,8 +27,6 @@ from isthmus.switch.packet import (
     packet_bytes,
 )
 
-Address = tuple[str, int]
-
 MAX_STREAMS = 4096
 """Vectors that share a switch at a time."""
 
@@ -36,15 +35,6 @@ MAX_PART = 2**62
 
 COOKIE_LIFE_S = 30.0
 """A JOIN is valid for one to two of these periods, from the address that asked for its cookie only."""
-
-
-@dataclass(frozen=True)
-class Datagram:
-    """Packets of `packet_bytes` each (the last may be shorter) from or to one address: one system call."""
-
-    address: Address
-    data: bytes
-    packet_bytes: int
 
 
 class JoinRefusal(IntEnum):

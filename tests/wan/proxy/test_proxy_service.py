@@ -15,7 +15,7 @@ import pytest
 from isthmus.core.errors import PeerError, UnavailableError
 from isthmus.wan.dial import dial, parse_address
 from isthmus.wan.proxy.pick_proxy import ProxyLoad, pick_proxy
-from isthmus.wan.proxy.proxy_config import ProxyConfig, parse_network
+from isthmus.wan.proxy.proxy_config import LegTransport, ProxyConfig, parse_network
 from isthmus.wan.proxy.proxy_service import ProxyService
 
 KEY = bytes(range(32))
@@ -48,8 +48,8 @@ class Sites:
 
 
 @asynccontextmanager
-async def services(num_far: int, **options: object) -> AsyncIterator[Sites]:
-    """Start `num_far` proxies of hangzhou and one of nanjing."""
+async def services(num_far: int, transport: LegTransport = "tcp", **options: object) -> AsyncIterator[Sites]:
+    """Start `num_far` proxies of hangzhou and one of nanjing, whose legs are of `transport`."""
     loop = asyncio.get_running_loop()
     far = [
         ProxyService(ProxyConfig("hangzhou", {}, {"nanjing": KEY}, listen=HOME, **options), loop)
@@ -58,7 +58,8 @@ async def services(num_far: int, **options: object) -> AsyncIterator[Sites]:
     for one in far:
         one.start()
     addresses = [parse_address(one.listens_at or "") for one in far]
-    near = ProxyService(ProxyConfig("nanjing", {"hangzhou": addresses}, {"hangzhou": KEY}, num_legs=3), loop)
+    config = ProxyConfig("nanjing", {"hangzhou": addresses}, {"hangzhou": KEY}, num_legs=3, transport=transport)
+    near = ProxyService(config, loop)
     near.start()
     try:
         yield Sites(loop, far, near)
@@ -138,18 +139,20 @@ def exchange(
     return hashlib.sha256(data).hexdigest(), got.hexdigest()
 
 
-def test_bytes_cross_two_proxies_unchanged() -> None:
+@pytest.mark.parametrize("transport", ["tcp", "datagram"])
+def test_bytes_cross_two_proxies_unchanged(transport: LegTransport) -> None:
     """A worker dials its route, the far proxy dials the target: bytes and both ends arrive."""
-    with echo_worker() as address, sites() as both:
+    with echo_worker() as address, sites(transport=transport) as both:
         sent, got = exchange(address, both.route, 3_000_000)
         assert sent == got
         (tunnel,) = both.call(both.far[0].statistics)["tunnels"]
         assert (tunnel["legs"], tunnel["received_bytes"]) == (3, 3_000_000)
 
 
-def test_the_endpoints_do_not_notice_broken_legs() -> None:
+@pytest.mark.parametrize("transport", ["tcp", "datagram"])
+def test_the_endpoints_do_not_notice_broken_legs(transport: LegTransport) -> None:
     """1. Half of the echo is back. 2. Every leg breaks. 3. New legs carry the rest, each byte once."""
-    with echo_worker() as address, sites() as both:
+    with echo_worker() as address, sites(transport=transport) as both:
         sent, got = exchange(address, both.route, 8_000_000, both.break_legs)
         assert sent == got
         assert both.call(both.near.statistics)["tunnels"][0]["legs_lost"] >= 3
@@ -180,9 +183,10 @@ def test_other_requests_are_refused(request_head: bytes) -> None:
         assert connection.recv(100).split(b" ")[1] in (b"400", b"405")
 
 
-def test_a_restarted_far_proxy_serves_new_connections() -> None:
+@pytest.mark.parametrize("transport", ["tcp", "datagram"])
+def test_a_restarted_far_proxy_serves_new_connections(transport: LegTransport) -> None:
     """1. A connection is open. 2. The far proxy stops: the connection breaks. 3. It returns: a new one works."""
-    with echo_worker() as address, sites() as both:
+    with echo_worker() as address, sites(transport=transport) as both:
         old = both.far[0]
         connection = dial(address, both.route)
         connection.settimeout(10)

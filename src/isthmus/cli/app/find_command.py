@@ -14,12 +14,15 @@ from isthmus.cli.app.root_command import make_app
 
 MODULES = {
     "isthmus.cli.commands.accounting.ledger_commands": ("bill", "ledger", "tariff"),
+    "isthmus.cli.commands.accounting.quota_commands": ("quota",),
     "isthmus.cli.commands.catalogue.catalogue_commands": ("data", "models"),
     "isthmus.cli.commands.chip_commands": ("chips",),
     "isthmus.cli.commands.file_commands": ("check", "schema"),
     "isthmus.cli.commands.follow_commands": ("logs", "watch"),
     "isthmus.cli.commands.job_commands": ("cancel", "choose", "delete", "jobs", "plans", "preempt", "submit"),
-    "isthmus.cli.commands.pool_commands": ("audit", "pool", "token"),
+    "isthmus.cli.commands.operations.audit_commands": ("audit",),
+    "isthmus.cli.commands.operations.notify_commands": ("notify",),
+    "isthmus.cli.commands.pool_commands": ("pool", "token"),
     "isthmus.cli.commands.process_commands": ("agent", "links", "serve", "switch"),
     "isthmus.cli.commands.queue_commands": ("queue", "ranks", "show", "usage"),
     "isthmus.cli.commands.report_commands": ("report", "trace"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from isthmus.control.queries.accounts.budget_levels import budgets_due
 from isthmus.control.queries.catalogue.catalogue_versions import needed_versions
 from isthmus.control.queries.sites.part_links import part_links
 from isthmus.control.queries.sites.plan_switches import plan_switches
 from isthmus.control.queries.sites.probation_rules import PROBATION_S
+from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import (
     AgentLost,
     DeadlinePassed,
@@ -22,6 +24,7 @@ from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolSt
 from isthmus.control.state.restored_log import PartKey
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import PartOrder
+from isthmus.core.messages.api_views import JobState
 from isthmus.core.messages.preflight import PreflightOrder
 from isthmus.core.priority import Priority
 
@@ -146,78 +149,76 @@ def due_events(state: PoolState, now_s: float, steady_s: float) -> tuple[Event, 
     Leases are measured by `steady_s`, on a clock that is never set: to end one early would let two attempts run.
     A deadline further ahead than its timeout allows was set before the clock was set back; it has expired.
     """
-    lost = [
-        AgentLost(now_s=now_s, cluster=name)
-        for name, record in state.clusters.items()
-        if record.connected
-        and record.last_report_s is not None
-        and abs(now_s - record.last_report_s) > state.config.agent_timeout_s
-    ]
-    expired = [state.jobs[state.indexes.ids_by_number[number]] for number in sorted(set(_expired_jobs(state, now_s)))]
-    checked = [(job_id, state.jobs[job_id].preflight) for job_id in state.indexes.checking]
-    ended = [
-        RunLeaseEnded(now_s=now_s, cluster=name)
-        for name, record in state.clusters.items()
-        if not record.connected
-        and record.parts
-        and record.run_lease_s > 0
-        and record.last_contact_s is not None
-        and steady_s - record.last_contact_s > state.config.lease_wait_s(record.run_lease_s)
-    ]
-    proven = [
-        name
-        for name, record in state.clusters.items()
-        if record.probation is not None and record.connected and now_s - record.probation.since_s >= PROBATION_S
-    ]
-    drains = [(name, record.drain) for name, record in state.clusters.items() if record.drain is not None]
-    return (
-        *lost,
-        *(ProbationEnded(now_s=now_s, cluster=name) for name in proven),
-        *(
-            DrainTimedOut(now_s=now_s, cluster=name)
-            for name, drain in drains
-            if drain.deadline_s is not None and drain.deadline_s <= now_s
-        ),
-        *_unanswered_peer_checks(state, now_s),
-        *ended,
-        *(
-            PreflightTimedOut(now_s=now_s, job_id=job_id, round=record.round)
-            for job_id, record in checked
-            if record is not None and abs(now_s - record.asked_s) > state.config.preflight_timeout_s
-        ),
-        *(
-            DeadlinePassed(now_s=now_s, job_id=job.id, state=job.state, attempt=job.attempt)
-            for job in expired
-            if job.state in ("preempting", "preparing", "starting", "waiting")
-        ),
-    )
+    due = [*_due_at_sites(state, now_s, steady_s), *budgets_due(state, now_s)]
+    for job_id in state.indexes.checking:
+        record = state.jobs[job_id].preflight
+        if record is not None and abs(now_s - record.asked_s) > state.config.preflight_timeout_s:
+            due.append(PreflightTimedOut(now_s=now_s, job_id=job_id, round=record.round))
+    for number in sorted(set(_expired_jobs(state, now_s))):
+        job = state.jobs[state.indexes.ids_by_number[number]]
+        if job.state in ("preempting", "preparing", "starting", "waiting"):
+            due.append(DeadlinePassed(now_s=now_s, job_id=job.id, state=job.state, attempt=job.attempt))
+    return tuple(due)
 
 
-def _unanswered_peer_checks(state: PoolState, now_s: float) -> Iterator[PeerCheckTimedOut]:
-    """Yield the checks between connected sites for which a job has waited too long."""
-    for source, record in state.clusters.items():
-        for target, since_s in record.check_waits.items():
-            overdue = abs(now_s - since_s) > state.config.peer_check_timeout_s
-            if overdue and record.connected and state.clusters[target].connected:
-                number = record.to_check[target]
-                yield PeerCheckTimedOut(now_s=now_s, source=source, target=target, number=number)
+def _due_at_sites(state: PoolState, now_s: float, steady_s: float) -> list[Event]:
+    """Return what is due at the sites, by kind; one pass, since it runs at every tick of the server."""
+    rules = state.config
+    lost: list[Event] = []
+    proven: list[Event] = []
+    drained: list[Event] = []
+    unanswered: list[Event] = []
+    ended: list[Event] = []
+    for name, record in state.clusters.items():
+        if record.connected:
+            if record.last_report_s is not None and abs(now_s - record.last_report_s) > rules.agent_timeout_s:
+                lost.append(AgentLost(now_s=now_s, cluster=name))
+            if record.probation is not None and now_s - record.probation.since_s >= PROBATION_S:
+                proven.append(ProbationEnded(now_s=now_s, cluster=name))
+            if record.check_waits:
+                unanswered += _unanswered_peer_checks(state, record, now_s)
+        elif (
+            record.parts
+            and record.run_lease_s > 0
+            and record.last_contact_s is not None
+            and steady_s - record.last_contact_s > rules.lease_wait_s(record.run_lease_s)
+        ):
+            ended.append(RunLeaseEnded(now_s=now_s, cluster=name))
+        drain = record.drain
+        if drain is not None and drain.deadline_s is not None and drain.deadline_s <= now_s:
+            drained.append(DrainTimedOut(now_s=now_s, cluster=name))
+    return [*lost, *proven, *drained, *unanswered, *ended]
+
+
+def _unanswered_peer_checks(state: PoolState, record: ClusterRecord, now_s: float) -> Iterator[PeerCheckTimedOut]:
+    """Yield the checks of a connected site by others for which a job has waited too long."""
+    for target, since_s in record.check_waits.items():
+        overdue = abs(now_s - since_s) > state.config.peer_check_timeout_s
+        if overdue and state.clusters[target].connected:
+            number = record.to_check[target]
+            yield PeerCheckTimedOut(now_s=now_s, source=record.cluster.name, target=target, number=number)
 
 
 def _expired_jobs(state: PoolState, now_s: float) -> Iterator[int]:
     """Yield the numbers of the jobs whose state has timed out."""
-    rules = state.config
-    longest_s = {
-        "preempting": max(rules.reservation_timeout_s, rules.checkpoint_timeout_s),
-        "preparing": max(rules.reservation_timeout_s, rules.eviction_timeout_s),
-        "starting": rules.start_timeout_s,
-        "waiting": rules.max_retry_s,
-    }
     for name, deadlines in state.indexes.deadlines.items():
+        if not deadlines:
+            continue
         for deadline_s, number in deadlines:
             if deadline_s > now_s:
                 break
             yield number
+        limit_s = now_s + _longest_s(state.config, name) + _ROUNDING_S
         for deadline_s, number in reversed(deadlines):
-            if deadline_s - now_s <= longest_s[name] + _ROUNDING_S:
+            if deadline_s <= limit_s:
                 break
             yield number
+
+
+def _longest_s(rules: CoordinatorConfig, name: JobState) -> float:
+    """Return how long a job may be in a state with a deadline."""
+    if name == "preempting":
+        return max(rules.reservation_timeout_s, rules.checkpoint_timeout_s)
+    if name == "preparing":
+        return max(rules.reservation_timeout_s, rules.eviction_timeout_s)
+    return rules.start_timeout_s if name == "starting" else rules.max_retry_s

@@ -46,6 +46,17 @@ class ProgressReader:
                 stream.write(b"".join(one.model_dump_json().encode() + b"\n" for one in found))
         return len(found)
 
+    def read_rest(self) -> None:
+        """Append all lines that the file has by now; what is written to it meanwhile is left."""
+        try:
+            size_bytes = self._folder.progress_path.lstat().st_size
+        except OSError:
+            return
+        before = -1
+        while before < self._offset < size_bytes:
+            before = self._offset
+            self.read()
+
     def _parse(self, line: bytes) -> StepMetrics | None:
         if len(line) > MAX_LINE_BYTES:
             return None

@@ -122,7 +122,7 @@ class _Program:
             cause = self._watch(process, selector)
             _end_descendants(GRACE_S if cause else 0.0)
             self._copy_rest(process.stdout.fileno())
-        self._progress.read()
+        self._progress.read_rest()
         if cause:
             return cause
         return _status_of(process.wait())

@@ -26,7 +26,8 @@ from isthmus.comm.group.run_program import run_program
 from isthmus.comm.group.transport_messages import TransportMessages, sends_of
 from isthmus.core.errors import PlanError
 from isthmus.strategies import Message, RankProgram, Region, plan_steps, rank_program
-from isthmus.switch import MAX_WORKERS, PassingPhase, PassingWorker, StreamSettings, UdpSocket, job_number
+from isthmus.switch import MAX_WORKERS, PassingPhase, PassingWorker, StreamSettings, job_number
+from isthmus.wan import UdpSocket
 
 PIECE_ELEMENTS = 2**18
 
