@@ -52,11 +52,11 @@ def loss_rows(quick: bool) -> Iterator[Row]:
     for loss in (0.01,) if quick else LOSSES:
         lab = RoceLab(gbps=GBPS, round_trip_s=0.04, loss=loss, settings=settings_of(0.04), port_gbps=10.0)
         lab.run(SKIP_S)
-        before, bytes_before = lab.gateways[0].statistics(), lab.senders[0].num_bytes
+        before = lab.gateways[0].statistics()
         (ours,) = goodput_mbps(lab, SKIP_S, window_s)
         after = lab.gateways[0].statistics()
         sent = after.frames_sent - before.frames_sent
-        delivered = (lab.senders[0].num_bytes - bytes_before) / PAYLOAD_BYTES
+        first = sent - (after.frames_sent_again - before.frames_sent_again)
         alone = RoceLab(
             gbps=GBPS, round_trip_s=0.04, loss=loss, settings=None, port_gbps=GBPS, window_bytes=8 * 2**20,
             resend_s=0.1,
@@ -71,9 +71,9 @@ def loss_rows(quick: bool) -> Iterator[Row]:
         )  # fmt: skip
         most = 1.005 / (1 - loss)
         yield Row(
-            what=f"sent over delivered, loss {loss:.1%}; drops of the link's queue: {lab.lines[0].num_dropped}",
-            ours=sent / delivered, unit="", target=f"{most:.4f}",
-            met=sent / delivered <= most and lab.lines[0].num_dropped == 0,
+            what=f"frames sent over frames taken, loss {loss:.1%}; {lab.lines[0].num_dropped} dropped by the queue",
+            ours=sent / first, unit="", target=f"{most:.4f}",
+            met=sent / first <= most and lab.lines[0].num_dropped == 0,
         )  # fmt: skip
 
 

@@ -125,7 +125,16 @@ SUBJECTS = (
         "transport",
         "Transport",
         "Whether emulated links behave as stated, and what distance and loss cost a pipeline across clusters.",
-        ("wan_links", "wan_proxy", "wan_control", "wan_pipeline", "collectives", "neighbours", "passing"),
+        (
+            "wan_links",
+            "wan_proxy",
+            "roce_gateway",
+            "wan_control",
+            "wan_pipeline",
+            "collectives",
+            "neighbours",
+            "passing",
+        ),
         (
             Figure("wan_links", "goodput of a link of 1 Gbit/s, 100 ms", "goodput, one flow, 1 Gbit/s, 100 ms"),
             Figure("wan_links", "largest rate within 5 %, all ends on this machine", "largest rate within 5 %"),

@@ -12,9 +12,9 @@ from isthmus.wan.roce import RocePacket, build
 from isthmus.wan.roce.gateway.gateway import Gateway
 from isthmus.wan.roce.gateway.gateway_datagram import (
     DatagramKind,
-    Failure,
     FailureEntry,
     FeedbackEntry,
+    FlowFailure,
     Origin,
     build_data,
     build_list,
@@ -136,7 +136,7 @@ def test_a_late_datagram_of_an_ended_epoch_is_ignored() -> None:
     assert any(isinstance(one, SendToNic) for one in gateway.handle(LinkDatagram(old), 1.0))
     new = build_list(DatagramKind.HELLO, Origin(88, 1, False), [])[0]
     gateway.handle(LinkDatagram(new), 1.1)
-    failure = [pack_failure(FailureEntry(1, True, Failure.NIC))]
+    failure = [pack_failure(FailureEntry(1, True, FlowFailure.NIC))]
     (failed,) = build_list(DatagramKind.FAILED, Origin(PEER, 1, False), failure)
     for late in (old, build_data(Origin(PEER, 1, False), 1, 1, frame(9, 1)), failed):
         assert gateway.handle(LinkDatagram(late), 1.2) == []

@@ -11,7 +11,7 @@ import pytest
 from isthmus.core.errors import InputError
 from isthmus.wan.roce import RocePacket, build
 from isthmus.wan.roce.gateway.gateway import Gateway
-from isthmus.wan.roce.gateway.gateway_datagram import Failure
+from isthmus.wan.roce.gateway.gateway_datagram import FlowFailure
 from isthmus.wan.roce.gateway.gateway_events import NicFrame
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 from isthmus.wan.roce.nic import MessageArrived, NicArrival, NicSettings, NicTick, PostWork, RoceNic, Transmit
@@ -222,7 +222,7 @@ def test_an_error_reaches_the_sender_when_the_far_side_dies(dead: str) -> None:
     gateway = lab.gateways[NEAR]
     assert gateway is not None
     assert gateway.held_bytes == 0
-    assert {one.reason for _, one in lab.failures} & {Failure.NIC, Failure.LINK}
+    assert {one.reason for _, one in lab.failures} & {FlowFailure.NIC, FlowFailure.LINK}
     lab.post(near, PostWork("send", b"after it"))
     lab.run(lab.now_s + 1, stop_when_idle=False)
     assert near.failed is not None
@@ -238,7 +238,7 @@ def test_a_request_that_the_far_nic_refuses_fails_the_queue_pair() -> None:
     lab.post(near, PostWork("write", bytes(3000)))
     lab.run(lab.now_s + 1, stop_when_idle=False)
     assert near.failed is not None
-    assert Failure.REFUSED in {one.reason for _, one in lab.failures}
+    assert FlowFailure.REFUSED in {one.reason for _, one in lab.failures}
 
 
 def test_a_receiver_that_is_not_ready_is_waited_for_at_its_own_site() -> None:

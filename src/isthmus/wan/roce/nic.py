@@ -54,7 +54,7 @@ class NicSettings:
     memory: bytes = b""
     """What READs of the peer get."""
     ack_packets: int = 64
-    """An acknowledgement is asked for at least once in so many packets."""
+    """Most packets without one that asks for an acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import typer
 
 from isthmus.cli.command import command
 from isthmus.cli.commands.process_commands import PANEL, configure_logging, import_extra
-from isthmus.cli.commands.wan.site_options import address_option, site_pairs
+from isthmus.cli.commands.wan.wan_options import address_option, site_pairs
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import InputError
 from isthmus.wan import FarSite, GatewayConfig, GatewaySettings, parse_network, read_proxy_key, run_gateway

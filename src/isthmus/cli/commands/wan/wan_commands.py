@@ -15,7 +15,7 @@ from isthmus.cli.command import command
 from isthmus.cli.commands.process_commands import PANEL, configure_logging, import_extra
 from isthmus.cli.commands.wan.gateway_command import commands as gateway_commands
 from isthmus.cli.commands.wan.measure_command import EXAMPLES, measure_link
-from isthmus.cli.commands.wan.site_options import address_option, site_pairs
+from isthmus.cli.commands.wan.wan_options import address_option, site_pairs
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_model_file

@@ -14,9 +14,9 @@ from isthmus.core.errors import ProtocolError
 from isthmus.wan.roce.gateway.gateway_datagram import (
     DataBody,
     DatagramKind,
-    Failure,
     FailureEntry,
     FeedbackEntry,
+    FlowFailure,
     GatewayDatagram,
     parse_datagram,
 )
@@ -168,8 +168,8 @@ class Gateway:
             if outgoing.failed:
                 partner: FlowKey | None = self._pairs.incoming_of(outgoing.failed.pop().key)
                 if partner is not None and (flow := incoming.flow(partner)) is not None:
-                    incoming.fail(flow, Failure.PEER, now_s, out)
+                    incoming.fail(flow, FlowFailure.PEER, now_s, out)
             else:
                 partner = self._pairs.outgoing_of(incoming.failed.pop().key)
                 if partner is not None and (sent := outgoing.flow(partner)) is not None:
-                    outgoing.fail(sent, Failure.PEER, out)
+                    outgoing.fail(sent, FlowFailure.PEER, out)

@@ -43,7 +43,7 @@ class DatagramKind(enum.IntEnum):
     """Flows have ended at their sender, with all frames done."""
 
 
-class Failure(enum.IntEnum):
+class FlowFailure(enum.IntEnum):
     """Why a queue pair has failed."""
 
     LINK = 0
@@ -100,7 +100,7 @@ class FailureEntry:
 
     flow: int
     is_mine: bool
-    reason: Failure
+    reason: FlowFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ def _parse_failures(data: bytes, place: int) -> list[FailureEntry]:
         flow, is_mine, reason = _FAILURE.unpack_from(data, at)
         if is_mine > 1:
             raise ValueError(f"side {is_mine}")
-        found.append(FailureEntry(flow, bool(is_mine), Failure(reason)))
+        found.append(FailureEntry(flow, bool(is_mine), FlowFailure(reason)))
     return found
 
 

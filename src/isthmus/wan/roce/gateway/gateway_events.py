@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus.wan.roce.gateway.gateway_datagram import Failure
+from isthmus.wan.roce.gateway.gateway_datagram import FlowFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class QueuePairFailed:
     ends: bytes
     """Addresses of its sender and its receiver."""
     queue_pair: int
-    reason: Failure
+    reason: FlowFailure
 
 
 GatewayInstruction = SendToNic | SendOnLink | QueuePairFailed

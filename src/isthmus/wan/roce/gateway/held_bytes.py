@@ -10,5 +10,5 @@ class HeldBytes:
         self.used, self.most = 0, most
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether so many more are allowed."""
+        """Return whether `num_bytes` more are within the bound."""
         return self.used + num_bytes <= self.most

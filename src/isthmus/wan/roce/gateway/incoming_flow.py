@@ -16,8 +16,8 @@ from isthmus.wan.roce.gateway.gateway_datagram import (
     MAX_RANGES,
     NO_QUEUE_PAIR,
     NUMBER_SPAN,
-    Failure,
     FeedbackEntry,
+    FlowFailure,
 )
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 from isthmus.wan.roce.gateway.held_bytes import HeldBytes
@@ -59,7 +59,7 @@ class IncomingFlow:
         """Last number that the NIC has answered."""
         self.has_acknowledged = False
         """Whether the NIC has acknowledged a request of this flow."""
-        self.failed: Failure | None = None
+        self.failed: FlowFailure | None = None
         self.is_orphan = self.was_acknowledged_near = self.is_shared = False
         self.timer_s = self.suspect_s = math.inf
         self.used_s, self.due_s = 0.0, 0.0

@@ -10,8 +10,8 @@ from isthmus.wan.roce.gateway.gateway_datagram import (
     NO_QUEUE_PAIR,
     DataBody,
     DatagramKind,
-    Failure,
     FailureEntry,
+    FlowFailure,
     build_list,
     full_number,
     pack_failure,
@@ -56,7 +56,7 @@ class IncomingSide:
         self._unpaired: dict[tuple[bytes, int], IncomingFlow] = {}
         self._timers = TimerHeap[IncomingFlow]()
         self._dirty: dict[IncomingFlow, None] = {}
-        self._told: dict[int, Failure] = {}
+        self._told: dict[int, FlowFailure] = {}
         self._feedback_s = math.inf
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class IncomingSide:
             if place in (Place.AHEAD, Place.ELSEWHERE) and flow.is_suspect and view.opcode not in STARTS:
                 place = Place.AHEAD
             if place is Place.AHEAD and flow.is_suspect:
-                self.fail(flow, Failure.GAP, now_s, out)
+                self.fail(flow, FlowFailure.GAP, now_s, out)
                 return
             flow.suspect_s = math.inf
             if place is Place.BEHIND:
@@ -163,7 +163,7 @@ class IncomingSide:
         if (flow := self._by_id.get(number)) is not None and flow.is_done:
             self._close(flow)
 
-    def failed_there(self, number: int, reason: Failure, now_s: float, out: list[GatewayInstruction]) -> None:
+    def failed_there(self, number: int, reason: FlowFailure, now_s: float, out: list[GatewayInstruction]) -> None:
         """Give up a flow that its sender has given up."""
         if (flow := self._by_id.get(number)) is not None:
             self.fail(flow, reason, now_s, out, tells=False)
@@ -171,7 +171,7 @@ class IncomingSide:
     def probe(self, number: int, now_s: float) -> None:
         """Give feedback on a flow; one that is unknown here has failed."""
         if (flow := self._by_id.get(number)) is None:
-            self._told[number] = Failure.GAP
+            self._told[number] = FlowFailure.GAP
             self._ask_feedback(now_s)
         elif flow.failed is not None:
             self._told[number] = flow.failed
@@ -251,7 +251,7 @@ class IncomingSide:
         if flow.is_expected_at(psn):
             return True  # late: the request it names was not sent yet, or waits for its turn
         if flow.was_acknowledged_near and flow.has_acknowledged:
-            self.fail(flow, Failure.GAP, now_s, out)
+            self.fail(flow, FlowFailure.GAP, now_s, out)
             return True
         return False
 
@@ -259,7 +259,7 @@ class IncomingSide:
         flow.num_nic_tries += 1
         self.num_handed_again += 1
         if flow.num_nic_tries > self.settings.max_tries:
-            self.fail(flow, Failure.NIC, now_s, out)
+            self.fail(flow, FlowFailure.NIC, now_s, out)
         else:
             flow.send_again(now_s)
 
@@ -291,7 +291,7 @@ class IncomingSide:
     def fail(
         self,
         flow: IncomingFlow,
-        reason: Failure,
+        reason: FlowFailure,
         now_s: float,
         out: list[GatewayInstruction],
         *,
@@ -338,7 +338,7 @@ class IncomingSide:
                 continue
             if flow.failed is None:
                 if now_s >= flow.suspect_s:
-                    self.fail(flow, Failure.GAP, now_s, out)
+                    self.fail(flow, FlowFailure.GAP, now_s, out)
                 elif now_s >= flow.nic_s:
                     self._hand_again(flow, now_s, out)
                 self._hand_over(flow, now_s, out)

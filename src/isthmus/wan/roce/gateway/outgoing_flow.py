@@ -10,7 +10,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from isthmus.wan.roce.gateway.gateway_datagram import NUMBER_SPAN, Failure, FeedbackEntry, full_number
+from isthmus.wan.roce.gateway.gateway_datagram import NUMBER_SPAN, FeedbackEntry, FlowFailure, full_number
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 from isthmus.wan.roce.gateway.held_bytes import HeldBytes
 from isthmus.wan.roce.near_responder import NearResponder
@@ -48,7 +48,7 @@ class OutgoingFlow:
         self.responder = NearResponder(is_on=settings.acknowledge_near)
         self.is_paired = False
         self._total, self._most_bytes = total, settings.max_flow_bytes
-        self.failed: Failure | None = None
+        self.failed: FlowFailure | None = None
         self.timer_s, self.due_s = math.inf, 0.0
         self.rate_bytes_per_s = math.inf
         self.held_bytes = self.unsent_bytes = self.notified_bytes = 0

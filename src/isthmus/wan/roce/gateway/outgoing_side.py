@@ -9,9 +9,9 @@ from isthmus.wan.roce.gateway.gateway_datagram import (
     DATA_BYTES,
     NO_QUEUE_PAIR,
     DatagramKind,
-    Failure,
     FailureEntry,
     FeedbackEntry,
+    FlowFailure,
     build_data,
     build_list,
     pack_failure,
@@ -190,7 +190,7 @@ class OutgoingSide:
         self._by_id.pop(flow.flow, None)
 
     def _notify(self, flow: OutgoingFlow, now_s: float, out: list[GatewayInstruction]) -> None:
-        """Tell the NIC to slow down, unless its frames have become fewer since it was told."""
+        """Tell the NIC to slow down, unless its queue has shrunk since the last notification."""
         template = flow.responder.template
         if template is None or now_s - flow.notified_s < self.settings.near_notify_interval_s:
             return
@@ -219,7 +219,7 @@ class OutgoingSide:
             flow.is_paired = self._pairs.join(flow.key, reverse_key(flow.key[0], entry.queue_pair & 0xFFFFFF))
         flow.adapt_rate(entry, self.settings.near_mark_bytes, self.settings.link_bytes_per_s)
         if tries >= self.settings.max_tries:
-            self.fail(flow, Failure.LINK, out)
+            self.fail(flow, FlowFailure.LINK, out)
         elif flow.can_send:
             self._make_ready(flow)
 
@@ -234,7 +234,7 @@ class OutgoingSide:
             return True
         is_error = view.opcode == 0x11 and view.syndrome > 0x60
         if is_error and flow.failed is None and flow.responder.covers(view.psn):
-            self.fail(flow, Failure.REFUSED, out)
+            self.fail(flow, FlowFailure.REFUSED, out)
             return False
         is_needed, follows = flow.responder.genuine(view)
         if is_needed:
@@ -243,12 +243,14 @@ class OutgoingSide:
             out.append(SendToNic(follows))
         return False
 
-    def failed_there(self, number: int, reason: Failure, out: list[GatewayInstruction]) -> None:
+    def failed_there(self, number: int, reason: FlowFailure, out: list[GatewayInstruction]) -> None:
         """Give up a flow that the far gateway has given up."""
         if (flow := self._by_id.get(number)) is not None and flow.failed is None:
             self.fail(flow, reason, out, tells=False)
 
-    def fail(self, flow: OutgoingFlow, reason: Failure, out: list[GatewayInstruction], *, tells: bool = True) -> None:
+    def fail(
+        self, flow: OutgoingFlow, reason: FlowFailure, out: list[GatewayInstruction], *, tells: bool = True
+    ) -> None:
         """Give up a flow: free its memory, and refuse what its NIC has outstanding and sends from now on."""
         if flow.failed is not None:
             return
@@ -305,10 +307,10 @@ class OutgoingSide:
         flow.num_silent += 1
         flow.probed_s = now_s
         if flow.num_silent > self.settings.max_tries:
-            self.fail(flow, Failure.LINK, out)
+            self.fail(flow, FlowFailure.LINK, out)
         elif flow.oldest_sent_s() is not None:
             if flow.send_oldest_again() >= self.settings.max_tries:
-                self.fail(flow, Failure.LINK, out)
+                self.fail(flow, FlowFailure.LINK, out)
             else:
                 self._make_ready(flow)
         else:
