@@ -125,10 +125,11 @@ SUBJECTS = (
         "transport",
         "Transport",
         "Whether emulated links behave as stated, and what distance and loss cost a pipeline across clusters.",
-        ("wan_links", "wan_proxy", "wan_pipeline", "collectives", "neighbours", "passing"),
+        ("wan_links", "wan_proxy", "wan_control", "wan_pipeline", "collectives", "neighbours", "passing"),
         (
             Figure("wan_links", "goodput of a link of 1 Gbit/s, 100 ms", "goodput, one flow, 1 Gbit/s, 100 ms"),
             Figure("wan_links", "largest rate within 5 %, all ends on this machine", "largest rate within 5 %"),
+            Figure("wan_control", "paths over 1,000 nodes, 20 domains, by CPU time", "light load: requests answered"),
             Figure(
                 "wan_pipeline",
                 "rate at 50 ms over one cluster's, micro-batches of 200 ms",
@@ -249,7 +250,7 @@ SUBJECTS = (
         "Business",
         "Whether the ledger is exact under faults and restarts, what metering costs, how fast the console answers, and "
         "how a site places parts.",
-        ("business", "console", "site_placement"),
+        ("business", "console", "monitoring", "site_placement"),
         (
             Figure("business", "sum of all entries under seeded faults", r"[\d,]+ seeded runs: sum"),
             Figure(
@@ -263,6 +264,7 @@ SUBJECTS = (
             Figure("console", "console with 1,000,000 queued jobs: first content of the queue", "queue: first content"),
             Figure("console", "a click answered there, p99", "click to another page"),
             Figure("console", "an event on 200 open pages, p99", "an event on .* open pages"),
+            Figure("monitoring", "a scrape of 10,000 series, p99", "a scrape of .*: p99"),
         ),
     ),
     Subject(

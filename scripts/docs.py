@@ -23,14 +23,14 @@ EXAMPLES = ROOT / "tests" / "core" / "formats"
 INTRODUCTION = """\
 # File formats
 
-`pool.yaml`, `job.yaml`, plans, an owner's `policy.yaml` and `tariff.yaml` and a site's `site.yaml` are YAML (JSON is
-YAML too). Each has a `version`, 1 today; a file of version 1 will load for as long as Isthmus exists, and a file
-of a later version is refused with a clear error. An unknown field is an error: a typing mistake never passes
-silently. Sizes may be written `64 MiB` or `96 GB`. Integers are at most 2^63 - 1, other numbers at most 1e30, unless
-a table says less.
+`pool.yaml`, `job.yaml`, plans, an owner's `policy.yaml` and `tariff.yaml`, a site's `site.yaml` and the operator's
+`accounts.yaml` and `oidc.yaml` are YAML (JSON is YAML too). Each has a `version`, 1 today; a file of version 1 will
+load for as long as Isthmus exists, and a file of a later version is refused with a clear error. An unknown field is an
+error: a typing mistake never passes silently. Sizes may be written `64 MiB` or `96 GB`. Integers are at most 2^63 - 1,
+other numbers at most 1e30, unless a table says less.
 
-`isthmus schema pool|job|plan|policy|site|tariff` prints the JSON Schema of a form, `isthmus check FILE` what is wrong
-with a file."""
+`isthmus schema pool|job|plan|policy|site|tariff|accounts|oidc` prints the JSON Schema of a form, `isthmus check FILE`
+what is wrong with a file."""
 
 CHIPS_INTRODUCTION = """\
 # Chips known by data sheet

@@ -59,7 +59,7 @@ need_package() { # command package
 mkdir -p "$(dirname "$LOG")"
 : >"$LOG"
 
-step "system packages: Python${TOOLS:+, iproute2, PostgreSQL, runc, umoci, Slurm, Chromium}"
+step "system packages: Python${TOOLS:+, iproute2, PostgreSQL, runc, umoci, Slurm, Chromium, Prometheus}"
 need_package "$PYTHON" python3
 if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     say "error: $("$PYTHON" --version 2>&1) is too old; Isthmus needs 3.11 or newer (set PYTHON=...)"
@@ -72,6 +72,8 @@ if [ -n "$TOOLS" ]; then
     need_package umoci umoci
     need_package chromium chromium
     need_package chromedriver chromium-driver
+    need_package promtool prometheus
+    need_package prometheus-alertmanager prometheus-alertmanager
     [ -n "$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null)" ] || need_package initdb postgresql
     for program in slurmctld slurmd munged; do
         need_package "$program" "$([ "$program" = munged ] && echo munge || echo "$program")"

@@ -56,8 +56,8 @@ SURFACES = {
         warm_up_counts zero_bubble
     """,
     "serve": """
-        DecodeEngine DecodeEvent DecodeRequest DecodingEnded OnSwitch PagedEngine PagedEngineConfig SequenceKey
-        TokenDecoded
+        DecodeEngine DecodeEvent DecodeRequest DecodingEnded DrawToken OnSwitch PagedEngine PagedEngineConfig
+        SequenceKey TokenDecoded draw_number draw_token
     """,
     "sim": """
         CheckpointInterval Failure FailureResult GroupPrices Interference Kernel LinkResult MessageTrace
@@ -87,11 +87,14 @@ SURFACES = {
         serve_switch
     """,
     "wan": """
-        Admission AdmissionFile BackgroundLinks LegTransport Namespaces PortRange ProxyConfig UdpSocket admit_all dial
-        emulated_namespaces format_address links_in_background listen local_address parse_address parse_network
-        read_proxy_key run_links run_proxy
+        FarSite GatewayConfig GatewaySettings run_gateway
+        Admission AdmissionFile BackgroundLinks Booking EdgeSettings FlowMatch LegTransport Namespaces PathRequest
+        PortRange ProxyConfig TransferBooking UdpSocket admit_all answer_probe apply_edge_settings dial
+        edge_settings emulated_namespaces follow_edge format_address links_in_background listen listen_for_probes
+        local_address parse_address parse_network probe_link read_edge_state read_proxy_key read_route run_links
+        run_proxy write_edge_state
     """,
-    "noise": "CipherState KEY_BYTES NoiseHandshake NumberedCipher TAG_BYTES UnauthenticatedError",
+    "noise": "CipherState DatagramCipher KEY_BYTES NUMBER_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from isthmus.agent.files.address_rules import Resolve
 from isthmus.agent.files.http_source import HttpReader
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.files.version_cache import VersionCache
@@ -13,6 +12,7 @@ from isthmus.agent.files.version_fetcher import VersionFetcher
 from isthmus.agent.files.version_source import VersionSource
 from isthmus.core.catalogue import CopyKey, FileManifest, HeldCopy, NeededVersion
 from isthmus.core.errors import NotFoundError
+from isthmus.core.network.address_rules import Resolve
 from isthmus.core.owner.owner_policy import FetchPolicy
 from isthmus.core.rights.storage_rules import StorageRules
 from tests.agent.file_server import LOOPBACK

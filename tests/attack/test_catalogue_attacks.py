@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.files.address_rules import allowed_address
 from isthmus.agent.files.version_fetcher import MIN_BYTES, MIN_BYTES_S, TURN_S, VersionFetcher
 from isthmus.core.catalogue import FileManifest
 from isthmus.core.errors import InputError
 from isthmus.core.job import DataConfig
+from isthmus.core.network.address_rules import allowed_address
 from isthmus.core.owner.owner_policy import FetchPolicy, OwnerPolicy
 from isthmus.core.rights.storage_rules import StorageRules
 from tests.agent.bringing import LOCAL, Site

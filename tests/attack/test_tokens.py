@@ -206,8 +206,8 @@ def test_the_database_refuses_to_change_or_delete_a_record(tmp_path: Path) -> No
             with pytest.raises(sqlite3.IntegrityError, match="audit log"):
                 db.execute(sql)
     db.close()
-    store.prune_audit(now_s - 400 * 86400)
-    assert [one.at_s for one in store.audit(AuditFilter())] == [now_s]
+    store.prune_audit(now_s - 400 * 86400, now_s + 1)
+    assert [one.at_s for one in store.audit(AuditFilter())] == [now_s, now_s + 1], "the last line says what was deleted"
     store.close()
 
 

@@ -29,6 +29,7 @@ from isthmus.core.messages.api_views import (
     TokenRequest,
     TokenView,
 )
+from isthmus.core.messages.audit_chain import audit_start, line_digest
 from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.messages.rank_views import RankView
@@ -298,7 +299,9 @@ def _access(request: httpx.Request, what: str, rest: list[str]) -> httpx.Respons
             grace_s = TokenRotation.model_validate_json(request.content).grace_s
             return _answer(TokenView(role="user", name="bo", token=f"isth_after_{grace_s:g}"))
         case "GET", ["audit"]:
-            acts = [AuditRecord(number=7, at_s=1e9, action="refused", actor=query.get("user", "bo"), role="user")
-                    for query in [request.url.params] if float(query.get("since_s", 0)) <= 1e9]  # fmt: skip
-            return _answer(AuditPage(records=tuple(acts), next=7))
+            query = request.url.params
+            one = AuditRecord(number=7, at_s=1e9, action="refused", actor=query.get("user", "bo"), role="user")
+            shown = float(query.get("since_s", 0)) <= 1e9 and query["after"] != "7"
+            line = one.model_copy(update={"hash": line_digest(audit_start("s-1").digest, one).hex()})
+            return _answer(AuditPage(records=(line,) if shown else (), next=7, store="s-1"))
     return httpx.Response(404, text="not here")

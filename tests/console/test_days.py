@@ -122,7 +122,7 @@ def _user_runs_a_job(page: Page, pool: RealPool) -> None:
 def _operator_looks_after_the_pool(page: Page, pool: RealPool) -> None:
     page.sign_in(pool.admin_token())
     page.go("operator")
-    page.sees("Limits", "signed-in", "tariff-published", "plan-chosen", "owner-east")
+    page.sees("Projects and quotas", "user ann", "Limits", "signed-in", "tariff-published", "plan-chosen", "owner-east")
     page.fill("input[name=name]", "carl")
     page.press("Create a token")
     token = page.find(".secret").text

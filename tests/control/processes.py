@@ -17,8 +17,9 @@ from isthmus.agent.adapters.check_adapter import is_running
 from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
 from isthmus.control.service.auth import Role
 from isthmus.control.state.coordinator_config import CoordinatorConfig
-from isthmus.control.state.events import Event
+from isthmus.control.state.events import Event, NoticeDue
 from isthmus.control.store.sqlite_store import SqliteStore
+from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.api_views import JobView, MetricsPage, PoolView, TokenRequest
 from isthmus.core.pool import Cluster, Pool
 from tests.control.serving import POOL, plan_across, submission
@@ -42,13 +43,19 @@ class CrashingStore(SqliteStore):
         super().__init__(path)
         self._where, self._left = where, at
 
-    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+    def append(
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
+    ) -> int:
         self._left -= 1
         if self._left == 0 and self._where == "before":
             die()
         if self._left == 0 and self._where == "between":
             self.writer.set_trace_callback(lambda sql: die() if sql == "COMMIT" else None)
-        number = super().append(events, expected_last)
+        number = super().append(events, expected_last, audit, notices)
         if self._left == 0 and self._where == "after":
             die()
         return number

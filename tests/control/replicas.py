@@ -42,11 +42,11 @@ class CrashingPostgres(PostgresStore):
         if self._where == "after" and appends > 0 and self._left <= 0:
             die()
 
-    def append(self, events, expected_last=None):  # type: ignore[no-untyped-def]
+    def append(self, events, expected_last=None, audit=(), notices=()):  # type: ignore[no-untyped-def]
         self._left -= 1
         if self._left == 0 and self._where == "before":
             die()
-        return super().append(events, expected_last)
+        return super().append(events, expected_last, audit, notices)
 
 
 def serve(state: Path, port: int, address: str, crash: tuple[str, int]) -> None:

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent, CoordinatorActor
-from isthmus.control.state.events import Event, JobCancelled, JobSubmitted
+from isthmus.control.state.events import Event, JobCancelled, JobSubmitted, NoticeDue
 from isthmus.control.store.store_interface import LogMovedError, MemoryStore
 from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
+from isthmus.core.messages.access_views import AuditRecord
 from tests.control.samples import submission
 
 
@@ -28,7 +29,13 @@ class Disk(MemoryStore):
         self.gate: threading.Event | None = None
         self.entered = threading.Event()
 
-    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+    def append(
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
+    ) -> int:
         self.entered.set()
         if self.gate is not None:
             assert self.gate.wait(20)
@@ -38,7 +45,7 @@ class Disk(MemoryStore):
             raise UnavailableError("the disk is full")
         if ending == "moved":
             raise LogMovedError(expected_last or 0)
-        number = super().append(events, expected_last)
+        number = super().append(events, expected_last, audit, notices)
         if ending == "kept":
             raise UnavailableError("the connection was lost")
         return number

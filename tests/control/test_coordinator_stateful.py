@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.queries.agent_orders import held_parts
 from isthmus.control.state.events import (
+    AccountsSet,
     AgentLost,
     EpochBegan,
     JobDeleted,
@@ -29,6 +30,7 @@ from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
 from isthmus.control.store.snapshot_codec import restore_state, serialize_state
 from isthmus.core.errors import ConflictError, NotFoundError
 from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart, WorkerAddress
+from isthmus.core.owner.accounts import Accounts
 from isthmus.core.plan import Plan, Prediction
 from isthmus.core.pool import Link
 from tests.control.driver import RULES, Driver
@@ -42,6 +44,8 @@ sites, numbers = st.sampled_from(SITES), st.integers(0, 5)
 shapes = st.sampled_from(("a", "b", "ab", "abc", "ccb", "aabb", "bbbbb", "aa|b", "b|ac", "c|ab|a"))
 allowed = contextlib.suppress(ConflictError, NotFoundError)
 priorities = st.sampled_from(("low", "middle", "high"))
+limited = st.tuples(*[st.tuples(st.integers(0, 3), st.none() | st.integers(3, 6))] * 2)
+"""Guaranteed chips and the limit on chips of two projects."""
 
 
 LINKS = tuple(
@@ -74,6 +78,7 @@ class AnyPool(RuleBasedStateMachine):
         super().__init__()
         self.pool = Driver(*SITES)
         self.pool.tell(PoolSet(now_s=1, links=LINKS))
+        self.set_limits(((0, None), (0, None)), None)
         self.incarnation = 1
         self.submitted = 0
 
@@ -81,13 +86,33 @@ class AnyPool(RuleBasedStateMachine):
         """Name one of the latest jobs."""
         return f"j{max(0, self.submitted - 1 - number)}"
 
-    @rule(first=shapes, second=shapes, manual=st.booleans(), restarts=st.integers(0, 2), priority=priorities)
-    def submit(self, first: str, second: str, manual: bool, restarts: int, priority: str) -> None:
+    @rule(projects=limited, hours=st.none() | st.integers(0, 1))
+    def set_accounts(self, projects: tuple[tuple[int, int | None], ...], hours: int | None) -> None:
+        """The operator guarantees chips to two projects, and limits them and their only user, unless more is held."""
+        with allowed:
+            self.set_limits(projects, hours)
+
+    def set_limits(self, projects: tuple[tuple[int, int | None], ...], hours: int | None) -> None:
+        rows = [
+            {"name": name, "members": ["u"], "guaranteed_chips": have, "limits": {"chips": most}}
+            for name, (have, most) in zip("pq", projects, strict=True)
+        ]
+        users = [{"name": "u", "limits": {"chip_hours_per_month": hours}}]
+        given = Accounts.model_validate({"projects": rows, "users": users})
+        self.pool.tell(AccountsSet(now_s=self.pool.now_s, by="root", accounts=given))
+
+    @rule(
+        first=shapes, second=shapes, manual=st.booleans(), restarts=st.integers(0, 2), priority=priorities,
+        project=st.sampled_from((None, "p", "q")),
+    )  # fmt: skip
+    def submit(
+        self, first: str, second: str, manual: bool, restarts: int, priority: str, project: str | None = None
+    ) -> None:
         """A job comes in and, if it was its turn, is planned: with no plan where both shapes are the same."""
         job = f"j{self.submitted}"
         self.submitted += 1
         policy = "manual" if manual else "auto"
-        self.pool.submit(job, policy=policy, key=job, restarts=restarts, priority=priority)
+        self.pool.submit(job, policy=policy, key=job, restarts=restarts, priority=priority, project=project)
         self.plan(first, second)
 
     def plan(self, first: str, second: str) -> None:

@@ -53,14 +53,14 @@ def publish(run: Run, folder: Path, cluster: str, price: str, caller: str) -> tu
     return run("tariff", "set", file, caller=caller)
 
 
-def paid(server: Server, run: Run, folder: Path) -> str:
+def paid(server: Server, run: Run, folder: Path, **more: str) -> str:
     """Let ann's job hold a chip at each site for an hour, at 1.50 in the east and 2 in the west; return its id."""
     for site in (EAST, WEST):
         server.sync(report(site))
     assert publish(run, folder, "east", "1.50", "owner-east") == (0, "1 prices in EUR are published\n")
     server.now_s += 1
     assert publish(run, folder, "west", "2", "root")[0] == 0
-    job = server.committed(name="one").id
+    job = server.committed(name="one", **more).id
     server.now_s += HOUR_S
     assert server.call("POST", f"/v1/jobs/{job}/cancel").status_code == 200
     for site in (EAST, WEST):

@@ -11,10 +11,11 @@ from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.service.control_service import ControlService
 from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent, CoordinatorActor
 from isthmus.control.state.coordinator_config import CoordinatorConfig
-from isthmus.control.state.events import AgentReported, Event, JobCancelled, JobSubmitted
+from isthmus.control.state.events import AgentReported, Event, JobCancelled, JobSubmitted, NoticeDue
 from isthmus.control.store.snapshot_file import SnapshotFile, code_fingerprint
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import UnavailableError
+from isthmus.core.messages.access_views import AuditRecord
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
 
 
@@ -103,10 +104,16 @@ class Full(MemoryStore):
 
     full = False
 
-    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+    def append(
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
+    ) -> int:
         if self.full:
             raise UnavailableError("the disk is full")
-        return super().append(events, expected_last)
+        return super().append(events, expected_last, audit, notices)
 
 
 def test_a_failed_append_folds_from_the_snapshot(tmp_path: Path) -> None:

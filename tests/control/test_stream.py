@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -29,9 +30,9 @@ Told = tuple[str, int | None, dict[str, object]]
 class Streaming:
     """A real server in a thread, with tokens for two users and the owners."""
 
-    def __init__(self, folder: Path, connections: ConnectionCaps | None = None) -> None:
+    def __init__(self, folder: Path, connections: ConnectionCaps | None = None, **more: Any) -> None:
         self.stop, self._ready = threading.Event(), threading.Event()
-        config = ServerConfig(state=folder, port=0, pool=POOL, connections=connections)
+        config = ServerConfig(state=folder, pool=POOL, connections=connections, **({"port": 0} | more))
         self.thread = threading.Thread(
             target=run_server,
             args=(config, self._announce),

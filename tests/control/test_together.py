@@ -12,9 +12,10 @@ from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.rest.request_batcher import RequestBatcher
 from isthmus.control.service.background_writes import BackgroundWriter
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
-from isthmus.control.state.events import Event, JobSubmitted
+from isthmus.control.state.events import Event, JobSubmitted, NoticeDue
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.messages.access_views import AuditRecord
 from tests.control.samples import submission
 
 
@@ -26,11 +27,17 @@ class Gated(MemoryStore):
         self.appended: list[int] = []
         self.gate, self.entered = threading.Event(), threading.Event()
 
-    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+    def append(
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
+    ) -> int:
         self.entered.set()
         assert self.gate.wait(20)
         self.appended.append(len(events))
-        return super().append(events, expected_last)
+        return super().append(events, expected_last, audit, notices)
 
 
 def taking_in(job_id: str) -> ActorRequest:

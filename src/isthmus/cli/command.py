@@ -42,11 +42,12 @@ def command(
     panel: str,
     examples: Sequence[str],
     name: str | None = None,
+    is_default: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that registers a function as a command of `app`, with `examples` in its help.
 
     The first parameter of the function is the `CliEnvironment`. A parameter named `client` adds the connection
-    options; the client is closed when the command ends.
+    options; the client is closed when the command ends. With `is_default` it is what `app` does without a command.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -57,6 +58,8 @@ def command(
 
         @functools.wraps(function)
         def run(ctx: typer.Context, **values: Any) -> None:
+            if ctx.invoked_subcommand is not None:
+                return
             shell: CliEnvironment = ctx.obj
             shell.as_json = values.pop("json")
             if not remote:
@@ -73,7 +76,10 @@ def command(
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         text = _unwrap_paragraphs(inspect.getdoc(function) or "")
-        app.command(name, help=text, epilog=_epilog(examples), rich_help_panel=panel)(run)
+        if is_default:
+            app.callback(help=text, epilog=_epilog(examples), invoke_without_command=True)(run)
+        else:
+            app.command(name, help=text, epilog=_epilog(examples), rich_help_panel=panel)(run)
         return function
 
     return register

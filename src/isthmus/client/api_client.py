@@ -38,8 +38,10 @@ from isthmus.core.messages.api_views import (
 )
 from isthmus.core.messages.catalogue_views import EntryView, GrantChange, VersionAddition
 from isthmus.core.messages.ledger_views import LedgerCheckView, LedgerPage, PartyKind, StatementView, TariffView
+from isthmus.core.messages.notice_views import Subscription, SubscriptionView
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.messages.queue_status import DryRun, QueueStatus
+from isthmus.core.messages.quota_views import AccountsView, QuotaView
 from isthmus.core.messages.rank_views import RankView
 from isthmus.core.messages.site_views import (
     DrainRequest,
@@ -52,6 +54,7 @@ from isthmus.core.messages.site_views import (
     LeaveView,
 )
 from isthmus.core.messages.usage_views import UsageView
+from isthmus.core.owner.accounts import Accounts
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.plan import PlanSet
 
@@ -174,6 +177,14 @@ class ApiClient:
     def publish_tariff(self, tariff: Tariff) -> TariffView:
         """Publish prices of the caller's clusters (an admin: of any cluster and of links)."""
         return self._call(TariffView, "POST", "/v1/tariffs", json=_json_body(tariff))
+
+    def set_quotas(self, accounts: Accounts) -> AccountsView:
+        """Set the pool's projects, groups and limits (admin only)."""
+        return self._call(AccountsView, "POST", "/v1/quotas", json=_json_body(accounts))
+
+    def quotas(self, account: str | None = None) -> QuotaView:
+        """Return the accounts that the caller may see, or one, such as `project:nlp`, with limits and use."""
+        return self._call(QuotaView, "GET", "/v1/quotas", params={"account": account} if account else {})
 
     def ledger(self, *, after: int = 0, limit: int = 1000) -> LedgerPage:
         """Return entries of the caller's accounts (an admin: all) in transactions after number `after`."""
@@ -310,10 +321,23 @@ class ApiClient:
         path = f"/v1/tokens/{_quote_segment(token_id)}/rotate"
         return self._call(TokenView, "POST", path, json=_json_body(rotation))
 
-    def audit(self, wanted: AuditFilter, *, after: int = 0, limit: int = 1000) -> AuditPage:
-        """Return records of the audit log (admin only): the newest ones, or the first after the cursor `after`."""
+    def audit(self, wanted: AuditFilter, *, after: int = 0, limit: int = 1000, oldest: bool = False) -> AuditPage:
+        """Return records of the audit log (admin only): the newest or the oldest ones, or the first after `after`."""
         query = wanted.model_dump(exclude_none=True) | {"after": after, "limit": limit}
+        query |= {"oldest": True} if oldest else {}
         return self._call(AuditPage, "GET", "/v1/audit", params=query)
+
+    def subscription(self) -> SubscriptionView:
+        """Return the caller's subscription to notices, without its secret."""
+        return self._call(SubscriptionView, "GET", "/v1/subscription")
+
+    def set_subscription(self, subscription: Subscription) -> SubscriptionView:
+        """Subscribe to notices; return the subscription with the secret of its webhooks."""
+        return self._call(SubscriptionView, "PUT", "/v1/subscription", json=_json_body(subscription))
+
+    def remove_subscription(self) -> None:
+        """End the caller's subscription to notices."""
+        self._call(type(None), "DELETE", "/v1/subscription")
 
     def entries(self, kind: EntryKind) -> list[EntryView]:
         """Return the entries of the catalogue that the caller owns or was granted (an admin: all)."""
@@ -411,7 +435,7 @@ def _entry_path(kind: EntryKind, owner: str, name: str) -> str:
 
 _Body = (
     Submission | TokenGrant | TokenRequest | TokenRotation | VersionAddition | GrantChange | DrainRequest
-    | InvitationRequest | JoinRequest | Tariff
+    | InvitationRequest | JoinRequest | Tariff | Subscription | Accounts
 )  # fmt: skip
 
 

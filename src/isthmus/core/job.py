@@ -29,6 +29,7 @@ from isthmus.core.job_parts.runtime_choice import RuntimeChoice
 from isthmus.core.priority import Priority
 from isthmus.core.rights.storage_rules import Access
 from isthmus.core.stack import StackChoice
+from isthmus.core.units import Price
 
 TrainingTask = Literal["pretrain", "continue", "finetune", "rl"]
 
@@ -219,12 +220,15 @@ class PlacementConstraints(FrozenModel):
     `network: false` skips the check of free link bandwidth.
 
     `train` are the clusters that train a job of task `rl`; without it `clusters` are. At each cluster of `rollouts` a
-    chip decodes for it; without any, the chip of rank 0 decodes and trains in turns.
+    chip decodes for it; without any, the chip of rank 0 decodes and trains in turns. All start together; a running job
+    goes on without clusters of `rollouts` that are lost, drained or taken by their owner, while `least_rollouts` of
+    them decode.
     """
 
     clusters: tuple[Name, ...] = ()
     train: tuple[Name, ...] = ()
     rollouts: Annotated[tuple[Name, ...], Field(max_length=MAX_ROLLOUT_CLUSTERS)] = ()
+    least_rollouts: PositiveInt = 1
     owners: tuple[Name, ...] = ()
     chips: tuple[Name, ...] = ()
     regions: tuple[str, ...] = ()
@@ -293,6 +297,10 @@ class Job(FrozenModel):
     checkpointed first and resume later. `deadline_s` counts from submission. `overlap: false` excludes schedules
     that overlap communication with computation.
 
+    `project` is the project whose quotas the job counts to (`isthmus quota show`); without it the only one of its
+    user, if there is one. `max_price` is the most that the job may cost in the pool's currency: a plan that would
+    cost more is refused, and a running job that has cost as much is saved and waits.
+
     `stack` is the training framework for which `isthmus plan` counts memory and time: a built-in one, a whole one, or
     the path of one (`*.yaml`). A pool's workers run `isthmus` only.
 
@@ -338,6 +346,8 @@ class Job(FrozenModel):
     preemptible: bool = True
     deadline_s: PositiveFloat | None = None
     policy: Literal["auto", "manual"] = "manual"
+    project: Name | None = None
+    max_price: Price | None = None
     max_restarts: NonNegativeInt = 3
 
     @classmethod

@@ -12,6 +12,15 @@ Priority = Literal["low", "middle", "high"]
 """The pool's priorities."""
 
 
+def joint_priority(project: Priority, job: Priority) -> Priority:
+    """Return the pool priority of a job from the priorities of its project and its own.
+
+    A site's level follows from it by `PriorityMap`. All jobs of a `high` project are `high`, all of a `low` one `low`:
+    no owner thus ranks a job of a lower project above one of a higher project, whatever its levels.
+    """
+    return job if project == "middle" else project
+
+
 class PriorityMap(FrozenModel):
     """A site's own priority `levels`, highest first, and the level of each pool priority.
 

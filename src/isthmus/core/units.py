@@ -1,4 +1,4 @@
-"""Unit suffixes of names, and parsing and formatting of sizes and durations.
+"""Unit suffixes of names, parsing and formatting of sizes and durations, and amounts of money.
 
 `_s` seconds, `_ms` milliseconds, `_bytes` bytes, `_flops` floating-point operations,
 `_flop_per_s` operations per second, `_boundary_gbps` 1e9 bit/s, `_bytes_per_s` bytes per second.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from isthmus.core.base_model import MAX_INTEGER
 
@@ -58,3 +59,30 @@ def format_seconds(seconds: float) -> str:
     minutes, rest_s = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest_s} s"
+
+
+MILLIONTHS = 1_000_000
+"""Millionths in one unit of a currency: accounts count in them."""
+_MAX_PRICE, _MAX_PRICE_CHARS = Decimal(10) ** 9, 40
+
+
+def _to_decimal(given: Any) -> Any:
+    """Return a number of a file by its shortest decimal form: 2.1 is 2.1, not the nearest binary fraction."""
+    text = str(given) if isinstance(given, int | float) and not isinstance(given, bool) else given
+    if isinstance(text, str) and len(text) > _MAX_PRICE_CHARS:
+        raise ValueError(f"a price has at most {_MAX_PRICE_CHARS} characters")
+    return text
+
+
+def _check_price(price: Decimal) -> Decimal:
+    if price < 0:
+        raise ValueError(f"a price is at least 0, not {price}")
+    if price > _MAX_PRICE:
+        raise ValueError(f"a price is at most {_MAX_PRICE}, not {price}")
+    if price * MILLIONTHS != int(price * MILLIONTHS):
+        raise ValueError(f"a price has at most 6 decimals, not {price}")
+    return price
+
+
+Price = Annotated[Decimal, BeforeValidator(_to_decimal), AfterValidator(_check_price)]
+"""A price in units of the currency, at least 0, with at most 6 decimals."""

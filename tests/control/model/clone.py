@@ -10,6 +10,7 @@ from typing import Any
 
 from sortedcontainers import SortedDict, SortedList
 
+from isthmus.control.accounts.account_tree import AccountTree
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.core.base_model import FrozenModel
 from isthmus.site import DeviceIdAllocator, SiteMachine
@@ -24,7 +25,7 @@ _OBJECTS: dict[type, tuple[str, ...]] = {
 }
 """Classes that are no data classes, with the attributes that change."""
 
-_SHARED: set[type] = {str, int, float, bool, type(None), tuple, frozenset}
+_SHARED: set[type] = {str, int, float, bool, type(None), tuple, frozenset, AccountTree}
 """Types whose values need no copy; what immutable data is met is added."""
 
 

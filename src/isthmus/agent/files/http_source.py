@@ -10,8 +10,8 @@ from functools import cache
 
 import httpx
 
-from isthmus.agent.files.address_rules import Resolve, allowed_address
 from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.network.address_rules import Resolve, allowed_address
 from isthmus.core.owner.owner_policy import FetchPolicy
 
 MAX_REDIRECTS = 5

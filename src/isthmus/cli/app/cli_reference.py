@@ -41,7 +41,8 @@ def _leaves(group: Any, path: str) -> list[tuple[str, Any]]:
     found = []
     for name, command in group.commands.items():
         inner = getattr(command, "commands", None)
-        found += _leaves(command, f"{path} {name}") if inner else [(f"{path} {name}", command)]
+        found += [(f"{path} {name}", command)] if not inner or command.invoke_without_command else []
+        found += _leaves(command, f"{path} {name}") if inner else []
     return found
 
 

@@ -19,8 +19,9 @@ from isthmus.cli.commands import (
     server_commands,
     simulate_pool_commands,
 )
-from isthmus.cli.commands.accounting import ledger_commands
+from isthmus.cli.commands.accounting import ledger_commands, quota_commands
 from isthmus.cli.commands.catalogue import catalogue_commands
+from isthmus.cli.commands.operations import audit_commands, notify_commands
 from isthmus.cli.commands.rl import rl_commands
 from isthmus.cli.commands.site import duty_commands, join_commands, place_command, render_commands, site_commands
 from isthmus.cli.commands.strategies import strategy_commands
@@ -38,11 +39,14 @@ _COMMAND_MODULES = (
     follow_commands,
     report_commands,
     pool_commands,
+    audit_commands,
+    notify_commands,
     site_commands,
     duty_commands,
     join_commands,
     catalogue_commands,
     ledger_commands,
+    quota_commands,
     search_commands,
     simulate_pool_commands,
     place_command,

@@ -16,6 +16,8 @@ from isthmus.core.files.user_files import (
     FILE_KINDS,
     FileKind,
     json_schema,
+    load_accounts,
+    load_oidc,
     load_plan,
     load_policy,
     load_pool,
@@ -58,7 +60,12 @@ def schema(
 )
 def check(
     env: CliEnvironment,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pool, a job, a plan, a policy, a site or a tariff.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A pool, a job, a plan, a policy, a site, a tariff, accounts or a provider."
+        ),
+    ],
     kind: Annotated[
         FileKind | None,
         typer.Option(metavar=KINDS, help="The kind of file (default: detected)."),
@@ -94,15 +101,18 @@ def _detect_kind(file: Path) -> FileKind:
         ("plan", "stages"),
         ("site", "kind"),
         ("tariff", "prices"),
+        ("accounts", "projects"),
+        ("accounts", "users"),
+        ("oidc", "issuer"),
         *(("policy", key) for key in sorted(OwnerPolicy.model_fields) if key != "version"),
     )
     for kind, key in characteristic:
         if key in keys:
             return kind
     raise InputError(
-        f"{file} is none of pool (clusters), job (training), plan (stages), policy (pool_share), site (kind) and "
-        "tariff (prices)",
-        hint="set --kind to pool, job, plan, policy, site or tariff",
+        f"{file} is none of pool (clusters), job (training), plan (stages), policy (pool_share), site (kind), "
+        "tariff (prices), accounts (projects) and oidc (issuer)",
+        hint="set --kind to pool, job, plan, policy, site, tariff, accounts or oidc",
     )
 
 
@@ -142,6 +152,17 @@ def _check_tariff(file: Path) -> dict[str, Any]:
     return {"currency": tariff.currency, "prices": len(tariff.prices)}
 
 
+def _check_oidc(file: Path) -> dict[str, Any]:
+    found = load_oidc(file)
+    return {"issuer": found.issuer, "rules": len(found.rules)}
+
+
+def _check_accounts(file: Path) -> dict[str, Any]:
+    accounts = load_accounts(file)
+    return {"projects": len(accounts.projects), "groups": len(accounts.groups), "users": len(accounts.users)}
+
+
 _CHECKS = {
     "pool": _check_pool, "job": _check_job, "policy": _check_policy, "site": _check_site, "tariff": _check_tariff,
+    "accounts": _check_accounts, "oidc": _check_oidc,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Commands on the pool, its access tokens and its audit log: pool, token list|create|revoke|rotate, audit."""
+"""Commands on the pool and its access tokens: pool, token list|create|revoke|rotate."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from pydantic import ValidationError
 
 from isthmus.cli.command import command, invalid_name
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.cli.environment.parse_since import parse_age_s, parse_since_s
+from isthmus.cli.environment.parse_since import parse_age_s
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import InputError, NotFoundError
-from isthmus.core.messages.access_views import AuditFilter, TokenGrant, TokenRotation
+from isthmus.core.messages.access_views import TokenGrant, TokenRotation
 from isthmus.core.messages.api_views import TokenRequest
 from isthmus.core.text.printable import printable
 
 PANEL = "Pool"
-MAX_RECORDS = 10_000
-"""Most records that `audit` prints."""
 
 commands = typer.Typer()
 token_commands = typer.Typer(help="List, create, grant, revoke and rotate tokens.", no_args_is_help=False)
@@ -165,38 +163,3 @@ def rotate(
         raise InputError(f"--grace {grace[:80]}: at most 30 days") from error
     view = client.rotate_token(token, rotation)
     env.answer(view, lambda: view.token)
-
-
-@command(
-    commands,
-    panel=PANEL,
-    examples=["isthmus audit --since 1d", "isthmus audit --user alice --json | jq '.[].action'"],
-)
-def audit(
-    env: CliEnvironment,
-    client: ApiClient,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Records since then: an age such as 12h or 7d, or a date.")
-    ] = None,
-    user: Annotated[str | None, typer.Option(metavar="NAME", help="Only acts of this name, or on it.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=MAX_RECORDS, help="The newest N records.")] = 200,
-) -> None:
-    """Print the audit log (admin only): acts on jobs, tokens and sites, failed logins, refusals.
-
-    Nothing changes or removes a record; the server keeps them for 400 days.
-    """
-    since_s = None if since is None else parse_since_s(since, env.now())
-    try:
-        wanted = AuditFilter(since_s=since_s, user=user)
-    except ValidationError as error:
-        raise InputError(
-            "--user is longer than any name", hint="give the name of a token or the id of a job"
-        ) from error
-    found = client.audit(wanted, limit=limit).records
-
-    def show() -> object:
-        from isthmus.cli.terminal.access_tables import audit_table
-
-        return audit_table(found)
-
-    env.answer(found, show)

@@ -28,7 +28,15 @@ from isthmus.control.algorithms.global_order import Objective
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
-from isthmus.core.files.user_files import errors_placed, load_policy, load_pool, load_site, place_error
+from isthmus.core.files.user_files import (
+    errors_placed,
+    load_model_file,
+    load_oidc,
+    load_policy,
+    load_pool,
+    load_site,
+    place_error,
+)
 from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.loopback import is_loopback
 from isthmus.core.owner.owner_policy import OwnerPolicy
@@ -94,6 +102,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
         "isthmus serve --state st --pool pool.yaml --objective throughput",
         "isthmus serve --state st --pool pool.yaml --high-priority-user ann --max-jobs-per-user 200",
         "isthmus serve --state st --pool pool.yaml --fair-share 168 --share ann=2",
+        "isthmus serve --state st --pool pool.yaml --self-signed --oidc oidc.yaml",
         "isthmus serve --state st --pool pool.yaml --keep-log-days 90 --archive-log /backup/events",
         "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
@@ -165,6 +174,13 @@ def serve(
             metavar="FILE", help="Secret that the pool's switches share; keys of jobs follow from it. Mode 0600."
         ),
     ] = None,
+    notify: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Settings of webhooks and e-mail: `notify.yaml`.")
+    ] = None,
+    oidc: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Provider by which persons sign in to the console (OpenID Connect)."),
+    ] = None,
     log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane, to which agents and users connect.
@@ -176,7 +192,9 @@ def serve(
     if database is not None:
         import_extra("isthmus.control.store.postgres_store", "postgres")
     configure_logging(env, as_json=log_json)
+    settings = import_extra("isthmus.control.service.notify.notify_settings", "server")
     config = server.ServerConfig(
+        notify=settings.NotifySettings() if notify is None else settings.load_notify_settings(notify),
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
         database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
         rules=CoordinatorConfig(
@@ -192,7 +210,7 @@ def serve(
         search_cpu_s=search_cpu_s,
         compaction=CompactionPolicy(keep_s=keep_log_days * 86400.0, keep_bytes=keep_log_mib << 20),
         archive=archive_log, archive_bytes=None if archive_mib is None else archive_mib << 20,
-        switch_key=switch_key_file,
+        switch_key=switch_key_file, oidc=load_oidc(oidc) if oidc else None,
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
@@ -284,6 +302,10 @@ def agent(
         Path | None,
         typer.Option(metavar="FILE", help="Proxies to other clusters: the routes.json of `isthmus links`."),
     ] = None,
+    promises: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write what jobs are promised on links, for `isthmus wan shape`."),
+    ] = None,
     policy: Annotated[
         Path | None,
         typer.Option(metavar="POLICY.yaml", help="Limits for pool jobs: see `isthmus schema policy`."),
@@ -343,7 +365,8 @@ def agent(
         agents.run_agent(
             agents.AgentConfig(
                 server=settings.server, token=token, cluster=own_cluster,
-                state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
+                state=state, host=host, ports=_parse_ports(ports), routes=routes,
+                promises=promises, ca=settings.ca, policy=owner_policy,
                 site=site_file, pool=whole_pool,
                 storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,
                 interactive=sys.stdin is not None and sys.stdin.isatty(),
@@ -357,6 +380,7 @@ def agent(
     examples=[
         "isthmus links pool.yaml --state links",
         "isthmus links pool.yaml --state links --runs-first --seed 7",
+        "isthmus links pool.yaml --state links --promises booked.json",
     ],
 )
 def links(
@@ -367,17 +391,25 @@ def links(
     runs_first: Annotated[
         bool, typer.Option("--runs-first", help="Prioritise runs over traffic through others.json.")
     ] = False,
+    promises: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Bookings whose rates to enforce, as `isthmus wan admit --json` prints."),
+    ] = None,
+    at: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time of the bookings, on their clock.")] = 0.0,
 ) -> None:
     """Emulate the pool's wide-area links on this machine, without root.
 
     Each direction has its own bandwidth, delay, jitter and loss, shared by all its traffic: runs connect
     through the addresses in routes.json, other traffic through those in others.json. --runs-first gives
-    other traffic only the bandwidth that runs leave, as on a link with guaranteed bandwidth.
+    other traffic only the bandwidth that runs leave, as on a link with guaranteed bandwidth. With --promises, the
+    connections that a booking's `flows` match have its rate, neither more nor less, and all others share the rest.
     """
-    from isthmus.wan import run_links
+    from isthmus.wan import Admission, run_links
 
     configure_logging(env)
-    run_links(load_pool(pool), state, seed, runs_first=runs_first)
+    booked = load_model_file(promises, Admission) if promises else None
+    bookings = booked.all_booked if booked else ()
+    run_links(load_pool(pool), state, seed, runs_first=runs_first, bookings=bookings, at_s=at)
 
 
 @command(

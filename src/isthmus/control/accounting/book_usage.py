@@ -14,6 +14,7 @@ from isthmus.control.accounting.ledger import (
 )
 from isthmus.control.accounting.price_book import PriceBook
 from isthmus.core.pool_resource import PoolResource
+from isthmus.core.priority import Priority
 
 
 def book_usage(
@@ -48,6 +49,7 @@ def book_usage(
                     user=job.user,
                     attempt=holding.attempt,
                     cluster=holding.cluster,
+                    project=job.project,
                     resource=resource,
                     phase=holding.phase,
                     begin_ms=span.begin_ms,
@@ -90,6 +92,7 @@ def credit_back(
             user=job.user,
             attempt=key[0],
             cluster=key[1],
+            project=job.project,
             begin_ms=dated_ms,
             end_ms=dated_ms,
             entries=(*paid, (job_account(job_id), millionths)),
@@ -110,6 +113,15 @@ def accrued(prices: PriceBook, job: JobMeter, attempt: int, now_ms: int) -> int:
                 millionths, numerators[resource] = divmod(numerators.get(resource, 0) + exact, _divisor(resource))
                 total += millionths
     return total
+
+
+def cost_millionths(
+    prices: PriceBook, resource: PoolResource, job_class: Priority, amount: int, begin_ms: int, end_ms: int
+) -> int:
+    """Return what an amount of a resource costs in [begin, end) by published prices, in millionths, rounded down."""
+    spans = prices.spans(resource, job_class, begin_ms, end_ms)
+    exact = sum((one.price_millionths or 0) * (one.end_ms - one.begin_ms) for one in spans)
+    return exact * amount // _divisor(resource)
 
 
 def _divisor(resource: PoolResource) -> int:

@@ -48,6 +48,7 @@ class JobMeter:
 
     user: str
     job_class: Priority
+    project: str = ""
     held: dict[HoldingKey, OpenHolding] = field(default_factory=dict)
     # What is left of the divisions by hours and units, below one millionth each.
     remainders: dict[PoolResource, int] = field(default_factory=dict)
@@ -69,4 +70,5 @@ class Absence:
     lost_by: str
     begin_ms: int
     end_ms: int
+    project: str = ""
     proved: list[tuple[int, int]] = field(default_factory=list)

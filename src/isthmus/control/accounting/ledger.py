@@ -48,6 +48,8 @@ class Transaction:
     user: str
     attempt: int
     cluster: str = ""
+    # The project of the job; "": none.
+    project: str = ""
     resource: PoolResource | None = None
     phase: HoldPhase | None = None
     begin_ms: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from isthmus.control.accounting.book_usage import book_usage
@@ -33,11 +33,20 @@ class _Sum:
 
 
 def make_statement(
-    transactions: Iterable[Transaction], currency: str, party: PartyKind, name: str, month: str, now_ms: int
+    transactions: Iterable[Transaction],
+    currency: str,
+    party: PartyKind,
+    name: str,
+    month: str,
+    now_ms: int,
+    *,
+    projects: Collection[str] = (),
+    viewer: str | None = None,
 ) -> StatementView:
     """Return the statement of `month` (`YYYY-MM`, UTC) in `currency`; raise `InputError` for other text.
 
-    `transactions` are those of the ledger, and what is held at `now_ms` (`open_transactions`).
+    `transactions` are those of the ledger, and what is held at `now_ms` (`open_transactions`). `projects` are those of
+    a project's statement; with a `viewer` it names the jobs of this user only.
     """
     begin_ms, end_ms = month_span_ms(month)
     sums: dict[tuple[object, ...], _Sum] = {}
@@ -45,13 +54,15 @@ def make_statement(
     for one in transactions:
         if one.dated_ms >= end_ms:
             continue
-        millionths = party_amount(one, party, name)
+        millionths = party_amount(one, party, name, projects)
         if millionths is None:
             continue
         if one.dated_ms < begin_ms:
             earlier += millionths
             continue
-        key = (one.job, one.kind, one.cluster, one.resource, one.phase, one.price_millionths)
+        if viewer not in (None, one.user):
+            one = replace(one, job="", user="")
+        key = (one.job, one.project, one.kind, one.cluster, one.resource, one.phase, one.price_millionths)
         line = sums.setdefault(key, _Sum(first=one, first_ms=one.begin_ms, last_ms=one.end_ms))
         line.amount_ms += one.amount * (one.end_ms - one.begin_ms)
         line.first_ms, line.last_ms = min(line.first_ms, one.begin_ms), max(line.last_ms, one.end_ms)
@@ -93,12 +104,13 @@ def _month_ends_ms(after_ms: int, before_ms: int) -> Iterator[int]:
         yield after_ms
 
 
-def party_amount(one: Transaction, party: PartyKind, name: str) -> int | None:
-    """Return what a transaction adds to the statement: income for an owner, cost for a user or a job; None: nothing."""
+def party_amount(one: Transaction, party: PartyKind, name: str, projects: Collection[str] = ()) -> int | None:
+    """Return what a transaction adds to the statement: income for an owner, cost for others; None: nothing."""
     if party == "owner":
         account, sign = owner_account(name), 1
     else:
-        if (one.user if party == "user" else one.job) != name:
+        counts = one.project in projects if party == "project" else name == (one.user if party == "user" else one.job)
+        if not counts:
             return None
         account, sign = job_account(one.job), -1
     found = [millionths for other, millionths in one.entries if other == account]
@@ -127,4 +139,5 @@ def _rounded(sums: Iterable[_Sum], carried_millionths: int) -> Iterator[Statemen
             last_ms=one.last_ms,
             millionths=one.millionths,
             cents=cents,
+            project=first.project,
         )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from isthmus.control.accounting.book_usage import accrued, book_usage, credit_back
 from isthmus.control.accounting.holdings import Absence, Holding, HoldingKey, JobMeter, OpenHolding
 from isthmus.control.accounting.ledger import Ledger
-from isthmus.control.accounting.months import next_month_ms
+from isthmus.control.accounting.months import month_begin_ms, next_month_ms
 from isthmus.control.accounting.price_book import PriceBook
 from isthmus.core.errors import ConflictError
 from isthmus.core.owner.tariff import Tariff
@@ -41,26 +41,37 @@ class Meter:
     absences: dict[tuple[str, int, str], list[Absence]] = field(default_factory=dict)
     prices: PriceBook = field(default_factory=PriceBook)
     ledger: Ledger = field(default_factory=Ledger)
+    # The last month that was looked up: its first moment, and that of the next one.
+    cached_month_ms: tuple[int, int] = field(default=(0, 0), compare=False, repr=False)
 
     def advance(self, now_s: float) -> None:
         """Advance to the time of an event, never backwards. Each month is closed at its end."""
         now_ms = int(now_s * 1000)
-        while (self.jobs or self.absences) and (end_ms := next_month_ms(self.now_ms)) <= now_ms:
+        while (self.jobs or self.absences) and (end_ms := self._month_end_ms()) <= now_ms:
             self._close_month(end_ms)
         self.now_ms = max(self.now_ms, now_ms)
+
+    def _month_end_ms(self) -> int:
+        """Return the end of the month of `now_ms`."""
+        begin_ms, end_ms = self.cached_month_ms
+        if not begin_ms <= self.now_ms < end_ms:
+            begin_ms, end_ms = self.cached_month_ms = month_begin_ms(self.now_ms), next_month_ms(self.now_ms)
+        return end_ms
 
     def publish(self, tariff: Tariff, owner: str = "") -> None:
         """Put a checked tariff of `owner` into effect (`PriceBook.check`)."""
         self.prices.add(tariff, self.now_ms, owner)
 
-    def observe(self, job_id: str, user: str, job_class: Priority, holdings: Iterable[Holding]) -> None:
+    def observe(
+        self, job_id: str, user: str, job_class: Priority, holdings: Iterable[Holding], project: str = ""
+    ) -> None:
         """Record what a job holds from now on; intervals that end are booked."""
         found = {one.key: one for one in holdings}
         job = self.jobs.get(job_id)
         if job is None:
             if not found:
                 return
-            job = self.jobs[job_id] = JobMeter(user=user, job_class=job_class)
+            job = self.jobs[job_id] = JobMeter(user=user, job_class=job_class, project=project)
         for key, opened in tuple(job.held.items()):
             now = found.pop(key, None)
             if now == opened.holding:
@@ -135,7 +146,7 @@ class Meter:
         absences.append(
             Absence(
                 holding=one, user=job.user, job_class=job.job_class, lost_by=lost_by,
-                begin_ms=opened.since_ms, end_ms=self.now_ms,
+                begin_ms=opened.since_ms, end_ms=self.now_ms, project=job.project,
             )
         )  # fmt: skip
         if now is not None and not now.away:
@@ -148,10 +159,12 @@ class Meter:
             opened.since_ms = until_ms
 
     def _book_absence(self, job_id: str, absence: Absence, begin_ms: int, end_ms: int) -> None:
-        job = self.jobs.get(job_id) or JobMeter(user=absence.user, job_class=absence.job_class)
+        job = self.jobs.get(job_id) or JobMeter(user=absence.user, job_class=absence.job_class, project=absence.project)
         attempt = absence.holding.attempt
         if absence.lost_by and attempt not in job.lost_by:
-            job = JobMeter(user=job.user, job_class=job.job_class, lost_by={attempt: absence.lost_by})
+            job = JobMeter(
+                user=job.user, job_class=job.job_class, project=job.project, lost_by={attempt: absence.lost_by}
+            )
         book_usage(self.ledger, self.prices, job_id, job, absence.holding, (begin_ms, end_ms), self.now_ms)
 
     def _close_month(self, end_ms: int) -> None:

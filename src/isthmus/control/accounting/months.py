@@ -16,6 +16,12 @@ def month_span_ms(month: str) -> tuple[int, int]:
     return round(begin.timestamp() * 1000), next_month_ms(round(begin.timestamp() * 1000))
 
 
+def month_begin_ms(at_ms: int) -> int:
+    """Return the first moment of the month of `at_ms`."""
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return round(datetime(at.year, at.month, 1, tzinfo=UTC).timestamp() * 1000)
+
+
 def next_month_ms(at_ms: int) -> int:
     """Return the first moment of the month after the one of `at_ms`."""
     at = datetime.fromtimestamp(at_ms / 1000, UTC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from isthmus.control.accounting.holdings import JobMeter
@@ -10,8 +11,10 @@ from isthmus.control.accounting.price_book import PriceBook
 from isthmus.core.messages.ledger_views import PartyKind
 
 
-def party_holdings(meter: Meter, party: PartyKind, name: str) -> Meter:
+def party_holdings(meter: Meter, party: PartyKind, name: str, projects: Collection[str] = ()) -> Meter:
     """Return a meter without a ledger with the jobs for whose present holdings `name` owes or is owed something.
+
+    `projects` are those of a project's statement.
 
     No later event changes it, so another thread may read it.
     """
@@ -24,7 +27,7 @@ def party_holdings(meter: Meter, party: PartyKind, name: str) -> Meter:
             lost_by=dict(job.lost_by),
         )
         for job_id, job in meter.jobs.items()
-        if _concerns(job_id, job, party, name)
+        if _concerns(job_id, job, party, name, projects)
     }
     held = (opened.holding for job in jobs.values() for opened in job.held.values())
     resources = {resource for holding in held for resource, _ in holding.amounts}
@@ -32,7 +35,9 @@ def party_holdings(meter: Meter, party: PartyKind, name: str) -> Meter:
     return Meter(now_ms=meter.now_ms, jobs=jobs, prices=PriceBook(currency=meter.prices.currency, schedules=schedules))
 
 
-def _concerns(job_id: str, job: JobMeter, party: PartyKind, name: str) -> bool:
+def _concerns(job_id: str, job: JobMeter, party: PartyKind, name: str, projects: Collection[str]) -> bool:
+    if party == "project":
+        return job.project in projects
     if party == "job":
         return job_id == name
     if party == "user":

@@ -42,8 +42,10 @@ class FairShare:
     """The usage of every user. Without a half-life (0) nothing is in order but chips are counted."""
 
     half_life_s: float = 0.0
-    # Weights that differ from 1, by user.
+    # Weights that differ from 1, by user. Where users have projects these take their place, as `project:NAME`.
     weights: dict[str, float] = field(default_factory=dict)
+    # The same of projects, by account.
+    project_weights: dict[str, float] = field(default_factory=dict)
     usage: dict[str, Usage] = field(default_factory=dict)
     # The time as of which jobs are ordered.
     now_s: float = 0.0
@@ -65,11 +67,15 @@ class FairShare:
         one = self.usage.get(user)
         return 0.0 if one is None else self._used(one, self.now_s)
 
+    def weight(self, user: str) -> float:
+        """Return the weight of a user or a project."""
+        return self.weights.get(user) or self.project_weights.get(user, 1.0)
+
     def tag(self, user: str, num_ahead: int) -> float:
         """Return the tag of a user's job with `num_ahead` of its own jobs before it: the lowest goes first."""
         one = self.usage.get(user)
         held = 0 if one is None else one.num_chips
-        return (self.used_chip_s(user) + HELD_CHIP_S * (held + num_ahead)) / self.weights.get(user, 1.0)
+        return (self.used_chip_s(user) + HELD_CHIP_S * (held + num_ahead)) / self.weight(user)
 
     def order(self, queues: Queues, ranks: range) -> Iterator[Key]:
         """Yield the keys of all jobs, first to start first; a lower rank precedes."""

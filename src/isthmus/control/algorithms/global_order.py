@@ -51,6 +51,13 @@ class WaitingJob:
     run_s: float = 0.0
     # Place among the jobs of its priority by fair share, before the time of submission; 0 for all: by arrival.
     turn: int = 0
+    # Rank of its project: -1 for `high`, 1 for `low`; it comes before the priority.
+    project_rank: int = 0
+
+    @property
+    def rank(self) -> int:
+        """The rank by the priorities of project and job; jobs of the lowest rank go first."""
+        return 3 * self.project_rank + _PRIORITY_RANK[self.priority]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,10 +104,10 @@ def global_order(
     for longer queues pass only the head.
     """
     accounts = _ChipAccounts(dict(free), now_s, releases)
-    order = sorted(waiting_jobs, key=lambda one: (_PRIORITY_RANK[one.priority], one.turn, one.submitted_s, one.job))
+    order = sorted(waiting_jobs, key=lambda one: (one.rank, one.turn, one.submitted_s, one.job))
     unplaced: list[WaitingJob] = []
     exact = True
-    for _, group in groupby(order, key=lambda one: _PRIORITY_RANK[one.priority]):
+    for _, group in groupby(order, key=lambda one: one.rank):
         jobs = list(group)
         # Step 1: start or reserve the jobs that later ones must not overtake.
         for one in _reserving_jobs(jobs, objective, now_s, patience_s):

@@ -6,6 +6,8 @@ Each returns whether the event changes the state, and raises `ConflictError` or 
 from __future__ import annotations
 
 from isthmus.control.coordinator.agent_reports import report_differs
+from isthmus.control.queries.accounts.job_project import job_project
+from isthmus.control.queries.accounts.limit_refusals import limit_refusal
 from isthmus.control.queries.catalogue.catalogue_versions import missing_versions
 from isthmus.control.queries.enrolled_agent import admit_agent
 from isthmus.control.queries.peer_checks import describe_unreached, unreached_pairs
@@ -67,6 +69,7 @@ def admit_submission(state: PoolState, event: JobSubmitted) -> bool:
         raise ConflictError(
             f"job {known.id} was submitted with the same key, but other content", hint="give the new job its own key"
         )
+    job_project(state.accounts.tree, event.user, event.submission.job.project)
     if event.job_id in state.jobs:
         raise ConflictError(
             f"the id {event.job_id} belongs to another job", hint="submit again: each submission gets an id of its own"
@@ -130,6 +133,10 @@ def admit_preemption(state: PoolState, event: PreemptionAgreed) -> bool:
         raise ConflictError(
             f"the sites of plan {job.plan.id} have not passed the checks of job {job.id} yet, so it cannot take chips",
             hint=f"try again in a few seconds; isthmus show {job.id} lists the checks",
+        )
+    if refusal := limit_refusal(state, job):
+        raise ConflictError(
+            f"job {job.id} cannot start: {refusal.text}", hint="isthmus quota show lists limits and use"
         )
     if not victims_suffice(state, job, victims):
         raise ConflictError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from isthmus.control.coordinator.accounting.metered_holdings import owner_of_part
+from isthmus.control.coordinator.accounts.pause_job import pause_job
 from isthmus.control.coordinator.attempts import (
     end_if_released,
     fail_attempt,
@@ -16,7 +17,9 @@ from isthmus.control.coordinator.attempts import (
 from isthmus.control.coordinator.job_lifecycle import move_job
 from isthmus.control.coordinator.joint_preemption import advance_preemption
 from isthmus.control.coordinator.sites.drain_job import drain_job
+from isthmus.control.coordinator.sites.elastic_parts import let_part_go
 from isthmus.control.coordinator.sites.probation import count_success
+from isthmus.control.queries.accounts.price_quotes import quote
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.reconcile_log import may_start_now
 from isthmus.control.state.site_records import PartRecord
@@ -25,8 +28,9 @@ from isthmus.core.messages.api_views import JobState
 
 
 def advance_job(state: PoolState, job: JobRecord, now_s: float) -> None:
-    """Advance `job` as far as the states of its parts allow, and away from sites that are drained."""
+    """Advance `job` as far as the states of its parts allow, away from sites that are drained, and to its pause."""
     drain_job(state, job, now_s)
+    pause_job(state, job, now_s)
     before = None
     while job.state != before and job.state in ADVANCE_BY_STATE:
         before = job.state
@@ -59,6 +63,8 @@ def _advance_preparing(state: PoolState, job: JobRecord, now_s: float) -> None:
             refuse_attempt(state, job, f"{part.cluster} {part_failure_text(part)}", now_s, lost_by=lost_by)
             return
     if all(part.state == "prepared" for part in job.current_parts()) and may_start_now(state, job):
+        if job.quoted_millionths is None and job.plan is not None and not job.has_run:
+            job.quoted_millionths = quote(state, job, job.plan)
         move_job(state, job, "starting", now_s)
 
 
@@ -74,7 +80,7 @@ def _advance_running(state: PoolState, job: JobRecord, now_s: float) -> None:
     """Stop with success once every part has succeeded."""
     if _fail_if_part_lost(state, job, now_s):
         return
-    if all(part.state == "succeeded" for part in job.current_parts()):
+    if all(part.state == "succeeded" for part in job.remaining_parts()):
         count_success(state, job)
         stop_attempt(state, job, "succeeded", "trained to the end", now_s)
 
@@ -106,8 +112,9 @@ ADVANCE_BY_STATE: dict[JobState, Callable[[PoolState, JobRecord, float], None]] 
 
 
 def _fail_if_part_lost(state: PoolState, job: JobRecord, now_s: float) -> bool:
-    """Fail the attempt if a part was lost after the commit; return whether one was."""
-    lost = [part for part in job.current_parts() if part.state in ("refused", "failed", "released")]
+    """Fail the attempt if a part was lost after the commit without which it cannot go on; return whether one was."""
+    lost = [part for part in job.remaining_parts() if part.state in ("refused", "failed", "released")]
+    lost = [part for part in lost if not let_part_go(state, job, part, part_failure_text(part), now_s)]
     if lost:
         _fail_for_part(state, job, _root_cause(lost), now_s)
     return bool(lost)

@@ -74,6 +74,7 @@ def refuse_attempt(state: PoolState, job: JobRecord, reason: str, now_s: float, 
 def abort_preemption(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None:
     """Stop the attempt of a preempting job before any victim was stopped; the job waits again."""
     job.last_restart_reason = f"preemption aborted, no job was stopped: {reason}"
+    job.refusals += job.reclaims  # no user decides when it is tried again
     stop_attempt(state, job, "waiting", job.last_restart_reason, now_s, kind="refused")
 
 

@@ -21,11 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from isthmus.control.coordinator.accounting.meter_jobs import meter_jobs
+from isthmus.control.coordinator.accounts.count_spending import count_spending
 from isthmus.control.coordinator.admission import require_job
 from isthmus.control.coordinator.agent_reports import record_unsaved_work
 from isthmus.control.coordinator.event_rules import EVENT_RULES
+from isthmus.control.coordinator.notices.notices_of import notices_of
 from isthmus.control.coordinator.schedule_queue import schedule_queue
 from isthmus.control.queries import agent_orders, peer_checks, user_views
+from isthmus.control.queries.accounts.limit_refusals import within_limits
 from isthmus.control.queries.catalogue import catalogue_versions
 from isthmus.control.queries.catalogue.bring_forecast import site_fetches
 from isthmus.control.queries.enrolled_agent import admit_agent
@@ -33,6 +36,7 @@ from isthmus.control.queries.sites.measured_links import measured_links
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import (
     AgentReported,
+    BudgetReached,
     Event,
     ForgetJob,
     Instruction,
@@ -107,14 +111,21 @@ class Coordinator:
         if not known and not rule.admit(state, event):
             return []
         state.changed_jobs.clear()
+        state.accounts.notices.clear()
         state.chip_use.advance(event.now_s)
         state.meter.advance(event.now_s)
         rule.handle(state, event)
         asked = schedule_queue(state, event.now_s)
         meter_jobs(state, event)
+        count_spending(state)
+        due = notices_of(state, event)
         forget = [ForgetJob(job_id=event.job_id)] if isinstance(event, JobDeleted) else []
         changed = [JobChanged(job_id=job_id) for job_id in sorted(state.changed_jobs)]
-        return [*forget, *changed, *(self._planner_request(job) for job in asked)]
+        reached = [
+            BudgetReached(account=account, percent=percent, text=text)
+            for account, percent, text in state.accounts.notices
+        ]
+        return [*forget, *changed, *due, *reached, *(self._planner_request(job) for job in asked)]
 
     def check_agent(self, event: AgentReported) -> None:
         """Raise `AuthError` for a report of an agent that is not the enrolled one of its cluster (`admit_agent`)."""
@@ -258,7 +269,7 @@ class Coordinator:
         return MakePlans.model_construct(
             job_id=job.id,
             round=job.round,
-            submission=job.submission,
+            submission=within_limits(self.state, job),
             user=job.user,
             clusters=tuple(self.state.clusters[name].cluster for name in asked.free_chips),
             free_chips=asked.free_chips,

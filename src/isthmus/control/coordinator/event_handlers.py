@@ -10,6 +10,7 @@ from isthmus.control.coordinator.catalogue.site_copies import follow_copies
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.coordinator.joint_preemption import begin_preemption, timeout_reason
 from isthmus.control.coordinator.plan_requests import apply_plans, request_plans, withdraw_plan_request
+from isthmus.control.queries.accounts.job_project import job_project
 from isthmus.control.state import allocations
 from isthmus.control.state.events import (
     AgentLost,
@@ -29,14 +30,15 @@ from isthmus.control.state.events import (
 )
 from isthmus.control.state.job_records import WAITING_STATES, ClusterVictim, JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord
-from isthmus.control.state.update_indexes import index_job, reindex_job, set_state_deadline, unindex_job, unpark
+from isthmus.control.state.update_indexes import index_job, reindex_job, set_state_deadline, uncap, unindex_job, unpark
 from isthmus.core.pool_resource import PoolResource
 
 
 def add_job(state: PoolState, event: JobSubmitted) -> None:
     """Add a job to the queue and request its plans."""
     state.num_submitted += 1
-    job = JobRecord.create(event.job_id, state.num_submitted, event.user, event.submission, event.now_s)
+    project = job_project(state.accounts.tree, event.user, event.submission.job.project)
+    job = JobRecord.create(event.job_id, state.num_submitted, event.user, event.submission, event.now_s, project)
     state.jobs[job.id] = state.live_jobs[job.id] = job
     live = state.indexes.live_by_user
     live[job.user] = live.get(job.user, 0) + 1
@@ -73,6 +75,7 @@ def assign_chosen_plan(state: PoolState, event: PlanChosen) -> None:
     set_state_deadline(state, job, None)
     allocations.assign_plan(state, job, next(plan for plan in plans if plan.id == event.plan_id))
     job.plan_fixed, job.refusals = True, 0
+    uncap(state, job)
     unpark(state, job)
     job.history.add("planned", event.now_s, job.attempt, f"{event.plan_id} chosen by the user")
     if job.state != "waiting":

@@ -8,12 +8,16 @@ from typing import Any, NamedTuple
 
 from isthmus.control.coordinator import admission, event_handlers, job_preflight, reachability, site_loss
 from isthmus.control.coordinator.accounting import publish_tariff
+from isthmus.control.coordinator.accounts import apply_budgets, set_accounts
 from isthmus.control.coordinator.catalogue import catalogue_entries
+from isthmus.control.coordinator.notices import notices_of
 from isthmus.control.coordinator.sites import close_site, join_pool, leave_pool, probation
 from isthmus.control.state import reconcile_log
 from isthmus.control.state.events import (
+    AccountsSet,
     AgentLost,
     AgentReported,
+    BudgetsDue,
     DeadlinePassed,
     DrainTimedOut,
     EntryGranted,
@@ -43,6 +47,7 @@ from isthmus.control.state.events import (
     SiteInvited,
     SiteJoined,
     SiteLeft,
+    SubscriptionSet,
     TariffPublished,
     UnknownJobEnded,
     VersionAdded,
@@ -96,6 +101,9 @@ EVENT_RULES: Mapping[type[Any], EventRule] = MappingProxyType(
         VersionRemoved: EventRule(catalogue_entries.admit_removal, catalogue_entries.remove_version),
         PoolSet: EventRule(admission.admit_pool, event_handlers.set_pool),
         TariffPublished: EventRule(publish_tariff.admit_tariff, publish_tariff.apply_tariff),
+        SubscriptionSet: EventRule(notices_of.admit_subscription, notices_of.set_subscription),
+        AccountsSet: EventRule(set_accounts.admit_accounts, apply_budgets.apply_accounts),
+        BudgetsDue: EventRule(apply_budgets.admit_budgets, apply_budgets.apply_budgets),
         # Handled without being admitted or logged.
         Restarted: EventRule(admission.admit_restart, event_handlers.reset_agent_timeouts),
     }

@@ -50,10 +50,15 @@ def move_job(
 
 
 def _charge_user(state: PoolState, job: JobRecord, now_s: float) -> None:
-    """Count the chips of a job that has got or released them as held by its user."""
-    held = sum(sum(part.chips.values()) for part in job.plan_parts) if job.state in HOLDING_STATES else 0
+    """Count the chips of a job that has got or released them as held by its user and its accounts."""
+    held = job.num_chips if job.state in HOLDING_STATES else 0
     if held != job.charged_chips:
-        state.shares.charge(job.user, held - job.charged_chips, now_s)
+        state.shares.charge(job.share_account, held - job.charged_chips, now_s)
+        accounts = state.accounts.tree.accounts_of(job.user, job.project)
+        num_jobs = (held > 0) - (job.charged_chips > 0)
+        state.accounts.hold(accounts, held - job.charged_chips, num_jobs, state.meter.now_ms)
+        if held < job.charged_chips:
+            state.indexes.released_accounts.update(accounts)
         job.charged_chips = held
 
 

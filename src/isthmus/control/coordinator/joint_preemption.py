@@ -18,9 +18,11 @@ from isthmus.control.state.site_records import PartRecord
 from isthmus.control.state.update_indexes import set_state_deadline
 
 
-def begin_preemption(state: PoolState, job: JobRecord, victims: Sequence[ClusterVictim], now_s: float) -> None:
-    """Begin to preempt `victims` for a waiting job."""
-    job.victims = tuple(sorted(victims))
+def begin_preemption(
+    state: PoolState, job: JobRecord, victims: Sequence[ClusterVictim], now_s: float, *, reclaims: bool = False
+) -> None:
+    """Begin to preempt `victims` for a waiting job; it `reclaims` what its project is guaranteed."""
+    job.victims, job.reclaims = tuple(sorted(victims)), reclaims
     names = ", ".join(dict.fromkeys(one.job for one in job.victims))
     move_job(state, job, "preempting", now_s, f"preempting {names}: waiting for its sites to be ready")
 
@@ -35,7 +37,7 @@ def advance_preemption(state: PoolState, job: JobRecord, now_s: float) -> None:
         return
     training = [victim for victim in pool_victims(state, job) if victim.state == "running"]
     for victim in training:
-        if not all(part.checkpoint_requested for part in victim.current_parts()):
+        if not all(part.checkpoint_requested for part in victim.training_parts()):
             _request_checkpoint(state, job, victim, now_s)
     if all(victim.verified_step() is not None for victim in training):
         _evict_victims(state, job, now_s)
@@ -77,7 +79,7 @@ def _victim_valid(state: PoolState, job: JobRecord, one: ClusterVictim) -> bool:
     if victim is None or victim.preemptor != job.id or victim.attempt != one.attempt:
         return False
     if victim.state == "running":
-        return all(_is_training(state, part) for part in victim.current_parts())
+        return all(_is_training(state, part) for part in victim.training_parts())
     return victim.state in ("preparing", "starting")
 
 
@@ -86,7 +88,7 @@ def _is_training(state: PoolState, part: PartRecord) -> bool:
 
 
 def _request_checkpoint(state: PoolState, job: JobRecord, victim: JobRecord, now_s: float) -> None:
-    for part in victim.current_parts():
+    for part in victim.training_parts():
         part.checkpoint_requested, part.verified_checkpoint = True, None
     set_state_deadline(state, job, now_s + state.config.checkpoint_timeout_s)
     job.reason = f"waiting for a verified checkpoint of {victim.id}"
@@ -102,4 +104,6 @@ def _evict_victims(state: PoolState, job: JobRecord, now_s: float) -> None:
         victim.saved_step = victim.verified_step() or 0
         checkpoint = f", checkpoint at step {victim.saved_step}" if victim.saved_step else ""
         reason = f"job {job.id} of priority '{job.priority}' preempts it{checkpoint}"
+        if job.reclaims:
+            reason = f"project {job.project} takes back chips that it is guaranteed, for job {job.id}{checkpoint}"
         preempt_job(state, victim, reason, now_s, by=job.id)

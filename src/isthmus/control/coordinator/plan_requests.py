@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.preflight.conflicts import excluded_clusters, valid_conflicts
+from isthmus.control.queries.accounts.price_quotes import affordable_plans
 from isthmus.control.queries.catalogue.bring_forecast import unable_to_fetch
 from isthmus.control.queries.sites.probation_rules import sites_that_refuse
 from isthmus.control.state import allocations
@@ -117,6 +118,7 @@ def apply_plans(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float) 
     """Apply the planner's answer to the job."""
     asked, whole = job.planner_input, job.for_whole_pool
     withdraw_plan_request(state, job)
+    plans = affordable_plans(state, job, plans)
     if whole:
         job.last_planned_total = asked.free_chips if asked else None
     else:

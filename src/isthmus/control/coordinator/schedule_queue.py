@@ -10,8 +10,9 @@ from dataclasses import replace
 from itertools import islice
 
 from isthmus.control.algorithms.global_order import Release, WaitingJob, global_order
-from isthmus.control.coordinator.job_lifecycle import join_site_queues, move_job
+from isthmus.control.coordinator.job_lifecycle import join_site_queues, leave_site_queues, move_job
 from isthmus.control.coordinator.job_preflight import begin_preflight, may_hold_chips
+from isthmus.control.coordinator.joint_preemption import begin_preemption
 from isthmus.control.coordinator.plan_requests import (
     has_more_free,
     is_plan_requested,
@@ -21,7 +22,10 @@ from isthmus.control.coordinator.plan_requests import (
 )
 from isthmus.control.coordinator.reachability import may_start
 from isthmus.control.coordinator.wound_wait import wound
+from isthmus.control.queries.accounts.lent_chips import guaranteeing_project
+from isthmus.control.queries.accounts.limit_refusals import limit_refusal
 from isthmus.control.queries.catalogue.catalogue_versions import missing_versions
+from isthmus.control.queries.preemption_victims import find_borrowers
 from isthmus.control.queries.preflight_status import executes_checks, needs_preflight
 from isthmus.control.queries.sites.probation_rules import probation_refusals
 from isthmus.control.state import allocations
@@ -29,7 +33,7 @@ from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
 from isthmus.control.state.queue_order import is_fair, queue_head
 from isthmus.control.state.reconcile_log import may_start_now
-from isthmus.control.state.update_indexes import is_checking, job_at_key, park, queue_key, unpark
+from isthmus.control.state.update_indexes import cap, is_checking, job_at_key, park, queue_key, uncap, unpark
 
 MAX_REPLANNED_JOBS = 16
 """Waiting jobs from the head of the queue that are replanned after capacity was freed."""
@@ -38,12 +42,17 @@ MAX_RELEASES = 64
 """Running jobs, first to end first, whose releases determine when reservations begin."""
 
 
+RELEASED_AT_ONCE = 16
+"""Jobs of an account that return to the queue when it has released something, first in the queue first."""
+
+
 def schedule_queue(state: PoolState, now_s: float) -> list[JobRecord]:
     """Schedule after an event; return the jobs whose planner requests are sent now."""
     indexes = state.indexes
     state.shares.now_s = now_s
     if indexes.capacity_added:
         _unpark_jobs(state)
+    _release_capped(state)
     if not indexes.capacity_freed and _start_newly_queued(state, now_s):
         indexes.capacity_freed = True
     if indexes.capacity_freed:
@@ -55,6 +64,15 @@ def schedule_queue(state: PoolState, now_s: float) -> list[JobRecord]:
     indexes.queue_changed_from = None
     indexes.newly_queued.clear()
     return take_due_requests(state, now_s)
+
+
+def _release_capped(state: PoolState) -> None:
+    """Return jobs to the queue that a limit kept out of it, of the accounts that have released something."""
+    indexes = state.indexes
+    for account in sorted(indexes.released_accounts):
+        for key in tuple(islice(indexes.capped.get(account, ()), RELEASED_AT_ONCE)):
+            uncap(state, job_at_key(state, key))
+    indexes.released_accounts.clear()
 
 
 def _unpark_jobs(state: PoolState) -> None:
@@ -83,7 +101,7 @@ def _start_newly_queued(state: PoolState, now_s: float) -> bool:
             continue
         if job.plan_fixed and job.state == "waiting":
             move_job(state, job, "blocked", now_s)
-        must_order = must_order or _may_reserve(state, job, key, now_s)
+        must_order = must_order or _may_reserve(state, job, key, now_s) or guaranteeing_project(state, job) != ""
     return must_order
 
 
@@ -96,7 +114,21 @@ def _may_start(state: PoolState, job: JobRecord, now_s: float) -> bool:
     if refusals := probation_refusals(state, job):
         job.reason = "; ".join(refusals)
         return False
+    if _cap_if_limited(state, job):
+        return False
     return may_start(state, job, now_s)
+
+
+def _cap_if_limited(state: PoolState, job: JobRecord) -> bool:
+    """Return whether a limit forbids the job to start; it then leaves the queue until a release."""
+    refusal = limit_refusal(state, job)
+    if refusal is None:
+        return False
+    leave_site_queues(state, job)
+    job.reason = refusal.text
+    cap(state, job, refusal.account)
+    state.changed_jobs.add(job.id)
+    return True
 
 
 def _may_reserve(state: PoolState, job: JobRecord, key: QueueKey, now_s: float) -> bool:
@@ -145,9 +177,27 @@ def _order_and_start(state: PoolState, waiting: list[JobRecord], now_s: float) -
             continue
         _reserve(state, job)
         wound(state, job, now_s, order.start)  # spare the jobs that were just backfilled
+    _reclaim_guarantees(state, waiting, now_s)
     for job in waiting:
         if job.plan_fixed and job.state == "waiting" and not is_checking(job):
             move_job(state, job, "blocked", now_s)
+
+
+def _reclaim_guarantees(state: PoolState, waiting: list[JobRecord], now_s: float) -> None:
+    """Start the jobs that still wait within the guarantees of their projects, on chips that these lend to others.
+
+    Such a job starts on free chips although they are reserved for others; else it preempts jobs that hold lent chips.
+    """
+    for job in waiting if state.accounts.tree.has_guarantees else ():
+        if job.state not in WAITING_STATES or job.capped_by or is_checking(job) or not guaranteeing_project(state, job):
+            continue
+        if allocations.fits(state, job.needs or {}, {}):
+            _start_or_check(state, job, now_s)
+            continue
+        borrowers = find_borrowers(state, job)
+        if borrowers and not _cap_if_limited(state, job) and may_hold_chips(state, job, now_s):
+            withdraw_plan_request(state, job)
+            begin_preemption(state, job, [at for one in borrowers for at in one.victims], now_s, reclaims=True)
 
 
 def _candidates(
@@ -191,7 +241,8 @@ def _waiting_job(job: JobRecord) -> WaitingJob:
         job=job.id,
         needs=allocations.chip_needs(job.needs or {}),
         submitted_s=job.submitted_s,
-        priority=job.priority,
+        priority=job.own_priority or job.priority,
+        project_rank=job.project_rank,
         deadline_s=job.user_deadline_s,
         run_s=job.predicted_run_s,
     )
@@ -206,6 +257,8 @@ def _next_releases(state: PoolState) -> list[Release]:
 
 def _start_or_check(state: PoolState, job: JobRecord, now_s: float) -> None:
     """Start a job that fits, or reserve its chips until its sites have passed its checks."""
+    if _cap_if_limited(state, job):
+        return
     if not may_hold_chips(state, job, now_s):
         _reserve(state, job)
         return

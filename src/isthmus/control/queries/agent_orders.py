@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from isthmus.control.queries.accounts.budget_levels import budgets_due
 from isthmus.control.queries.catalogue.catalogue_versions import needed_versions
 from isthmus.control.queries.sites.part_links import part_links
 from isthmus.control.queries.sites.plan_switches import plan_switches
@@ -148,7 +149,7 @@ def due_events(state: PoolState, now_s: float, steady_s: float) -> tuple[Event, 
     Leases are measured by `steady_s`, on a clock that is never set: to end one early would let two attempts run.
     A deadline further ahead than its timeout allows was set before the clock was set back; it has expired.
     """
-    due = _due_at_sites(state, now_s, steady_s)
+    due = [*_due_at_sites(state, now_s, steady_s), *budgets_due(state, now_s)]
     for job_id in state.indexes.checking:
         record = state.jobs[job_id].preflight
         if record is not None and abs(now_s - record.asked_s) > state.config.preflight_timeout_s:

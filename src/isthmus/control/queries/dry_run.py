@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from isthmus.control.queries.accounts.job_project import job_project
 from isthmus.control.queries.catalogue.bring_forecast import site_fetches, unable_to_fetch
 from isthmus.control.queries.explain_wait import WaitQuery, query_job
 from isthmus.control.queries.forecast_inputs import ProgressByJob
@@ -70,7 +71,8 @@ def query_dry_run(
     state: PoolState, user: str, submission: Submission, plans: PlanSet, now_s: float, progress: ProgressByJob
 ) -> DryRunQuery:
     """Return the query for a job with these plans that is submitted now, as its user sees it."""
-    job = JobRecord.create(DRY_RUN_JOB_ID, state.num_submitted + 1, user, submission, now_s)
+    project = job_project(state.accounts.tree, user, submission.job.project)
+    job = JobRecord.create(DRY_RUN_JOB_ID, state.num_submitted + 1, user, submission, now_s, project)
     job.state, job.plans = "waiting", plans
     allocations.assign_plan(state, job, plans.plans[0] if plans.plans else None)
     victims = job_view(state, job, details=True).offer

@@ -13,6 +13,7 @@ from itertools import islice
 
 from isthmus.control.algorithms.global_order import Objective, Release, WaitingJob
 from isthmus.control.algorithms.start_forecast import RUNTIME_SPREAD, StartForecast, forecast_starts
+from isthmus.control.queries.accounts.limit_refusals import limit_refusal
 from isthmus.control.queries.catalogue.bring_forecast import bring_times, describe_bringing
 from isthmus.control.queries.forecast_inputs import (
     ProgressByJob,
@@ -230,6 +231,8 @@ def _reason(state: PoolState, job: JobRecord, plan: Plan | None) -> str:
     """Describe briefly what the job waits for; `QueueStatus.refused` has the details."""
     if not is_pending(job) or job.state == "preempting":
         return job.reason
+    if job.capped_by and (refusal := limit_refusal(state, job)):
+        return refusal.text
     if plan is None:
         if job.reason.startswith(NO_PLAN_AT_ALL):
             return NO_PLAN_AT_ALL

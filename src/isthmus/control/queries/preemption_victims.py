@@ -8,9 +8,10 @@ dropped, most expensive first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from isthmus.control.queries.accounts.lent_chips import LentChips, guaranteeing_project
 from isthmus.control.state import allocations
 from isthmus.control.state.indexes import PRIORITY_RANK
 from isthmus.control.state.job_records import WAITING_STATES, ClusterVictim, JobRecord, PoolState
@@ -43,15 +44,49 @@ def find_victims(state: PoolState, job: JobRecord) -> tuple[VictimCandidate, ...
     if job.state not in WAITING_STATES or job.needs is None or not allocations.pool_can_hold(state, job):
         return ()
     lacking = _chip_shortage(state, job)
+    return _choose(state, job, lacking, _candidates(state, job, lacking), lambda _: True) if lacking else ()
+
+
+def find_borrowers(state: PoolState, job: JobRecord) -> tuple[VictimCandidate, ...]:
+    """Return the jobs that hold lent chips which a waiting job needs to start now, within its project's guarantee.
+
+    They may be of any level, but no project is brought below its own guarantee by more than the last job that it lends
+    through. Empty if the job is not within a guarantee, or no set of such jobs suffices.
+    """
+    project = guaranteeing_project(state, job)
+    if job.needs is None or not project or not allocations.pool_can_hold(state, job):
+        return ()
+    lacking = _chip_shortage(state, job)
     if not lacking:
         return ()
-    sources = sorted(_candidates(state, job, lacking), key=lambda one: one.cost)
+    names = dict.fromkeys(
+        part.job
+        for cluster in dict.fromkeys(key.cluster for key in lacking)
+        for part in state.clusters[cluster].parts.values()
+        if part.allocated
+    )
+    found = (_pool_candidate(state, state.jobs[name], job, lacking, by_level=False) for name in names)
+    lent = LentChips.of(state, job, project)
+    return _choose(
+        state, job, lacking, (one for one in found if one is not None), lambda one: lent.take(one.victims[0].job)
+    )
+
+
+def _choose(
+    state: PoolState,
+    job: JobRecord,
+    lacking: allocations.Amounts,
+    candidates: Iterable[VictimCandidate],
+    may_take: Callable[[VictimCandidate], bool],
+) -> tuple[VictimCandidate, ...]:
+    """Choose from the cheapest candidate on while chips are lacking, then drop those that are not needed."""
+    sources = sorted(candidates, key=lambda one: one.cost)
     chosen = list[VictimCandidate]()
     for source in sources:
         left = _still_lacking(lacking, chosen)
         if not left:
             break
-        if left.keys() & source.freed_chips.keys():
+        if left.keys() & source.freed_chips.keys() and may_take(source):
             chosen.append(source)
     if _still_lacking(lacking, chosen) or not _within_inventory(state, job, chosen):
         return ()
@@ -109,7 +144,7 @@ def _candidates(state: PoolState, job: JobRecord, lacking: Mapping[PoolResource,
 
 
 def _pool_candidate(
-    state: PoolState, victim: JobRecord, job: JobRecord, lacking: Mapping[PoolResource, int]
+    state: PoolState, victim: JobRecord, job: JobRecord, lacking: Mapping[PoolResource, int], *, by_level: bool = True
 ) -> VictimCandidate | None:
     settled = victim.state in ("preparing", "starting", "running") and not victim.victims
     if not (settled and victim.preemptible and victim.preemptor is None and victim.id != job.id):
@@ -121,7 +156,7 @@ def _pool_candidate(
         wanted = {key: chips for key, chips in here.items() if key in lacking}
         if not wanted:
             continue
-        if not _holds_chips(part) or not _has_lower_level(record.cluster, victim, job):
+        if not _holds_chips(part) or (by_level and not _has_lower_level(record.cluster, victim, job)):
             return None
         gives |= wanted
         at.append(ClusterVictim(cluster=part.cluster, job=victim.id, attempt=part.attempt))

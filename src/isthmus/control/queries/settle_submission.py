@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from isthmus.control.queries.accounts.job_project import job_project
 from isthmus.control.queries.catalogue.catalogue_versions import pin_versions, with_pins_of
 from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
 from isthmus.core.errors import ConflictError, InputError, NotFoundError
@@ -19,6 +20,7 @@ def settle_submission(state: PoolState, user: str, submission: Submission, job_i
     still runs, or one without checkpoints or with another model, or if the job names an entry of the catalogue that
     the user may not use.
     """
+    job_project(state.accounts.tree, user, submission.job.project)
     job = pin_versions(state, user, with_own_folders(submission.job, job_id))
     if isinstance(job.resume, str) and not is_folder(job.resume):
         source = _ended_job(state, user, job.resume)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from isthmus.control.queries.accounts.limit_refusals import limit_refusal
 from isthmus.control.queries.agent_orders import count_misplaced, held_parts, site_queue
 from isthmus.control.queries.catalogue.bring_forecast import describe_bringing
 from isthmus.control.queries.catalogue.catalogue_versions import missing_versions
@@ -13,7 +14,6 @@ from isthmus.control.queries.preflight_status import has_passed_once, needs_pref
 from isthmus.control.queries.shortages import describe_shortages
 from isthmus.control.queries.sites.probation_rules import PROBATION_JOBS, PROBATION_S
 from isthmus.control.state import allocations
-from isthmus.control.state.allocations import KBPS_PER_GBPS
 from isthmus.control.state.job_records import (
     TERMINAL_STATES,
     WAITING_STATES,
@@ -38,6 +38,7 @@ from isthmus.core.messages.api_views import (
 )
 from isthmus.core.messages.site_views import DutyState, DutyView, ProbationView
 from isthmus.core.pool import Link
+from isthmus.core.pool_resource import KBPS_PER_GBPS
 
 SHORT_ID_CHARS = 12
 """Characters of an agent's id that views show."""
@@ -236,7 +237,9 @@ def _wait_reason(state: PoolState, job: JobRecord) -> str:
     if job.plan is None or job.state_deadline_s is not None:
         return job.reason
     lacks = describe_shortages(state, job.needs or {})
-    if lacks:
+    if job.capped_by and (refusal := limit_refusal(state, job)):
+        why = refusal.text
+    elif lacks:
         why = f"plan {job.plan.id} does not fit now: {lacks}"
     elif bringing := describe_bringing(state, job):
         why = f"waits for its model and data: {bringing}"

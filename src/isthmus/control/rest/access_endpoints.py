@@ -82,12 +82,14 @@ def get_audit(
     user: AuditUser = None,
     after: After = 0,
     limit: Limit = 1000,
+    oldest: Annotated[bool, Query(description="without a cursor: the oldest records instead of the newest")] = False,
 ) -> AuditPage:
     """Return records of the audit log (admin only): the newest ones, or the first after the cursor `after`.
 
-    Records are never changed; the server keeps them for 400 days.
+    Records are never changed, and each is chained to the one before by its `hash`; the server keeps them for 400 days.
     """
     auth.require_role(caller)
     service.audit.flush()
-    records = service.store.audit(AuditFilter(since_s=since_s, user=user), after, limit)
-    return AuditPage(records=records, next=records[-1].number if records else after)
+    records = service.store.audit(AuditFilter(since_s=since_s, user=user), after, limit, oldest=oldest)
+    next_number = records[-1].number if records else after
+    return AuditPage(records=records, next=next_number, store=service.store.store_id)

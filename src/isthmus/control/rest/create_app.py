@@ -18,6 +18,7 @@ from isthmus.control.rest.access_endpoints import access_router
 from isthmus.control.rest.body_limit import BodyLimits, BodySizeMiddleware, BodyTooLargeError
 from isthmus.control.rest.catalogue_endpoints import catalogue_router
 from isthmus.control.rest.console.job_text_endpoint import job_text_router
+from isthmus.control.rest.console.oidc_endpoints import oidc_router
 from isthmus.control.rest.console.session_endpoints import session_router
 from isthmus.control.rest.console.static_files import console_router
 from isthmus.control.rest.endpoints import check_protocol, metrics_router, router
@@ -25,8 +26,10 @@ from isthmus.control.rest.event_stream import OpenStreams
 from isthmus.control.rest.interface_page import interface_page
 from isthmus.control.rest.ledger_endpoints import ledger_router
 from isthmus.control.rest.middleware import HeadMiddleware, TokenMiddleware, error_response
+from isthmus.control.rest.quota_endpoints import quota_router
 from isthmus.control.rest.request_batcher import RequestBatcher
 from isthmus.control.rest.site_endpoints import site_router
+from isthmus.control.rest.subscription_endpoints import subscription_router
 from isthmus.control.service.control_service import ControlService
 from isthmus.core.errors import AuthError, InputError, IsthmusError, NotFoundError, ProtocolError
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, protocol_version_of
@@ -42,8 +45,9 @@ def create_app(service: ControlService) -> FastAPI:
     app.state.streams = OpenStreams()
     app.state.batcher = RequestBatcher(service.execute)
     for part in (
-        router, metrics_router, access_router, catalogue_router, site_router, ledger_router, session_router,
-        job_text_router, console_router,
+        router, metrics_router, access_router, catalogue_router, site_router, ledger_router, quota_router,
+        oidc_router, session_router,
+        subscription_router, job_text_router, console_router,
     ):  # fmt: skip
         app.router.routes += part.routes  # `include_router` would make each route again, 60 ms of CPU
     _describe(app)

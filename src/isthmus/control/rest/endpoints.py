@@ -28,7 +28,7 @@ from isthmus.control.rest.rest_bodies import (
 from isthmus.control.service import auth
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.control_service import ControlService
-from isthmus.control.service.server_metrics import CONTENT_TYPE, render_metrics
+from isthmus.control.service.metrics.render_metrics import CONTENT_TYPE, render_metrics
 from isthmus.core.base_model import Name, NonNegativeFloat, NonNegativeInt
 from isthmus.core.errors import (
     AuthError,
@@ -123,14 +123,13 @@ def health() -> Health:
 async def submit_job(submission: Submission, caller: CurrentCaller, service: Service, batcher: Batcher) -> JobView:
     """Submit a job; returns once it is on disk. Repeating the same key returns the same job."""
     auth.require_role(caller, "user")
-    submit = partial(service.submissions.submit_request, exempt=caller.role == "admin", high=caller.high)
+    submit = partial(service.submissions.submit_request, exempt=caller.role == "admin", high=caller.high, caller=caller)
     make_request = partial(submit, caller.name, submission)
     if submission.job.parallel == NO_FIXED_DEGREES:
         asked = make_request()
     else:  # its model is profiled
         asked = await run_in_threadpool(make_request)
     job: JobView = await batcher.result_of(asked)
-    service.audit.record("job-submitted", caller, job.id)
     return job
 
 
@@ -138,11 +137,9 @@ async def submit_job(submission: Submission, caller: CurrentCaller, service: Ser
 def submit_bulk(bulk: BulkSubmission, caller: CurrentCaller, service: Service) -> Response:
     """Submit several jobs independently; returns their results in order once all are on disk."""
     auth.require_role(caller, "user")
-    submit = partial(service.submissions.submit_all, exempt=caller.role == "admin", high=caller.high)
+    submit = partial(service.submissions.submit_all, exempt=caller.role == "admin", high=caller.high, caller=caller)
     done = submit(caller.name, bulk.submissions)
     outcomes = [submission_result(outcome) for outcome in done]
-    jobs = [outcome.id for outcome in outcomes if outcome.id is not None]
-    service.audit.record("jobs-submitted", caller, jobs[0] if jobs else "", f"{len(jobs)} of {len(outcomes)} jobs")
     return Response(SUBMISSION_RESULTS.dump_json(outcomes), media_type="application/json")
 
 
@@ -254,9 +251,8 @@ def get_queue_page(
 def choose_plan(job_id: str, choice: PlanChoice, caller: CurrentCaller, service: Service) -> JobView:
     """Choose one of the job's candidate plans."""
     job = _own_job(service, caller, job_id)
-    chosen = service.choose(job_id, choice.plan)
-    service.audit.record("plan-chosen", caller, job_id, f"{choice.plan} for {job.user}'s job")
-    return chosen
+    line = service.audit.line("plan-chosen", caller, job_id, f"{choice.plan} for {job.user}'s job")
+    return service.choose(job_id, choice.plan, line)
 
 
 @router.post("/jobs/{job_id}/plans/{plan_id}/check", responses=error_responses(NotFoundError))
@@ -278,27 +274,24 @@ def check_plan(
 def preempt_victims(job_id: str, agreement: PreemptionRequest, caller: CurrentCaller, service: Service) -> JobView:
     """Preempt the named victims for the job: all or none, each after its checkpoint is verified."""
     job = _own_job(service, caller, job_id)
-    view = service.preempt(job_id, agreement.victims)
     victims = ", ".join(f"{one.job} at {one.cluster}" for one in agreement.victims)
-    service.audit.record("job-preempted-others", caller, job_id, f"for {job.user}'s job: {victims}")
-    return view
+    line = service.audit.line("job-preempted-others", caller, job_id, f"for {job.user}'s job: {victims}")
+    return service.preempt(job_id, agreement.victims, line)
 
 
 @router.post("/jobs/{job_id}/cancel", responses=error_responses(NotFoundError, ConflictError))
 def cancel_job(job_id: str, caller: CurrentCaller, service: Service) -> JobView:
     """Stop the job at all sites."""
     job = _own_job(service, caller, job_id)
-    view = service.cancel(job_id, "" if caller.name == job.user else f"{caller.role} {caller.name}")
-    service.audit.record("job-cancelled", caller, job_id, f"{job.user}'s job")
-    return view
+    line = service.audit.line("job-cancelled", caller, job_id, f"{job.user}'s job")
+    return service.cancel(job_id, "" if caller.name == job.user else f"{caller.role} {caller.name}", line)
 
 
 @router.delete("/jobs/{job_id}", status_code=204, responses=error_responses(NotFoundError, ConflictError))
 def delete_job(job_id: str, caller: CurrentCaller, service: Service) -> None:
     """Delete an ended job with its metrics and logs."""
     job = _own_job(service, caller, job_id)
-    service.delete(job_id)
-    service.audit.record("job-deleted", caller, job_id, f"{job.user}'s job")
+    service.delete(job_id, service.audit.line("job-deleted", caller, job_id, f"{job.user}'s job"))
 
 
 @router.get("/jobs/{job_id}/metrics", responses=error_responses(NotFoundError))
@@ -348,7 +341,7 @@ def get_pool(caller: CurrentCaller, service: Service) -> PoolView:
 def end_unknown_job(job_id: Name, caller: CurrentCaller, service: Service) -> PoolView:
     """Release the running parts of a job that the server's log does not have since its restore (admin only)."""
     auth.require_role(caller)
-    return service.end_unknown(job_id)
+    return service.end_unknown(job_id, service.audit.line("unknown-job-ended", caller, job_id))
 
 
 @router.post("/agents/{cluster}/sync", responses=error_responses(ConflictError, ProtocolError))
@@ -357,18 +350,11 @@ def sync_agent(cluster: str, report: AgentReport, caller: CurrentCaller, service
     check_protocol(report.protocol)
     auth.require_own_cluster(caller, cluster, report.cluster, service.agents.owner_of(cluster))
     service.site_keys.note_use(caller)
-    active = service.agents.is_active(report)
 
     def refuse_lines(number: int) -> None:
         service.audit.record("refused", caller, cluster, f"{number} lines of output of ranks of other sites")
 
-    def record_refusal(job_id: str, text: str) -> None:
-        service.audit.record("link-refused", caller, job_id, text)
-
-    orders = service.agents.sync(report, refuse_lines, record_refusal)
-    if not active:
-        service.audit.record("site-registered", caller, cluster, f"owner {report.cluster.owner}")
-    return orders
+    return service.agents.sync(report, refuse_lines, caller)
 
 
 @router.get("/usage", responses=error_responses())
@@ -385,7 +371,8 @@ def get_server_metrics(caller: CurrentCaller, service: Service) -> Response:
     """Return metrics in Prometheus text format: for an admin all, for an owner those of its clusters."""
     auth.require_role(caller, "owner")
     seen = auth.visible_pool(caller, service.pool())
-    return Response(render_metrics(caller, service.server_metrics, seen, service.gauges()), media_type=CONTENT_TYPE)
+    text = render_metrics(caller, service.server_metrics, seen, service.gauges(), service.figures())
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 def _own_job(service: ControlService, caller: Caller, job_id: str) -> JobView:

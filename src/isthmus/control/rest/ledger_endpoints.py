@@ -62,6 +62,9 @@ def check_ledger(caller: CurrentCaller, service: Service) -> LedgerCheckView:
 
 @ledger_router.get("/statements/{party}/{name}", responses=error_responses(NotFoundError))
 def get_statement(party: PartyKind, name: Name, month: Month, caller: CurrentCaller, service: Service) -> StatementView:
-    """Return the statement of an owner, a user or a job for a month: each caller its own, an admin all."""
+    """Return the statement of an owner, a user, a job or a project for a month: each caller its own, an admin all.
+
+    Members of a project, or of one above it, see its cost, and by name their own jobs only.
+    """
     auth.require_role(caller, "owner", "user")
     return service.ledger.statement(caller, party, name, month)

@@ -18,8 +18,10 @@ from isthmus.control.service.auth import Caller
 from isthmus.core.errors import AuthError, InputError, IsthmusError, RateLimitError
 from isthmus.core.text.printable import printable
 
-PUBLIC_PATHS = ("/v1/health",)
+PUBLIC_PATHS = ("/v1/health", "/v1/oidc", "/v1/oidc/begin", "/v1/oidc/session")
 """Paths under `/v1/` that need no token."""
+SIGN_IN_PATHS = ("/v1/oidc/begin", "/v1/oidc/session")
+"""Paths without a token that set a cookie: for pages of this server alone."""
 METRICS_PATH = "/metrics"
 """The only path outside `/v1/` that needs a token."""
 JOIN_PATH = "/v1/join"
@@ -92,6 +94,12 @@ class TokenMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward the request if its token is valid or not needed, once its caller has its turn."""
         if scope["type"] != "http" or not needs_token(scope["path"]):
+            foreign = _foreign_origin(scope) if scope["type"] == "http" and scope["path"] in SIGN_IN_PATHS else ""
+            if foreign:
+                error = AuthError(f"pages of this server alone sign in, not {foreign}", hint=_SESSION_HINT)
+                self._audit.record_stranger("refused", _address(scope), str(scope["path"]), error.message)
+                await error_response(error, error.http_status)(scope, receive, send)
+                return
             await self._app(scope, receive, send)
             return
         try:

@@ -33,18 +33,16 @@ def declare_site_gone(cluster: Name, caller: CurrentCaller, service: Service) ->
     If processes still run there, two attempts of their jobs may run at once and damage their checkpoints.
     """
     auth.require_role(caller)
-    view = _site(service.declare_site_gone(cluster, caller.name), cluster)
-    service.audit.record("site-gone", caller, cluster)
-    return view
+    line = service.audit.line("site-gone", caller, cluster)
+    return _site(service.declare_site_gone(cluster, caller.name, line), cluster)
 
 
 @site_router.post("/sites/{cluster}/enrol", responses=error_responses(NotFoundError, ConflictError))
 def enrol_site(cluster: Name, caller: CurrentCaller, service: Service) -> ClusterView:
     """Let the next new agent of a cluster take the place of the enrolled one (admin, or the cluster's owner)."""
     auth.require_site(caller, cluster, service.agents.owner_of(cluster))
-    view = _site(service.enrol_site(cluster, caller.name), cluster)
-    service.audit.record("site-enrolling", caller, cluster)
-    return view
+    line = service.audit.line("site-enrolling", caller, cluster)
+    return _site(service.enrol_site(cluster, caller.name, line), cluster)
 
 
 @site_router.post("/sites/{cluster}/cordon", responses=error_responses(NotFoundError, ConflictError))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from isthmus.control.server.log_end_file import LogEndFile
+from isthmus.control.server.log_end_file import AuditEndFile, LogEndFile
 from isthmus.control.server.server_config import DATABASE_FILE, ServerConfig, read_database_address
 from isthmus.control.server.stored_log import (
     LogReport,
@@ -24,8 +24,9 @@ from isthmus.control.server.stored_log import (
     open_sqlite_log,
     store_identity,
 )
-from isthmus.control.store.sql_queries import AUDIT_FIELDS, TOKEN_FIELDS
+from isthmus.control.store.sql_queries import TOKEN_FIELDS
 from isthmus.control.store.sqlite_store import SqliteStore
+from isthmus.control.store.tables.audit_queries import AUDIT_FIELDS, chain_lines
 from isthmus.core.errors import ConflictError
 from isthmus.core.process.state_folder_lock import fsync_path, unwritable_folder_error
 
@@ -59,7 +60,8 @@ COPIED_TABLES = (
     CopiedTable("metrics", -1, ("number", "job", "attempt", "rank", "step", "body"), is_numbered=True),
     CopiedTable("logs", -1, ("number", "job", "attempt", "rank", "start", "stop", "body"), is_numbered=True),
     CopiedTable("tokens", "", TOKEN_FIELDS),
-    CopiedTable("audit", -1, AUDIT_FIELDS, is_numbered=True),
+    CopiedTable("audit", -1, AUDIT_FIELDS),
+    CopiedTable("notices", -1, ("number", "batch", "body"), is_numbered=True),
     CopiedTable("secrets", "", ("name", "value")),
 )
 """What a backup holds beside the identity; leadership is not part of it."""
@@ -78,9 +80,9 @@ def open_stored_log(config: ServerConfig) -> Iterator[StoredLog]:
 
 def check_store_of(config: ServerConfig) -> LogReport:
     """Verify the log of a server's store, against what its state folder knows."""
-    known = LogEndFile(config.state)
+    known, known_audit = LogEndFile(config.state), AuditEndFile(config.state)
     with open_stored_log(config) as log:
-        return check_log(log, known.store_id, known.end)
+        return check_log(log, known.store_id, known.end, known_audit.end)
 
 
 def write_backup(config: ServerConfig, file: Path) -> LogReport:
@@ -130,9 +132,19 @@ def copied_pages(log: StoredLog, table: CopiedTable) -> Iterator[tuple[tuple[str
     columns = tuple(name for name in table.columns if name in present)
     if not columns:
         return
+    if table.name == "audit" and "hash" not in present:  # as the migration would, since the copy has no migration left
+        rows = [row for page in _pages(log, table, columns) for row in page]
+        hashes = chain_lines(store_identity(log) or "", rows)
+        yield table.columns, [[*row, digest] for row, (digest, _) in zip(rows, hashes, strict=True)]
+        return
+    for page in _pages(log, table, columns):
+        yield columns, page
+
+
+def _pages(log: StoredLog, table: CopiedTable, columns: tuple[str, ...]) -> Iterator[list[Any]]:
     query, after = table.select(columns), table.before_first
     while rows := log.rows(query, after):
-        yield columns, rows
+        yield rows
         after = rows[-1][0]
 
 

@@ -15,9 +15,10 @@ from typing import Any
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.server.backup_file import open_stored_log
 from isthmus.control.server.log_archive import archive_events
-from isthmus.control.server.log_end_file import LogEndFile
+from isthmus.control.server.log_end_file import AuditEndFile, LogEndFile
 from isthmus.control.server.server_config import DATABASE_FILE, ServerConfig, open_store
 from isthmus.control.server.stored_log import check_log
+from isthmus.control.service.access.audit_log import make_line
 from isthmus.control.store.log_base import LogBase
 from isthmus.control.store.log_chain import LogEnd
 from isthmus.control.store.snapshot_codec import gc_paused, restore_base, serialize_state
@@ -60,7 +61,7 @@ def compact_log(
     """
     with lock_state_folder(config.state, "server"):
         before_bytes = _file_bytes(config)
-        log_end = LogEndFile(config.state)
+        log_end, audit_end = LogEndFile(config.state), AuditEndFile(config.state)
         with open_stored_log(config) as log:
             report = check_log(log, log_end.store_id, log_end.end)
         if report.problems:
@@ -73,6 +74,7 @@ def compact_log(
             if not isinstance(store, SqlQueries):
                 raise IsthmusError("this store cannot be compacted", hint="this is a bug: please report it")
             log_end.follow(store)
+            audit_end.follow(store)
             last = log_end.end.number
             base, archive = _make_base(store, now_s - config.compaction.keep_s, now_s, progress), None
             if base is not None:
@@ -82,7 +84,8 @@ def compact_log(
                         archive = str(archive_events(log, base.end, config.archive, config.archive_bytes))
                     progress("archived", base.end.number)
                 with store.exclusive_access():
-                    last = store.append([base.event(now_s)])
+                    line = make_line("log-compacted", None, now_s, detail=f"events up to {base.end.number}")
+                    last = store.append([base.event(now_s)], audit=[line])
                 log_end.flush()
                 store.bases.activate(base)
             num_dropped = 0
@@ -92,6 +95,7 @@ def compact_log(
             end = store.bases.active_end()
         finally:
             log_end.close()
+            audit_end.close()
             store.close()
         _shrink(config)
     number = 0 if end is None else end.number

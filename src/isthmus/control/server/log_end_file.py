@@ -1,5 +1,7 @@
 """`LogEndFile`: the last event that a server knows to be durable, in its state folder; a database may come back short.
 
+`AuditEndFile` is the same for the last line of the audit log.
+
 The file is one line of fixed length that each append overwrites in place, without a flush: it survives the server's
 end, and after a crash of the machine it may name an earlier event, never a later one.
 """
@@ -10,6 +12,7 @@ import hashlib
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 from isthmus.control.store.log_chain import LogEnd
 from isthmus.control.store.sql_queries import SqlQueries
@@ -17,8 +20,6 @@ from isthmus.core.errors import FileError
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.process.state_folder_lock import unwritable_folder_error
 
-FILE_NAME = "log-end"
-_HEAD = "isthmus-log-end-1"
 _CHECK_DIGITS = 16
 _log = logging.getLogger("isthmus.server")
 
@@ -26,14 +27,16 @@ _log = logging.getLogger("isthmus.server")
 class LogEndFile:
     """The file `log-end` of a server's state folder: identity of its store, and the last event known to be durable."""
 
+    name = "log-end"
+
     def __init__(self, state: Path) -> None:
-        self.path = state / FILE_NAME
+        self.path = state / self.name
         self.store_id: str | None = None
         self.end = LogEnd(0, b"")
         self._descriptor: int | None = None
         self._load()
 
-    def follow(self, store: SqlQueries[object]) -> None:
+    def follow(self, store: SqlQueries[Any]) -> None:
         """Require that the store's log contains the event of the file, and keep the file at the log's end from now on.
 
         Raises `LogDamagedError` if the log lacks the event or has another one, `UnavailableError` if the file cannot be
@@ -57,7 +60,7 @@ class LogEndFile:
         try:
             os.pwrite(self._descriptor, self._line(), 0)
         except OSError as error:
-            _log.warning("could not note event %d in %s: %s", end.number, self.path, error)
+            _log.warning("could not note number %d in %s: %s", end.number, self.path, error)
 
     def flush(self) -> None:
         """Flush the event of the file: no later one is needed to verify a log whose base is behind it."""
@@ -78,7 +81,7 @@ class LogEndFile:
             raise unwritable_folder_error(self.path.parent, error) from error
 
     def _line(self) -> bytes:
-        text = f"{_HEAD} {self.store_id} {self.end.number:020} {self.end.digest.hex()}"
+        text = f"isthmus-{self.name}-1 {self.store_id} {self.end.number:020} {self.end.digest.hex()}"
         return f"{text} {_checksum(text)}\n".encode()
 
     def _load(self) -> None:
@@ -90,7 +93,7 @@ class LogEndFile:
         words, _, checksum = text.rpartition(" ")
         fields = words.split(" ")
         try:
-            if checksum != _checksum(words) or len(fields) != 4 or fields[0] != _HEAD:
+            if checksum != _checksum(words) or len(fields) != 4 or fields[0] != f"isthmus-{self.name}-1":
                 raise ValueError("it is no line of this form")
             self.store_id, self.end = fields[1], LogEnd(int(fields[2]), bytes.fromhex(fields[3]))
         except ValueError as error:
@@ -99,6 +102,20 @@ class LogEndFile:
                 file=str(self.path),
                 hint="run `isthmus server check`; if the log is complete, remove the file",
             ) from error
+
+
+class AuditEndFile(LogEndFile):
+    """The file `audit-end` of a server's state folder: the last line of the audit log known to be durable."""
+
+    name = "audit-end"
+
+    def follow(self, store: SqlQueries[Any]) -> None:
+        """Require that the audit log contains the line of the file, and keep the file at the log's end from now on.
+
+        Raises `AuditDamagedError` if the log lacks the line or has another one.
+        """
+        self.store_id = store.store_id
+        store.follow_audit(self.end, self.save)
 
 
 def _checksum(text: str) -> str:

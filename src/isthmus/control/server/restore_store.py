@@ -18,10 +18,12 @@ from isthmus.control.server.backup_file import (
     open_stored_log,
     verify_file,
 )
-from isthmus.control.server.log_end_file import LogEndFile
+from isthmus.control.server.log_end_file import AuditEndFile, LogEndFile
 from isthmus.control.server.server_config import DATABASE_FILE, ServerConfig, open_store, read_database_address
 from isthmus.control.server.stored_log import LogReport, check_log, open_sqlite_log
+from isthmus.control.service.access.audit_log import make_line
 from isthmus.control.state.events import LogRestored
+from isthmus.control.store.log_chain import LogEnd
 from isthmus.control.store.snapshot_file import SNAPSHOT_FILE_NAME
 from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.core.errors import ConflictError, IsthmusError
@@ -68,14 +70,20 @@ def _record_restore(config: ServerConfig, report: LogReport, now_s: float, gone:
         raise IsthmusError(f"{report.name} has no identity", hint="this is a bug: please report it")
     log_end = LogEndFile(config.state)
     log_end.reset(report.store, report.end)
+    audit_end = AuditEndFile(config.state)
+    audit_end.reset(report.store, LogEnd(0, b""))
     (config.state / SNAPSHOT_FILE_NAME).unlink(missing_ok=True)
     store = open_store(config)
     try:
         if isinstance(store, SqlQueries):
             log_end.follow(store)
-        store.append([LogRestored(now_s=now_s, gone=tuple(gone))])
+            audit_end.follow(store)
+        detail = f"{report.name} up to event {report.end.number}" + (f"; gone: {', '.join(gone)}" if gone else "")
+        line = make_line("store-restored", None, now_s, detail=detail)
+        store.append([LogRestored(now_s=now_s, gone=tuple(gone))], audit=[line])
     finally:
         log_end.close()
+        audit_end.close()
         store.close()
 
 
@@ -139,7 +147,7 @@ def _as_postgres(table: CopiedTable, row: Sequence[Any]) -> list[Any]:
 
 
 _POSTGRES_SEQUENCES = (
+    "SELECT setval(pg_get_serial_sequence('notices', 'number'), coalesce(max(number), 0) + 1, false) FROM notices",
     "SELECT setval(pg_get_serial_sequence('metrics', 'number'), coalesce(max(number), 0) + 1, false) FROM metrics",
-    "SELECT setval(pg_get_serial_sequence('audit', 'number'), coalesce(max(number), 0) + 1, false) FROM audit",
     "SELECT setval(pg_get_serial_sequence('logs', 'number'), coalesce(max(number), 0) + 1, false) FROM logs",
 )

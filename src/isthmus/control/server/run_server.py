@@ -26,8 +26,8 @@ from isthmus.control.server.head_refusal import MAX_HEAD_BYTES
 from isthmus.control.server.limited_listener import LimitedListener
 from isthmus.control.server.listen_addresses import certificate_hosts, printed_hosts
 from isthmus.control.server.log_archive import archive_events
-from isthmus.control.server.log_end_file import LogEndFile
-from isthmus.control.server.server_config import ServerConfig, open_store, read_database_address
+from isthmus.control.server.log_end_file import AuditEndFile, LogEndFile
+from isthmus.control.server.server_config import ServerConfig, open_provider, open_store, read_database_address
 from isthmus.control.server.tls import Certificate, given_certificate, self_signed_certificate
 from isthmus.control.service.access.token_gate import TokenGate
 from isthmus.control.service.auth import ADMIN_TOKEN_FILE, ensure_admin_token
@@ -87,6 +87,9 @@ def run_server(
         if isinstance(store, SqlQueries):
             stack.callback(log_end.close)
             log_end.follow(store)
+            audit_end = AuditEndFile(config.state)
+            stack.callback(audit_end.close)
+            audit_end.follow(store)
         ensure_admin_token(store, config.state, time.time())
         own = PlannerPool(make_process=lambda: PlannerProcess(command=(*COMMAND, str(config.search_cpu_s))))
         leadership = _leader_election(config)
@@ -97,7 +100,9 @@ def run_server(
                 planner=planner or own,
                 num_planners=len(own.processes) if planner is None else 1,
                 quotas=config.quotas,
+                notify=config.notify,
                 switch_secret=switch_secret,
+                oidc=open_provider(config),
                 rules=config.rules,
                 leader_election=leadership,
                 snapshot_file=SnapshotFile(config.state),
@@ -105,6 +110,9 @@ def run_server(
                 before_compaction=functools.partial(_prepare_compaction, config, log_end),
             )
             tune_gc()  # after the replay: its records are long-lived
+        if certificate is not None:
+            text = "When the certificate of the server ends."
+            service.fixed_gauges["isthmus_certificate_expiry_timestamp_seconds"] = (text, certificate.expires_s)
         stack.callback(service.close)
         stack.callback(own.close)
         service.start()

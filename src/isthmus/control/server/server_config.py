@@ -9,16 +9,21 @@ from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.server.connection_limits import ConnectionCaps
 from isthmus.control.server.log_end_file import LogEndFile
+from isthmus.control.service.notify.notify_settings import NotifySettings
+from isthmus.control.service.oidc.oidc_provider import OidcProvider
 from isthmus.control.service.planner_process import SEARCH_CPU_S
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import Store
 from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import InputError
+from isthmus.core.owner.oidc_file import OidcFile
 from isthmus.core.pool import Pool
 
 DATABASE_FILE = "isthmus.db"
 """Name of the SQLite file in the state folder."""
+MAX_SECRET_BYTES = 4096
+"""Largest file with the secret of the server's client at a provider."""
 MAX_ADDRESS_BYTES = 4096
 """Largest file with the address of a database."""
 
@@ -46,6 +51,8 @@ class ServerConfig:
     connections: ConnectionCaps | None = None
     # File with the secret from which the keys of jobs at the pool's switches are derived. None: they have none.
     switch_key: Path | None = None
+    # The provider by which persons sign in to the console. None: they sign in with tokens.
+    oidc: OidcFile | None = None
     # What one user or owner may ask for.
     quotas: Quotas = field(default_factory=Quotas)
     # How much of the event log is kept.
@@ -54,6 +61,8 @@ class ServerConfig:
     archive: Path | None = None
     # Size from which the oldest files of that folder are removed. None: all stay.
     archive_bytes: int | None = None
+    # What the operator allows notices: networks of webhooks, a mail server.
+    notify: NotifySettings = field(default_factory=NotifySettings)
     # CPU time of a search for plans, in seconds; then the best plans so far are the answer.
     search_cpu_s: float = SEARCH_CPU_S
 
@@ -83,3 +92,19 @@ def read_database_address(file: Path) -> str:
             hint="one line, for example postgresql://isthmus:PASSWORD@db.example/isthmus",
         )
     return address
+
+
+def open_provider(config: ServerConfig) -> OidcProvider | None:
+    """Return the provider of `config` with the secret of its file; raise `InputError` if that cannot be read."""
+    if config.oidc is None:
+        return None
+    file = config.oidc.client_secret_file
+    if file is None:
+        return OidcProvider(config.oidc)
+    try:
+        secret = read_within(file, MAX_SECRET_BYTES).decode("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"client_secret_file: {file} cannot be read: {error}") from error
+    if not secret or "\n" in secret:
+        raise InputError(f"client_secret_file: {file} does not contain a secret", hint="one line")
+    return OidcProvider(config.oidc, secret)

@@ -14,12 +14,16 @@ from isthmus.control.state.events import decode_event
 from isthmus.control.store.log_base import LogBase
 from isthmus.control.store.log_chain import LogDamagedError, LogEnd, chain_start, follow_link
 from isthmus.control.store.snapshot_codec import restore_base
+from isthmus.control.store.tables.audit_queries import AUDIT_FIELDS, read_lines
 from isthmus.core.errors import FileError, IsthmusError, NotFoundError, ProtocolError, UnavailableError
+from isthmus.core.messages.access_views import AuditRecord
+from isthmus.core.messages.audit_chain import AuditEnd, AuditReport, check_audit
 
 PAGE_SIZE = 1000
 MAX_PROBLEMS = 20
 """Problems that a report lists; the rest is counted."""
 _NOTHING = LogEnd(0, b"")
+_AUDIT_TYPES = (int, float, str, str, str, str, str, str, str, str)
 
 
 class StoredLog(Protocol):
@@ -110,12 +114,15 @@ class LogReport:
     problems: tuple[str, ...]
     # Number of the last event that a base replaces; 0 in a log that was never compacted.
     base: int = 0
+    # The audit log, with problems that are also in `problems`; None in a store of an earlier version, without hashes.
+    audit: AuditReport | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form that commands print."""
         last = {"last_event": self.end.number, "last_hash": self.end.digest.hex()}
         found = {"name": self.name, "store": self.store, "base": self.base, "events": self.num_events}
-        return {**found, **last, "problems": self.problems}
+        audit = {"audit": self.audit.as_dict()} if self.audit is not None else {}
+        return {**found, **last, "problems": self.problems, **audit}
 
 
 def store_identity(log: StoredLog) -> str | None:
@@ -128,8 +135,12 @@ def store_identity(log: StoredLog) -> str | None:
     return str(found[0][0]) if found else None
 
 
-def check_log(log: StoredLog, known_store: str | None = None, known: LogEnd = _NOTHING) -> LogReport:
+def check_log(
+    log: StoredLog, known_store: str | None = None, known: LogEnd = _NOTHING, known_audit: LogEnd = _NOTHING
+) -> LogReport:
     """Verify numbers, hashes and form of every event, and that the log contains the acknowledged event `known`.
+
+    The same for the audit log and its line `known_audit`.
 
     The log of a compacted store begins behind its base, which one of its events must record.
 
@@ -161,8 +172,32 @@ def check_log(log: StoredLog, known_store: str | None = None, known: LogEnd = _N
         problems.add(f"no event records the base that replaces those up to {first}: it is forged, or the end is lost")
     if known.number and digest_of_known != known.digest:
         problems.add(f"event {known.number}, which this server has acknowledged, is missing or another one")
-    listed = problems.listed()
-    return LogReport(name=log.name, store=store, num_events=num_events, end=sound, problems=listed, base=first)
+    audit = _check_audit(log, store, AuditEnd(*known_audit))
+    for one in audit.problems if audit is not None else ():
+        problems.add(f"audit log: {one}")
+    return LogReport(
+        name=log.name,
+        store=store,
+        num_events=num_events,
+        end=sound,
+        problems=problems.listed(),
+        base=first,
+        audit=audit,
+    )
+
+
+def _check_audit(log: StoredLog, store_id: str, known: AuditEnd) -> AuditReport | None:
+    """Verify the audit log; None for one of an earlier version. Raises `FileError` for a row of other types."""
+    if not log.columns("audit").issuperset(AUDIT_FIELDS):
+        return None
+
+    def checked(line: AuditRecord) -> AuditRecord:
+        values = [getattr(line, field) for field in AUDIT_FIELDS]
+        if any(not isinstance(value, kind) for value, kind in zip(values, _AUDIT_TYPES, strict=True)):
+            raise FileError("a row of the audit log is no line", file=log.name, hint="restore a backup")
+        return line
+
+    return check_audit(store_id, map(checked, read_lines(log.rows)), known)
 
 
 def _read_base(log: StoredLog, problems: _Problems) -> LogBase | None:

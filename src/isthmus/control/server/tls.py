@@ -43,6 +43,11 @@ class Certificate:
         return ":".join(digest[i : i + 2] for i in range(0, len(digest), 2))
 
     @property
+    def expires_s(self) -> float:
+        """When the certificate ends, in seconds since the epoch."""
+        return _load_certificate(self.cert).not_valid_after_utc.timestamp()
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """The host names and addresses for which the certificate is valid; a wildcard name is left out."""
         try:

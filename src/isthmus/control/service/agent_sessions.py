@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pydantic import ValidationError
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output, new_refusals, num_foreign_lines
+from isthmus.control.queries.accepted_output import MAX_NAME_CHARS, accept_output, num_foreign_lines
 from isthmus.control.queries.quotas import Quotas, check_cluster_quota
 from isthmus.control.queries.sites.invited_size import require_invited_size
+from isthmus.control.service.access.agent_lines import check_lines, report_lines
 from isthmus.control.service.access.link_keyring import LinkKeyring
 from isthmus.control.service.access.output_quota import OutputQuota
 from isthmus.control.service.agent_takeover import AgentTakeover
+from isthmus.control.service.auth import Caller
 from isthmus.control.service.change_feed import ChangeFeed
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
 from isthmus.control.service.dry_run_checks import DryRunChecks
@@ -24,7 +26,8 @@ from isthmus.control.state.events import AgentReported, Event, LogRestored, Site
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, UnavailableError
-from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
+from isthmus.core.messages.access_views import AuditRecord
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, StepMetrics
 from isthmus.core.pool import Cluster, Pool
 
 FENCE_INTERVAL_S = 60.0
@@ -41,8 +44,8 @@ class AgentSessions:
     """The server's side of agent sync. `pool_file` is the operator's pool, `clock` returns seconds.
 
     Answers to the checks of `dry_runs` go there, others to the coordinator. Metrics and logs go to the `store` and are
-    announced to `changes` and `progress`; `leader_election` records which clusters have reported. `steady_clock` is
-    never set; it measures leases.
+    announced to `changes`, `progress` and `record_figures`; `leader_election` records which clusters have reported.
+    `steady_clock` is never set; it measures leases.
     """
 
     def __init__(
@@ -58,11 +61,12 @@ class AgentSessions:
         steady_clock: Callable[[], float] = time.monotonic,
         quotas: Quotas | None = None,
         switch_secret: bytes | None = None,
+        record_figures: Callable[[Iterable[StepMetrics]], None] = lambda _: None,
     ) -> None:
         self._steady_clock, self._quotas = steady_clock, quotas
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
-        self._dry_runs = dry_runs
+        self._dry_runs, self._record_figures = dry_runs, record_figures
         self._fence_at_s: dict[str, float] = {}
         self._paused_until_s: dict[str, float] = {}
         self._output_quota = OutputQuota(store.output_size, quotas.output_bytes_per_job) if quotas else None
@@ -107,11 +111,11 @@ class AgentSessions:
         self,
         report: AgentReport,
         on_foreign_lines: Callable[[int], object] = lambda _: None,
-        on_refusal: Callable[[str, str], object] = lambda _job, _text: None,
+        caller: Caller | None = None,
     ) -> AgentOrders:
         """Apply an agent's report and return its orders; `on_foreign_lines` counts output of other sites' ranks.
 
-        `on_refusal` gets the job and a description of callers that one of the site's ranks has turned away.
+        What the report says of refusals, and a new agent, are in the audit log with `caller` (`report_lines`).
 
         Metrics and logs are stored first, so a job that has succeeded has all its output. Raises `InputError`
         for an unknown chip or owner, `AuthError` for an agent other than the enrolled one, `ConflictError` for an agent
@@ -124,13 +128,11 @@ class AgentSessions:
         event = AgentReported.from_report(report, now_s)
         self._actor.query(lambda coordinator: coordinator.check_agent(event))
         self._actor.query(lambda coordinator: require_invited_size(coordinator.state, report.cluster))
+        registers = not self.is_active(report)
         with self._takeover_lock:
             self._takeover.check(name, report.incarnation)
         if foreign := self._store_output(report, now_s):
             on_foreign_lines(foreign)
-        if any(event.kind == "refused" for part in report.parts for event in part.events):
-            for job_id, one in self._actor.query(lambda coordinator: new_refusals(coordinator.state, name, report)):
-                on_refusal(job_id, f"rank {one.rank} at {name}: {one.detail}")
 
         def answer(coordinator: Coordinator) -> AgentOrders:
             coordinator.record_report(name, now_s, report, steady_s=steady_s)
@@ -147,8 +149,11 @@ class AgentSessions:
                 leaves=coordinator.may_leave(name),
             )
 
-        requests = [*self._fence_requests(report, now_s), *self._check_requests(report, now_s)]
-        *_, reply = self._actor.execute([*requests, ActorRequest(answer, lambda _: event)])
+        def lines(coordinator: Coordinator, _event: Event) -> list[AuditRecord]:
+            return list(report_lines(coordinator.state, caller, report, event, registers=registers))
+
+        requests = [*self._fence_requests(report, now_s), *self._check_requests(report, now_s, caller)]
+        *_, reply = self._actor.execute([*requests, ActorRequest(answer, lambda _: event, lines)])
         try:
             orders: AgentOrders = reply.value()
         except IsthmusError:
@@ -202,7 +207,7 @@ class AgentSessions:
 
         return [ActorRequest(lambda _: None, propose)]
 
-    def _check_requests(self, report: AgentReport, now_s: float) -> list[ActorRequest]:
+    def _check_requests(self, report: AgentReport, now_s: float, caller: Caller | None) -> list[ActorRequest]:
         """Return a request for each of the site's answers to checks, except those of dry runs."""
         cluster = report.cluster.name
         answers = [found for found in report.preflights if not self._dry_runs.add_answer(cluster, found)]
@@ -210,6 +215,7 @@ class AgentSessions:
             ActorRequest(
                 lambda _: None,
                 lambda _, found=found: SiteChecked(now_s=now_s, cluster=cluster, answer=found),  # type: ignore[misc]
+                lambda _, _event, found=found: check_lines(caller, cluster, now_s, found),  # type: ignore[misc]
             )
             for found in answers
         ]
@@ -226,6 +232,7 @@ class AgentSessions:
             )
         )
         self._progress.record_metrics(metrics)
+        self._record_figures(metrics)
         if self._output_quota is not None:
             metrics, logs = self._output_quota.admit_metrics(metrics), self._output_quota.admit_logs(logs)
         self._store.append_metrics(metrics)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from isthmus.control.store.store_interface import Store, StoredToken
 from isthmus.core.errors import AuthError, NotFoundError
+from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.api_views import ClusterView, JobView, PoolView
 from isthmus.core.pool import Cluster
 from isthmus.core.process.state_folder_lock import fsync_path, unwritable_folder_error
@@ -79,7 +80,9 @@ def ensure_admin_token(store: Store, state_folder: Path, now_s: float) -> None:
         fsync_path(state_folder)
     except OSError as error:
         raise unwritable_folder_error(state_folder, error) from error
-    store.put_token(StoredToken(role="admin", name="admin", digest=token_digest(token), created_s=now_s))
+    made = StoredToken(role="admin", name="admin", digest=token_digest(token), created_s=now_s)
+    line = AuditRecord(at_s=now_s, action="token-created", actor="server", subject=made.id, detail="admin admin")
+    store.put_token(made, (line,))
 
 
 def require_role(caller: Caller, *roles: Role) -> None:

@@ -27,12 +27,14 @@ from isthmus.control.queries.dry_run import (
 from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue, query_queue_page
 from isthmus.control.queries.history_page import history_page
 from isthmus.control.queries.job_ranks import job_ranks
+from isthmus.control.queries.monitoring.pool_figures import PoolFigures, pool_figures
 from isthmus.control.queries.quotas import Quotas, limits_view
 from isthmus.control.queries.usage_view import usage_view
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.access.catalogue_access import CatalogueAccess
 from isthmus.control.service.access.console_sessions import ConsoleSessions
 from isthmus.control.service.access.ledger_access import LedgerAccess
+from isthmus.control.service.access.quota_access import QuotaAccess
 from isthmus.control.service.access.site_admin import SiteAdmin
 from isthmus.control.service.access.site_keys import SiteKeys
 from isthmus.control.service.access.token_admin import TokenAdmin
@@ -46,12 +48,19 @@ from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent
 from isthmus.control.service.dry_run_checks import DryRunChecks
 from isthmus.control.service.job_state_logger import JobStateLogger
 from isthmus.control.service.leader import Leader, log_failure
+from isthmus.control.service.metrics.ledger_watch import LedgerWatch
+from isthmus.control.service.metrics.server_metrics import ServerMetrics
+from isthmus.control.service.notify.notifier import Notifier
+from isthmus.control.service.notify.notify_settings import NotifySettings
+from isthmus.control.service.notify.subscription_access import SubscriptionAccess
+from isthmus.control.service.oidc.oidc_provider import OidcProvider
+from isthmus.control.service.oidc.oidc_sign_in import OidcSignIn
 from isthmus.control.service.planner_queue import Planner, PlannerQueue
 from isthmus.control.service.progress_tracker import ProgressTracker
-from isthmus.control.service.server_metrics import ServerMetrics
 from isthmus.control.service.submissions import Submissions
 from isthmus.control.state.events import (
     AgentReported,
+    BudgetReached,
     Event,
     ForgetJob,
     Instruction,
@@ -60,8 +69,8 @@ from isthmus.control.state.events import (
     JobDeleted,
     JobSubmitted,
     MakePlans,
+    NoticeDue,
     PlanChosen,
-    PoolSet,
     PreemptionAgreed,
     SiteEnrolling,
     SiteGone,
@@ -76,7 +85,7 @@ from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import NotFoundError
 from isthmus.core.job import Job
-from isthmus.core.messages.access_views import LimitsView
+from isthmus.core.messages.access_views import AuditRecord, LimitsView
 from isthmus.core.messages.api_views import (
     HistoryPage,
     JobFilter,
@@ -130,6 +139,8 @@ class ControlService:
         compaction: CompactionPolicy | None = None,
         before_compaction: Callable[[LogBase], None] = lambda _: None,
         switch_secret: bytes | None = None,
+        notify: NotifySettings | None = None,
+        oidc: OidcProvider | None = None,
     ) -> None:
         self.store, self.pool_file, self.clock, self.quotas = store, pool_file, clock, quotas
         self._constructed = False
@@ -137,6 +148,7 @@ class ControlService:
         self.gate = TokenGate(TokenRegistry(store, clock))
         self.tokens = TokenAdmin(self.gate.registry, self.audit, clock)
         self.sessions = ConsoleSessions(self.gate.registry, self.audit, clock)
+        self.oidc = OidcSignIn(oidc, self.sessions, self.gate.registry, self.audit, clock)
         self.changes = ChangeFeed()
         self._leader_election: LeaderElection = leader_election or SingleServer()
         self._planner_queue = PlannerQueue(
@@ -151,7 +163,9 @@ class ControlService:
         self._job_state_logger, self.server_metrics = JobStateLogger(), ServerMetrics()
         # Last event of the newest snapshot: of the one that was loaded, 0 without one.
         self._snapshot_event, self._snapshot_interval = 0, snapshot_interval_events
-        self._progress = ProgressTracker()
+        self._progress, self._ledger_watch = ProgressTracker(), LedgerWatch()
+        # Gauges that do not change while the server runs: metric name to (help text, value).
+        self.fixed_gauges: dict[str, tuple[str, float]] = {}
         self._actor = CoordinatorActor(
             store,
             self._on_event_applied,
@@ -189,10 +203,23 @@ class ControlService:
             self._dry_run_checks,
             quotas=quotas,
             switch_secret=switch_secret,
+            record_figures=self.server_metrics.record_figures,
         )
         self.site_keys = SiteKeys(self._actor, self.gate.registry, self.audit, clock)
         self.sites = SiteAdmin(self._actor, self.site_keys, self.audit, clock)
         self.ledger = LedgerAccess(self._actor, self.audit, clock)
+        settings = notify or NotifySettings()
+        self.subscriptions = SubscriptionAccess(self._actor, store, settings, self.audit, clock)
+        self.notifier = Notifier(
+            store,
+            self.subscriptions.find,
+            settings,
+            self.audit,
+            clock,
+            lambda: self._leader.is_leader,
+            self.server_metrics.record_message,
+        )
+        self.quotas_of_accounts = QuotaAccess(self._actor, self.audit, clock)
         self._tick_thread = threading.Thread(target=self._tick_loop, name="ticks", daemon=True)
         # Its own thread: a tick may take long, and a revoked token is rejected within a second.
         self._token_thread = threading.Thread(target=self._token_loop, name="tokens", daemon=True)
@@ -205,6 +232,7 @@ class ControlService:
         self._leader.update_leadership()
         self._tick_thread.start()
         self._token_thread.start()
+        self.notifier.start()
 
     def close(self) -> None:
         """Stop ticking and planning. Every acknowledged event is already on disk."""
@@ -214,6 +242,7 @@ class ControlService:
             if thread.is_alive():
                 thread.join()
         self._dry_run_checks.close()
+        self.notifier.close()
         self._leader_election.release()
         self._planner_queue.close()
         self._background_writer.close()
@@ -319,39 +348,39 @@ class ControlService:
 
         return self._dry_run_checks.run(*self._query(ask), timeout_s)
 
-    def choose(self, job_id: str, plan_id: str) -> JobView:
+    def choose(self, job_id: str, plan_id: str, audit: AuditRecord | None = None) -> JobView:
         """Choose one of a job's candidate plans."""
         event = PlanChosen(now_s=self.clock(), job_id=job_id, plan_id=plan_id)
-        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id))
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id), audit)
 
-    def preempt(self, job_id: str, victims: tuple[VictimNamed, ...]) -> JobView:
+    def preempt(self, job_id: str, victims: tuple[VictimNamed, ...], audit: AuditRecord | None = None) -> JobView:
         """Give a waiting job the chips of exactly these victims, all or none."""
         event = PreemptionAgreed(now_s=self.clock(), job_id=job_id, victims=victims)
-        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id))
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id), audit)
 
-    def cancel(self, job_id: str, by: str = "") -> JobView:
+    def cancel(self, job_id: str, by: str = "", audit: AuditRecord | None = None) -> JobView:
         """Stop a job at all sites; `by` is the role and name of a caller that is not its user."""
         event = JobCancelled(now_s=self.clock(), job_id=job_id, by=by)
-        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id))
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id), audit)
 
-    def end_unknown(self, job_id: str) -> PoolView:
+    def end_unknown(self, job_id: str, audit: AuditRecord | None = None) -> PoolView:
         """End a job that sites run and that the log does not have since its restore."""
-        self._propose(UnknownJobEnded(now_s=self.clock(), job_id=job_id))
+        self._propose(UnknownJobEnded(now_s=self.clock(), job_id=job_id), audit)
         return self.pool()
 
-    def delete(self, job_id: str) -> None:
+    def delete(self, job_id: str, audit: AuditRecord | None = None) -> None:
         """Delete an ended job with its metrics and logs."""
-        self._propose(JobDeleted(now_s=self.clock(), job_id=job_id))
+        self._propose(JobDeleted(now_s=self.clock(), job_id=job_id), audit)
 
-    def declare_site_gone(self, cluster: str, by: str) -> PoolView:
+    def declare_site_gone(self, cluster: str, by: str, audit: AuditRecord | None = None) -> PoolView:
         """Count everything of the pool at a lost site as ended; its agent is never admitted again."""
         event = SiteGone(now_s=self.clock(), cluster=cluster, by=by)
-        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view(), audit)
 
-    def enrol_site(self, cluster: str, by: str) -> PoolView:
+    def enrol_site(self, cluster: str, by: str, audit: AuditRecord | None = None) -> PoolView:
         """Let the next new agent of a cluster take the place of the enrolled one."""
         event = SiteEnrolling(now_s=self.clock(), cluster=cluster, by=by)
-        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view(), audit)
 
     def invite(self, caller: Caller, request: InvitationRequest) -> InvitationWithCode:
         """Make an invitation; raise `InputError` for an owner that the pool does not have."""
@@ -389,18 +418,33 @@ class ControlService:
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return this server's gauges: metric name to (help text, value)."""
-        epoch = self._query(lambda coordinator: coordinator.epoch)
+
+        def read(coordinator: Coordinator) -> int:
+            self._ledger_watch.follow(coordinator.state.meter.ledger)
+            return coordinator.epoch
+
+        epoch, ledger = self._query(read), self._ledger_watch
         return {
             "isthmus_leader": ("1 while this server is the leader.", self._leader.is_leader),
             "isthmus_epoch": ("Number of leadership epochs so far.", epoch),
             "isthmus_last_event": ("Number of the last event in the log.", self.last_event()),
+            "isthmus_ledger_entries": ("Entries of the ledger.", ledger.num_entries),
+            "isthmus_ledger_sum_millionths": ("Sum of all entries, 0 in an intact ledger.", ledger.sum_millionths),
+            "isthmus_ledger_unpaired_entries": ("Entries without their counterpart.", ledger.num_unpaired),
+            "isthmus_notices_waiting": ("Notices that wait for their delivery.", self.notifier.num_waiting),
+            **self.fixed_gauges,
         }
+
+    def figures(self) -> PoolFigures:
+        """Return what metrics say of jobs, parts and links."""
+        now_s, progress = self.clock(), self._progress.job_progress()
+        return self._query(lambda coordinator: pool_figures(coordinator.state, now_s, progress))
 
     def _query(self, question: Callable[[Coordinator], T]) -> T:
         return self._actor.query(question)
 
-    def _propose(self, event: Event) -> None:
-        self._actor.propose(lambda _: event, lambda _: None)
+    def _propose(self, event: Event, audit: AuditRecord | None = None) -> None:
+        self._actor.propose(lambda _: event, lambda _: None, audit)
 
     def _is_planning_wanted(self, request: MakePlans) -> bool:
         """Return whether the job still waits for the answer to this request."""
@@ -422,11 +466,6 @@ class ControlService:
         Events applied during construction only initialise the state, even if another server appended them.
         """
         live = folded.live and self._constructed
-        if live and folded.appended_here and isinstance(folded.event, PoolSet):
-            rules = folded.event
-            text = f"objective {rules.objective}, patience {rules.patience_s:g} s, {len(rules.links)} links"
-            text += f", half-life of usage {rules.half_life_s:g} s, {len(rules.share_weights)} weights"
-            self.audit.record("policy-changed", None, detail=text)
         self.server_metrics.record_event(folded)
         if isinstance(folded.event, JobSubmitted):
             self.changes.record_submission(folded.event.job_id, folded.event.user)
@@ -453,8 +492,12 @@ class ControlService:
     def _execute_instructions(self, instructions: Iterable[Instruction], *, own: bool) -> None:
         for instruction in instructions:
             match instruction:
+                case NoticeDue():
+                    self.notifier.wake()
                 case MakePlans() if self._leader.is_leader:
                     self._planner_queue.enqueue(instruction)
+                case BudgetReached() if own:
+                    self.audit.record("budget-reached", None, instruction.account, instruction.text)
                 case ForgetJob(job_id=job_id) if own:
                     log_failure(f"forget the lines of job {job_id}", lambda: self.store.delete_job_output(job_id))
 

@@ -20,12 +20,13 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
-from isthmus.control.state.events import Event, Instruction
+from isthmus.control.state.events import Event, Instruction, NoticeDue
 from isthmus.control.store.log_base import LogCompactedError
 from isthmus.control.store.snapshot_codec import gc_paused, restore_base, serialize_state
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import LogMovedError, Store
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
+from isthmus.core.messages.access_views import AuditRecord
 
 MAX_BATCH_REQUESTS = 1000
 """Largest number of requests per batch."""
@@ -48,6 +49,8 @@ class AppliedEvent(NamedTuple):
     appended_here: bool
 
 
+AuditLines = Callable[[Coordinator, Event], Sequence[AuditRecord]]
+"""Returns the audit lines of an event that was admitted, from the state before it."""
 EventObserver = Callable[[AppliedEvent], None]
 """Called once per durable event, in order. It must neither raise nor call the actor."""
 
@@ -56,15 +59,17 @@ class ActorRequest:
     """One request to the coordinator: an optional event, then an answer. Both callables may run repeatedly.
 
     `make_event` returns the event to append or None; `answer` reads the coordinator after it. Once `done`,
-    `result` is the answer, unless `error` is set: what a callable raised, or why the append failed.
+    `result` is the answer, unless `error` is set: what a callable raised, or why the append failed. `audit` returns the
+    audit lines of an admitted event, from the state before it; they are durable with the event.
     """
 
     def __init__(
         self,
         answer: Callable[[Coordinator], Any],
         make_event: Callable[[Coordinator], Event | None] | None = None,
+        audit: AuditLines | None = None,
     ) -> None:
-        self.answer, self.make_event = answer, make_event
+        self.answer, self.make_event, self.audit = answer, make_event, audit
         self.done = False
         self.result: Any = None
         self.error: Exception | None = None
@@ -89,6 +94,7 @@ class _BatchDecision:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.audit: list[AuditRecord] = []
         self.instructions: list[list[Instruction]] = []
         self.proposer_ids: set[int] = set()
 
@@ -123,9 +129,15 @@ class CoordinatorActor:
         """Return the answer to a query on durable state."""
         return self.execute([ActorRequest(question)])[0].value()  # type: ignore[no-any-return]
 
-    def propose(self, make_event: Callable[[Coordinator], Event | None], answer: Callable[[Coordinator], T]) -> T:
-        """Append the proposed event if it is admitted; return the answer once it is durable."""
-        return self.execute([ActorRequest(answer, make_event)])[0].value()  # type: ignore[no-any-return]
+    def propose(
+        self,
+        make_event: Callable[[Coordinator], Event | None],
+        answer: Callable[[Coordinator], T],
+        audit: AuditRecord | None = None,
+    ) -> T:
+        """Append the proposed event, with its audit line, if it is admitted; return the answer once it is durable."""
+        lines = None if audit is None else lambda _coordinator, _event: (audit,)
+        return self.execute([ActorRequest(answer, make_event, lines)])[0].value()  # type: ignore[no-any-return]
 
     def save_snapshot(self) -> int:
         """Save a snapshot of the durable state if configured; return the number of its last event."""
@@ -183,7 +195,8 @@ class CoordinatorActor:
                     # Step 2: append the events with one flush.
                     decided_s = time.perf_counter()
                     if decided.events:
-                        self._store.append(decided.events, expected_last=self.last_event_number)
+                        due = [one for asked in decided.instructions for one in asked if isinstance(one, NoticeDue)]
+                        self._store.append(decided.events, self.last_event_number, decided.audit, due)
             except LogMovedError:
                 self._coordinator = None
             except _BrokenError as broken:
@@ -218,8 +231,10 @@ class CoordinatorActor:
                 event = request.make_event(coordinator) if request.make_event else None
                 if event is not None and coordinator.admit(event):
                     decision.proposer_ids.add(id(request))
+                    lines = request.audit(coordinator, event) if request.audit else ()
                     decision.instructions.append(self._handle(coordinator, request, event))
                     decision.events.append(event)
+                    decision.audit.extend(lines)
                 request.result = request.answer(coordinator)
             except _BrokenError:
                 raise

@@ -15,6 +15,7 @@ from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorA
 from isthmus.control.state.events import EpochBegan, Event, Instruction, PoolSet, Restarted
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.core.errors import IsthmusError
+from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.pool import Pool
 
 _log = logging.getLogger("isthmus.server")
@@ -76,7 +77,10 @@ class Leader:
                 return EpochBegan(now_s=now_s, epoch=coordinator.epoch + 1)
 
             self._epoch = self._actor.propose(begin, lambda coordinator: coordinator.epoch)
-            self._actor.propose(lambda coordinator: self._pool_set_event(now_s, coordinator), lambda _: None)
+            policy = ActorRequest(
+                lambda _: None, lambda coordinator: self._pool_set_event(now_s, coordinator), _policy_lines
+            )
+            self._actor.execute([policy])[0].value()
             asked = self._actor.query(lambda coordinator: coordinator.handle(self._restarted(now_s)))
             self.is_leader = True
             self._on_elected(asked)
@@ -110,6 +114,15 @@ class Leader:
             now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s, planner_turns=True,
             needs_free_chips=True, half_life_s=rules.half_life_s, share_weights=rules.share_weights,
         )  # fmt: skip
+
+
+def _policy_lines(_coordinator: Coordinator, event: Event) -> tuple[AuditRecord, ...]:
+    """Return the audit line of a changed policy."""
+    if not isinstance(event, PoolSet):
+        return ()
+    text = f"objective {event.objective}, patience {event.patience_s:g} s, {len(event.links)} links"
+    text += f", half-life of usage {event.half_life_s:g} s, {len(event.share_weights)} weights"
+    return (AuditRecord(at_s=event.now_s, action="policy-changed", actor="server", detail=text),)
 
 
 def log_failure(description: str, action: Callable[[], None]) -> None:

@@ -13,11 +13,14 @@ from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.placement import check_clusters, check_degrees, check_output_site, check_placement_names
 from isthmus.control.queries.quotas import Quotas, check_live_jobs, check_submission
 from isthmus.control.queries.settle_submission import is_settled_as, settle_submission
+from isthmus.control.service.access.audit_log import make_line
+from isthmus.control.service.auth import Caller
 from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
 from isthmus.control.service.folders_in_use import FoldersInUse
 from isthmus.control.state.events import Event, JobSubmitted
 from isthmus.core.errors import ConflictError, IsthmusError, UnavailableError
 from isthmus.core.job import PlacementConstraints
+from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_job import check_job
@@ -49,9 +52,15 @@ class Submissions:
         self._folders_in_use = FoldersInUse()
 
     def submit_request(
-        self, user: str, submission: Submission, *, exempt: bool = False, high: bool = False
+        self,
+        user: str,
+        submission: Submission,
+        *,
+        exempt: bool = False,
+        high: bool = False,
+        caller: Caller | None = None,
     ) -> ActorRequest:
-        """Return the request that submits a job; its result is the view of the job.
+        """Return the request that submits a job, with its audit line by `caller`; its result is the view of the job.
 
         A repeated user and key return the existing job. Its error is `ConflictError` if that job has other content,
         `InputError` if the placement names something the pool does not have, if fields contradict each other, or if a
@@ -60,22 +69,26 @@ class Submissions:
         """
         drawn = self._draw(RANDOM_BYTES)
         return self._request(
-            user, submission, drawn, lambda coordinator, job_id: coordinator.job_view(job_id), exempt, high
+            user, submission, drawn, lambda coordinator, job_id: coordinator.job_view(job_id), exempt, high, caller
         )
 
     def submit_all(
-        self, user: str, submissions: Sequence[Submission], *, exempt: bool = False, high: bool = False
+        self,
+        user: str,
+        submissions: Sequence[Submission],
+        *,
+        exempt: bool = False,
+        high: bool = False,
+        caller: Caller | None = None,
     ) -> list[str | IsthmusError]:
         """Submit jobs independently of each other in one batch; return the id or the error of each."""
         drawn = self._draw(RANDOM_BYTES * len(submissions))
-        done = self._actor.execute(
-            [
-                self._request(
-                    user, one, drawn[RANDOM_BYTES * i : RANDOM_BYTES * (i + 1)], lambda _, job_id: job_id, exempt, high
-                )
-                for i, one in enumerate(submissions)
-            ]
-        )
+        parts = [drawn[RANDOM_BYTES * i : RANDOM_BYTES * (i + 1)] for i in range(len(submissions))]
+        requests = [
+            self._request(user, one, part, lambda _, job_id: job_id, exempt, high, caller)
+            for one, part in zip(submissions, parts, strict=True)
+        ]
+        done = self._actor.execute(requests)
         return [_submission_outcome(request) for request in done]
 
     def _request(
@@ -86,6 +99,7 @@ class Submissions:
         make_answer: Callable[[Coordinator, str], object],
         exempt: bool,
         high: bool,
+        caller: Caller | None,
     ) -> ActorRequest:
         """Return the request that submits a job; `make_answer` makes the answer from the job's id."""
         quotas = None if exempt else self._quotas
@@ -113,7 +127,10 @@ class Submissions:
                 )
             return make_answer(coordinator, known)
 
-        return ActorRequest(answer, propose)
+        def lines(_coordinator: Coordinator, event: Event) -> tuple[AuditRecord, ...]:
+            return (make_line("job-submitted", caller, event.now_s, job_id),) if caller is not None else ()
+
+        return ActorRequest(answer, propose, lines)
 
     def check(self, user: str, submission: Submission, *, exempt: bool, high: bool = False) -> None:
         """Raise an error if the user may not submit such a job, or if its fields contradict each other or its model."""

@@ -1,9 +1,9 @@
-"""`index_violations`: the incremental indexes equal those computed from the records."""
+"""`index_violations`: the incremental indexes equal those computed from the records; `account_violations`: accounts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
@@ -13,7 +13,7 @@ from isthmus.control.state.update_indexes import belongs_in_queue, is_checking, 
 def index_violations(state: PoolState) -> Iterator[str]:
     """Yield a message for each index that differs from its value computed from the records."""
     indexes, jobs = state.indexes, state.jobs.values()
-    waiting = [job for job in jobs if job.number not in indexes.parked and belongs_in_queue(job)]
+    waiting = [job for job in jobs if job.number not in indexes.parked and not job.capped_by and belongs_in_queue(job)]
     wanted = {
         "ids_by_number": (dict(indexes.ids_by_number), {job.number: job.id for job in jobs}),
         "live_by_user": (indexes.live_by_user, dict(Counter(job.user for job in state.live_jobs.values()))),
@@ -21,7 +21,15 @@ def index_violations(state: PoolState) -> Iterator[str]:
         "order": (list(indexes.order), sorted(queue_key(job) for job in waiting)),
         "queued_by_user": (
             {user: list(keys) for user, keys in indexes.queued_by_user.items()},
-            _queued_by_user(waiting),
+            _queued_by(waiting, lambda job: job.user),
+        ),
+        "queued_by_share": (
+            {account: list(keys) for account, keys in indexes.queued_by_share.items()},
+            _queued_by(waiting, lambda job: job.share_account),
+        ),
+        "capped": (
+            {account: list(keys) for account, keys in indexes.capped.items()},
+            _queued_by([job for job in jobs if job.capped_by], lambda job: job.capped_by),
         ),
         "awaiting_choice": (
             set(indexes.awaiting_choice),
@@ -54,8 +62,32 @@ def index_violations(state: PoolState) -> Iterator[str]:
     waits = {job.number for job in jobs if job.state in WAITING_STATES or job.state == "planning"}
     if not (indexes.parked | set(indexes.interactive) | set(indexes.unplanned.entries)) <= waits:
         yield "a job that does not wait is parked, or waits to be planned"
-    if indexes.newly_queued or indexes.capacity_freed or indexes.capacity_added:
+    capped = {job.number for job in jobs if job.capped_by}
+    if not capped <= waits:
+        yield "a job that does not wait is kept out of the queue by a limit"
+    if indexes.newly_queued or indexes.released_accounts or indexes.capacity_freed or indexes.capacity_added:
         yield "a change of queue or capacity was not processed"
+
+
+def account_violations(state: PoolState) -> Iterator[str]:
+    """Yield a message for each account that is counted wrongly or is above its limit on chips."""
+    book, chips, jobs = state.accounts, Counter[str](), Counter[str]()
+    for job in state.live_jobs.values():
+        for account in book.tree.accounts_of(job.user, job.project) if job.charged_chips else ():
+            chips[account] += job.charged_chips
+            jobs[account] += 1
+    for account in sorted(book.use.keys() | chips.keys()):
+        use = book.use_of(account)
+        if (use.num_chips, use.num_jobs) != (chips[account], jobs[account]):
+            yield (
+                f"{account} counts {use.num_chips} chips of {use.num_jobs} jobs, "
+                f"but {jobs[account]} jobs hold {chips[account]}"
+            )
+    for account, limits in book.tree.limited():
+        if limits.chips is not None and chips[account] > limits.chips:
+            yield f"{account} holds {chips[account]} chips, more than its limit of {limits.chips}"
+    if book.num_counted != len(state.meter.ledger.transactions):
+        yield f"{book.num_counted} transactions are counted as spent, the ledger has more"
 
 
 def stored_by_user(jobs: Mapping[str, JobRecord]) -> dict[str, int]:
@@ -71,11 +103,11 @@ def _expected_ends(state: PoolState) -> list[JobRecord]:
     return sorted(running, key=lambda job: (job.started_s + job.predicted_run_s, job.number))
 
 
-def _queued_by_user(waiting: list[JobRecord]) -> dict[str, list[QueueKey]]:
+def _queued_by(jobs: list[JobRecord], name_of: Callable[[JobRecord], str]) -> dict[str, list[QueueKey]]:
     found: dict[str, list[QueueKey]] = {}
-    for job in waiting:
-        found.setdefault(job.user, []).append(queue_key(job))
-    return {user: sorted(keys) for user, keys in found.items()}
+    for job in jobs:
+        found.setdefault(name_of(job), []).append(queue_key(job))
+    return {name: sorted(keys) for name, keys in found.items()}
 
 
 def _numbers_by_user(state: PoolState) -> dict[str, list[int]]:

@@ -32,9 +32,11 @@ from isthmus.core.messages.agent_messages import (
     QueueEntry,
 )
 from isthmus.core.messages.api_views import Submission
+from isthmus.core.messages.notice_views import NoticeChannel, PoolNotice, Role, Subscription
 from isthmus.core.messages.preflight import PreflightAnswer
 from isthmus.core.messages.site_fetch import SiteFetch
 from isthmus.core.model import Model
+from isthmus.core.owner.accounts import Accounts
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.plan import PlanSet, with_stored_rank_order
 from isthmus.core.pool import Cluster, Link
@@ -423,6 +425,29 @@ class TariffPublished(_EventBase):
     tariff: Tariff
 
 
+class SubscriptionSet(_EventBase):
+    """A user, an owner or an admin subscribed to notices; None: no longer."""
+
+    kind: Literal["subscription-set"] = "subscription-set"
+    role: Role
+    name: Name
+    subscription: Subscription | None
+
+
+class AccountsSet(_EventBase):
+    """The operator set the pool's projects, groups and limits; those before are replaced."""
+
+    kind: Literal["accounts-set"] = "accounts-set"
+    by: Name
+    accounts: Accounts
+
+
+class BudgetsDue(_EventBase):
+    """Amounts of the month, or the cost of a job, have passed 80 or 100 % of a limit, or a month has begun."""
+
+    kind: Literal["budgets-due"] = "budgets-due"
+
+
 class Restarted(_EventBase):
     """The server started and rebuilt its state. Never logged.
 
@@ -469,6 +494,9 @@ Event = Annotated[
     | VersionRemoved
     | PoolSet
     | TariffPublished
+    | SubscriptionSet
+    | AccountsSet
+    | BudgetsDue
     | Restarted,
     Field(discriminator="kind"),
 ]
@@ -514,7 +542,27 @@ class ForgetJob(FrozenModel):
     job_id: Name
 
 
-Instruction = MakePlans | JobChanged | ForgetJob
+class NoticeDue(FrozenModel):
+    """Deliver a notice to a subscriber by a channel; it is stored with the event that it follows from."""
+
+    role: Role
+    name: Name
+    channel: NoticeChannel
+    notice: PoolNotice
+
+
+class BudgetReached(FrozenModel):
+    """Notify the operator that an account, or a job by its `max_price`, has passed 80 or 100 percent of a budget.
+
+    `account` is `user:NAME`, `group:NAME`, `project:NAME` or `job:ID`.
+    """
+
+    account: str
+    percent: PositiveInt
+    text: str
+
+
+Instruction = MakePlans | JobChanged | ForgetJob | NoticeDue | BudgetReached
 """Every instruction of the coordinator to the server."""
 
 

@@ -16,7 +16,7 @@ from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority
 
 QueueKey = tuple[int, float, int]
-"""A job's place in the queue: (priority rank, submission time in s, job number)."""
+"""A job's place in the queue: (rank of project and job, submission time in s, job number)."""
 
 PRIORITY_RANK: dict[Priority, int] = {"high": 0, "middle": 1, "low": 2}
 
@@ -40,6 +40,12 @@ class Indexes:
     order: Annotated[SortedList, QueueKey] = field(default_factory=SortedList)
     # The same keys by user.
     queued_by_user: dict[str, Annotated[SortedList, QueueKey]] = field(default_factory=dict)
+    # The same keys by account of fair share: project, or user without one.
+    queued_by_share: dict[str, Annotated[SortedList, QueueKey]] = field(default_factory=dict)
+    # Keys of the jobs that a limit keeps out of the queue, by the account of the limit.
+    capped: dict[str, Annotated[SortedList, QueueKey]] = field(default_factory=dict)
+    # Accounts of which the current event has released chips, or changed the limits.
+    released_accounts: set[str] = field(default_factory=set)
     # Numbers of the jobs that even the empty pool could not hold now.
     parked: set[int] = field(default_factory=set)
     # The `auto_plan` jobs that wait for the planner, by priority; users take turns (`PoolSet.planner_turns`).

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from isthmus.control.state import allocations
-from isthmus.control.state.check_indexes import index_violations
+from isthmus.control.state.check_indexes import account_violations, index_violations
 from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
 from isthmus.control.state.site_records import PartRecord
 from isthmus.core.pool_resource import PoolResource
@@ -93,7 +93,7 @@ def acknowledged_jobs_exist(state: PoolState, job_ids: Iterable[str]) -> Iterato
 
 
 def victims_have_lower_level(state: PoolState) -> Iterator[str]:
-    """Invariant 4: every victim is preemptible and of a lower level than the job at that owner."""
+    """Invariant 4: every victim is preemptible and, unless it lends chips, of a lower level at that owner."""
     for job in state.live_jobs.values():
         for one in job.victims:
             levels = state.clusters[one.cluster].cluster.priorities
@@ -101,7 +101,7 @@ def victims_have_lower_level(state: PoolState) -> Iterator[str]:
             if victim is None or victim.preemptor != job.id:
                 continue
             mine, theirs = (levels.rank(levels.level(each.priority)) for each in (job, victim))
-            if theirs <= mine or not victim.preemptible:
+            if (theirs <= mine and not job.reclaims) or not victim.preemptible:
                 yield f"job {job.id} preempts {victim.id}, which is not of a lower level at {one.cluster}"
 
 
@@ -117,7 +117,9 @@ def preemptions_are_joint(state: PoolState) -> Iterator[str]:
     for victim in state.live_jobs.values():
         if victim.saved_step is None or victim.state != "stopping" or victim.rank_map is None:
             continue
-        steps = {part.verified_checkpoint.step if part.verified_checkpoint else None for part in victim.current_parts()}
+        steps = {
+            part.verified_checkpoint.step if part.verified_checkpoint else None for part in victim.training_parts()
+        }
         if steps != {victim.saved_step}:
             yield f"job {victim.id} was stopped with checkpoints of steps {steps}"
 
@@ -183,6 +185,7 @@ def violations(state: PoolState, now_s: float, *, grace_s: float = 0.0, job_ids:
         *all_or_none(state, now_s, grace_s),
         *within_capacity(state),
         *use_agrees(state),
+        *account_violations(state),
         *checks_agree(state),
         *acknowledged_jobs_exist(state, job_ids),
         *victims_have_lower_level(state),

@@ -50,6 +50,14 @@ class JobHistory:
     # Entries that it ever had, and those of them that were dropped as the oldest.
     num_added: int = 0
     num_dropped: int = 0
+    # Entries that have made their notices, or happened before anyone subscribed.
+    num_noticed: int = 0
+
+    def take_unnoticed(self) -> tuple[HistoryEntry, ...]:
+        """Return the entries since the last call, as far as they are kept."""
+        found = tuple(one for one in self.entries if one.number > self.num_noticed)
+        self.num_noticed = self.num_added
+        return found
 
     def add(
         self,

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from isthmus.control.accounting.meter import Meter
+from isthmus.control.accounts.account_book import AccountBook
 from isthmus.control.algorithms.chip_use import ChipUse
 from isthmus.control.algorithms.fair_share import FairShare
 from isthmus.control.algorithms.global_order import Objective, WaitingJob
 from isthmus.control.preflight.preflight_record import PreflightRecord
 from isthmus.control.state.catalogue_records import EntryKey, EntryRecord, JobVersion, job_versions
 from isthmus.control.state.coordinator_config import CoordinatorConfig
-from isthmus.control.state.indexes import Indexes
+from isthmus.control.state.indexes import PRIORITY_RANK, Indexes
 from isthmus.control.state.job_history import JobHistory
 from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.control.state.restored_log import RestoredLog
@@ -25,10 +26,13 @@ from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import FailureCause, RankMap
 from isthmus.core.messages.api_views import JobState, Submission
+from isthmus.core.messages.notice_views import Subscription
+from isthmus.core.owner.accounts import Project
 from isthmus.core.plan import Plan, PlanPart, PlanSet
 from isthmus.core.pool import Link
 from isthmus.core.pool_resource import PoolResource
-from isthmus.core.priority import Priority
+from isthmus.core.priority import Priority, joint_priority
+from isthmus.core.units import MILLIONTHS
 
 StateAfterStop = Literal["waiting", "failed", "succeeded", "cancelled"]
 """The state that follows `stopping`."""
@@ -66,6 +70,25 @@ class JobRecord:
     # Link bandwidth is allocated to the job (`placement.network`).
     reserves_network: bool
     max_restarts: int
+    # Its project; "": none.
+    project: str = ""
+    # Rank of the project: -1 for `high`, 0 for `middle` and for none, 1 for `low`.
+    project_rank: int = 0
+    # The priority that its user asked for; `priority` is the one that follows from it and the project.
+    own_priority: Priority | None = None
+    # The most that it may cost, in millionths of the currency's unit.
+    max_price_millionths: int | None = None
+    # What it was predicted to cost when it first started; None: it has not, or its time is not known.
+    quoted_millionths: int | None = None
+    # The level of that price which it has passed: 0, 80 or 100 percent.
+    price_percent: int = 0
+    # The account whose limit keeps it out of the queue; "": none does.
+    capped_by: str = ""
+    # Why it is to be saved and stopped, and since when; "": it is not.
+    pause_reason: str = ""
+    pause_since_s: float = 0.0
+    # It takes back chips that its project is guaranteed (`victims`).
+    reclaims: bool = False
     # The versions of the catalogue that it uses.
     versions: tuple[JobVersion, ...] = ()
     # The user's deadline.
@@ -154,8 +177,16 @@ class JobRecord:
     fits_inventory_version: int = field(default=-1, compare=False, repr=False)
 
     @classmethod
-    def create(cls, job_id: str, number: int, user: str, submission: Submission, now_s: float) -> JobRecord:
-        """Return the record of a newly submitted job."""
+    def create(
+        cls,
+        job_id: str,
+        number: int,
+        user: str,
+        submission: Submission,
+        now_s: float,
+        project: Project | None = None,
+    ) -> JobRecord:
+        """Return the record of a newly submitted job of a project."""
         job = submission.job
         return cls(
             id=job_id,
@@ -164,7 +195,11 @@ class JobRecord:
             packed=PackedSubmission.pack(submission),
             submitted_s=now_s,
             changed_s=now_s,
-            priority=job.priority,
+            priority=joint_priority(project.priority if project else "middle", job.priority),
+            own_priority=job.priority,
+            project=project.name if project else "",
+            project_rank=PRIORITY_RANK[project.priority] - 1 if project else 0,
+            max_price_millionths=None if job.max_price is None else int(job.max_price * MILLIONTHS),
             preemptible=job.preemptible,
             auto_plan=job.policy == "auto",
             reserves_network=job.placement.network,
@@ -172,6 +207,21 @@ class JobRecord:
             versions=job_versions(job),
             user_deadline_s=now_s + job.deadline_s if job.deadline_s else None,
         )
+
+    @property
+    def rank(self) -> int:
+        """The rank in the queue, the lowest first: by the project's priority, then by the job's."""
+        return 3 * self.project_rank + PRIORITY_RANK[self.own_priority or self.priority]
+
+    @property
+    def share_account(self) -> str:
+        """Whose fair share the job uses: that of its project, otherwise that of its user."""
+        return f"project:{self.project}" if self.project else self.user
+
+    @property
+    def num_chips(self) -> int:
+        """The chips of its plan; 0 without one."""
+        return sum(sum(part.chips.values()) for part in self.plan_parts)
 
     @property
     def submission(self) -> Submission:
@@ -194,9 +244,20 @@ class JobRecord:
         """Return the parts of the current attempt, in the plan's order."""
         return [part for part in self.parts.values() if part.attempt == self.attempt]
 
+    def remaining_parts(self) -> list[PartRecord]:
+        """Return the parts of the current attempt without which it does not go on yet."""
+        return [part for part in self.current_parts() if not part.left]
+
+    def training_parts(self) -> list[PartRecord]:
+        """Return the parts of the current attempt that train: all but those that only decode (`Plan.rollouts`)."""
+        if self.plan is None or not self.plan.rollouts:
+            return self.current_parts()
+        first = len(self.plan.ranks)
+        return [part for part in self.current_parts() if min(part.ranks) < first]
+
     def verified_step(self) -> int | None:
-        """Return the step of the checkpoint that every current part has verified; None if there is none."""
-        steps = {part.verified_checkpoint.step if part.verified_checkpoint else None for part in self.current_parts()}
+        """Return the step of the checkpoint that every part that trains has verified; None if there is none."""
+        steps = {part.verified_checkpoint.step if part.verified_checkpoint else None for part in self.training_parts()}
         return steps.pop() if len(steps) == 1 else None
 
     def unreleased_parts(self) -> list[PartRecord]:
@@ -224,6 +285,14 @@ class ClusterVictim:
     cluster: str
     job: str
     attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    """A subscription to notices, and since when it counts."""
+
+    subscription: Subscription
+    since_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -267,6 +336,11 @@ class PoolState:
     chip_use: ChipUse = field(default_factory=ChipUse)
     # What jobs hold at what price, and the ledger of what they are charged.
     meter: Meter = field(default_factory=Meter)
+    # Subscriptions by role and name; and the absent sites that made a notice.
+    subscriptions: dict[tuple[str, str], SubscriptionRecord] = field(default_factory=dict)
+    noticed_away: set[str] = field(default_factory=set)
+    # Projects, groups and users: what they hold, have used, and may.
+    accounts: AccountBook = field(default_factory=AccountBook)
     # Ids of the jobs whose view the current event has changed.
     changed_jobs: set[str] = field(default_factory=set)
     indexes: Indexes = field(default_factory=Indexes, compare=False)
@@ -275,7 +349,7 @@ class PoolState:
         """Return the first site with a part of the job's attempt that is being drained, None without one."""
         for part in job.current_parts():
             record = self.clusters.get(part.cluster)
-            if part.state != "released" and record is not None and record.drain is not None:
+            if part.state != "released" and not part.left and record is not None and record.drain is not None:
                 return record
         return None
 

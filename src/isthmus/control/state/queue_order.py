@@ -9,7 +9,8 @@ from isthmus.control.state.indexes import PRIORITY_RANK, QueueKey
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.update_indexes import queue_key
 
-RANKS = range(len(PRIORITY_RANK))
+RANKS = range(-len(PRIORITY_RANK), 2 * len(PRIORITY_RANK))
+"""Ranks of jobs in `high`, `middle` and `low` projects; those of jobs without a project are 0 to 2."""
 
 
 def is_fair(state: PoolState) -> bool:
@@ -20,7 +21,7 @@ def is_fair(state: PoolState) -> bool:
 def queue_head(state: PoolState, count: int | None = None) -> Iterator[QueueKey]:
     """Yield the first `count` keys of the queue (None: all), first to start first."""
     if is_fair(state):
-        return islice(state.shares.order(state.indexes.queued_by_user, RANKS), count)
+        return islice(state.shares.order(state.indexes.queued_by_share, RANKS), count)
     return islice(iter(state.indexes.order), count)
 
 
@@ -42,17 +43,18 @@ def queue_place(state: PoolState, job: JobRecord) -> int:
     """Return the job's place in the queue from 1, or the place that it would have if it joined now."""
     key = queue_key(job)
     if is_fair(state):
-        return state.shares.place(state.indexes.queued_by_user, job.user, key)
+        return state.shares.place(state.indexes.queued_by_share, job.share_account, key)
     return int(state.indexes.order.bisect_left(key)) + 1
 
 
 def share_note(state: PoolState, job: JobRecord) -> str:
     """Return what the job's place depends on beside its priority, as text for its user."""
     shares = state.shares
-    held = shares.usage[job.user].num_chips if job.user in shares.usage else 0
-    used_h, half_life_h = shares.used_chip_s(job.user) / 3600, shares.half_life_s / 3600
-    weight = shares.weights.get(job.user, 1.0)
+    account, who = job.share_account, f"project {job.project}" if job.project else f"user {job.user}"
+    held = shares.usage[account].num_chips if account in shares.usage else 0
+    used_h, half_life_h = shares.used_chip_s(account) / 3600, shares.half_life_s / 3600
+    weight = shares.weight(account)
     return (
-        f"place by fair share: user {job.user} has used {used_h:.1f} chip-hours of late (half-life {half_life_h:g} h, "
+        f"place by fair share: {who} has used {used_h:.1f} chip-hours of late (half-life {half_life_h:g} h, "
         f"weight {weight:g}) and holds {held} chips"
     )

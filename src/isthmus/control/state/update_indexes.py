@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from sortedcontainers import SortedList
 
-from isthmus.control.state.indexes import PRIORITY_RANK, QueueKey
+from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
 
 
 def queue_key(job: JobRecord) -> QueueKey:
-    """Return the job's place in the queue: by priority, then by arrival."""
-    return PRIORITY_RANK[job.priority], job.submitted_s, job.number
+    """Return the job's place in the queue: by the priorities of project and job, then by arrival."""
+    return job.rank, job.submitted_s, job.number
 
 
 def job_at_key(state: PoolState, key: QueueKey) -> JobRecord:
@@ -39,20 +39,10 @@ def reindex_job(state: PoolState, job: JobRecord) -> None:
     wants_chips = belongs_in_queue(job)
     if job.state not in WAITING_STATES and job.state != "planning":
         indexes.parked.discard(job.number)
-    queued = wants_chips and job.number not in indexes.parked
-    if queued and not job.in_queue:
-        indexes.order.add(key)
-        indexes.queued_by_user.setdefault(job.user, SortedList()).add(key)
-    elif job.in_queue and not queued:
-        indexes.order.remove(key)
-        indexes.queued_by_user[job.user].remove(key)
-        if not indexes.queued_by_user[job.user]:
-            del indexes.queued_by_user[job.user]
-        if job.number in indexes.reservers:
-            indexes.capacity_freed = True
+        _remove_cap(state, job)
+    queued = wants_chips and job.number not in indexes.parked and not job.capped_by
     if queued != job.in_queue:
-        job.in_queue = queued
-        mark_queue_changed(state, job)
+        (_join_queue if queued else _leave_queue)(state, job)
     if job.state == "waiting" and not job.auto_plan and job.plan is None:
         indexes.awaiting_choice[job.number] = None
     else:
@@ -68,6 +58,56 @@ def reindex_job(state: PoolState, job: JobRecord) -> None:
         else:
             index.pop(job.id, None)
     _index_expected_end(state, job)
+
+
+def _join_queue(state: PoolState, job: JobRecord) -> None:
+    key = queue_key(job)
+    state.indexes.order.add(key)
+    for queues, name in _queues_of(state, job):
+        queues.setdefault(name, SortedList()).add(key)
+    job.in_queue = True
+    mark_queue_changed(state, job)
+
+
+def _leave_queue(state: PoolState, job: JobRecord) -> None:
+    key = queue_key(job)
+    state.indexes.order.remove(key)
+    for queues, name in _queues_of(state, job):
+        queues[name].remove(key)
+        if not queues[name]:
+            del queues[name]
+    if job.number in state.indexes.reservers:
+        state.indexes.capacity_freed = True
+    job.in_queue = False
+    mark_queue_changed(state, job)
+
+
+def _queues_of(state: PoolState, job: JobRecord) -> tuple[tuple[dict[str, SortedList], str], ...]:
+    indexes = state.indexes
+    return (indexes.queued_by_user, job.user), (indexes.queued_by_share, job.share_account)
+
+
+def cap(state: PoolState, job: JobRecord, account: str) -> None:
+    """Take a job out of the queue until `account`, whose limit it would pass, has released something."""
+    _remove_cap(state, job)
+    job.capped_by = account
+    state.indexes.capped.setdefault(account, SortedList()).add(queue_key(job))
+    reindex_job(state, job)
+
+
+def uncap(state: PoolState, job: JobRecord) -> None:
+    """Return a job to the queue that a limit kept out of it."""
+    _remove_cap(state, job)
+    reindex_job(state, job)
+
+
+def _remove_cap(state: PoolState, job: JobRecord) -> None:
+    if job.capped_by:
+        keys = state.indexes.capped[job.capped_by]
+        keys.remove(queue_key(job))
+        if not keys:
+            del state.indexes.capped[job.capped_by]
+        job.capped_by = ""
 
 
 def mark_queue_changed(state: PoolState, job: JobRecord) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from isthmus.control.state.events import Event, JobCancelled
+from isthmus.control.state.events import Event, JobCancelled, NoticeDue
 from isthmus.control.store.log_base import LogBase, LogCompactedError
 from isthmus.control.store.log_chain import LogEnd
 from isthmus.control.store.store_interface import MAX_PAGE_BYTES, LogMovedError, Store, StoredToken
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
+from isthmus.core.messages.audit_chain import check_audit
+from isthmus.core.messages.notice_views import PoolNotice
 
 Reopen = Callable[[Store], Store]
 
@@ -27,6 +29,7 @@ def check_store(store: Store, reopen: Reopen | None = None) -> Store:
     _check_tokens(store)
     secret = _check_secrets(store)
     _check_audit(store)
+    _check_notices(store)
     if reopen is not None:
         before = (list(store.events()), store.metrics("a"), store.logs("a"), store.tokens())
         store = reopen(store)
@@ -182,13 +185,46 @@ def _check_audit(store: Store) -> None:
     store.append_audit(records[3:])
     found = store.audit(AuditFilter())
     _expect([one.number for one in found] == [1, 2, 3, 4], "audit records have rising numbers")
-    _expect([one.model_copy(update={"number": 0}) for one in found] == records, "audit records are stored whole")
+    bare = [one.model_copy(update={"number": 0, "hash": ""}) for one in found]
+    _expect(bare == records, "audit records are stored whole")
+    _expect(not check_audit(store.store_id, found).problems, "the lines of the audit log are chained")
     _expect(store.audit(AuditFilter(), limit=2) == found[2:], "without a cursor the newest audit records are returned")
+    _expect(store.audit(AuditFilter(), limit=2, oldest=True) == found[:2], "the oldest audit records come on demand")
     _expect(store.audit(AuditFilter(), 1, 2) == found[1:3], "audit records follow the cursor in order")
     _expect(store.audit(AuditFilter(user="ann")) == found[:2], "a name finds acts by it and on it")
     _expect(store.audit(AuditFilter(since_s=30.0)) == found[2:], "a time finds audit records from it on")
-    store.prune_audit(15.0)
-    _expect(store.audit(AuditFilter()) == found[1:], "old audit records are pruned")
+    store.prune_audit(15.0, 99.0)
+    kept = store.audit(AuditFilter())
+    _expect(kept[:-1] == found[1:] and kept[-1].subject == "1", "old audit records are pruned, and the log says so")
+    last = store.append([_event("acted")], audit=records[:1])
+    store.put_token(StoredToken(role="user", name="ann", digest="f" * 64, created_s=9.0), records[1:2])
+    kept = store.audit(AuditFilter())
+    _expect([one.actor for one in kept[-2:]] == ["ann", "bob"], "records join the write that they are given with")
+    _expect(not check_audit(store.store_id, kept).problems, "a pruned audit log is chained as well")
+    try:
+        store.append([_event("lost")], expected_last=last - 1, audit=records[:1])
+    except LogMovedError:
+        _expect(store.audit(AuditFilter()) == kept, "a refused append adds no audit record")
+
+
+def _check_notices(store: Store) -> None:
+    due = [
+        NoticeDue(
+            role="user", name=name, channel="webhook", notice=PoolNotice(kind="started", at_s=1.0, job="a", text="é")
+        )
+        for name in ("ann", "bob", "ann")
+    ]
+    _expect(store.notices() == (), "a new store has no notices")
+    store.append([_event("told")], notices=due)
+    found = store.notices()
+    _expect([one.due for one in found] == due, "notices are stored with the events that they are given with, in order")
+    numbers = [one.number for one in found]
+    _expect(numbers == sorted(set(numbers)) and numbers[0] > 0, "notices have rising numbers")
+    _expect(store.notices(numbers[0], 1) == found[1:2], "notices follow the cursor in order")
+    store.batch_notices(numbers[0], [numbers[0], numbers[2]])
+    _expect([one.batch for one in store.notices()] == [numbers[0], 0, numbers[0]], "a message keeps its number")
+    store.delete_notices([numbers[0], numbers[2]])
+    _expect(store.notices() == found[1:2], "delivered notices are deleted")
 
 
 def _check_bases(store: Store) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 
 from isthmus.control.store.log_chain import OtherStoreError, chain_rows, chain_start
+from isthmus.control.store.tables.audit_queries import AUDIT_FIELDS, chain_lines
 from isthmus.core.errors import ProtocolError
 
 MIGRATIONS = (
@@ -66,8 +67,19 @@ MIGRATIONS = (
     ALTER TABLE tokens ADD COLUMN site TEXT NOT NULL DEFAULT '', ADD COLUMN replaces TEXT NOT NULL DEFAULT '';
     """,
     "ALTER TABLE tokens ADD COLUMN session_of TEXT NOT NULL DEFAULT ''",
+    """
+    ALTER TABLE audit ADD COLUMN hash TEXT NOT NULL DEFAULT '';
+    ALTER TABLE audit ALTER COLUMN number DROP IDENTITY;
+    """,
+    """
+    CREATE TABLE notices (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, batch BIGINT NOT NULL, body TEXT NOT NULL
+    );
+    """,
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
+AUDIT_CHAINED_VERSION = 10
+"""The version that chains the audit log; later ones never do it again, or a forged row could be chained."""
 
 SCHEMA_LOCK = 0x15_7468_6D75_7300
 """Advisory lock for schema migrations."""
@@ -97,10 +109,22 @@ def migrate(db: psycopg.Connection[Any], expected_id: str | None, new_id: str) -
         db.execute(script.encode())
         db.execute("INSERT INTO migrations (version) VALUES (%s)", (version,))
     known = _identity(db)
+    if present < AUDIT_CHAINED_VERSION:
+        _chain_audit(db, known or new_id)
     if known is None:
         db.execute("INSERT INTO identity (store) VALUES (%s)", (new_id,))
         _chain(db, new_id)
     return known or new_id
+
+
+def _chain_audit(db: psycopg.Connection[Any], store_id: str) -> None:
+    """Add the hashes to an audit log of an earlier version, whose rows a trigger protects."""
+    db.execute("ALTER TABLE audit DISABLE TRIGGER audit_unchanged")
+    columns = ", ".join(AUDIT_FIELDS[:-1])
+    rows = db.execute(f"SELECT {columns} FROM audit ORDER BY number".encode()).fetchall()  # noqa: S608 - names of a module
+    with db.cursor() as cursor:
+        cursor.executemany("UPDATE audit SET hash = %s WHERE number = %s", chain_lines(store_id, rows))
+    db.execute("ALTER TABLE audit ENABLE TRIGGER audit_unchanged")
 
 
 def _identity(db: psycopg.Connection[Any]) -> str | None:

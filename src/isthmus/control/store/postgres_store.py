@@ -15,18 +15,21 @@ from typing import Any
 
 import psycopg
 
-from isthmus.control.state.events import Event, encode_event
+from isthmus.control.state.events import Event, NoticeDue, encode_event
 from isthmus.control.store.group_commit import GroupCommit
 from isthmus.control.store.log_chain import LogEnd, link_rows, new_store_id
 from isthmus.control.store.postgres_schema import migrate
 from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.control.store.store_interface import LogMovedError
 from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.messages.access_views import AuditRecord
 
 EVENT_LOG_LOCK = 0x15_7468_6D75_7301
 """Advisory lock for appending events."""
 OUTPUT_LOCK = 0x15_7468_6D75_7302
 """Advisory lock for writing metrics and logs: rows become visible in the order of their numbers."""
+AUDIT_LOCK = 0x15_7468_6D75_7303
+"""Advisory lock for the end of the audit log, the last one that a transaction takes."""
 TRANSACTION_IDLE_LIMIT_S = 10
 """Seconds after which the database ends an idle transaction, and with it a server's turn."""
 Connection = psycopg.Connection[Any]
@@ -138,19 +141,26 @@ class PostgresStore(SqlQueries[Connection]):
         """Lock the log; see `Store`."""
         with self._log_session.connection() as db, db.transaction():
             db.execute("SELECT pg_advisory_xact_lock(%s)", (EVENT_LOG_LOCK,))
-            self._thread_state.turn, self._thread_state.end = True, None
+            self._thread_state.turn, self._thread_state.end, self._thread_state.audit_end = True, None, None
             try:
                 yield
             finally:
                 self._thread_state.turn = False
         if self._thread_state.end is not None:  # committed by now
             self._remember_end(self._thread_state.end)
+        self._remember_audit(self._thread_state.audit_end)
 
-    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+    def append(
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
+    ) -> int:
         """Append events; see `Store`."""
         if not getattr(self._thread_state, "turn", False):
             with self.exclusive_access():
-                return self.append(events, expected_last)
+                return self.append(events, expected_last, audit, notices)
         bodies = [encode_event(event) for event in events]
         with self._log_session.connection() as db:
             found = db.execute("SELECT number, hash FROM events ORDER BY number DESC LIMIT 1").fetchone()
@@ -164,6 +174,8 @@ class PostgresStore(SqlQueries[Connection]):
                 insert = "INSERT INTO events SELECT * FROM unnest(%b::bigint[], %b::text[], %b::bytea[])"
                 db.execute(insert, tuple(map(list, zip(*rows, strict=True))))
                 self._thread_state.end = LogEnd(rows[-1][0], rows[-1][2])
+            self._thread_state.audit_end = self._append_lines(db, audit)
+            self._append_notices(db, notices)
         return end.number + len(rows)
 
     def close(self) -> None:
@@ -185,6 +197,9 @@ class PostgresStore(SqlQueries[Connection]):
     def _execute_many(self, session: Connection, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         with session.cursor() as cursor:
             cursor.executemany(_statement(sql), rows)
+
+    def _lock_audit(self, session: Connection) -> None:
+        session.execute("SELECT pg_advisory_xact_lock(%s)", (AUDIT_LOCK,))
 
     def _encode_log(self, text: str) -> bytes:
         return text.encode()

@@ -31,7 +31,13 @@ from isthmus.core.errors import IsthmusError
 MAX_STATE_BYTES = 4 << 30
 """Largest state that a base is read into."""
 _DERIVED = frozenset(
-    {(PoolState, "live_jobs"), (ClusterRecord, "parts"), (Indexes, "queued_by_user"), (Indexes, "stored_by_user")}
+    {
+        (PoolState, "live_jobs"),
+        (ClusterRecord, "parts"),
+        (Indexes, "queued_by_user"),
+        (Indexes, "queued_by_share"),
+        (Indexes, "stored_by_user"),
+    }
 )
 """Fields that follow from others: the jobs that have not ended, the parts of jobs by cluster, what users have."""
 
@@ -58,10 +64,13 @@ def restore_state(body: bytes) -> PoolState:
     state: PoolState = stored.state
     state.live_jobs = {job_id: job for job_id, job in state.jobs.items() if job.state not in TERMINAL_STATES}
     state.indexes.stored_by_user = stored_by_user(state.jobs)
-    queues, ids = defaultdict[str, list[QueueKey]](list), state.indexes.ids_by_number
+    by_user, by_share = defaultdict[str, list[QueueKey]](list), defaultdict[str, list[QueueKey]](list)
     for key in state.indexes.order:
-        queues[state.jobs[ids[key[2]]].user].append(key)
-    state.indexes.queued_by_user = {user: SortedList(keys) for user, keys in queues.items()}
+        job = state.jobs[state.indexes.ids_by_number[key[2]]]
+        by_user[job.user].append(key)
+        by_share[job.share_account].append(key)
+    state.indexes.queued_by_user = {user: SortedList(keys) for user, keys in by_user.items()}
+    state.indexes.queued_by_share = {account: SortedList(keys) for account, keys in by_share.items()}
     for name, keys in stored.parts_by_cluster.items():
         record = state.clusters[name]
         record.parts = {(job, attempt): state.jobs[job].parts[attempt, name] for job, attempt in keys}

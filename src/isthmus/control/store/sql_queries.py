@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from isthmus.control.state.events import Event, decode_event
 from isthmus.control.store.base_table import BaseTable, SqlBaseTable
@@ -25,9 +25,12 @@ from isthmus.control.store.store_interface import (
     take_page,
     trim_stored_bytes,
 )
-from isthmus.core.messages.access_views import AuditFilter, AuditRecord
+from isthmus.control.store.tables.audit_queries import AuditQueries
+from isthmus.control.store.tables.notice_queries import NoticeQueries
+from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage
+from isthmus.core.messages.audit_chain import AuditEnd
 
 _ROWS_AT_ONCE = 64
 """Rows of output that are read before their sizes are known."""
@@ -49,8 +52,6 @@ TOKEN_FIELDS = (
     "high",
 )
 """Columns of the tokens, which `StoredToken` names alike."""
-AUDIT_FIELDS = ("number", "at_s", "action", "actor", "role", "token", "address", "subject", "detail")
-"""Columns of the audit log, which `AuditRecord` names alike."""
 
 Session = TypeVar("Session")
 
@@ -63,16 +64,15 @@ def _rows(read: Callable[[int, int], list[Any]], first: int) -> Iterator[Any]:
         last = rows[-1][0]
 
 
-class SqlQueries(ABC, Generic[Session]):
+class SqlQueries(AuditQueries[Session], NoticeQueries[Session]):
     """The part of a `Store` that is equal in every SQL database; a subclass runs the statements.
 
     `Session` is an open connection. Statements mark each value with `?`. A subclass sets `store_id` and calls
     `_initialize` before the first read.
     """
 
-    store_id: str
-
     def _initialize(self) -> None:
+        self._initialize_audit()
         self._known, self._known_lock = LogEnd(0, b""), threading.Lock()
         self._on_durable: Callable[[LogEnd], None] = lambda _: None
         # Number of the active base that was read last; infinite before the first read.
@@ -116,22 +116,6 @@ class SqlQueries(ABC, Generic[Session]):
             if end.number > self._known.number:
                 self._known = end
                 self._on_durable(end)
-
-    @abstractmethod
-    def _read(self, sql: str, *values: Any) -> list[Any]:
-        """Return the rows of a query."""
-
-    @abstractmethod
-    def _write(self, write: Callable[[Session], Any]) -> Any:
-        """Return the result of `write`, which runs in a transaction; it is on disk by then."""
-
-    @abstractmethod
-    def _execute(self, session: Session, sql: str, *values: Any) -> Any:
-        """Run a statement inside `_write`; return its cursor."""
-
-    @abstractmethod
-    def _execute_many(self, session: Session, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Run a statement inside `_write` once for each row of values."""
 
     @abstractmethod
     def _encode_log(self, text: str) -> str | bytes:
@@ -264,7 +248,7 @@ class SqlQueries(ABC, Generic[Session]):
 
         self._write(write)
 
-    def put_token(self, token: StoredToken) -> None:
+    def put_token(self, token: StoredToken, audit: Sequence[AuditRecord] = ()) -> None:
         """Store a token; see `Store`."""
         sql = (
             "INSERT INTO tokens (digest, role, name, created_s, expires_s, revoked_s, created_by, site, replaces, "
@@ -275,7 +259,12 @@ class SqlQueries(ABC, Generic[Session]):
             "site = excluded.site, replaces = excluded.replaces, session_of = excluded.session_of, high = excluded.high"
         )
         row = [getattr(token, name) for name in TOKEN_FIELDS[:-1]]
-        self._write(lambda session: self._execute(session, sql, *row, int(token.high)))
+
+        def write(session: Session) -> AuditEnd | None:
+            self._execute(session, sql, *row, int(token.high))
+            return self._append_lines(session, audit)
+
+        self._remember_audit(self._write(write))
 
     def find_token(self, digest: str) -> StoredToken | None:
         """Return a token; see `Store`."""
@@ -306,30 +295,6 @@ class SqlQueries(ABC, Generic[Session]):
             "coalesce(sum(high), 0) FROM tokens"
         )
         return tuple(float(value) for value in self._read(sql)[0])
-
-    def append_audit(self, records: Sequence[AuditRecord]) -> None:
-        """Append records; see `Store`."""
-        rows = [[getattr(one, name) for name in AUDIT_FIELDS[1:]] for one in records]
-        sql = (
-            "INSERT INTO audit (at_s, action, actor, role, token, address, subject, detail) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-        )
-        self._write(lambda session: self._execute_many(session, sql, rows))
-
-    def audit(self, wanted: AuditFilter, after: int = 0, limit: int = 1000) -> tuple[AuditRecord, ...]:
-        """Return records; see `Store`."""
-        sql = (
-            "SELECT number, at_s, action, actor, role, token, address, subject, detail FROM audit "
-            "WHERE number > ? AND at_s >= ? AND (CAST(? AS text) IS NULL OR actor = ? OR subject = ?) "
-        )
-        sql += "ORDER BY number LIMIT ?" if after else "ORDER BY number DESC LIMIT ?"
-        user = wanted.user
-        rows = sorted(self._read(sql, after, wanted.since_s or 0.0, user, user, user, limit))
-        return tuple(AuditRecord.model_validate(dict(zip(AUDIT_FIELDS, row, strict=True))) for row in rows)
-
-    def prune_audit(self, before_s: float) -> None:
-        """Delete old records; see `Store`."""
-        self._write(lambda session: self._execute(session, "DELETE FROM audit WHERE at_s < ?", before_s))
 
     def secret(self, name: str) -> bytes:
         """Return a secret; see `Store`."""

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from isthmus.control.state.events import Event, encode_event
+from isthmus.control.state.events import Event, NoticeDue, encode_event
 from isthmus.control.store.group_commit import GroupCommit
 from isthmus.control.store.log_chain import (
     LogEnd,
@@ -26,7 +26,10 @@ from isthmus.control.store.log_chain import (
 )
 from isthmus.control.store.sql_queries import PAGE_SIZE, SqlQueries
 from isthmus.control.store.store_interface import LogMovedError
+from isthmus.control.store.tables.audit_queries import AUDIT_FIELDS, chain_lines
 from isthmus.core.errors import InputError, IsthmusError, ProtocolError, UnavailableError
+from isthmus.core.messages.access_views import AuditRecord
+from isthmus.core.messages.audit_chain import AuditEnd
 
 MIGRATIONS = (
     """
@@ -78,8 +81,12 @@ MIGRATIONS = (
     ALTER TABLE tokens ADD COLUMN replaces TEXT NOT NULL DEFAULT '';
     """,
     "ALTER TABLE tokens ADD COLUMN session_of TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE audit ADD COLUMN hash TEXT NOT NULL DEFAULT ''",
+    "CREATE TABLE notices (number INTEGER PRIMARY KEY AUTOINCREMENT, batch INTEGER NOT NULL, body TEXT NOT NULL)",
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
+AUDIT_CHAINED_VERSION = 9
+"""The version that chains the audit log; later ones never do it again, or a forged row could be chained."""
 
 WriteFunction = Callable[[sqlite3.Connection], Any]
 
@@ -120,11 +127,17 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
             self.close()
             raise
 
-    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+    def append(
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
+    ) -> int:
         """Append events; see `Store`."""
         bodies = [encode_event(event) for event in events]
 
-        def write(db: sqlite3.Connection) -> LogEnd:
+        def write(db: sqlite3.Connection) -> tuple[LogEnd, AuditEnd | None]:
             found = db.execute("SELECT number, hash FROM events ORDER BY number DESC LIMIT 1").fetchone()
             end = LogEnd(*found) if found else self._first_end()
             self._require_known(end)
@@ -132,11 +145,14 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
                 raise LogMovedError(expected_last, end.number)
             rows = link_rows(end, bodies)
             db.executemany("INSERT INTO events (number, body, hash) VALUES (?, ?, ?)", rows)
-            return LogEnd(rows[-1][0], rows[-1][2]) if rows else end
+            audit_end = self._append_lines(db, audit)
+            self._append_notices(db, notices)
+            return LogEnd(rows[-1][0], rows[-1][2]) if rows else end, audit_end
 
-        end: LogEnd = self._write(write)
+        end, audit_end = self._write(write)
         self._remember_end(end)
-        return end.number
+        self._remember_audit(audit_end)
+        return int(end.number)
 
     def exclusive_access(self) -> AbstractContextManager[None]:
         """Do nothing: the lock on the file excludes other servers."""
@@ -185,6 +201,9 @@ class SqliteStore(SqlQueries[sqlite3.Connection]):
 
     def _execute_many(self, session: sqlite3.Connection, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         session.executemany(sql, rows)
+
+    def _lock_audit(self, session: sqlite3.Connection) -> None:
+        """Do nothing: a write transaction excludes others."""
 
     def _encode_log(self, text: str) -> str:
         return text
@@ -241,6 +260,8 @@ def _migrate(db: sqlite3.Connection, expected_id: str | None, new_id: str) -> st
             db.execute(statement)
         db.execute("INSERT INTO migrations (version) VALUES (?)", (version,))
     known = _identity(db)
+    if present < AUDIT_CHAINED_VERSION:
+        _chain_audit(db, known or new_id)
     if known is None:
         db.execute("INSERT INTO identity VALUES (1, ?)", (new_id,))
         page = "SELECT number, body FROM events WHERE number > ? ORDER BY number LIMIT ?"
@@ -250,6 +271,17 @@ def _migrate(db: sqlite3.Connection, expected_id: str | None, new_id: str) -> st
             lambda rows: db.executemany("UPDATE events SET hash = ? WHERE number = ?", rows),
         )
     return known or new_id
+
+
+def _chain_audit(db: sqlite3.Connection, store_id: str) -> None:
+    """Add the hashes to an audit log of an earlier version, whose rows a trigger protects."""
+    db.execute("DROP TRIGGER audit_unchanged")
+    rows = db.execute(f"SELECT {', '.join(AUDIT_FIELDS[:-1])} FROM audit ORDER BY number").fetchall()  # noqa: S608
+    db.executemany("UPDATE audit SET hash = ? WHERE number = ?", chain_lines(store_id, rows))
+    db.execute(
+        "CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit "
+        "BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END"
+    )
 
 
 def _identity(db: sqlite3.Connection) -> str | None:

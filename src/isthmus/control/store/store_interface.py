@@ -7,10 +7,10 @@ import secrets
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
-from typing import Any, Protocol, TypeVar
+from itertools import islice, takewhile
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from isthmus.control.state.events import Event, decode_event, encode_event
+from isthmus.control.state.events import Event, NoticeDue, decode_event, encode_event
 from isthmus.control.store.base_table import BaseTable, MemoryBaseTable
 from isthmus.control.store.log_base import LogCompactedError
 from isthmus.core.base_model import FrozenModel, Name
@@ -18,6 +18,7 @@ from isthmus.core.errors import ConflictError
 from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage
+from isthmus.core.messages.audit_chain import PRUNED, audit_start, line_end, next_line
 
 SECRET_BYTES = 32
 
@@ -54,6 +55,14 @@ class StoredToken(FrozenModel):
         return all(end_s is None or now_s < end_s for end_s in (self.expires_s, self.revoked_s))
 
 
+class StoredNotice(NamedTuple):
+    """A notice that waits for its delivery; `batch` is the message that it belongs to, 0 before it has one."""
+
+    number: int
+    due: NoticeDue
+    batch: int = 0
+
+
 class LogMovedError(ConflictError):
     """The log does not end where the appending server expected."""
 
@@ -74,11 +83,20 @@ class Store(Protocol):
 
     shared: bool
     bases: BaseTable
+    # Its identity, from which the chains of its logs follow.
+    store_id: str
 
-    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+    def append(
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
+    ) -> int:
         """Append events in order, all or none; return the number of the last event (the first ever is 1).
 
-        Raises `LogMovedError` and appends nothing if the log does not end with event `expected_last`. Inside a
+        The records `audit` join the audit log, and `notices` those to deliver, in the same transaction. Raises
+        `LogMovedError` and appends nothing if the log does not end with event `expected_last`. Inside a
         `exclusive_access` the append must be the last operation; it is on disk when the turn ends.
         """
 
@@ -118,8 +136,8 @@ class Store(Protocol):
     def delete_job_output(self, job_id: str) -> None:
         """Delete a job's metrics and logs."""
 
-    def put_token(self, token: StoredToken) -> None:
-        """Store a token; it replaces one with the same digest."""
+    def put_token(self, token: StoredToken, audit: Sequence[AuditRecord] = ()) -> None:
+        """Store a token; it replaces one with the same digest. The records `audit` join the audit log with it."""
 
     def find_token(self, digest: str) -> StoredToken | None:
         """Return the token of a digest, None if unknown."""
@@ -137,16 +155,27 @@ class Store(Protocol):
         """Return numbers that differ after every change of a token: a cheap question for what `tokens` returns."""
 
     def append_audit(self, records: Sequence[AuditRecord]) -> None:
-        """Append records to the audit log, each with the next number. Nothing changes one later."""
+        """Append records to the audit log, each with the next number and hash. Nothing changes one later."""
 
-    def audit(self, wanted: AuditFilter, after: int = 0, limit: int = 1000) -> tuple[AuditRecord, ...]:
+    def audit(
+        self, wanted: AuditFilter, after: int = 0, limit: int = 1000, *, oldest: bool = False
+    ) -> tuple[AuditRecord, ...]:
         """Return at most `limit` records that meet `wanted`: the first ones numbered above `after`, in order.
 
-        Without `after` they are the newest ones.
+        Without `after` they are the newest ones, or with `oldest` the oldest.
         """
 
-    def prune_audit(self, before_s: float) -> None:
-        """Delete the records of the time before `before_s`."""
+    def prune_audit(self, before_s: float, now_s: float) -> None:
+        """Delete the first records as far as they are of the time before `before_s`, and append what was deleted."""
+
+    def notices(self, after: int = 0, limit: int = 1000) -> tuple[StoredNotice, ...]:
+        """Return at most `limit` notices that wait for their delivery, numbered above `after`, in order."""
+
+    def batch_notices(self, batch: int, numbers: Sequence[int]) -> None:
+        """Put notices into one message, which keeps its number when it is sent again."""
+
+    def delete_notices(self, numbers: Sequence[int]) -> None:
+        """Delete notices that were delivered or given up."""
 
     def close(self) -> None:
         """Release files and connections; may be called twice."""
@@ -168,9 +197,17 @@ class MemoryStore:
         self._secrets: dict[str, bytes] = {}
         self._num_arrivals = 0
         self._audit: list[AuditRecord] = []
-        self._num_audited = 0
+        self.store_id = secrets.token_hex(16)
+        self._notices: dict[int, StoredNotice] = {}
+        self._num_notices = 0
 
-    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+    def append(
+        self,
+        events: Sequence[Event],
+        expected_last: int | None = None,
+        audit: Sequence[AuditRecord] = (),
+        notices: Sequence[NoticeDue] = (),
+    ) -> int:
         """Append events; see `Store`."""
         with self._lock:
             if expected_last is not None and expected_last != self._num_events:
@@ -178,6 +215,10 @@ class MemoryStore:
             for event in events:
                 self._num_events += 1
                 self._events[self._num_events] = encode_event(event)
+            self._append_lines(audit)
+            for due in notices:
+                self._num_notices += 1
+                self._notices[self._num_notices] = StoredNotice(self._num_notices, due)
             return self._num_events
 
     def exclusive_access(self) -> AbstractContextManager[None]:
@@ -243,10 +284,11 @@ class MemoryStore:
             self._metrics = {key: one for key, one in self._metrics.items() if key[0] != job_id}
             self._logs = [(at, one) for at, one in self._logs if one.job != job_id]
 
-    def put_token(self, token: StoredToken) -> None:
+    def put_token(self, token: StoredToken, audit: Sequence[AuditRecord] = ()) -> None:
         """Store a token; see `Store`."""
         with self._lock:
             self._tokens[token.digest] = token
+            self._append_lines(audit)
 
     def find_token(self, digest: str) -> StoredToken | None:
         """Return a token; see `Store`."""
@@ -277,19 +319,46 @@ class MemoryStore:
     def append_audit(self, records: Sequence[AuditRecord]) -> None:
         """Append records; see `Store`."""
         with self._lock:
-            for record in records:
-                self._num_audited += 1
-                self._audit.append(record.model_copy(update={"number": self._num_audited}))
+            self._append_lines(records)
 
-    def audit(self, wanted: AuditFilter, after: int = 0, limit: int = 1000) -> tuple[AuditRecord, ...]:
+    def _append_lines(self, records: Sequence[AuditRecord]) -> None:
+        for record in records:
+            end = line_end(self._audit[-1]) if self._audit else audit_start(self.store_id)
+            self._audit.append(next_line(end, record))
+
+    def audit(
+        self, wanted: AuditFilter, after: int = 0, limit: int = 1000, *, oldest: bool = False
+    ) -> tuple[AuditRecord, ...]:
         """Return records; see `Store`."""
         found = [one for one in self._audit if one.number > after and _meets(one, wanted)]
-        return tuple(found[:limit] if after else found[-limit:])
+        return tuple(found[:limit] if after or oldest else found[-limit:])
 
-    def prune_audit(self, before_s: float) -> None:
+    def prune_audit(self, before_s: float, now_s: float) -> None:
         """Delete old records; see `Store`."""
         with self._lock:
-            self._audit = [one for one in self._audit if one.at_s >= before_s]
+            old = list(takewhile(lambda one: one.at_s < before_s, self._audit))
+            if old:
+                last = str(old[-1].number)
+                record = AuditRecord(at_s=now_s, action=PRUNED, actor="server", subject=last, detail=old[-1].hash)
+                self._append_lines([record])
+                self._audit = self._audit[len(old) :]
+
+    def notices(self, after: int = 0, limit: int = 1000) -> tuple[StoredNotice, ...]:
+        """Return notices; see `Store`."""
+        with self._lock:
+            return tuple(islice((one for number, one in self._notices.items() if number > after), limit))
+
+    def batch_notices(self, batch: int, numbers: Sequence[int]) -> None:
+        """Put notices into one message; see `Store`."""
+        with self._lock:
+            for number in numbers:
+                self._notices[number] = self._notices[number]._replace(batch=batch)
+
+    def delete_notices(self, numbers: Sequence[int]) -> None:
+        """Delete notices; see `Store`."""
+        with self._lock:
+            for number in numbers:
+                self._notices.pop(number, None)
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

@@ -1,4 +1,4 @@
-"""Read user files (pool, job, plan, owner policy, site, tariff) and return their JSON Schema.
+"""Read user files (pool, job, plan, policy, site, tariff, accounts, provider) and return their JSON Schema.
 
 An invalid file raises `FileError` with file, line, field, value and, for a misspelt word, a suggestion.
 """
@@ -31,7 +31,10 @@ from isthmus.core.job import (
     job_accesses,
 )
 from isthmus.core.model import HUB_SCHEME, HubName
+from isthmus.core.owner.accounts import Accounts
+from isthmus.core.owner.check_accounts import check_accounts
 from isthmus.core.owner.check_tariff import check_tariff
+from isthmus.core.owner.oidc_file import OidcFile
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.owner.tariff import Tariff
@@ -42,7 +45,7 @@ from isthmus.core.runs.check_plan import plan_problems
 from isthmus.core.runs.field_problem import FieldProblem
 from isthmus.core.stack import Stack, find_stack, is_stack_file
 
-FileKind = Literal["pool", "job", "plan", "policy", "site", "stack", "tariff"]
+FileKind = Literal["pool", "job", "plan", "policy", "site", "stack", "tariff", "accounts", "oidc"]
 FILE_KINDS: dict[str, type[BaseModel]] = {
     "pool": Pool,
     "job": Job,
@@ -51,6 +54,8 @@ FILE_KINDS: dict[str, type[BaseModel]] = {
     "site": SiteFile,
     "stack": Stack,
     "tariff": Tariff,
+    "accounts": Accounts,
+    "oidc": OidcFile,
 }
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -74,12 +79,32 @@ def load_site(path: str | Path) -> SiteFile:
 def load_tariff(path: str | Path) -> Tariff:
     """Read `tariff.yaml`; raises `FileError` also for prices that overlap or leave a gap (`check_tariff`)."""
     tariff = _load(Path(path), Tariff)
-    try:
+    with _placed(path):
         check_tariff(tariff)
+    return tariff
+
+
+def load_oidc(path: str | Path) -> OidcFile:
+    """Read `oidc.yaml`."""
+    return _load(Path(path), OidcFile)
+
+
+def load_accounts(path: str | Path) -> Accounts:
+    """Read `accounts.yaml`; raises `FileError` also for names and guarantees that cannot hold (`check_accounts`)."""
+    accounts = _load(Path(path), Accounts)
+    with _placed(path):
+        check_accounts(accounts)
+    return accounts
+
+
+@contextmanager
+def _placed(path: str | Path) -> Iterator[None]:
+    """Raise a `FieldError` again as the error of its line."""
+    try:
+        yield
     except FieldError as error:
         place = tuple(int(step) if step.isdecimal() else step for step in error.place)
         raise place_error(path, place, error.problem, error.hint) from error
-    return tariff
 
 
 def load_stack(path: str | Path) -> Stack:

@@ -34,6 +34,25 @@ class TokenInfo(FrozenModel):
     session_of: str = ""
 
 
+class OidcView(FrozenModel):
+    """The provider by which persons sign in to the console; None: they sign in with tokens only."""
+
+    issuer: str | None = None
+
+
+class OidcBegun(FrozenModel):
+    """A sign-in that has begun: the address at the provider that the browser opens."""
+
+    url: str
+
+
+class OidcAnswer(FrozenModel):
+    """What the provider sent back to the console: its code, and the state of the sign-in."""
+
+    code: Annotated[str, Field(min_length=1, max_length=4096)]
+    state: Annotated[str, Field(min_length=1, max_length=200)]
+
+
 class SessionView(FrozenModel):
     """A session of the console. Its `key` is in the answer to signing in alone; it counts together with the cookie.
 
@@ -78,7 +97,8 @@ class TokenRotation(FrozenModel):
 class AuditRecord(FrozenModel):
     """One record of the audit log: `actor` (with `role` and the id of its `token`, at `address`) did `action`.
 
-    `subject` is what it was done to: a job, a token, a cluster. `number` is 0 until the record is stored.
+    `subject` is what it was done to: a job, a token, a cluster. `number` is 0 and `hash` (SHA-256 over the line and the
+    hash before, hexadecimal) is empty until the record is stored.
     """
 
     number: NonNegativeInt = 0
@@ -90,6 +110,7 @@ class AuditRecord(FrozenModel):
     address: Annotated[str, Field(max_length=64)] = ""
     subject: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] = ""
     detail: Annotated[str, Field(max_length=MAX_DETAIL_CHARS)] = ""
+    hash: Annotated[str, Field(max_length=64)] = ""
 
 
 class AuditFilter(FrozenModel):
@@ -100,7 +121,11 @@ class AuditFilter(FrozenModel):
 
 
 class AuditPage(FrozenModel):
-    """Records of the audit log in order; request the next page with `after=next`."""
+    """Records of the audit log in order; request the next page with `after=next`.
+
+    The first hash of the chain follows from the identity of the `store`.
+    """
 
     records: tuple[AuditRecord, ...]
     next: NonNegativeInt
+    store: str = ""

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, NonNegativeInt, PositiveInt
 
-PartyKind = Literal["owner", "user", "job"]
-"""Of what a statement is: an owner's income, or the cost of a user's jobs or of one job."""
+PartyKind = Literal["owner", "user", "job", "project"]
+"""Of what a statement is: an owner's income, or the cost of a user's jobs, one job, or a project with those below."""
 
 HoldPhase = Literal["waiting", "starting", "running", "saving", "leaving"]
 """What a part does that holds chips: it waits for other parts, starts, trains, saves for its end, or is released."""
@@ -107,10 +107,22 @@ class StatementLine(FrozenModel):
     last_ms: int
     millionths: int
     cents: int
+    project: str = ""
+
+
+class JobQuote(FrozenModel):
+    """What a job was predicted to cost when it first started, and what all of it has cost so far."""
+
+    job: str
+    quoted_millionths: NonNegativeInt
+    cost_millionths: int
 
 
 class StatementView(FrozenModel):
     """The statement of a party for one month (UTC): income of an owner, cost of a user or a job; in hundredths.
+
+    A member of a project sees the jobs of others as one line for each price, without their names. `quotes` are of jobs
+    that are not deleted.
 
     `carried_in_millionths` is what earlier statements left below a hundredth, `carried_out_millionths` what this one
     leaves. With `final` false the month is not over: what is held now is counted up to `until_ms`.
@@ -128,3 +140,4 @@ class StatementView(FrozenModel):
     carried_in_millionths: int
     carried_out_millionths: int
     total_cents: int
+    quotes: tuple[JobQuote, ...] = ()

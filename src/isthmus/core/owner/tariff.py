@@ -11,42 +11,20 @@ from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from isthmus.core.base_model import FrozenModel, Name
 from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority
+from isthmus.core.units import MILLIONTHS, Price
 
 DAY_MIN = 24 * 60
 """Minutes of a day."""
-MILLIONTHS = 1_000_000
-"""Millionths in one unit of the currency."""
 MAX_PRICES = 1_024
 """Most prices of a tariff."""
 PRIORITIES: tuple[Priority, ...] = ("low", "middle", "high")
-_MAX_PRICE, _MAX_PRICE_CHARS = Decimal(10) ** 9, 40
 
 
-def _to_decimal(given: Any) -> Any:
-    """Return a number of a file by its shortest decimal form: 2.1 is 2.1, not the nearest binary fraction."""
-    text = str(given) if isinstance(given, int | float) and not isinstance(given, bool) else given
-    if isinstance(text, str) and len(text) > _MAX_PRICE_CHARS:
-        raise ValueError(f"a price has at most {_MAX_PRICE_CHARS} characters")
-    return text
-
-
-def _check_price(price: Decimal) -> Decimal:
-    if price < 0:
-        raise ValueError(f"a price is at least 0, not {price}")
-    if price > _MAX_PRICE:
-        raise ValueError(f"a price is at most {_MAX_PRICE}, not {price}")
-    if price * MILLIONTHS != int(price * MILLIONTHS):
-        raise ValueError(f"a price has at most 6 decimals, not {price}")
-    return price
-
-
-Price = Annotated[Decimal, BeforeValidator(_to_decimal), AfterValidator(_check_price)]
-"""A price in units of the currency, at least 0, with at most 6 decimals."""
 Hours = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d-(([01]\d|2[0-3]):[0-5]\d|24:00)$")]
 """A window of the day, such as `08:00-20:00`; an end that is not after the begin falls on the next day."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from isthmus.core.errors import ProtocolError
 from isthmus.core.messages.datagram import Address, Datagram
-from isthmus.noise import NumberedCipher, UnauthenticatedError
+from isthmus.noise import DatagramCipher, UnauthenticatedError
 from isthmus.wan.legs.datagram_leg import DatagramKind, DatagramLeg
 from isthmus.wan.legs.dial_datagram_leg import KNOWN, PROOF, UNKNOWN
 from isthmus.wan.legs.leg_entrance import GREETING_TIMEOUT_S, MAX_WAITING, AdmitLeg
@@ -27,8 +27,8 @@ _KEPT_VERDICTS = 256
 class _Waiting:
     first: bytes
     opened: OpenedLeg
-    sending: NumberedCipher
-    receiving: NumberedCipher
+    sending: DatagramCipher
+    receiving: DatagramCipher
     until_s: float
 
 
@@ -83,7 +83,7 @@ class DatagramEntrance:
                 self.num_refused += 1
                 return
             self._make_room()
-            sending, receiving = opened.sending.numbered(), opened.receiving.numbered()
+            sending, receiving = (DatagramCipher(key) for key in opened.keys)
             until_s = self._loop.time() + GREETING_TIMEOUT_S
             waiting = self._waiting[address, first] = _Waiting(first, opened, sending, receiving, until_s)
         self._answer(address, DatagramKind.SECOND, waiting.opened.second)
@@ -104,7 +104,7 @@ class DatagramEntrance:
         except ProtocolError:  # no answer: the dialler tries again later
             self.num_refused += 1
             return
-        verdict = waiting.sending.seal(0, KNOWN if take is not None else UNKNOWN)
+        verdict = waiting.sending.seal(KNOWN if take is not None else UNKNOWN)
         self._verdicts[address, proof] = verdict
         if len(self._verdicts) > _KEPT_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
@@ -140,6 +140,6 @@ class DatagramEntrance:
 
 def _proves(waiting: _Waiting, proof: bytes) -> bool:
     try:
-        return waiting.receiving.open(0, proof) == PROOF
+        return waiting.receiving.open(proof) == PROOF
     except UnauthenticatedError:
         return False

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import struct
 from collections.abc import Callable
 from enum import IntEnum
 
 from isthmus.core.errors import ProtocolError
 from isthmus.core.messages.datagram import Address, Datagram
-from isthmus.noise import TAG_BYTES, NumberedCipher, UnauthenticatedError
+from isthmus.noise import NUMBER_BYTES, DatagramCipher, UnauthenticatedError
 from isthmus.wan.datagram.datagram_session import DatagramSession
 from isthmus.wan.datagram.session_events import (
     DeliverFrame,
@@ -31,10 +30,10 @@ from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, TunnelFrame, parse_fra
 from isthmus.wan.udp_socket import UdpSocket
 
 FIRST_NUMBER = 1
-"""Number of a leg's first packet; 0 is that of the proof and of the verdict."""
+"""Number of a leg's first packet; 0 is that of the proof and of the verdict, under the same keys."""
 
-_HEAD = struct.Struct("!BQ")
 _MOST_PACKETS = 40
+_HEAD_BYTES = 1 + NUMBER_BYTES
 
 
 class DatagramKind(IntEnum):
@@ -47,6 +46,9 @@ class DatagramKind(IntEnum):
     PACKET = 5
 
 
+_PACKET = bytes([DatagramKind.PACKET])
+
+
 class DatagramLeg:
     """A `Leg` to `address` over `udp`, whose owner calls `take` with what comes from there."""
 
@@ -54,8 +56,8 @@ class DatagramLeg:
         self,
         udp: UdpSocket,
         address: Address,
-        sending: NumberedCipher,
-        receiving: NumberedCipher,
+        sending: DatagramCipher,
+        receiving: DatagramCipher,
         loop: asyncio.AbstractEventLoop,
         on_end: Callable[[], None],
     ) -> None:
@@ -66,9 +68,10 @@ class DatagramLeg:
         self._session = DatagramSession(loop.time(), FIRST_NUMBER)
         self._is_open, self._is_handling = True, False
         self._early: list[Datagram] = []
+        self._packets: list[SendPacket] = []
         self._timer: asyncio.TimerHandle | None = None
-        self.num_forged = 0
-        """Packets that failed their authentication."""
+        self.num_refused = 0
+        """Packets that failed their authentication, or came twice."""
 
     @property
     def session(self) -> DatagramSession:
@@ -92,7 +95,8 @@ class DatagramLeg:
         """Close; see `Leg`."""
         self._owner = None
         if self._is_open:
-            self._send(self._session.close())
+            self._packets += [one for one in self._session.close() if isinstance(one, SendPacket)]
+            self._send_packets()
             self._shut()
 
     def take(self, datagram: Datagram) -> None:
@@ -101,33 +105,36 @@ class DatagramLeg:
             if self._is_open and len(self._early) < 64:
                 self._early.append(datagram)
             return
-        data, size = memoryview(datagram.data), datagram.packet_bytes
+        data, size = datagram.data, datagram.packet_bytes
         events = []
         for start in range(0, len(data), size):
             packet = data[start : start + size]
-            if len(packet) <= _HEAD.size + TAG_BYTES or packet[0] != DatagramKind.PACKET:
+            if packet[0] != DatagramKind.PACKET:
                 continue
-            _, number = _HEAD.unpack_from(packet)
+            number = int.from_bytes(packet[1:_HEAD_BYTES], "big")
             try:
-                events.append(PacketArrived(number, self._receiving.open(number, packet[_HEAD.size :])))
+                events.append(PacketArrived(number, self._receiving.open(packet[1:])))
             except UnauthenticatedError:
-                self.num_forged += 1
+                self.num_refused += 1
         if events:
             self._handle(events)
 
     def _handle(self, events: list[PacketArrived] | list[SendFrame] | list[TimerFired]) -> None:
-        packets: list[SendPacket] = []
+        """Handle events in turn; the packets leave in order of their numbers, also those of events in between."""
+        is_outermost, self._is_handling = not self._is_handling, True
         now_s = self._loop.time()
         for event in events:
             instructions = self._session.handle(event, now_s)
-            packets += [one for one in instructions if isinstance(one, SendPacket)]
-            if len(packets) >= 32:
-                self._send(packets)
-                packets = []
+            self._packets += [one for one in instructions if isinstance(one, SendPacket)]
+            if len(self._packets) >= _MOST_PACKETS:
+                self._send_packets()
             for one in instructions:
                 if not isinstance(one, SendPacket):
                     self._carry_out(one)
-        self._send(packets)
+        if not is_outermost:
+            return
+        self._is_handling = False
+        self._send_packets()
         if self._is_open:
             self._set_timer()
 
@@ -155,13 +162,12 @@ class DatagramLeg:
         if self._owner is not None:
             self._owner.leg_ready()
 
-    def _send(self, instructions: list[SendPacket] | list[SessionInstruction]) -> None:
-        """Send packets, those of one size that follow each other by one system call."""
+    def _send_packets(self) -> None:
+        """Send the packets that wait, those of one size that follow each other by one system call."""
         batch, size = bytearray(), 0
-        for one in instructions:
-            if not isinstance(one, SendPacket):
-                continue
-            packet = _HEAD.pack(DatagramKind.PACKET, one.number) + self._sending.seal(one.number, one.content)
+        waiting, self._packets = self._packets, []
+        for one in waiting:
+            packet = _PACKET + self._sending.seal(one.content)
             if batch and (len(packet) > size or len(batch) % size or len(batch) >= size * _MOST_PACKETS):
                 self._udp.send(Datagram(self._address, bytes(batch), size))
                 batch.clear()

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.datagram import Address, Datagram
-from isthmus.noise import NumberedCipher, UnauthenticatedError
+from isthmus.noise import DatagramCipher, UnauthenticatedError
 from isthmus.wan.legs.datagram_leg import DatagramKind, DatagramLeg
 from isthmus.wan.legs.dial_leg import DIAL_TIMEOUT_S
 from isthmus.wan.legs.leg_greeting import SECOND_BYTES, LegDialler
@@ -54,7 +54,7 @@ class _Dialling:
         self._udp, self._address, self._greeting, self._loop = udp, address, greeting, loop
         self._answer: asyncio.Future[bytes] | None = None
         self._expect: Callable[[bytes], bool] = lambda _: False
-        self._ciphers: tuple[NumberedCipher, NumberedCipher] | None = None
+        self._ciphers: tuple[DatagramCipher, DatagramCipher] | None = None
         self._verdict = b""
         self._leg: DatagramLeg | None = None
 
@@ -63,7 +63,7 @@ class _Dialling:
         if self._ciphers is None:
             raise UnauthenticatedError("the listener has not proved the key")
         sending, receiving = self._ciphers
-        await self._ask(bytes([DatagramKind.PROOF]) + sending.seal(0, PROOF), self._is_verdict)
+        await self._ask(bytes([DatagramKind.PROOF]) + sending.seal(PROOF), self._is_verdict)
         if self._verdict != KNOWN:
             return None
         self._leg = DatagramLeg(self._udp, self._address, sending, receiving, self._loop, self.shut)
@@ -99,14 +99,14 @@ class _Dialling:
             sending, receiving = self._greeting.read_second(data[1:])
         except UnauthenticatedError:
             return False
-        self._ciphers = sending.numbered(), receiving.numbered()
+        self._ciphers = DatagramCipher(sending), DatagramCipher(receiving)
         return True
 
     def _is_verdict(self, data: bytes) -> bool:
         if self._ciphers is None or data[:1] != bytes([DatagramKind.VERDICT]):
             return False
         try:
-            self._verdict = self._ciphers[1].open(0, data[1:])
+            self._verdict = self._ciphers[1].open(data[1:])
         except UnauthenticatedError:
             return False
         return True

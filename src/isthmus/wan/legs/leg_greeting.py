@@ -17,7 +17,7 @@ import json
 import struct
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from isthmus.core.errors import ProtocolError
 from isthmus.noise import KEY_BYTES, TAG_BYTES, CipherState, NoiseHandshake, UnauthenticatedError
@@ -42,18 +42,19 @@ class LegDialler:
         self.sending: CipherState | None = None
         self.receiving: CipherState | None = None
 
-    def read_second(self, second: bytes) -> tuple[CipherState, CipherState]:
-        """Return the ciphers to and from the listener after its message; raise `UnauthenticatedError`.
+    def read_second(self, second: bytes) -> tuple[bytes, bytes]:
+        """Return the keys to and from the listener after its message; raise `UnauthenticatedError`.
 
         A forged message changes nothing: the listener's own may still come.
         """
         noise = copy(self._noise)
         noise.read_second(second)
-        return noise.split()
+        return noise.split_keys()
 
     def proof(self, second: bytes) -> bytes:
         """Return the record that proves the key, after the listener's message; raise `UnauthenticatedError`."""
-        self.sending, self.receiving = self.read_second(second)
+        sending, receiving = self.read_second(second)
+        self.sending, self.receiving = CipherState(sending), CipherState(receiving)
         return self.sending.encrypt(_PING.header())
 
     def confirm(self, record: bytes) -> bool:
@@ -78,6 +79,8 @@ class OpenedLeg:
     """What to answer."""
     sending: CipherState
     receiving: CipherState
+    keys: tuple[bytes, bytes] = field(repr=False)
+    """The keys of both, for the cipher of a leg over datagrams in their place."""
 
     def prove(self, record: bytes) -> None:
         """Check the dialler's proof; raise `UnauthenticatedError` or `ProtocolError`."""
@@ -108,8 +111,9 @@ class LegListener:
             second = noise.write_second(b"")
         except UnauthenticatedError:
             return None
-        receiving, sending = noise.split()
-        return OpenedLeg(peer, tunnel, index, bool(is_new), second, sending, receiving)
+        receiving, sending = noise.split_keys()
+        states = CipherState(sending), CipherState(receiving)
+        return OpenedLeg(peer, tunnel, index, bool(is_new), second, *states, (sending, receiving))
 
 
 def _prologue(dialler: str, listener: str) -> bytes:

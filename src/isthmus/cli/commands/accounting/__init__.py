@@ -1,1 +1,1 @@
-"""The commands on money: tariffs, statements and the ledger."""
+"""The commands on money: tariffs, statements, the ledger and quotas."""

@@ -65,6 +65,7 @@ def _placed(file: Path, error: FieldError) -> InputError:
     examples=[
         "isthmus bill --owner hangzhou-lab --month 2027-01 --format html > january.html",
         "isthmus bill --user alice --month 2027-01 --format csv",
+        "isthmus bill --project nlp --month 2027-01 --format focus",
         "isthmus bill --job 3f2a --month 2027-01 --format json | jq .total_cents",
     ],
 )
@@ -75,6 +76,9 @@ def bill(
     owner: Annotated[str | None, typer.Option(metavar="NAME", help="The income of an owner.")] = None,
     user: Annotated[str | None, typer.Option(metavar="NAME", help="The cost of a user's jobs.")] = None,
     job: Annotated[str | None, typer.Option(metavar="JOB", help="The cost of one job, also of a deleted one.")] = None,
+    project: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The cost of a project and of those below it.")
+    ] = None,
     output_format: Annotated[
         StatementFormat,
         typer.Option(
@@ -82,7 +86,7 @@ def bill(
         ),
     ] = "json",
 ) -> None:
-    """Print the statement of an owner, a user or a job for a month.
+    """Print the statement of an owner, a user, a job or a project for a month.
 
     Each line is rounded once to a hundredth; what is left goes into the next line, and into the next month. In a month
     that is not over, what is held now is counted up to now.
@@ -91,9 +95,11 @@ def bill(
     given += [("owner", owner)] if owner is not None else []
     given += [("user", user)] if user is not None else []
     given += [("job", _job_id(client, job))] if job is not None else []
+    given += [("project", project)] if project is not None else []
     if len(given) != 1:
         raise InputError(
-            f"{len(given)} of --owner, --user and --job were given", hint="a statement is of one of them; give one"
+            f"{len(given)} of --owner, --user, --job and --project were given",
+            hint="a statement is of one of them; give one",
         )
     found = client.statement(*given[0], month)
     if env.as_json or output_format == "json":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -32,19 +33,19 @@ def statement_csv(found: StatementView) -> str:
         (
             line.job, line.user, line.kind, line.cluster, line.resource, line.phase, _time(line.first_ms),
             _time(line.last_ms), line.quantity, _unit(line), _money(line.price_millionths, 6), found.currency,
-            line.millionths, _money(line.cents, 2),
+            line.millionths, _money(line.cents, 2), line.project,
         )
         for line in found.lines
     ]  # fmt: skip
     header = (
         "job", "user", "kind", "cluster", "resource", "phase", "first", "last", "quantity", "unit", "price_per_hour",
-        "currency", "millionths", "amount",
+        "currency", "millionths", "amount", "project",
     )  # fmt: skip
     empty = ("",) * 11
     carried = [
-        ("carried in", *empty, found.carried_in_millionths, ""),
-        ("carried out", *empty, found.carried_out_millionths, ""),
-        ("total", *empty, "", _money(found.total_cents, 2)),
+        ("carried in", *empty, found.carried_in_millionths, "", ""),
+        ("carried out", *empty, found.carried_out_millionths, "", ""),
+        ("total", *empty, "", _money(found.total_cents, 2), ""),
     ]
     return _csv(header, [*rows, *carried])
 
@@ -68,7 +69,17 @@ def statement_page(found: StatementView) -> str:
     total = f"Total: {_money(found.total_cents, 2)} {found.currency}"
     table = html_table(_PAGE_COLUMNS, [[str(one) for one in _page_cells(line)] for line in found.lines], (7, 8, 9))
     notes = f"<p>{page_text(carried)}</p><p><strong>{page_text(total)}</strong></p>"
-    return render_page(title, "Isthmus", f"<p>{page_text(when)}</p>{table}{notes}")
+    return render_page(title, "Isthmus", f"<p>{page_text(when)}</p>{table}{notes}{_quotes(found)}")
+
+
+def _quotes(found: StatementView) -> str:
+    """Return the table of what jobs were predicted to cost at their start, beside what they have cost."""
+    if not found.quotes:
+        return ""
+    rows = [
+        [one.job, _money(one.quoted_millionths, 6), _money(one.cost_millionths, 6)] for one in found.quotes
+    ]  # fmt: skip
+    return "<h2>Predicted and actual cost</h2>" + html_table(("job", "predicted", "so far"), rows, (1, 2))
 
 
 FORMATS: Mapping[str, Callable[[StatementView], str]] = {
@@ -110,6 +121,7 @@ def _focus_row(found: StatementView, line: StatementLine) -> dict[str, object]:
         "ServiceCategory": {"storage": "Storage", "link": "Networking"}.get(_kind(line), "Compute"),
         "ServiceName": line.resource,
         "SubAccountId": line.user,
+        "Tags": json.dumps({"project": line.project}) if line.project else "",
     }
 
 

@@ -21,10 +21,10 @@ def meter_jobs(state: PoolState, event: Event) -> None:
         meter.end(event.job_id)
     for job_id in sorted(touched):
         job = state.jobs.get(job_id)
-        if job is None:
+        if job is None or (job_id not in meter.jobs and not job.parts and not job.allocated_kbps):
             continue
         holdings = tuple(metered_holdings(state, job))
-        meter.observe(job.id, job.user, job.priority, holdings)
+        meter.observe(job.id, job.user, job.priority, holdings, job.project)
         if not holdings and job.state in TERMINAL_STATES:
             meter.end(job.id)
     if isinstance(event, AgentReported) and meter.absences:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from isthmus.control.rest.console.session_response import set_session_cookie
 from isthmus.control.rest.json_route import JsonRoute
 from isthmus.control.rest.request_context import CurrentCaller, Service
 from isthmus.control.rest.rest_bodies import error_responses
-from isthmus.control.service.access.console_sessions import SESSION_S
 from isthmus.control.service.access.session_cookie import cookie_name
 from isthmus.core.errors import QuotaError
 from isthmus.core.messages.access_views import SessionView
@@ -23,12 +23,7 @@ def sign_in(caller: CurrentCaller, service: Service, request: Request, response:
     hours, with its token, or by `DELETE /v1/session`.
     """
     started = service.sessions.start(caller)
-    secure = request.url.scheme == "https"
-    response.set_cookie(
-        cookie_name(secure=secure), started.cookie, max_age=int(SESSION_S), path="/", secure=secure, httponly=True,
-        samesite="strict",
-    )  # fmt: skip
-    response.headers["Cache-Control"] = "no-store"
+    set_session_cookie(request, response, started.cookie)
     return started.view
 
 

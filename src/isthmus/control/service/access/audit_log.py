@@ -1,7 +1,8 @@
-"""`AuditLog`: the append-only record of acts on the pool: who did what to which object, from where.
+"""`AuditLog`: the append-only, hash-chained record of acts on the pool: who did what to which object, from where.
 
-`record` never blocks and never fails: records are bounded in size and in rate per actor, queued, and written by a
-thread. What exceeds the rate is counted in one record. Secrets do not belong in a record.
+An act that changes something is a `line` that its write takes along, so both are durable or neither. `record` is for
+refusals, which change nothing: it never blocks and never fails. These records are bounded in rate per actor, queued,
+and written by a thread; what exceeds the rate is counted in one record. Secrets do not belong in a record.
 """
 
 from __future__ import annotations
@@ -72,16 +73,17 @@ class AuditLog:
         self._is_awaited = threading.Event()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
 
+    def line(self, action: str, actor: Caller | None, subject: str = "", detail: str = "") -> AuditRecord:
+        """Return the record of an act now, for the write that does it; long texts are cut."""
+        return make_line(action, actor, self._clock(), subject, detail)
+
     def record(self, action: str, actor: Caller | None, subject: str = "", detail: str = "") -> None:
-        """Record that `actor` (None: the server) did `action` to `subject`; long texts are cut."""
-        if actor is None:
-            self._add(action, "server", "", "", "", subject, detail)
-        else:
-            self._add(action, actor.name, actor.role, actor.token_id, actor.address, subject, detail)
+        """Record a refusal of `actor`, or something that changes nothing; long texts are cut."""
+        self._add(self.line(action, actor, subject, detail))
 
     def record_stranger(self, action: str, address: str, subject: str = "", detail: str = "") -> None:
         """Record an act without a valid token; all strangers together have the rate of one actor."""
-        self._add(action, "", "", "", address, subject, detail)
+        self._add(_record(self._clock(), action, address=address, subject=subject, detail=detail))
 
     def record_failed_login(self, address: str, number: int) -> None:
         """Record `number` requests without a valid token from `address`, which are reported together."""
@@ -89,7 +91,8 @@ class AuditLog:
 
     def prune(self) -> None:
         """Delete the records that are older than `RETENTION_S`."""
-        self._store.prune_audit(self._clock() - RETENTION_S)
+        now_s = self._clock()
+        self._store.prune_audit(now_s - RETENTION_S, now_s)
 
     def flush(self) -> None:
         """Return once all records so far are stored."""
@@ -103,17 +106,12 @@ class AuditLog:
         self._executor.shutdown(wait=True)
         self._write_queued()
 
-    def _add(self, action: str, actor: str, role: str, token: str, address: str, subject: str, detail: str) -> None:
+    def _add(self, made: AuditRecord) -> None:
         with self._lock:
-            now_s = self._clock()
-            if not self._rate.admit(actor, now_s):
+            if not self._rate.admit(made.actor, made.at_s):
                 return
-            made = AuditRecord(
-                at_s=now_s, action=action, actor=_bounded(actor), role=role, token=token,
-                address=_bounded(address, 64), subject=_bounded(subject), detail=_bounded(detail, MAX_DETAIL_CHARS),
-            )  # fmt: skip
             first = not self._queued
-            dropped = self._rate.take_dropped(actor)
+            dropped = self._rate.take_dropped(made.actor)
             if dropped:
                 self._queue(made.model_copy(update={"action": "dropped", "subject": "", "detail": _dropped(dropped)}))
             self._queue(made)
@@ -145,8 +143,27 @@ class AuditLog:
                 _log.warning("%d audit records were dropped: the store was too slow", lost)
 
 
+def make_line(action: str, actor: Caller | None, now_s: float, subject: str = "", detail: str = "") -> AuditRecord:
+    """Return the record that `actor` (None: the server) did `action` to `subject`; long texts are cut."""
+    if actor is None:
+        return _record(now_s, action, "server", subject=subject, detail=detail)
+    return _record(now_s, action, actor.name, actor.role, actor.token_id, actor.address, subject, detail)
+
+
+def _record(
+    now_s: float, action: str, actor: str = "", role: str = "", token: str = "", address: str = "", subject: str = "",
+    detail: str = "",
+) -> AuditRecord:  # fmt: skip
+    return AuditRecord.model_construct(
+        at_s=now_s, action=action, actor=_bounded(actor), role=role, token=token, address=_bounded(address, 64),
+        subject=_bounded(subject), detail=_bounded(detail, MAX_DETAIL_CHARS),
+    )  # fmt: skip
+
+
 def _bounded(text: str, most: int = MAX_TEXT_CHARS) -> str:
     """Return `text` without control, format and line characters, cut to `most` characters."""
+    if len(text) <= most and text.isprintable():
+        return text
     plain = "".join(char if char.isprintable() else "?" for char in text[:most])
     return plain if len(text) <= most else plain[: most - 3] + "..."
 

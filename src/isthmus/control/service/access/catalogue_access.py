@@ -20,6 +20,7 @@ from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import EntryGranted, Event, VersionAdded, VersionRemoved
 from isthmus.core.catalogue import CopyKey, EntryKind, FileManifest
 from isthmus.core.errors import AuthError, TooLargeError
+from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.catalogue_views import EntryView, GrantChange, VersionAddition
 
 MAX_MODEL_BYTES = 256 << 10
@@ -87,9 +88,8 @@ class CatalogueAccess:
                 check_catalogue_quota(self._quotas, coordinator.state, caller.name, len(addition.manifest.files))
             return event
 
-        view = self._changed(propose, caller, addition.kind, caller.name, addition.name)
-        self._audit.record("version-added", caller, f"{caller.name}/{addition.name}", addition.manifest.version)
-        return view
+        line = self._audit.line("version-added", caller, f"{caller.name}/{addition.name}", addition.manifest.version)
+        return self._changed(propose, caller, addition.kind, caller.name, addition.name, line)
 
     def grant(self, caller: Caller, kind: EntryKind, owner: str, name: str, change: GrantChange) -> EntryView:
         """Grant an entry of the caller to a user, or take the grant back; an admin may do it for its owner."""
@@ -97,11 +97,9 @@ class CatalogueAccess:
         event = EntryGranted(
             now_s=self._clock(), entry_kind=kind, owner=owner, name=name, user=change.user, granted=change.granted
         )
-        view = self._changed(lambda _: event, caller, kind, owner, name)
-        self._audit.record(
-            "entry-granted" if change.granted else "grant-revoked", caller, f"{owner}/{name}", f"to {change.user}"
-        )
-        return view
+        act = "entry-granted" if change.granted else "grant-revoked"
+        line = self._audit.line(act, caller, f"{owner}/{name}", f"to {change.user}")
+        return self._changed(lambda _: event, caller, kind, owner, name, line)
 
     def remove(self, caller: Caller, kind: EntryKind, owner: str, name: str, version: str | None) -> None:
         """Remove a version of an entry of the caller, or with None the entry; an admin may do it for its owner."""
@@ -112,8 +110,8 @@ class CatalogueAccess:
             full = None if version is None else require_version(entry, version).version
             return VersionRemoved(now_s=self._clock(), entry_kind=kind, owner=owner, name=name, version=full)
 
-        self._actor.propose(propose, lambda _: None)
-        self._audit.record("version-removed", caller, f"{owner}/{name}", version or "all versions")
+        line = self._audit.line("version-removed", caller, f"{owner}/{name}", version or "all versions")
+        self._actor.propose(propose, lambda _: None, line)
 
     def ordered_manifest(self, cluster: str, key: CopyKey) -> FileManifest:
         """Return the manifest of a version that a part at `cluster` needs; raise `NotFoundError` for any other."""
@@ -126,13 +124,14 @@ class CatalogueAccess:
         kind: EntryKind,
         owner: str,
         name: str,
+        line: AuditRecord,
     ) -> EntryView:
         user = _viewer(caller)
 
         def answer(coordinator: Coordinator) -> EntryView:
             return entry_view(coordinator.state, require_entry(coordinator.state, user, kind, owner, name), user)
 
-        return self._actor.propose(propose, answer)
+        return self._actor.propose(propose, answer, line)
 
     def _require_own(self, caller: Caller, kind: EntryKind, owner: str, name: str) -> None:
         """Raise `NotFoundError` unless the caller may see the entry, `AuthError` if it may see it only."""

@@ -65,8 +65,7 @@ class ConsoleSessions:
             role=token.role, name=token.name, digest=token_digest(f"{cookie}.{key}"), created_s=now_s,
             expires_s=expires_s, created_by=token.name, high=token.high, session_of=token.digest,
         )  # fmt: skip
-        self._registry.put(session)
-        self._audit.record("signed-in", caller, session.id, f"session of {token.id}")
+        self._registry.put(session, self._audit.line("signed-in", caller, session.id, f"session of {token.id}"))
         fields = {"id": session.id, "role": token.role, "name": token.name, "expires_s": expires_s, "key": key}
         return NewSession(cookie, SessionView.model_validate(fields))
 
@@ -83,5 +82,5 @@ class ConsoleSessions:
         token, now_s = self._registry.get(caller.token_id), self._clock()
         if token is None or not token.session_of:
             raise AuthError("this is no session of the console", hint="isthmus token revoke ID ends a token")
-        self._registry.put(token.model_copy(update={"revoked_s": now_s}))
-        self._audit.record("signed-out", caller, token.id)
+        line = self._audit.line("signed-out", caller, token.id)
+        self._registry.put(token.model_copy(update={"revoked_s": now_s}), line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, starmap
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import TariffPublished
 from isthmus.core.errors import AuthError, FieldError, NotFoundError
 from isthmus.core.messages.ledger_views import (
+    JobQuote,
     LedgerCheckView,
     LedgerEntry,
     LedgerPage,
@@ -35,6 +36,8 @@ MAX_EXAMINED_TRANSACTIONS = 20_000
 """Transactions that one page looks at, so that a caller with few entries costs no more than one with many."""
 
 
+MAX_QUOTES = 1_000
+"""Jobs of a statement whose quotes are listed."""
 MAX_LISTED_PRICES = 2_000
 """Prices that one answer lists."""
 
@@ -48,6 +51,8 @@ class _Books(NamedTuple):
     # The open holdings of the party, and their prices.
     held: Meter
     now_ms: int
+    # The projects of a project's statement.
+    projects: frozenset[str]
 
     @property
     def transactions(self) -> Iterator[Transaction]:
@@ -67,12 +72,14 @@ class LedgerAccess:
         now_s = self._clock()
         owner = "" if caller.role == "admin" else caller.name
         event = TariffPublished(now_s=now_s, by=caller.name, owner=owner, tariff=tariff)
+        line = self._audit.line("tariff-published", caller, owner, f"{len(tariff.prices)} prices in {tariff.currency}")
         try:
-            currency = self._actor.propose(lambda _: event, lambda coordinator: coordinator.state.meter.prices.currency)
+            currency = self._actor.propose(
+                lambda _: event, lambda coordinator: coordinator.state.meter.prices.currency, line
+            )
         except FieldError as error:
             self._audit.record("refused", caller, "tariff", error.message)
             raise
-        self._audit.record("tariff-published", caller, owner, f"{len(tariff.prices)} prices in {currency}")
         return TariffView(currency=currency, prices=len(tariff.prices), accepted_s=now_s)
 
     def prices(self, caller: Caller) -> PricesView:
@@ -122,21 +129,36 @@ class LedgerAccess:
         _require_person(caller)
         user = None if caller.role == "admin" else caller.name
         role = "owner" if party == "owner" else "user"
-        if user is not None and (caller.role != role or (party != "job" and name != user)):
-            self._audit.record("refused", caller, f"{party} {name}", "a statement of another")
-            raise NotFoundError(f"no statement of {party} '{name}' of yours", hint="ask for your own")
-        books, owner = self._actor.query(lambda coordinator: self._read(coordinator, party, name))
-        only = user if party == "job" else None
+        if user is not None and (caller.role != role or (party in ("owner", "user") and name != user)):
+            raise self._refused(caller, party, name)
+        books, owner = self._actor.query(lambda coordinator: self._read(coordinator, party, name, user))
+        if party == "project" and not books.projects:
+            raise self._refused(caller, party, name)
+        only, projects = user if party == "job" else None, books.projects
         own = [
-            one for one in books.transactions if only in (None, one.user) and party_amount(one, party, name) is not None
+            one
+            for one in books.transactions
+            if only in (None, one.user) and party_amount(one, party, name, projects) is not None
         ]
         if party == "job" and not own and (owner is None or user not in (None, owner)):
             if owner is not None:
                 self._audit.record("refused", caller, f"{party} {name}", "a statement of another user's job")
             raise NotFoundError(f"no job '{name}'", hint="`isthmus jobs` lists them")
-        return make_statement(own, books.held.prices.currency, party, name, month, books.now_ms)
+        currency, viewer = books.held.prices.currency, user if party == "project" else None
+        found = make_statement(
+            own, currency, party, name, month, books.now_ms, projects=projects, viewer=viewer
+        )  # fmt: skip
+        shown = () if party == "owner" else tuple(dict.fromkeys(line.job for line in found.lines if line.job))
+        quotes = self._actor.query(lambda coordinator: tuple(_quotes(coordinator, shown[:MAX_QUOTES])))
+        return found.model_copy(update={"quotes": quotes})
 
-    def _read(self, coordinator: Coordinator, party: PartyKind, name: str) -> tuple[_Books, str | None]:
+    def _refused(self, caller: Caller, party: PartyKind, name: str) -> NotFoundError:
+        self._audit.record("refused", caller, f"{party} {name}", "a statement of another")
+        return NotFoundError(f"no statement of {party} '{name}' of yours", hint="ask for your own")
+
+    def _read(
+        self, coordinator: Coordinator, party: PartyKind, name: str, user: str | None
+    ) -> tuple[_Books, str | None]:
         """Return what statements need, and the user of job `name`, None if there is no such job.
 
         It costs what the party holds, not what the ledger has: everything else waits meanwhile.
@@ -144,7 +166,20 @@ class LedgerAccess:
         meter, job = coordinator.state.meter, coordinator.state.jobs.get(name)
         now_ms = max(meter.now_ms, int(self._clock() * 1000))
         ledger = meter.ledger.transactions
-        return _Books(ledger, len(ledger), party_holdings(meter, party, name), now_ms), job.user if job else None
+        tree = coordinator.state.accounts.tree
+        sees = party == "project" and name in tree.projects and (user is None or tree.may_use(user, name))
+        projects = tree.below(name) if sees else frozenset()
+        held = party_holdings(meter, party, name, projects)
+        return _Books(ledger, len(ledger), held, now_ms, projects), job.user if job else None
+
+
+def _quotes(coordinator: Coordinator, jobs: Iterable[str]) -> Iterator[JobQuote]:
+    """Yield the quotes of jobs that are known and have started, beside what they have cost."""
+    for job_id in jobs:
+        job = coordinator.state.jobs.get(job_id)
+        if job is not None and job.quoted_millionths is not None:
+            cost = -coordinator.state.meter.ledger.balances.get(job_account(job_id), 0)
+            yield JobQuote(job=job_id, quoted_millionths=job.quoted_millionths, cost_millionths=cost)
 
 
 def _price_views(resource: PoolResource, schedule: PriceSchedule) -> Iterator[PriceView]:

@@ -62,9 +62,9 @@ class SiteAdmin:
                 _refuse_loss(coordinator, cluster)
             return event
 
-        found = self._actor.propose(begin, lambda coordinator: self._leave_view(coordinator, cluster))
         detail = "gives up checkpoints that no other site has" if request.discards_checkpoints else ""
-        self._audit.record("site-leaving", caller, cluster, detail)
+        line = self._audit.line("site-leaving", caller, cluster, detail)
+        found = self._actor.propose(begin, lambda coordinator: self._leave_view(coordinator, cluster), line)
         if not found.jobs and self._actor.query(lambda coordinator: _is_silent(coordinator, cluster)):
             self._remove(caller, cluster)
             return found.model_copy(update={"gone": True})
@@ -90,10 +90,10 @@ class SiteAdmin:
         self._remove(caller, cluster)
 
     def _remove(self, caller: Caller, cluster: str) -> None:
-        event = SiteLeft(now_s=self._clock(), cluster=cluster)
-        self._actor.propose(lambda _: event, lambda _: None)
-        ended = self._keys.end_keys_of(cluster)
-        self._audit.record("site-left", caller, cluster, f"keys ended: {', '.join(ended) or 'none'}")
+        event, keys = SiteLeft(now_s=self._clock(), cluster=cluster), self._keys.key_ids(cluster)
+        line = self._audit.line("site-left", caller, cluster, f"keys ended: {', '.join(keys) or 'none'}")
+        self._actor.propose(lambda _: event, lambda _: None, line)
+        self._keys.end_keys_of(cluster)
 
     def _leave_view(self, coordinator: Coordinator, cluster: str) -> LeaveView:
         record = coordinator.state.clusters[cluster]
@@ -113,8 +113,8 @@ class SiteAdmin:
         return self._act(caller, cluster, event, "site-accepted")
 
     def _act(self, caller: Caller, cluster: str, event: Event, action: str, detail: str = "") -> ClusterView:
-        pool = self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view())
-        self._audit.record(action, caller, cluster, detail)
+        line = self._audit.line(action, caller, cluster, detail)
+        pool = self._actor.propose(lambda _: event, lambda coordinator: coordinator.pool_view(), line)
         return next(one for one in pool.clusters if one.cluster.name == cluster)
 
 

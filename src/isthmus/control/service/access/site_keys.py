@@ -52,9 +52,9 @@ class SiteKeys:
             now_s=now_s, id=token.id, owner=request.owner, by=caller.name, expires_s=now_s + request.expires_in_s,
             cluster=request.cluster, max_chips=request.max_chips, probation=request.probation,
         )  # fmt: skip
-        self._actor.propose(lambda _: event, lambda _: None)
+        line = self._audit.line("site-invited", caller, token.id, _terms(request))
+        self._actor.propose(lambda _: event, lambda _: None, line)
         self._registry.put(token)
-        self._audit.record("site-invited", caller, token.id, _terms(request))
         return InvitationWithCode(code=code, **self._view_of(token.id).model_dump())
 
     def invitations(self) -> tuple[InvitationView, ...]:
@@ -78,8 +78,7 @@ class SiteKeys:
         known = self._known(request.key, cluster.name)
         if known is None:
             self._end_keys(cluster.name)
-            known = self._add_key(cluster.owner, cluster.name, request.key)
-            self._audit.record("site-joined", caller, cluster.name, f"owner {cluster.owner}, key {known.id}")
+            known = self._add_key(caller, "site-joined", cluster.owner, cluster.name, request.key)
         on_probation = self._actor.query(lambda c: c.state.clusters[cluster.name].probation is not None)
         return JoinedView(site=cluster.name, owner=cluster.owner, key_id=known.id, probation=on_probation)
 
@@ -94,8 +93,7 @@ class SiteKeys:
             for one in self._keys(cluster):
                 if one.replaces == caller.token_id:
                     self._end(one)
-            known = self._add_key(caller.name, cluster, request.key, replaces=caller.token_id)
-            self._audit.record("key-renewed", caller, cluster, f"{known.id} replaces {caller.token_id}")
+            known = self._add_key(caller, "key-renewed", caller.name, cluster, request.key, replaces=caller.token_id)
         return JoinedView(site=cluster, owner=caller.name, key_id=known.id)
 
     def note_use(self, caller: Caller) -> None:
@@ -129,13 +127,16 @@ class SiteKeys:
             raise ConflictError("this key cannot be used", hint="draw another one: start with an empty state folder")
         return found
 
-    def _add_key(self, owner: str, cluster: str, digest: str, replaces: str = "") -> StoredToken:
+    def _add_key(
+        self, caller: Caller, act: str, owner: str, cluster: str, digest: str, replaces: str = ""
+    ) -> StoredToken:
         now_s = self._clock()
         made = StoredToken(
             role="owner", name=owner, digest=digest, created_s=now_s, expires_s=now_s + KEY_LIFE_S,
             created_by=f"agent of {cluster}", site=cluster, replaces=replaces,
         )  # fmt: skip
-        self._registry.put(made)
+        detail = f"{made.id} replaces {replaces}" if replaces else f"owner {owner}, key {made.id}"
+        self._registry.put(made, self._audit.line(act, caller, cluster, detail))
         return made
 
     def _keys(self, cluster: str) -> list[StoredToken]:

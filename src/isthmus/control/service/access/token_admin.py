@@ -10,7 +10,7 @@ from isthmus.control.service.access.token_registry import TokenRegistry
 from isthmus.control.service.auth import Caller, token_digest
 from isthmus.control.store.store_interface import StoredToken
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages.access_views import TokenGrant, TokenInfo, TokenRotation
+from isthmus.core.messages.access_views import AuditRecord, TokenGrant, TokenInfo, TokenRotation
 from isthmus.core.messages.api_views import TokenRequest, TokenView
 
 MAX_TOKENS_OF_A_NAME = 100
@@ -32,9 +32,14 @@ class TokenAdmin:
         """Create a token; only the returned view contains it."""
         now_s = self._clock()
         expires_s = None if request.expires_in_s is None else now_s + request.expires_in_s
-        made = self._make(caller, request.role, request.name, expires_s)
-        self._audit.record("token-created", caller, made.id, f"{request.role} {request.name}{_until(expires_s, now_s)}")
-        return made
+        detail = f"{request.role} {request.name}{_until(expires_s, now_s)}"
+        return self._make(
+            caller,
+            request.role,
+            request.name,
+            expires_s,
+            lambda new: self._audit.line("token-created", caller, new, detail),
+        )
 
     def revoke(self, caller: Caller, token_id: str) -> TokenInfo:
         """Revoke a token, which is rejected from now on; raise `NotFoundError` for an unknown one."""
@@ -46,8 +51,8 @@ class TokenAdmin:
                     hint="create another one first: isthmus token create --admin NAME",
                 )
             token = token.model_copy(update={"revoked_s": now_s})
-            self._registry.put(token)
-            self._audit.record("token-revoked", caller, token_id, f"{token.role} {token.name}")
+            line = self._audit.line("token-revoked", caller, token_id, f"{token.role} {token.name}")
+            self._registry.put(token, line)
         return _info(token, now_s)
 
     def grant(self, caller: Caller, token_id: str, grant: TokenGrant) -> TokenInfo:
@@ -64,9 +69,8 @@ class TokenAdmin:
             )
         if token.high != grant.high:
             token = token.model_copy(update={"high": grant.high})
-            self._registry.put(token)
             act = "high-priority-granted" if grant.high else "high-priority-withdrawn"
-            self._audit.record(act, caller, token_id, f"{token.role} {token.name}")
+            self._registry.put(token, self._audit.line(act, caller, token_id, f"{token.role} {token.name}"))
         return _info(token, now_s)
 
     def rotate(self, caller: Caller, token_id: str, rotation: TokenRotation) -> TokenView:
@@ -86,14 +90,21 @@ class TokenAdmin:
         expires_s = old.expires_s
         if expires_s is not None and caller.role == "admin":
             expires_s = now_s + expires_s - old.created_s
-        made = self._make(caller, old.role, old.name, expires_s, high=old.high)
         end_s = now_s + rotation.grace_s
         ends_s = end_s if old.expires_s is None else min(end_s, old.expires_s)
+        made = self._make(
+            caller, old.role, old.name, expires_s, high=old.high, line=lambda new: self._audit.line(
+                "token-rotated", caller, token_id, f"replaced by {new}{_until(ends_s, now_s)}"
+            ),
+        )  # fmt: skip
         self._registry.put(old.model_copy(update={"expires_s": ends_s}))
-        self._audit.record("token-rotated", caller, token_id, f"replaced by {made.id}{_until(ends_s, now_s)}")
         return made
 
-    def _make(self, caller: Caller, role: str, name: str, expires_s: float | None, *, high: bool = False) -> TokenView:
+    def _make(
+        self, caller: Caller, role: str, name: str, expires_s: float | None, line: Callable[[str], AuditRecord],
+        *, high: bool = False,
+    ) -> TokenView:  # fmt: skip
+        """Create a token; `line` makes the audit line from its id."""
         now_s = self._clock()
         valid = [
             one
@@ -110,7 +121,7 @@ class TokenAdmin:
             role=role, name=name, digest=token_digest(token), created_s=now_s, expires_s=expires_s,
             created_by=caller.name, high=high,
         )  # fmt: skip
-        self._registry.put(stored)
+        self._registry.put(stored, line(stored.id))
         return TokenView.model_validate(
             {"role": role, "name": name, "token": token, "id": stored.id, "expires_s": expires_s}
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from isthmus.control.store.store_interface import Store, StoredToken
+from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.process.subscribers import Subscribers
 
 STALE_S = 5.0
@@ -60,9 +61,9 @@ class TokenRegistry:
                     self._tokens[one.digest] = self._by_id[one.id] = one
         return self._valid(found)
 
-    def put(self, token: StoredToken) -> None:
-        """Store a new or changed token; it counts at once."""
-        self._store.put_token(token)
+    def put(self, token: StoredToken, audit: AuditRecord | None = None) -> None:
+        """Store a new or changed token, with the audit line of the act; it counts at once."""
+        self._store.put_token(token, () if audit is None else (audit,))
         with self._lock:
             self._tokens[token.digest] = self._by_id[token.id] = token
         self._subscribers.notify()

@@ -70,6 +70,27 @@ export async function signIn(token) {
   setSession({ ...found, key: "" });
 }
 
+// Open the page of the provider where persons sign in.
+export async function beginSignIn() {
+  const [found] = await request("POST", "/v1/oidc/begin", {}, {});
+  location.assign(found.url);
+}
+
+// Take what the provider has sent back in the address; the address then forgets it. Returns whether there was an answer.
+export function takeAnswer() {
+  const given = new URLSearchParams(location.search);
+  if (given.size) history.replaceState(null, "", location.pathname + location.hash);
+  const refused = given.get("error");
+  if (refused) return { refused };
+  return given.has("code") && given.has("state") ? { code: given.get("code"), state: given.get("state") } : null;
+}
+
+export async function finishSignIn(answer) {
+  const [found] = await request("POST", "/v1/oidc/session", answer, {});
+  localStorage.setItem(KEY, found.key);
+  setSession({ ...found, key: "" });
+}
+
 export async function signOut() {
   try {
     await remove("/v1/session");

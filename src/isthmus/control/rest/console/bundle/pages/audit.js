@@ -12,7 +12,7 @@ export function Audit() {
   const form = useRef(null);
   const user = filter.user ? `&user=${encodeURIComponent(filter.user)}` : "";
   const since = filter.since ? `&since_s=${Date.parse(`${filter.since}:00Z`) / 1000}` : "";
-  const cursor = after ? `&after=${after}` : "";
+  const cursor = after === "first" ? "&oldest=true" : after ? `&after=${after}` : "";
   const { data, error } = useData(`/v1/audit?limit=${SIZE}${user}${since}${cursor}`, after ? 0 : 10000);
   const apply = (event) => {
     event.preventDefault();
@@ -38,12 +38,13 @@ export function Audit() {
       ["From", (one) => one.address],
       ["On", (one) => one.subject],
       ["Detail", (one) => one.detail],
+      ["Hash", (one) => one.hash.slice(0, 12)],
     ]}/>
     <div class="pager">
       <button type="button" class="plain" onClick=${() => setAfter(0)} disabled=${!after}>Newest</button>
       <button type="button" class="plain" disabled=${!after || records.length < SIZE} onClick=${() => setAfter(data.next)}>Later</button>
       <button type="button" class="plain" disabled=${!records.length || records[0].number <= 1}
-        onClick=${() => setAfter(Math.max(1, records[0].number - SIZE - 1))}>Earlier</button>
+        onClick=${() => setAfter(records[0].number <= SIZE + 1 ? "first" : records[0].number - SIZE - 1)}>Earlier</button>
     </div>
   </${Card}>`;
 }

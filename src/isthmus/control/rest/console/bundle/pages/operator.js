@@ -1,10 +1,11 @@
-// The operator's page: limits and who uses them, sites, tokens, invitations, the check of the ledger, and the audit log.
+// The operator's page: projects and quotas, limits and who uses them, sites, tokens, invitations, the check of the ledger, and the audit log.
 
 import { get, post } from "../lib/api.js";
 import { useAction, useData } from "../lib/live.js";
 import { bytes, count, millionths, short, time } from "../lib/text.js";
 import { Card, Facts, html, Problem, Table, useRef, useState } from "../lib/ui.js";
 import { Audit } from "./audit.js";
+import { Quotas } from "./quotas.js";
 import { SiteActions } from "./site_actions.js";
 import { TokenList } from "./tokens.js";
 
@@ -13,6 +14,7 @@ export function OperatorPage({ session }) {
   return html`
     <h1 tabindex="-1">Operator</h1>
     <p class="lead">Limits, sites, tokens, ledger and audit log of the pool.</p>
+    <${Quotas}/>
     <${Limits}/>
     <${SiteActions} clusters=${pool.data?.clusters ?? []} error=${pool.error} changed=${pool.reload} role="admin"/>
     <${TokenList} session=${session}/>

@@ -1,0 +1,1 @@
+"""Commands of those who operate a pool: the audit log, notifications, monitoring."""

@@ -1,0 +1,1 @@
+"""What an event has to be told to those who subscribed."""

@@ -1,0 +1,1 @@
+"""What the metrics of the server say of the state."""

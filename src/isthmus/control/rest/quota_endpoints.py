@@ -1,0 +1,37 @@
+"""The endpoints of quotas: the operator sets projects, groups and limits; users see their own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from isthmus.control.rest.json_route import JsonRoute
+from isthmus.control.rest.request_context import CurrentCaller, Service
+from isthmus.control.rest.rest_bodies import error_responses
+from isthmus.control.service import auth
+from isthmus.core.errors import ConflictError, NotFoundError
+from isthmus.core.messages.quota_views import AccountsView, QuotaView
+from isthmus.core.owner.accounts import Accounts
+
+quota_router = APIRouter(prefix="/v1", route_class=JsonRoute)
+Account = Annotated[
+    str | None, Query(max_length=80, description="one account, as `project:NAME`, `group:NAME` or `user:NAME`")
+]
+
+
+@quota_router.post("/quotas", status_code=201, responses=error_responses(ConflictError))
+def set_quotas(accounts: Accounts, caller: CurrentCaller, service: Service) -> AccountsView:
+    """Set projects, groups and limits in place of those before (admin only).
+
+    A limit below what runs is refused with the time at which it would hold.
+    """
+    auth.require_role(caller)
+    return service.quotas_of_accounts.set(caller, accounts)
+
+
+@quota_router.get("/quotas", responses=error_responses(NotFoundError))
+def show_quotas(caller: CurrentCaller, service: Service, account: Account = None) -> QuotaView:
+    """Return accounts with their limits and use: for a user its own and those of its projects, for an admin all."""
+    auth.require_role(caller, "user")
+    return service.quotas_of_accounts.show(caller, account)

@@ -1,0 +1,1 @@
+"""Metrics of the server in the text format of Prometheus."""

@@ -1,0 +1,1 @@
+"""Delivery of notices: webhooks and e-mail, and the operator's settings of both."""

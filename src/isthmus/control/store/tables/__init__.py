@@ -1,0 +1,1 @@
+"""Tables of a store beside its event log, in SQL that SQLite and PostgreSQL share."""

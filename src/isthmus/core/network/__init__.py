@@ -1,0 +1,1 @@
+"""Which addresses a program may contact that a user has named."""

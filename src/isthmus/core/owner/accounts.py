@@ -1,0 +1,92 @@
+"""`Accounts`: the projects, groups and limits of a pool, the operator's `accounts.yaml`, which is set as a whole.
+
+Projects form a tree. A job counts to its user, to the groups of its user, and to its project with all projects above
+it; the limits of all of these hold. Amounts of a month are those of the calendar month, in UTC.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeInt
+from isthmus.core.priority import Priority
+from isthmus.core.units import MILLIONTHS, Price
+
+MAX_PROJECTS, MAX_GROUPS, MAX_USERS, MAX_MEMBERS = 1_024, 256, 4_096, 1_024
+"""Most projects, groups and limited users of a pool, and most members of each project and group."""
+MAX_DEPTH = 8
+"""Most projects from the top of the tree to the lowest one."""
+MAX_CHIPS, MAX_CHIP_HOURS = 10**9, 10**12
+GROUP_PREFIX = "group:"
+"""Begins a member that is a group, not a user."""
+
+NumChips = Annotated[NonNegativeInt, Field(le=MAX_CHIPS)]
+
+
+class Limits(FrozenModel):
+    """The most that jobs hold at once (`chips`), and use in a month: chip-hours, and money in the pool's currency.
+
+    At 80 % of an amount of the month the operator is warned; at 100 % running jobs are saved and wait for the next one.
+    """
+
+    chips: NumChips | None = None
+    chip_hours_per_month: Annotated[NonNegativeInt, Field(le=MAX_CHIP_HOURS)] | None = None
+    spend_per_month: Price | None = None
+
+    @property
+    def spend_millionths(self) -> int | None:
+        """The limit on the spend of a month in millionths of the currency's unit; None without one."""
+        return None if self.spend_per_month is None else int(self.spend_per_month * MILLIONTHS)
+
+    @property
+    def is_monthly(self) -> bool:
+        """Whether an amount of the month is limited."""
+        return self.chip_hours_per_month is not None or self.spend_per_month is not None
+
+
+NO_LIMITS = Limits()
+
+
+class UserGroup(FrozenModel):
+    """A named set of users. Its limits hold for the jobs of all its members together."""
+
+    name: Name
+    members: Annotated[tuple[Name, ...], Field(max_length=MAX_MEMBERS)] = ()
+    limits: Limits = NO_LIMITS
+
+
+class Project(FrozenModel):
+    """A project, at the top of the tree or below `parent`.
+
+    `members` are users, and groups as `group:NAME`; members of a project may also submit jobs to the projects below it.
+    What the jobs of a project do not hold of its `guaranteed_chips` is lent to other jobs, and reclaimed when its own
+    jobs wait. With fair share on, projects share the chips of a priority by `weight`. `priority` ranks projects: all
+    jobs of a `high` one come before those of the others, all jobs of a `low` one after them.
+    """
+
+    name: Name
+    parent: Name | None = None
+    members: Annotated[tuple[Annotated[str, Field(max_length=80)], ...], Field(max_length=MAX_MEMBERS)] = ()
+    guaranteed_chips: NumChips = 0
+    weight: Annotated[float, Field(gt=0, le=10**6)] = 1.0
+    priority: Priority = "middle"
+    limits: Limits = NO_LIMITS
+
+
+class UserLimits(FrozenModel):
+    """The limits of one user."""
+
+    name: Name
+    limits: Limits
+
+
+class Accounts(FrozenModel):
+    """All projects, groups and limited users of a pool; `require_project` refuses jobs without a project."""
+
+    version: Literal[1] = 1
+    require_project: bool = False
+    projects: Annotated[tuple[Project, ...], Field(max_length=MAX_PROJECTS)] = ()
+    groups: Annotated[tuple[UserGroup, ...], Field(max_length=MAX_GROUPS)] = ()
+    users: Annotated[tuple[UserLimits, ...], Field(max_length=MAX_USERS)] = ()

@@ -1,0 +1,148 @@
+"""Quotas over REST and on the command line: who sets and sees what, and what the errors name."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.cli import main
+from isthmus.cli.commands.accounting.statement_formats import statement_page
+from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.core.messages.ledger_views import JobQuote, StatementView
+from tests.cli.test_catalogue_commands import forwarded
+from tests.control.serving import EAST, WEST, report, submission
+from tests.control.test_ledger_api import paid
+from tests.control.test_server_api import Server
+
+pytestmark = pytest.mark.integration
+
+Run = Callable[..., tuple[int, str]]
+FILE = """\
+projects:
+  - {name: lab, members: [ann], limits: {chips: %d}}
+  - {name: nlp, parent: lab, members: [bob]}
+  - {name: other, members: [eve]}
+users:
+  - {name: bob, limits: {spend_per_month: 10}}
+"""
+
+
+@pytest.fixture
+def run(server: Server, tmp_path: Path) -> Run:
+    """Run a command line as a caller; return its status and output."""
+
+    def run_as(*arguments: object, caller: str = "root") -> tuple[int, str]:
+        env = CliEnvironment(
+            variables={"ISTHMUS_SERVER": "http://127.0.0.1:1", "ISTHMUS_TOKEN": caller},
+            stdout=io.StringIO(), stderr=io.StringIO(), transport=forwarded(server), now=lambda: server.now_s,
+        )  # fmt: skip
+        status = main([str(one) for one in arguments], env=env)
+        return status, env.stdout.getvalue() + env.stderr.getvalue()  # type: ignore[attr-defined]
+
+    return run_as
+
+
+def set_quotas(run: Run, folder: Path, text: str, caller: str = "root") -> tuple[int, str]:
+    file = folder / "accounts.yaml"
+    file.write_text(text)
+    return run("quota", "set", file, caller=caller)
+
+
+def shown(run: Run, caller: str, *more: str) -> dict[str, dict[str, Any]]:
+    status, text = run("quota", "show", "--json", *more, caller=caller)
+    assert status == 0, text
+    return {f"{row['kind']}:{row['name']}": row for row in json.loads(text)["rows"]}
+
+
+def test_each_user_sees_its_own_accounts_and_jobs_and_an_admin_all(server: Server, run: Run, tmp_path: Path) -> None:
+    """Ann sees her projects and what they hold, and not the users of the pool, nor Bob's jobs."""
+    for site in (EAST, WEST):
+        server.sync(report(site))
+    assert set_quotas(run, tmp_path, FILE % 8) == (0, "3 projects, 0 groups and 1 limited users are in effect\n")
+    job = server.committed(name="one", project="nlp").id
+    mine, all_of_it = shown(run, "ann"), shown(run, "root")
+    assert mine.keys() == {"project:lab", "project:nlp", "user:ann"}
+    assert (mine["project:lab"]["num_chips"], mine["project:lab"]["jobs"]) == (2, [job])
+    assert {"project:other", "user:bob", "user:ann"} < all_of_it.keys()
+    bobs = shown(run, "bob")
+    assert bobs.keys() == {"project:lab", "project:nlp", "user:bob"}
+    assert (bobs["project:nlp"]["num_chips"], bobs["project:nlp"]["jobs"]) == (2, [])
+    assert shown(run, "bob", "--user", "bob")["user:bob"]["max_spend_millionths"] == 10_000_000
+    assert run("quota", "show", "--project", "other", caller="ann")[0] == 5
+    table = run("quota", "show")[1]
+    assert "  project nlp" in table
+    assert "2 of 8" in table
+
+
+def test_only_an_admin_sets_quotas_and_what_it_did_is_audited(server: Server, run: Run, tmp_path: Path) -> None:
+    """A limit below what runs is refused with what holds it; nothing changes then."""
+    for site in (EAST, WEST):
+        server.sync(report(site))
+    assert set_quotas(run, tmp_path, FILE % 8, caller="ann")[0] == 4
+    set_quotas(run, tmp_path, FILE % 8)
+    job = server.committed(name="one", project="lab").id
+    status, text = set_quotas(run, tmp_path, FILE % 1)
+    assert (status, "project lab holds 2 chips now, more than 1" in text, f"{job} (2)" in text) == (6, True, True)
+    server.until(lambda: "quotas-set" in run("audit", "--json")[1])
+    assert shown(run, "root")["project:lab"]["max_chips"] == 8
+
+
+def test_a_wrong_field_is_refused_with_its_line(run: Run, tmp_path: Path) -> None:
+    """By the command line before it is sent, and by the server for what only it knows."""
+    status, text = set_quotas(run, tmp_path, "projects:\n  - name: a\n    parent: b\n")
+    assert (status, "accounts.yaml:3" in text, "there is no project 'b'" in text) == (2, True, True), text
+    assert run("check", tmp_path / "accounts.yaml")[0] == 2
+
+
+def test_a_job_of_a_project_that_is_not_its_users_is_refused(server: Server, run: Run, tmp_path: Path) -> None:
+    """The same for a project of others and for none, also in a dry run."""
+    set_quotas(run, tmp_path, FILE % 8)
+    for name in ("other", "none"):
+        wish = submission("k", name="x", project=name).model_dump(mode="json")
+        for path in ("/v1/jobs", "/v1/jobs:dry-run"):
+            answer = server.call("POST", path, wish, token="ann")
+            assert (answer.status_code, answer.json()["message"]) == (
+                404,
+                f"project: user 'ann' has no project '{name}'",
+            )
+
+
+def test_the_statement_of_a_project_names_to_its_members_their_own_jobs_alone(
+    server: Server, run: Run, tmp_path: Path
+) -> None:
+    """Ann's job of the project below costs 3.50; Bob sees the cost without her name, a stranger and owners nothing."""
+    set_quotas(run, tmp_path, FILE % 8)
+    job = paid(server, run, tmp_path, project="nlp")
+    month = ("--month", "1970-01", "--format", "json")
+
+    def billed(project: str, caller: str) -> tuple[int, list[tuple[str, str]]]:
+        status, text = run("bill", "--project", project, *month, caller=caller)
+        assert status == 0, text
+        found = json.loads(text)
+        return found["total_cents"], sorted({(line["job"], line["user"]) for line in found["lines"]})
+
+    assert billed("lab", "ann") == billed("nlp", "ann") == billed("lab", "root") == (350, [(job, "ann")])
+    assert billed("nlp", "bob") == (350, [("", "")])
+    for project, caller in (("lab", "bob"), ("other", "ann"), ("nlp", "owner-east"), ("none", "root")):
+        assert run("bill", "--project", project, *month, caller=caller)[0] == 5, (project, caller)
+    focus = run("bill", "--project", "lab", "--month", "1970-01", "--format", "focus")[1]
+    assert '{""project"": ""nlp""}' in focus
+    assert server.call("DELETE", f"/v1/jobs/{job}").status_code == 204
+    assert billed("lab", "root") == (350, [(job, "ann")])
+
+
+def test_a_bill_as_a_page_shows_the_predicted_cost_beside_the_actual_one() -> None:
+    """For each job whose quote is known."""
+    quote = JobQuote(job="j", quoted_millionths=4_000_000, cost_millionths=3_500_000)
+    found = StatementView(
+        party="user", name="ann", month="1970-01", currency="EUR", begin_ms=0, end_ms=1, until_ms=1, final=True,
+        lines=(), carried_in_millionths=0, carried_out_millionths=0, total_cents=0, quotes=(quote,),
+    )  # fmt: skip
+    page = statement_page(found)
+    assert "Predicted and actual cost" in page
+    assert page.index("4.000000") < page.index("3.500000")
