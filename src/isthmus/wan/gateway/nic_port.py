@@ -91,7 +91,7 @@ class UdpNics:
 
 
 class TunNics:
-    """A TUN device by its name, made anew or persistent; the operator sets it up and routes to it."""
+    """A TUN device by its name, new or persistent; the operator sets it up and routes to it."""
 
     def __init__(self, name: str) -> None:
         try:
