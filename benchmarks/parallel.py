@@ -3,7 +3,7 @@
 `schedules` searches schedules for pipelines across 2 to 4 sites, at the peak memory of 1F1B, and simulates them beside
 1F1B, interleaved, zero-bubble and overlapped schedules; small pipelines are compared with their exact solution.
 
-`losses` trains plans of random degrees (context, tensor, pipeline and data parallelism, ZeRO) in up to 8 processes on
+`losses` trains random plans (cp, tp, pp, dp, ep, ZeRO 0 to 3), dense and with experts, in up to 8 processes on
 this machine, and compares the loss of each step with that of one process. `reduction` sums the gradients of two
 replicas after the last backward pass and during it, and compares what a step waits for; DDP over gloo is beside it.
 `local` runs local SGD between two sites on virtual chips over an emulated link, beside what was predicted.

@@ -176,7 +176,7 @@ class DecisionCentre:
             self._wake(record, record.plan_ends_s)
 
     def _on_report(self, domain: str, report: DomainReport, now_s: float) -> None:
-        """Take over which pipes are down; release what is unknown here; plan anew what the domain has lost."""
+        """Take over which pipes are down; release what is unknown here; plan again what the domain has lost."""
         own = self._pipes[domain]
         down = own.intersection(report.down)
         failed = down - self.view.down

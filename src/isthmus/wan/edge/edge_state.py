@@ -28,7 +28,7 @@ def read_edge_state(file: Path, device: str) -> EdgeSettings | None:
         raise UnavailableError(f"cannot read {file}: {error.strerror}") from error
     except ValidationError as error:
         raise InputError(
-            f"{file} does not state the settings of an edge", hint="remove it, and all is set anew"
+            f"{file} does not state the settings of an edge", hint="remove it, and all is set again"
         ) from error
     if set(found) != {device}:
         raise InputError(f"{file} is of {', '.join(found) or 'no device'}, not {device}", hint="one file for a device")

@@ -1,4 +1,4 @@
-"""`RedirectRules`: what the kernel is told, so that connections to other sites come to the proxy as they are.
+"""`RedirectRules`: what the kernel has to do, so that connections to other sites come to the proxy as they are.
 
 Source: the report on cross-domain pooling, 4.2.6, step 2. TPROXY hands a connection to the proxy with its original
 addresses, so that a worker dials the other site's worker itself and needs no route. Connections of other hosts that

@@ -91,7 +91,7 @@ def shape_edge(
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File with what is set; with it only what has changed is set anew."),
+        typer.Option(metavar="FILE", help="File with what is set; with it only what has changed is set again."),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on: apply what changes in FILE, and with the time since the epoch.")
