@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from isthmus.core.datagram import Datagram
+from isthmus.core.messages.datagram import Datagram
 from isthmus.switch import (
     Received,
     SlotPool,

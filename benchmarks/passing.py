@@ -35,7 +35,7 @@ from benchmarks.table import Row, compared, print_rows
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.group.passing.passing_sums import PassingOptions, PassingSums
 from isthmus.comm.transport.memory_transport import memory_transports
-from isthmus.core.datagram import Datagram
+from isthmus.core.messages.datagram import Datagram
 from isthmus.strategies import count_elements, steps
 from isthmus.switch import FixedPoint, SlotPool, magnitude_bits, serve_switch
 from isthmus.switch.packet import OVERHEAD_BYTES, PacketKind

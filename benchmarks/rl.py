@@ -9,6 +9,9 @@ alone, and of `isthmus rl delta` and `apply` with files, SHA-256 of all blocks i
 `ledger`: at least 10,000 faults drawn by seeds (`benchmarks/_rollout_faults.py`), for staleness 0, 1 and 4 and each
 `on_update`; every invariant is checked after every event, and the ends of all runs by what engines and trainer did.
 
+`trust`: samples of engines that forge (`benchmarks/_rollout_forgers.py`), and the number of the first one that an
+audit finds; then 10,000 samples of honest engines, whose arithmetic is not the auditor's, and how many are accused.
+
 `decode`: the paged engine on a Qwen3 of random weights, prompts of 8 tokens, 48 decoded: tokens by CPU seconds beside
 `generate` of transformers on the same batch, and how many sequences have other numbers in a batch than alone.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import struct
 import sys
 import tempfile
@@ -160,6 +164,24 @@ def ledger_rows(quick: bool) -> list[Row]:
     ]  # fmt: skip
 
 
+def trust_rows(quick: bool) -> list[Row]:
+    """Return after how many samples forgers are found, and how many honest samples are accused."""
+    from benchmarks._rollout_forgers import MAX_SAMPLES, SUBTLE, find_forgers, honest_problems
+
+    rows = []
+    for precision, kind, found_at in find_forgers():
+        met = found_at is not None and found_at <= MAX_SAMPLES
+        judged = {"target": f"at most {MAX_SAMPLES}", "met": met} if (precision, kind) not in SUBTLE else {}
+        what = f"forged {kind}, {precision}: samples recomputed until it is found"
+        shown = math.inf if found_at is None else found_at
+        rows.append(Row(what=what, ours=shown, unit="samples", **judged))
+    for precision, count in (("fp32", 200 if quick else 8_000), ("bf16", 100 if quick else 2_000)):
+        accused = sum(map(bool, honest_problems(precision, count)))
+        what = f"honest samples accused of {count:,}, {precision}, another arithmetic than the auditor's"
+        rows.append(Row(what=what, ours=accused, unit="samples", target="0", met=accused == 0))
+    return rows
+
+
 def decode_rows(quick: bool) -> list[Row]:
     """Return what decoding that does not depend on the batch costs; torch is loaded for this part alone."""
     from benchmarks._decode_rates import decode_rates
@@ -169,7 +191,7 @@ def decode_rows(quick: bool) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the rows; 1 if a target is missed."""
-    parts = {"delta": delta_rows, "ledger": ledger_rows, "decode": decode_rows}
+    parts = {"delta": delta_rows, "ledger": ledger_rows, "trust": trust_rows, "decode": decode_rows}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--quick", action="store_true", help="fewer weights, faults and tokens")

@@ -119,8 +119,8 @@ def _observe(items: Sequence[pytest.Item], source_root: str, stream: IO[bytes]) 
     _silence()
     items[0].config.pluginmanager.register(_Failures(reach.failures.append))
     threading.settrace(trace)
-    sys.settrace(trace)
     for item, following in zip(items, [*items[1:], None], strict=True):
+        sys.settrace(trace)  # again for each test: one that exhausts the stack takes the trace function away
         start_s = time.process_time()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         reach.durations_s[item.nodeid] = time.process_time() - start_s

@@ -67,6 +67,7 @@ if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
 fi
 if [ -n "$TOOLS" ]; then
     need_package ip iproute2
+    need_package nft nftables
     need_package runc runc
     need_package umoci umoci
     need_package chromium chromium

@@ -36,7 +36,18 @@ def unknown(text):
     return text + "!"
 """
 TESTS = """
+import pytest
+
 from shop.price import Parcel, count_down, price
+
+
+def test_no_stack_is_endless():  # and none takes away what observes the tests after it
+    with pytest.raises(RecursionError):
+        endless()
+
+
+def endless():
+    endless()
 
 
 def test_a_parcel_costs_one_more():

@@ -56,8 +56,8 @@ SURFACES = {
         warm_up_counts zero_bubble
     """,
     "serve": """
-        DecodeEngine DecodeEvent DecodeRequest DecodingEnded OnSwitch PagedEngine PagedEngineConfig SequenceKey
-        TokenDecoded
+        DecodeEngine DecodeEvent DecodeRequest DecodingEnded DrawToken OnSwitch PagedEngine PagedEngineConfig
+        SequenceKey TokenDecoded draw_number draw_token
     """,
     "sim": """
         CheckpointInterval Failure FailureResult GroupPrices Interference Kernel LinkResult MessageTrace
@@ -91,7 +91,7 @@ SURFACES = {
         emulated_namespaces format_address links_in_background listen local_address parse_address parse_network
         read_proxy_key run_links run_proxy
     """,
-    "noise": "CipherState KEY_BYTES NoiseHandshake NumberedCipher TAG_BYTES UnauthenticatedError",
+    "noise": "CipherState DatagramCipher KEY_BYTES NUMBER_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",
 }
 

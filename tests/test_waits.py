@@ -48,7 +48,7 @@ ALLOWED = {
     "agent/containers/container_start.py main": PROGRAM,
     "agent/service/scheduler_calls.py SchedulerCalls.collect": DONE,
     "rl/rewards/reward_function.py RewardFunction.close": KILLED,
-    "rl/rollout/engine_link.py EngineLink._send_orders": SERVICE,
+    "rl/process/rollout_worker.py _beat": SERVICE,
     "train/checkpoint/sites/fetch_shards.py _ask": PEER,
     "train/process/command_worker.py _Program._watch": PROGRAM,
     "train/process/command_worker.py _Program.run": KILLED,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.datagram import Datagram
+from isthmus.core.messages.datagram import Datagram
 from isthmus.core.messages.switch_keys import job_number
 from isthmus.switch.packet import PacketKind, PacketRun, decode_runs, encode_run, packet_bytes
 from isthmus.switch.slot_pool import SlotPool

@@ -1,8 +1,11 @@
-"""`isthmus wan admit` and `isthmus proxy`: answers, refusals, and options that contradict each other."""
+"""`isthmus wan admit`, `proxy` and `gateway`: answers, refusals, and options that contradict each other."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,3 +95,47 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path, key: Path) -> Non
     key.write_text("abab")
     status, text = run(*words)
     assert (status, "32 bytes" in text, "abab" in text) == (2, True, False)
+
+
+GATEWAY = ("gateway", "--site", "a", "--near", "10.1.0.0/16", "--far", "b=10.2.0.0/16", "--gbps", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "TUN device"),
+        (("--frames", "0.0.0.0:0"), "without authentication"),
+        (("--frames", "127.0.0.1:0", "--tun", "roce0"), "TUN device"),
+        (("--frames", "127.0.0.1:0", "--far", "c=10.3.0.0/16"), "no key for c"),
+        (("--frames", "127.0.0.1:0", "--near", "10.2.7.0/24"), "overlaps"),
+        (("--frames", "127.0.0.1:0", "--nic", "ten=127.0.0.1:1"), "no IP address"),
+        (("--frames", "127.0.0.1:0", "--gbps", "0"), "link_gbps"),
+        (("--frames", "127.0.0.1:0", "--listen", "here"), "host:port"),
+    ],
+)
+def test_options_of_a_gateway_that_contradict_are_refused(key: Path, words: tuple[str, ...], message: str) -> None:
+    """Nothing is bound or dialled: exit status 2, with the value and what to do."""
+    status, text = run(*GATEWAY, "--key", f"b={key}", *words)
+    assert status == 2
+    assert message in text
+
+
+def test_a_gateway_states_its_addresses_and_ends_with_its_counts(tmp_path: Path, key: Path) -> None:
+    """One JSON object when it listens, on loopback, and one at SIGTERM."""
+    words = [*GATEWAY, "--key", f"b={key}", "--frames", "127.0.0.1:0", "--state", str(tmp_path / "s"), "--json"]
+    process = subprocess.Popen([sys.executable, "-m", "isthmus", *words], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        decoder, text = json.JSONDecoder(), ""
+        while not text.rstrip().endswith("}"):
+            text += process.stdout.readline()
+        found, _ = decoder.raw_decode(text)
+        assert found["listen"].startswith("127.0.0.1:")
+        assert found["frames"].startswith("127.0.0.1:")
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=30)
+        final = json.loads(rest)
+        assert process.returncode == 0
+        assert final["links"][0] | {"site": "b", "frames_taken": 0, "is_open": False} == final["links"][0]
+    finally:
+        process.kill()

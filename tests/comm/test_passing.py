@@ -21,8 +21,8 @@ from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.group.passing.passing_sums import PassingOptions, PassingSums
 from isthmus.comm.group_conformance import check_process_group
 from isthmus.comm.transport.memory_transport import memory_transports
-from isthmus.core.datagram import Datagram
 from isthmus.core.errors import PeerError, PlanError
+from isthmus.core.messages.datagram import Datagram
 from isthmus.switch import SlotPool, job_number
 from isthmus.wan import UdpSocket
 from tests.comm.test_collectives import close

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from isthmus.control.queries.monitoring.pool_figures import PoolFigures
+from isthmus.control.service.auth import Caller
 from isthmus.control.service.control_service import ControlService
-from isthmus.core.messages.agent_messages import ObservedPart, WorkerAddress
+from isthmus.control.service.metrics.render_metrics import render_metrics
+from isthmus.control.service.metrics.server_metrics import ServerMetrics
+from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics, WorkerAddress
+from isthmus.core.messages.api_views import ClusterView, PoolView
 from tests.control.serving import EAST, POOL, WEST, plan_across, report
 from tests.control.test_server_api import Server
 
+NO_FIGURES = PoolFigures(jobs=(), num_jobs_left_out=0, oldest_wait_s=0.0, waiting={}, parts={}, measured_gbps={})
 Samples = dict[tuple[str, ...], float]
 
 
@@ -76,3 +82,19 @@ def test_an_owner_sees_its_own_clusters_a_user_nothing(server: Server) -> None:
     assert {name.split("_")[1] for name, *_ in found} == {"cluster", "agent", "chips"}
     assert server.call("GET", "/metrics", token="ann").status_code == 403
     assert server.call("GET", "/metrics", token=None).status_code == 401
+
+
+def test_figures_of_the_samples_are_those_of_the_newest_step_while_the_job_runs() -> None:
+    """By job and cluster; a step that comes late changes nothing, unknown values are dropped, an end removes them."""
+    metrics = ServerMetrics()
+    metrics.restore_job_states({"j": "running"})
+
+    def line(job: str, step: int, **values: float | None) -> StepMetrics:
+        return StepMetrics(job=job, attempt=1, rank=0, step=step, values=values, cluster="east")
+
+    metrics.record_figures([line("j", 3, reward=0.5, other=1.0), line("j", 2, reward=0.1), line("k", 9, reward=0.2)])
+    metrics.record_figures([line("j", 3, decode_s=1.5, entropy=None)])
+    assert metrics.rollout_figures() == {("j", "east"): {"reward": 0.5, "decode_s": 1.5}}
+    pool = PoolView(clusters=(ClusterView(cluster=EAST, connected=True, free_chips={}),), links=())
+    text = render_metrics(Caller(role="owner", name="owner-east"), metrics, pool, {}, NO_FIGURES).decode()
+    assert 'isthmus_rl_reward{cluster="east",job_id="j"} 0.5' in text

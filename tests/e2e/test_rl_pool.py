@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from isthmus.cli.demo.demo_pool import DemoPool
+from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.process.confined_start import MIN_LANDLOCK_ABI, landlock_abi
-from tests.e2e.site import all_metrics, clusters_of, running, state_is, submit, wait_until
+from tests.e2e.site import all_metrics, clusters_of, processes_in, running, state_is, submit, wait_until
 from tests.forks import preload
 from tests.rl.rl_jobs import make_rl_job
 
@@ -21,6 +22,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(landlock_abi() < MIN_LANDLOCK_ABI, reason="this kernel has no Landlock"),
 ]
+STEPS = 40
 preload("isthmus.rl.process.rl_supervisor")
 
 
@@ -35,18 +37,32 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoPool]:
         yield made
 
 
-def test_one_job_trains_at_one_owner_and_decodes_at_two(pool: DemoPool) -> None:
-    """Its parts start together at three sites; weights go down, trajectories come up; the ledger has all of them."""
+def test_one_job_trains_at_one_owner_and_decodes_at_two_of_which_one_dies(pool: DemoPool) -> None:
+    """Its parts start together at three sites; weights go down, trajectories come up; the ledger has all of them.
+
+    The processes of c are killed in the middle: the job goes on with b in the same attempt, and no count changes.
+    """
     place = pool.folder / "users" / "sums"
     job = make_rl_job(
-        place, steps=2, placement={"train": ["a"], "rollouts": ["b", "c"]}, policy="auto", rl={"max_staleness": 1}
+        place, steps=STEPS, placement={"train": ["a"], "rollouts": ["b", "c"]}, policy="auto", rl={"max_staleness": 1}
     )
     view = submit(pool.client, job)
+    state_is(pool.client, view.id, "running")
+    wait_until("a step is done", lambda: all_metrics(pool.client, view.id))
+    for process in processes_in(pool.folder / "c"):
+        if "rl_supervisor" in " ".join(process.cmdline()):
+            process.kill()
     done = state_is(pool.client, view.id, "succeeded")
     assert done.plan is not None
     assert [one.cluster for one in done.plan.rollouts] == ["b", "c"]
-    assert sorted(one.cluster for one in done.parts) == ["a", "b", "c"]
-    metrics = wait_until("all steps are known", lambda: len(one := all_metrics(pool.client, view.id)) == 2 and one)
+    assert done.attempt == 1
+    (left,) = [one for one in pool.client.history(view.id).events if one.kind == "left"]
+    assert left.cluster == "c"
+
+    def of_trainer() -> list[StepMetrics]:
+        return [one for one in all_metrics(pool.client, view.id) if one.rank == 0]
+
+    metrics = wait_until("all steps are known", lambda: len(one := of_trainer()) == STEPS and one)
     assert all(one.cluster == "a" and one.values["reward"] is not None for one in metrics)
     shown = subprocess.run(
         [sys.executable, "-m", "isthmus.rl.process.show_ledger", job.checkpoints.folder],
@@ -54,7 +70,7 @@ def test_one_job_trains_at_one_owner_and_decodes_at_two(pool: DemoPool) -> None:
         check=True,
     )
     found = json.loads(shown.stdout)
-    assert found["samples"]["trained"] == 2 * job.training.global_batch_size
+    assert found["samples"]["trained"] == STEPS * job.training.global_batch_size
     assert (found["lost"], found["doubled"]) == (0, 0)
     assert set(found["tokens"]) <= {"b", "c"}
     assert Path(job.output, "config.json").exists()

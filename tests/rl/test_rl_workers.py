@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import psutil
@@ -11,8 +13,10 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from isthmus.rl.rollout.read_ledger import read_ledger
+from isthmus.wan.background_emulator import links_in_background
 from tests.rl.rl_jobs import PROGRAM, make_rl_job
 from tests.train.worker_jobs import make_plan, run_job, started, whole
+from tests.wan.lab import pool_of
 
 pytestmark = pytest.mark.slow
 
@@ -67,18 +71,24 @@ def test_a_killed_run_goes_on_with_its_samples(tmp_path: Path) -> None:
 def test_three_owners_learn_bit_for_bit_what_one_process_learns(tmp_path: Path) -> None:
     """Training at one site, rollouts at two others, one of which is killed in the middle: same tokens, same curve.
 
-    Weights go down encrypted links and trajectories come up; the ledger has lost and doubled nothing.
+    Weights go down encrypted links and trajectories come up; the ledger has lost and doubled nothing, and of the link
+    to the site that lived it has the bytes that the link counted.
     """
     job = make_rl_job(tmp_path, steps=4)
     alone = run_job(tmp_path / "alone", job, whole(job), program=PROGRAM)
     apart = make_rl_job(tmp_path / "apart", steps=4)
     rollouts = [{"cluster": name, "node_group": "cpu"} for name in "bc"]
     plan = make_plan(apart, [4], "a", rollouts=rollouts)
-    with started(tmp_path / "apart", apart, plan, program=PROGRAM) as workers:
+    links_of_a = [{"between": ["a", name], "bandwidth_gbps": 1, "round_trip_ms": 2} for name in "bc"]
+    with (
+        links_in_background(pool_of(*links_of_a)) as links,
+        started(tmp_path / "apart", apart, plan, program=PROGRAM, routes=links.routes["a"]) as workers,
+    ):
         workers.wait_for_step(0)
         children = psutil.Process(workers.processes[2].pid).children()
         children[0].kill()
         statuses = workers.wait()
+        carried = {(one["from"], one["to"]): one["bytes"] for one in links.statistics()}
     assert statuses == [0, 0, 0], "\n".join(workers.log(rank) for rank in range(3))
     losses = [one.values["loss"] for one in workers.metrics(0)]
     assert losses == alone.losses(), workers.log(0)
@@ -87,3 +97,41 @@ def test_three_owners_learn_bit_for_bit_what_one_process_learns(tmp_path: Path) 
     assert found[0].samples == found[1].samples
     assert "b" in found[1].tokens  # c may have died before it reported any
     assert set(found[1].tokens) <= {"b", "c"}
+    counted = found[1].bytes["b"]
+    assert (counted["sent_bytes"], counted["received_bytes"]) == (carried["a", "b"], carried["b", "a"])
+    decoded = [one.values["decoded_tokens"] for one in workers.metrics(1)]
+    assert sum(decoded) >= sum(found[1].tokens["b"].values())
+    assert all(one.values["decode_s"] > 0 for one in workers.metrics(1)[-1:])
+
+
+def test_links_that_were_cut_carry_samples_again_within_5_s(tmp_path: Path, whole: bool) -> None:
+    """Both links of the trainer stall and refuse connections; once they are back, two more steps take at most 5 s."""
+    job = make_rl_job(tmp_path, steps=4000)
+    plan = make_plan(job, [4], "a", rollouts=[{"cluster": name, "node_group": "cpu"} for name in "bc"])
+    links_of_a = [{"between": ["a", name], "bandwidth_gbps": 1, "round_trip_ms": 2} for name in "bc"]
+    with (
+        links_in_background(pool_of(*links_of_a)) as links,
+        started(tmp_path, job, plan, program=PROGRAM, routes=links.routes["a"]) as workers,
+    ):
+        workers.wait_for_step(1)
+        for name in "bc":
+            links.cut("a", name)
+        threading.Event().wait(30.0 if whole else 7.0)
+        before = workers.metrics(0)[-1].step
+        for name in "bc":
+            links.restore("a", name)
+        workers.wait_for_step(before + 2, limit_s=5.0)
+        found = read_ledger(Path(job.checkpoints.folder) / "rollouts")
+    assert (found.lost, found.doubled) == (0, 0)
+
+
+def test_a_site_with_another_model_is_named_and_the_other_decodes(tmp_path: Path) -> None:
+    """Its configuration differs, not its sizes: nothing of it is trained on."""
+    jobs = [make_rl_job(tmp_path / name, steps=2) for name in "abc"]
+    config = Path(jobs[2].model) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 1e-3}))
+    plan = make_plan(jobs[0], [4], "a", rollouts=[{"cluster": name, "node_group": "cpu"} for name in "bc"])
+    workers = run_job(tmp_path / "run", jobs, plan, program=PROGRAM)
+    assert "c decodes nothing" in workers.log(0)
+    assert "another model" in workers.log(0)
+    assert set(read_ledger(Path(jobs[0].checkpoints.folder) / "rollouts").tokens) == {"b"}

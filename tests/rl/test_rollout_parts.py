@@ -18,11 +18,12 @@ from benchmarks._rollout_faults import RolloutWorld
 from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job_parts.rl_job import RewardConfig
-from isthmus.rl import LedgerConfig, TrajectoryLedger, check_trajectories
+from isthmus.rl import LedgerConfig, TrajectoryLedger, check_trajectories, summarise_ledger
 from isthmus.rl.aggregate_weights import aggregate_weights
 from isthmus.rl.ledger.ledger_snapshot import dump_ledger, restore_ledger
-from isthmus.rl.ledger.rollout_events import EngineJoined, SampleKey, TokensReported
+from isthmus.rl.ledger.rollout_events import BytesCounted, EngineJoined, SampleKey, TokensReported
 from isthmus.rl.policy_loss import policy_loss, policy_token_losses
+from isthmus.rl.process.rollout_clock import RolloutClock
 from isthmus.rl.rewards.reward_error import RewardError
 from isthmus.rl.rewards.reward_function import RewardFunction
 from isthmus.rl.rewards.reward_service import RewardService
@@ -35,6 +36,32 @@ from isthmus.rl.rollout.weights_stream import PolicyVersion, WeightsReceiver, di
 from isthmus.rl.rollout.wire_messages import pack_message, unpack_message
 
 KEY = SampleKey(1, 0, 2)
+
+
+def test_a_clock_divides_the_time_of_a_rank_among_causes() -> None:
+    """What is taken adds up to the time that passed, and the next period begins empty."""
+    times = iter([0.0, 1.0, 3.0, 7.0, 8.0, 8.0])
+    clock = RolloutClock(lambda: next(times))
+    clock.enter("wait_weights")
+    clock.enter("decode")
+    clock.add_tokens(40)
+    clock.enter("wait_samples")
+    assert clock.take() == {
+        "wait_link_s": 1.0, "wait_weights_s": 2.0, "decode_s": 4.0, "wait_samples_s": 1.0, "decoded_tokens": 40.0,
+        "rollout_tokens_per_s": 5.0,
+    }  # fmt: skip
+    assert not any(clock.take().values())
+
+
+def test_bytes_by_owner_add_up_and_survive_a_snapshot() -> None:
+    """What cannot be is refused."""
+    config = LedgerConfig(group=2, batch_prompts=1, max_staleness=0)
+    ledger = TrajectoryLedger(config)
+    for size in (5, 7):
+        ledger.handle(BytesCounted(owner="b", weights_bytes=size, sent_bytes=9, received_bytes=1))
+    assert ledger.handle(BytesCounted(owner="b", weights_bytes=0, sent_bytes=-9, received_bytes=1))
+    state = restore_ledger(config, json.loads(json.dumps(dump_ledger(ledger.state))))
+    assert summarise_ledger(state).bytes == {"b": {"weights_bytes": 12, "sent_bytes": 18, "received_bytes": 2}}
 
 
 @pytest.mark.parametrize("staleness", [0, 2])

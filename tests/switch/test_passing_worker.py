@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.datagram import Datagram
 from isthmus.core.errors import InputError, PeerError
+from isthmus.core.messages.datagram import Datagram
 from isthmus.switch.fixed_point import FixedPoint, NonFiniteError, magnitude_bits
 from isthmus.switch.passing_worker import (
     Actions,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.datagram import Datagram
+from isthmus.core.messages.datagram import Datagram
 from isthmus.switch.fixed_point import FixedPoint, NonFiniteError, magnitude_bits
 from isthmus.switch.slot_pool import SlotPool
 from isthmus.switch.switch_client import (

@@ -14,8 +14,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from isthmus.core.datagram import Datagram
 from isthmus.core.errors import FileError, UnavailableError
+from isthmus.core.messages.datagram import Datagram
 from isthmus.core.messages.switch_keys import job_switch_key
 from isthmus.switch import (
     ClientState,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from isthmus.comm.group.vendors.gloo_vendor import gloo_group
 from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.job import TrainingConfig
 from isthmus.core.plan import Plan
+from isthmus.train.communication.device_exchange import CONTEXT_TAGS, DeviceExchange
+from isthmus.train.communication.host_staging import HostStaging
 from isthmus.train.context_parallel.cp_communicator import CpCommunicator
 from isthmus.train.context_parallel.cp_process_group import make_cp_group
 from isthmus.train.model.model_chunks import ModelChunks
@@ -41,6 +43,8 @@ class ContextPipeline(Pipeline):
         *,
         recompute: RecomputePolicy = NO_RECOMPUTE,
         schedule: str = "1f1b",
+        groups: Callable[[str], list[IsthmusGroup]] | None = None,
+        staging: HostStaging | None = None,
     ) -> None:
         self.training, self.size = training, len(ends)
         self.chunks = 1
@@ -59,14 +63,16 @@ class ContextPipeline(Pipeline):
             }
         )
         clusters, count = "".join(self.plan.rank_clusters), len(self.plan.ranks)
-        self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(count)]
+        self.groups = (
+            groups(clusters) if groups else [IsthmusGroup(one, list(clusters)) for one in memory_transports(count)]
+        )
         stores = {ranks: dist.HashStore() for ranks in self._all_groups()}
-        self.experts = groups_of_plan(self.plan)
+        self.experts = groups_of_plan(self.plan, self.groups)
         with training_threads(count) as pool:
             waiting = [pool.submit(self._build, model, rank, stores) for rank in range(count)]
             models = [one.result(120) for one in waiting]
         self.stages = []
-        for rank, (exchange, optimizer) in enumerate(meet(models, self.groups, clusters, training)):
+        for rank, (exchange, optimizer) in enumerate(meet(models, self.groups, clusters, training, staging=staging)):
             position = PipelinePosition.of_rank(self.plan, rank)
             parts = CpCommunicator(exchange, self.plan, rank)
             shared = TpCommunicator(parts, models[rank].group) if models[rank].group.size > 1 else parts
@@ -95,7 +101,10 @@ class ContextPipeline(Pipeline):
         ):
             if target is not None and len(ranks) > 1:
                 own = ranks.index(rank)
-                target.join(gloo_group(stores[tuple(ranks)], own, len(ranks), "127.0.0.1", timedelta(seconds=60)))
+                near = self.groups[rank].device_messages
+                devices = DeviceExchange(near, ranks, CONTEXT_TAGS) if near and target is context else None
+                joined = gloo_group(stores[tuple(ranks)], own, len(ranks), "127.0.0.1", timedelta(seconds=60))
+                target.join(joined, devices=devices)
         stage = build_stage(
             model, plan.stages[mine.stage].layers, dtype=torch.float32, device="cpu", seed=self.training.seed,
             weights="random", group=group, context=context, experts=self.experts[rank],

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TypeVar
 
+from isthmus.comm.group.composed.device_messages import DeviceMessages
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.plan import Plan
+from isthmus.train.communication.device_exchange import EXPERT_TAGS, DeviceExchange
 from isthmus.train.expert_parallel.ep_process_group import make_ep_group
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
 
@@ -23,10 +26,10 @@ def joined_groups(size: int) -> list[ExpertParallelGroup]:
     return groups
 
 
-def groups_of_plan(plan: Plan) -> list[ExpertParallelGroup | None]:
-    """Return the expert group of each rank of `plan`, joined."""
+def groups_of_plan(plan: Plan, world: Sequence[IsthmusGroup] = ()) -> list[ExpertParallelGroup | None]:
+    """Return the expert group of each rank of `plan`, joined; by the devices of the group `world` of all ranks."""
     groups = [make_ep_group(plan, rank) for rank in range(len(plan.ranks))]
-    _join([group for group in groups if group is not None])
+    _join([group for group in groups if group is not None], {one.rank(): one.device_messages for one in world})
     return groups
 
 
@@ -36,9 +39,14 @@ def each(groups: Sequence[ExpertParallelGroup], run: Callable[[ExpertParallelGro
         return [one.result(60) for one in [pool.submit(run, group) for group in groups]]
 
 
-def _join(groups: Sequence[ExpertParallelGroup]) -> None:
+def _join(
+    groups: Sequence[ExpertParallelGroup], devices: Mapping[int, DeviceMessages | None] = MappingProxyType({})
+) -> None:
     transports = {group.ranks: memory_transports(group.size) for group in groups}
     for group in groups:
         if group.size > 1:
             transport = transports[group.ranks][group.expert_rank]
-            group.join(IsthmusGroup(transport, ["a"] * group.size, timeout=timedelta(seconds=30)))
+            near = devices.get(group.ranks[group.expert_rank])
+            exchange = DeviceExchange(near, group.ranks, EXPERT_TAGS) if near else None
+            joined = IsthmusGroup(transport, ["a"] * group.size, timeout=timedelta(seconds=30))
+            group.join(joined, devices=exchange)

@@ -16,6 +16,7 @@ from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.job import TrainingConfig
 from isthmus.core.plan import Plan
 from isthmus.schedule import make_schedule
+from isthmus.train.communication.host_staging import HostStaging
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.kernels.working_precision import message_dtype, stage_precision
 from isthmus.train.model.model_chunks import ModelChunks
@@ -86,10 +87,12 @@ class Replicas:
         training: TrainingConfig,
         bucket_elements: int = 512,
         device: str = "cpu",
+        groups: Sequence[IsthmusGroup] = (),
+        staging: HostStaging | None = None,
     ) -> None:
         self.plan, self.training = plan, training
         clusters = "".join(plan.rank_clusters)
-        self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(clusters))]
+        self.groups = list(groups) or [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(clusters))]
         places = [PipelinePosition.of_rank(plan, rank) for rank in range(len(clusters))]
         models = [
             build_pieces(
@@ -101,10 +104,10 @@ class Replicas:
                 experts,
                 stage_precision(plan.stage_of(rank), training.precision),
             )
-            for rank, (one, experts) in enumerate(zip(places, groups_of_plan(plan), strict=True))
+            for rank, (one, experts) in enumerate(zip(places, groups_of_plan(plan, self.groups), strict=True))
         ]
         met = meet(
-            models, self.groups, clusters, training, zero=plan.zero, bucket_elements=bucket_elements,
+            models, self.groups, clusters, training, staging=staging, zero=plan.zero, bucket_elements=bucket_elements,
             uses=max_shard_uses(plan, 1),
             on_host=plan.optimizer_on_host, overlap=plan.overlap_gradients,
             precisions=[stage_precision(plan.stage_of(rank), training.precision) for rank in range(len(models))],

@@ -194,11 +194,12 @@ class Pipeline:
         staging: HostStaging | None = None,
         chunks: int = 1,
         device: str = "cpu",
+        groups: Sequence[IsthmusGroup] = (),
         **options: object,
     ) -> None:
         clusters = clusters or "abcdef"[: len(ends) // chunks]
         self.training, self.size, self.chunks = training, len(ends) // chunks, chunks
-        self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(self.size)]
+        self.groups = list(groups) or [IsthmusGroup(one, list(clusters)) for one in memory_transports(self.size)]
         layers = list(zip([0, *ends], ends, strict=False))
         models = [
             build_pieces(model, layers[stage :: self.size], training, device=device) for stage in range(self.size)

@@ -26,6 +26,7 @@ _WORDS: dict[HistoryKind, str] = {
     "checkpoint": "checkpoint saved",
     "worker-lost": "worker lost",
     "stalled": "worker makes no progress",
+    "left": "goes on without a site that decoded",
     "lost": "attempt failed",
     "refused": "attempt ended before its start",
     "preempted": "preempted",

@@ -62,41 +62,11 @@ class CipherState:
         except InvalidTag:
             raise UnauthenticatedError("a record failed its authentication") from None
 
-    def numbered(self) -> NumberedCipher:
-        """Return the cipher of this direction for messages that are lost or reordered; call it before any record."""
-        if self._num_records:
-            raise ValueError("the key of this direction is in use already")
-        self._num_records = -1
-        return NumberedCipher(self._aead)
-
     def _next_nonce(self) -> bytes:
-        if self._num_records < 0:
-            raise ValueError("the messages of this direction are numbered")
         if self._num_records and self._num_records % self._rekey_records == 0:
             self._aead = AESGCM(self._aead.encrypt(_REKEY_NONCE, bytes(KEY_BYTES), b"")[:KEY_BYTES])
         number, self._num_records = self._num_records, self._num_records + 1
         return number.to_bytes(12, "big")
-
-
-class NumberedCipher:
-    """AES-256-GCM with the number of each message as nonce (Noise, section 11.4), for messages that may be lost.
-
-    The sender uses a number once, and fewer than 2**32 of them.
-    """
-
-    def __init__(self, aead: AESGCM) -> None:
-        self._aead = aead
-
-    def seal(self, number: int, plain: bytes | memoryview) -> bytes:
-        """Return `plain` encrypted as message `number`, with its tag."""
-        return self._aead.encrypt(number.to_bytes(12, "big"), plain, None)
-
-    def open(self, number: int, sealed: bytes | memoryview) -> bytes:
-        """Return the content of message `number`; raise `UnauthenticatedError` if its tag is wrong."""
-        try:
-            return self._aead.decrypt(number.to_bytes(12, "big"), sealed, None)
-        except InvalidTag:
-            raise UnauthenticatedError("a message failed its authentication") from None
 
 
 class NoiseHandshake:
@@ -141,8 +111,13 @@ class NoiseHandshake:
 
     def split(self) -> tuple[CipherState, CipherState]:
         """Return the cipher states from the dialler and to the dialler."""
-        one, other = _derive(self._chaining_key, b"", 2)
+        one, other = self.split_keys()
         return CipherState(one), CipherState(other)
+
+    def split_keys(self) -> tuple[bytes, bytes]:
+        """Return the keys of these two states, for ciphers of datagrams."""
+        one, other = _derive(self._chaining_key, b"", 2)
+        return one, other
 
     def _write_ephemeral(self) -> bytes:
         public = self._own.public_key().public_bytes_raw()

@@ -9,16 +9,20 @@ from isthmus.serve.batching.decode_records import (
     TokenDecoded,
 )
 from isthmus.serve.decode_engine import DecodeEngine
-from isthmus.serve.paged.paged_engine import PagedEngine, PagedEngineConfig
+from isthmus.serve.draw_token import draw_number, draw_token
+from isthmus.serve.paged.paged_engine import DrawToken, PagedEngine, PagedEngineConfig
 
 __all__ = [
     "DecodeEngine",
     "DecodeEvent",
     "DecodeRequest",
     "DecodingEnded",
+    "DrawToken",
     "OnSwitch",
     "PagedEngine",
     "PagedEngineConfig",
     "SequenceKey",
     "TokenDecoded",
+    "draw_number",
+    "draw_token",
 ]

@@ -28,14 +28,14 @@ def draw_token(logits: np.ndarray, request: DecodeRequest, position: int) -> tup
     sums = np.cumsum(weights)
     if request.temperature > 0:
         # The first token whose sum lies above: it has a weight. Rounding may leave none; then the last with a weight.
-        drawn = int(np.searchsorted(sums, uniform(request, position) * sums[-1], side="right"))
+        drawn = int(np.searchsorted(sums, draw_number(request, position) * sums[-1], side="right"))
         token = drawn if drawn < len(sums) else int(np.searchsorted(sums, sums[-1]))
     else:
         token = int(scores.argmax())
     return token, min(0.0, float(scores[token] - highest - math.log(sums[-1])))
 
 
-def uniform(request: DecodeRequest, position: int) -> float:
+def draw_number(request: DecodeRequest, position: int) -> float:
     """Return a number in [0, 1), uniform over seeds, prompts, samples and positions."""
     key = request.key
     text = f"isthmus draw 1 {request.seed} {key.prompt} {key.sample} {position}"

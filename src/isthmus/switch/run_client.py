@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable
 
-from isthmus.core.datagram import Address, Datagram
+from isthmus.core.messages.datagram import Address, Datagram
 from isthmus.switch.switch_client import Abort, ClientState, Instructions, Received, Start, SwitchClient, Timer
 from isthmus.wan import UdpSocket
 

@@ -14,8 +14,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from isthmus.core.datagram import Address, Datagram
 from isthmus.core.errors import InputError
+from isthmus.core.messages.datagram import Address, Datagram
 from isthmus.switch.add_batch import split_adds
 from isthmus.switch.packet import (
     MAX_INTEGERS,

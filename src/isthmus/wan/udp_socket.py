@@ -12,8 +12,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 
-from isthmus.core.datagram import Address, Datagram
 from isthmus.core.errors import UnavailableError
+from isthmus.core.messages.datagram import Address, Datagram
 
 _UDP_SEGMENT, _UDP_GRO = 103, 104
 """Socket options of Linux (linux/udp.h), which Python does not name."""

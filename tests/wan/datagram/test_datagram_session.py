@@ -117,6 +117,7 @@ def test_any_bytes_are_a_packet_or_an_error(content: bytes) -> None:
     assert packet.content() == content
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "content",
     [
@@ -142,6 +143,7 @@ def test_a_side_that_breaks_the_rules_ends_its_session(content: bytes) -> None:
     assert session.num_held_bytes == 0
 
 
+@pytest.mark.attack
 def test_open_frames_take_bounded_memory() -> None:
     """A side that never ends its frames is cut off before it fills the memory."""
     assembly = FrameAssembly()

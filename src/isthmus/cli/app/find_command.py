@@ -28,7 +28,7 @@ MODULES = {
     "isthmus.cli.commands.rl.rl_commands": ("rl",),
     "isthmus.cli.commands.server_commands": ("server",),
     "isthmus.cli.commands.site.render_commands": ("images", "render"),
-    "isthmus.cli.commands.wan.wan_commands": ("proxy", "wan"),
+    "isthmus.cli.commands.wan.wan_commands": ("gateway", "proxy", "wan"),
     "isthmus.cli.demo.demo_command": ("demo",),
     "isthmus.cli.setup.doctor_command": ("doctor",),
     "isthmus.cli.setup.init_command": ("init",),

@@ -9,6 +9,7 @@ from typing import Any
 from isthmus.cli.history_text import event_text, next_steps, perplexity, restarts_text, result_place
 from isthmus.cli.job_report import html_elements
 from isthmus.cli.job_statistics import JobStatistics, predicted_tokens_per_s
+from isthmus.cli.rollout_measures import MEASURES, measures_text, rollout_sites
 from isthmus.client.resolve_job import TERMINAL_STATES
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.plan import Plan
@@ -113,6 +114,29 @@ def stages_section(view: JobView, stats: JobStatistics, pool: PoolView | None) -
         "predicted memory",
     )
     return html_table((*columns, "share of step"), rows, numbers=(0, 3, 4, 5, 6, 7), raw=(8,))
+
+
+def samples_section(view: JobView, stats: JobStatistics) -> str:
+    """Return the section on the samples of a job with task rl and on the ranks that decode; "" for other jobs."""
+    if view.job.rl is None:
+        return ""
+    last = measures_text(stats)
+    rows = []
+    for key, (name, write) in MEASURES.items():
+        values = [value for _, value in stats.series(key)]
+        if values:
+            rows.append([name, write(values[0]), last[name]])
+    pieces = [html_table(("of the samples of a step", "first", "last"), rows, numbers=(1, 2))]
+    sites = rollout_sites(view.plan, stats, len(stats.steps))
+    if sites:
+        columns = ("rank", "cluster", "tokens per second", "decodes", "no samples", "no weights", "no link")
+        cells = [
+            [str(one.rank), one.cluster, f"{one.tokens_per_s:,.0f}"]
+            + [f"{part / one.total_s:.0%}" if one.total_s else "–" for part in (one.decode_s, *one.waits_s)]
+            for one in sites
+        ]
+        pieces.append("<h3>Decoding by site</h3>" + html_table(columns, cells, numbers=(0, 2, 3, 4, 5, 6)))
+    return f"<section>\n<h2>Samples</h2>\n{''.join(pieces)}\n</section>"
 
 
 def links_section(view: JobView, stats: JobStatistics, pool: PoolView | None) -> str:

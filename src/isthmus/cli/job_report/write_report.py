@@ -66,6 +66,7 @@ def render_report(
         "header": report_sections.header_section(view, figures, pool, untold_reason(view, history)),
         "tiles": report_sections.summary_tiles(view, figures),
         "history": report_sections.history_section(view, history),
+        "samples": report_sections.samples_section(view, figures),
         "stages": report_sections.stages_section(view, figures, pool),
         "links": report_sections.links_section(view, figures, pool),
         "plan": report_sections.plan_section(view, figures, extra or {}),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from isthmus.cli.history_text import event_line, perplexity, restarts_text
 from isthmus.cli.job_statistics import JobStatistics, wan_links
+from isthmus.cli.rollout_measures import latest_measures, measures_text, rollout_sites
 from isthmus.cli.terminal.charts import area_chart, stacked_bar
 from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.runs.job_id import short_job_id
@@ -54,8 +56,10 @@ def status_record(view: JobView, stats: JobStatistics, events: Sequence[HistoryE
                 "idle_s": share.idle_s,
             }
             for rank, share in shares.items()
-            if share is not None
+            if share is not None and (plan is None or rank < len(plan.ranks))
         ],
+        "samples": latest_measures(stats),
+        "rollouts": [asdict(one) for one in rollout_sites(plan, stats, RECENT_STEPS)],
         "links": [{"from": a, "to": b, "mbps": rate} for (a, b), rate in traffic.items()],
     }
 
@@ -71,6 +75,8 @@ def status_line(view: JobView, stats: JobStatistics) -> str:
         f"{short_job_id(view.id)}  running",
         f"step {stats.num_steps_done(view.job.training.steps)}/{view.job.training.steps}",
     ]
+    reward = stats.latest("reward")
+    pieces += [f"reward {reward:.3f}"] if reward is not None else []
     pieces += [f"loss {loss:.4f}"] if loss is not None else []
     pieces += [f"{rate:,.0f} tokens/s"] if rate is not None else []
     pieces += [f"{format_seconds(eta_s)} left"] if eta_s is not None else []
@@ -90,11 +96,17 @@ def dashboard(
     from rich.text import Text
 
     blocks: list[RenderableType] = [_headline(view, stats, server_down=server_down)]
+    rewards = [value for _, value in stats.series("reward")]
     losses = [value for _, value in stats.series("loss")]
-    if losses:
+    if rewards:
+        told = "  ".join(f"{name} {value}" for name, value in measures_text(stats).items())
+        blocks += [Text("\n".join(["", "reward", *area_chart(rewards, width=64, height=6)]), style="cyan"), Text(told)]
+    elif losses:
         blocks.append(Text("\n".join(["", "loss", *area_chart(losses, width=64, height=6)]), style="cyan"))
     if view.plan is not None:
         blocks += [Text(""), _stages_table(view, stats)]
+        if view.plan.rollouts:
+            blocks += [Text(""), _rollouts_table(view, stats)]
         if wan_links(view.plan):
             blocks += [Text(""), _links_table(view, stats, pool)]
     if history:
@@ -167,6 +179,19 @@ def _stages_table(view: JobView, stats: JobStatistics) -> RenderableType:
         "share of step",
     )
     return table("Stages", columns, rows, "rank|compute|exposed comm.|idle")
+
+
+def _rollouts_table(view: JobView, stats: JobStatistics) -> RenderableType:
+    from isthmus.cli.terminal.tables import table
+
+    rows = []
+    for one in rollout_sites(view.plan, stats, RECENT_STEPS):
+        spent_s = (one.decode_s, *one.waits_s)
+        percent = (f"{100 * part / one.total_s:.0f} %" if one.total_s else "" for part in spent_s)
+        bar = stacked_bar(spent_s, "█▒░·", 18) if one.total_s else ""
+        rows.append((str(one.rank), one.cluster, f"{one.tokens_per_s:,.0f}", *percent, bar))
+    columns = ("rank", "cluster", "tokens/s", "decodes", "no samples", "no weights", "no link", "share of time")
+    return table("Rollouts", columns, rows, "rank|tokens/s|decodes|no samples|no weights|no link")
 
 
 def _links_table(view: JobView, stats: JobStatistics, pool: PoolView | None) -> RenderableType:

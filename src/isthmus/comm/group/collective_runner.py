@@ -120,6 +120,19 @@ class CollectiveRunner:
 
         return self.submit_run(run, self._pool, collective.tensors, timeout_s, sequence=sequence)
 
+    def submit_program(
+        self, run: Callable[[TransportMessages], None], label: str, owed: Sequence[Message], sequence: int
+    ) -> Future[list[ArrivedMessage]]:
+        """Queue `run(messages)`, which owes the messages `owed`, under a number that all ranks have reserved."""
+
+        def run_in_turn(turn: CollectiveTurn) -> list[ArrivedMessage]:
+            messages = self.messages(turn.sequence, label, owed, turn.limit_s)
+            with self.failing([messages]):
+                run(messages)
+            return messages.arrived()
+
+        return self.submit_run(run_in_turn, self._pool, (), sequence=sequence)
+
     def submit_run(
         self,
         run: Callable[[CollectiveTurn], _Result],

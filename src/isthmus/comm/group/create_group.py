@@ -42,6 +42,8 @@ class IsthmusOptions:
     names_sources: bool = False
     """Whether no rank calls `dist.recv` without `src`. Then gloo, which costs less and has no keys, carries messages
     inside each cluster of a group that spans several. Equal at all ranks."""
+    device: str = "cpu"
+    """Type of device that this rank computes on."""
     senders: tuple[int, ...] = ()
     """Ranks that send collectives to other clusters; default: all, so that every network card does. One of each host is
     faster where its ranks share a thin link, of 1 Gbit/s or less, on which their connections would displace each other.
@@ -90,19 +92,24 @@ def create_group(options: Any, group_options: IsthmusOptions | None) -> IsthmusG
         timeout=options.timeout,
     )
     world.options, world.names = group_options, {}
-    world.vendors = _vendors_of_all(world, options.timeout)
-    libraries = join_vendors(transport, near, group_options.host, options.timeout)
-    world.use_libraries(libraries, agree(world.vendors, clusters))
+    world.vendors, devices = _vendors_of_all(world, group_options.device, options.timeout)
+    libraries = join_vendors(transport, near, group_options.host, options.timeout, channels=True)
+    world.use_libraries(libraries, agree(world.vendors, clusters), devices)
     world.use_method(_method_of(world, group_options))
     return world
 
 
-def _vendors_of_all(world: IsthmusGroup, timeout: timedelta) -> list[dict[str, Vendor]]:
-    """Return the vendors of each rank, by type of device; all ranks call this first."""
-    bits = sum(1 << place for place, one in enumerate(VENDORS) if one in available_vendors().values())
-    found = torch.zeros(world.size(), dtype=torch.int64)
-    world.all_gather_single(found, torch.tensor([bits])).wait(timeout)
-    return [{one.device_type: one for place, one in enumerate(VENDORS) if of >> place & 1} for of in found.tolist()]
+def _vendors_of_all(world: IsthmusGroup, device: str, timeout: timedelta) -> tuple[list[dict[str, Vendor]], list[str]]:
+    """Return the vendors of each rank, by type of device, and the type it computes on; all ranks call this first."""
+    own = available_vendors()
+    bits = sum(1 << place for place, one in enumerate(VENDORS) if one in own.values())
+    computes = sum(1 << place for place, one in enumerate(VENDORS) if own.get(device) is one)
+    found = torch.zeros(world.size() * 2, dtype=torch.int64)
+    world.all_gather_single(found, torch.tensor([bits, computes])).wait(timeout)
+    pairs = found.view(-1, 2).tolist()
+    vendors = [{one.device_type: one for place, one in enumerate(VENDORS) if of >> place & 1} for of, _ in pairs]
+    types = [{1 << place: one.device_type for place, one in enumerate(VENDORS)}.get(of, "") for _, of in pairs]
+    return vendors, types
 
 
 def _part_of(world: Any, options: Any, group_options: Any) -> IsthmusGroup:

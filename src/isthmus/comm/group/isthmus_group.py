@@ -21,6 +21,8 @@ from isthmus.comm.group.all_reduce_method import AllReduceMethod
 from isthmus.comm.group.collective_runner import MAX_TAG, Collective, CollectiveRunner
 from isthmus.comm.group.collective_work import CollectiveWork, JoinedWork
 from isthmus.comm.group.composed.composition import Composition
+from isthmus.comm.group.composed.device_messages import DeviceMessages
+from isthmus.comm.group.composed.device_program import DeviceProgram, DeviceProgramWork
 from isthmus.comm.group.composed.near_messages import NearRanks
 from isthmus.comm.group.group_collectives import GroupCollectives, timeout_s
 from isthmus.comm.group.group_work import (
@@ -63,6 +65,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     `PeerError`. Only `senders` of the transport's ranks send collectives to other clusters, if any are given.
     Point-to-point works over the transport report when the message was `under_way`; if the program
     `names_sources` of all that it receives, or the group is inside one cluster, the library carries those in a cluster.
+    `devices[r]` is the type of device that rank `r` of the transport computes on (default: the CPU at all).
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         libraries: VendorGroups | None = None,
         composition: Composition | None = None,
         *,
+        devices: Sequence[str] = (),
         synchronisation: str | None = None,
         names_sources: bool = False,
         senders: Sequence[int] = (),
@@ -95,10 +99,14 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._synchronisation, self._names_sources = synchronisation, names_sources
         self._senders = frozenset(place for place, one in enumerate(self._ranks) if one in senders)
         self._method: AllReduceMethod | None = None
-        self.use_libraries(libraries or {}, composition)
+        self._device_messages: DeviceMessages | None = None
+        self.use_libraries(libraries or {}, composition, devices)
 
-    def use_libraries(self, libraries: VendorGroups, composition: Composition | None) -> None:
+    def use_libraries(
+        self, libraries: VendorGroups, composition: Composition | None, devices: Sequence[str] = ()
+    ) -> None:
         """Use `libraries` and `composition` from now on; all ranks call this between the same collectives."""
+        self._device_messages = self._join_devices(libraries, devices)
         own = [self._clusters[one] for one in self._ranks]
         self._library_types = frozenset(libraries) if len(set(own)) == 1 else frozenset[str]()
         near = [place for place, cluster in enumerate(own) if cluster == own[self.rank()]]
@@ -113,6 +121,21 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._runner, self.rank(), own, libraries, composition, self._loss_message, self._synchronisation,
             self._senders,
         )  # fmt: skip
+
+    def _join_devices(self, libraries: VendorGroups, devices: Sequence[str]) -> DeviceMessages | None:
+        """Return the messages to ranks of this cluster on devices like this one's, where the library carries them."""
+        own = self._transport.rank
+        library = libraries.get(devices[own]) if devices else None
+        if library is None or not library.has_channels:
+            return None
+        near = [one for one in self._ranks if self._clusters[one] == self._clusters[own]]
+        places = {one: place for place, one in enumerate(near) if one != own and devices[one] == devices[own]}
+        return DeviceMessages(self._transport, library, places)
+
+    @property
+    def device_messages(self) -> DeviceMessages | None:
+        """What carries messages between this rank's device and those of other ranks of its cluster, if anything."""
+        return self._device_messages
 
     def has_library(self, device_type: str) -> bool:
         """Return whether a vendor's library carries collectives on devices of this type; only inside a cluster."""
@@ -319,8 +342,14 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         Ranks without a part do not call this. The flat tensors [N] of `inputs` and `outputs`, on any device, share no
         memory and are never changed by the caller afterwards. Gloo carries large messages inside a cluster; `codec`, an
-        equal one at all ranks, encodes those between clusters.
+        equal one at all ranks, encodes those between clusters. Tensors of a device stay there inside a cluster, where
+        its library carries messages.
         """
+        near, tensors = self._device_messages, [tensor for _, tensor in (*inputs, *outputs)]
+        if near is not None and tensors and all(map(near.memory.owns, tensors)):
+            one = DeviceProgram(near, self._ranks, f"{label} #{number}", program, inputs, outputs, combine, codec)
+            done = self._runner.submit_program(one.run, label, one.owed, number)
+            return DeviceProgramWork(done, label, [tensor for _, tensor in outputs], one)
         sent, got = (
             HostTensors([tensor for _, tensor in blocks], read=blocks is inputs) for blocks in (inputs, outputs)
         )
@@ -353,6 +382,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.use_method(None)
         self._collectives.close(wait=True)
         self._runner.close(wait=True)
+        self._close_devices()
         if self._tag_base == 0:
             self._transport.close()
 
@@ -363,6 +393,11 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._method.close(wait=False)
         self._collectives.close(wait=False)
         self._runner.close(wait=False)
+        self._close_devices()
+
+    def _close_devices(self) -> None:
+        if self._device_messages is not None:
+            self._device_messages.close()
 
     def abort(self) -> None:
         """End the group at once; operations that wait fail, at the other ranks too."""

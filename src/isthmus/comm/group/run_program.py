@@ -20,7 +20,7 @@ Combine = Callable[..., torch.Tensor]
 """An elementwise operation of two tensors, such as `torch.add`, with the argument `out`."""
 
 Block = tuple[int, torch.Tensor]
-"""A flat contiguous CPU tensor, and the address of its first element."""
+"""A flat contiguous tensor, on the CPU or where the messages carry it, and the address of its first element."""
 
 _Posted = tuple[ProgramTurn, list[tuple[int, torch.Tensor, Future[Any]]]]
 
@@ -134,7 +134,9 @@ class _Run:
         self._posted: deque[_Posted] = deque()
         self._arriving: dict[int, torch.Tensor] = {}
         self._posted_bytes = 0
-        self._dtype = next((one.dtype for one in (inputs.first, outputs.first) if one is not None), torch.uint8)
+        like = next((one for one in (inputs.first, outputs.first) if one is not None), None)
+        self._dtype = torch.uint8 if like is None else like.dtype
+        self._device = torch.device("cpu") if like is None else like.device
 
     def run(self) -> None:
         self._post_ahead()
@@ -180,7 +182,7 @@ class _Run:
         return self._new(turn.elements) if target is None else target
 
     def _new(self, elements: tuple[int, int]) -> torch.Tensor:
-        return torch.empty(elements[1] - elements[0], dtype=self._dtype)
+        return torch.empty(elements[1] - elements[0], dtype=self._dtype, device=self._device)
 
     def _held(self, elements: tuple[int, int]) -> torch.Tensor | None:
         value = self._values.get(elements)

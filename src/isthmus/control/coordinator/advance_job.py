@@ -16,6 +16,7 @@ from isthmus.control.coordinator.attempts import (
 from isthmus.control.coordinator.job_lifecycle import move_job
 from isthmus.control.coordinator.joint_preemption import advance_preemption
 from isthmus.control.coordinator.sites.drain_job import drain_job
+from isthmus.control.coordinator.sites.elastic_parts import let_part_go
 from isthmus.control.coordinator.sites.probation import count_success
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.reconcile_log import may_start_now
@@ -74,7 +75,7 @@ def _advance_running(state: PoolState, job: JobRecord, now_s: float) -> None:
     """Stop with success once every part has succeeded."""
     if _fail_if_part_lost(state, job, now_s):
         return
-    if all(part.state == "succeeded" for part in job.current_parts()):
+    if all(part.state == "succeeded" for part in job.remaining_parts()):
         count_success(state, job)
         stop_attempt(state, job, "succeeded", "trained to the end", now_s)
 
@@ -106,8 +107,9 @@ ADVANCE_BY_STATE: dict[JobState, Callable[[PoolState, JobRecord, float], None]] 
 
 
 def _fail_if_part_lost(state: PoolState, job: JobRecord, now_s: float) -> bool:
-    """Fail the attempt if a part was lost after the commit; return whether one was."""
-    lost = [part for part in job.current_parts() if part.state in ("refused", "failed", "released")]
+    """Fail the attempt if a part was lost after the commit without which it cannot go on; return whether one was."""
+    lost = [part for part in job.remaining_parts() if part.state in ("refused", "failed", "released")]
+    lost = [part for part in lost if not let_part_go(state, job, part, part_failure_text(part), now_s)]
     if lost:
         _fail_for_part(state, job, _root_cause(lost), now_s)
     return bool(lost)

@@ -35,7 +35,7 @@ def advance_preemption(state: PoolState, job: JobRecord, now_s: float) -> None:
         return
     training = [victim for victim in pool_victims(state, job) if victim.state == "running"]
     for victim in training:
-        if not all(part.checkpoint_requested for part in victim.current_parts()):
+        if not all(part.checkpoint_requested for part in victim.training_parts()):
             _request_checkpoint(state, job, victim, now_s)
     if all(victim.verified_step() is not None for victim in training):
         _evict_victims(state, job, now_s)
@@ -77,7 +77,7 @@ def _victim_valid(state: PoolState, job: JobRecord, one: ClusterVictim) -> bool:
     if victim is None or victim.preemptor != job.id or victim.attempt != one.attempt:
         return False
     if victim.state == "running":
-        return all(_is_training(state, part) for part in victim.current_parts())
+        return all(_is_training(state, part) for part in victim.training_parts())
     return victim.state in ("preparing", "starting")
 
 
@@ -86,7 +86,7 @@ def _is_training(state: PoolState, part: PartRecord) -> bool:
 
 
 def _request_checkpoint(state: PoolState, job: JobRecord, victim: JobRecord, now_s: float) -> None:
-    for part in victim.current_parts():
+    for part in victim.training_parts():
         part.checkpoint_requested, part.verified_checkpoint = True, None
     set_state_deadline(state, job, now_s + state.config.checkpoint_timeout_s)
     job.reason = f"waiting for a verified checkpoint of {victim.id}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pydantic import ValidationError
 
@@ -27,7 +27,7 @@ from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, UnavailableError
 from isthmus.core.messages.access_views import AuditRecord
-from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, StepMetrics
 from isthmus.core.pool import Cluster, Pool
 
 FENCE_INTERVAL_S = 60.0
@@ -44,8 +44,8 @@ class AgentSessions:
     """The server's side of agent sync. `pool_file` is the operator's pool, `clock` returns seconds.
 
     Answers to the checks of `dry_runs` go there, others to the coordinator. Metrics and logs go to the `store` and are
-    announced to `changes` and `progress`; `leader_election` records which clusters have reported. `steady_clock` is
-    never set; it measures leases.
+    announced to `changes`, `progress` and `record_figures`; `leader_election` records which clusters have reported.
+    `steady_clock` is never set; it measures leases.
     """
 
     def __init__(
@@ -61,11 +61,12 @@ class AgentSessions:
         steady_clock: Callable[[], float] = time.monotonic,
         quotas: Quotas | None = None,
         switch_secret: bytes | None = None,
+        record_figures: Callable[[Iterable[StepMetrics]], None] = lambda _: None,
     ) -> None:
         self._steady_clock, self._quotas = steady_clock, quotas
         self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
         self._changes, self._progress, self._leader_election = changes, progress, leader_election
-        self._dry_runs = dry_runs
+        self._dry_runs, self._record_figures = dry_runs, record_figures
         self._fence_at_s: dict[str, float] = {}
         self._paused_until_s: dict[str, float] = {}
         self._output_quota = OutputQuota(store.output_size, quotas.output_bytes_per_job) if quotas else None
@@ -231,6 +232,7 @@ class AgentSessions:
             )
         )
         self._progress.record_metrics(metrics)
+        self._record_figures(metrics)
         if self._output_quota is not None:
             metrics, logs = self._output_quota.admit_metrics(metrics), self._output_quota.admit_logs(logs)
         self._store.append_metrics(metrics)

@@ -197,6 +197,7 @@ class ControlService:
             self._dry_run_checks,
             quotas=quotas,
             switch_secret=switch_secret,
+            record_figures=self.server_metrics.record_figures,
         )
         self.site_keys = SiteKeys(self._actor, self.gate.registry, self.audit, clock)
         self.sites = SiteAdmin(self._actor, self.site_keys, self.audit, clock)

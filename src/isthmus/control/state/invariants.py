@@ -117,7 +117,9 @@ def preemptions_are_joint(state: PoolState) -> Iterator[str]:
     for victim in state.live_jobs.values():
         if victim.saved_step is None or victim.state != "stopping" or victim.rank_map is None:
             continue
-        steps = {part.verified_checkpoint.step if part.verified_checkpoint else None for part in victim.current_parts()}
+        steps = {
+            part.verified_checkpoint.step if part.verified_checkpoint else None for part in victim.training_parts()
+        }
         if steps != {victim.saved_step}:
             yield f"job {victim.id} was stopped with checkpoints of steps {steps}"
 

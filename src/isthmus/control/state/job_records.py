@@ -195,9 +195,20 @@ class JobRecord:
         """Return the parts of the current attempt, in the plan's order."""
         return [part for part in self.parts.values() if part.attempt == self.attempt]
 
+    def remaining_parts(self) -> list[PartRecord]:
+        """Return the parts of the current attempt without which it does not go on yet."""
+        return [part for part in self.current_parts() if not part.left]
+
+    def training_parts(self) -> list[PartRecord]:
+        """Return the parts of the current attempt that train: all but those that only decode (`Plan.rollouts`)."""
+        if self.plan is None or not self.plan.rollouts:
+            return self.current_parts()
+        first = len(self.plan.ranks)
+        return [part for part in self.current_parts() if min(part.ranks) < first]
+
     def verified_step(self) -> int | None:
-        """Return the step of the checkpoint that every current part has verified; None if there is none."""
-        steps = {part.verified_checkpoint.step if part.verified_checkpoint else None for part in self.current_parts()}
+        """Return the step of the checkpoint that every part that trains has verified; None if there is none."""
+        steps = {part.verified_checkpoint.step if part.verified_checkpoint else None for part in self.training_parts()}
         return steps.pop() if len(steps) == 1 else None
 
     def unreleased_parts(self) -> list[PartRecord]:
@@ -287,7 +298,7 @@ class PoolState:
         """Return the first site with a part of the job's attempt that is being drained, None without one."""
         for part in job.current_parts():
             record = self.clusters.get(part.cluster)
-            if part.state != "released" and record is not None and record.drain is not None:
+            if part.state != "released" and not part.left and record is not None and record.drain is not None:
                 return record
         return None
 

@@ -60,6 +60,8 @@ class PartRecord:
     borrowed: dict[str, int] = field(default_factory=dict)
     # Chips by node group that local jobs of the site must release.
     local_chips: dict[str, int] = field(default_factory=dict)
+    # The attempt goes on without the part, which decoded for it.
+    left: bool = False
     # The part must save a checkpoint and verify it.
     checkpoint_requested: bool = False
     # The checkpoint that the part has verified.

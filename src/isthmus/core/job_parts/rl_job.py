@@ -105,8 +105,11 @@ class RlConfig(FrozenModel):
     with a cache computed again (`refill`), or begin again (`abort`). `reward` is one reward or a list,
     whose weighted sum counts.
 
-    `kl` and `audit` above 0 and `replay_routing` are reserved: there is no reference model, no audit of trajectories
-    and no replay of routing yet.
+    `audit` is the share of the samples of other clusters that the training cluster decodes again at the versions that
+    they claim. Tokens, log-probabilities or weights that were forged end the decoding of their owner; its samples that
+    have not been trained on begin again elsewhere.
+
+    `kl` above 0 and `replay_routing` are reserved: there is no reference model and no replay of routing yet.
     """
 
     algorithm: Literal["grpo", "dapo"] = "dapo"
@@ -149,13 +152,6 @@ class RlConfig(FrozenModel):
         if kl > 0:
             raise ValueError(f"kl {kl} needs a reference model, which no run has yet; nearest valid value: 0.0")
         return kl
-
-    @field_validator("audit")
-    @classmethod
-    def _check_audit(cls, audit: float) -> float:
-        if audit > 0:
-            raise ValueError(f"audit {audit}: no run computes trajectories again yet; nearest valid value: 0.0")
-        return audit
 
     @model_validator(mode="after")
     def _check_overlong(self) -> RlConfig:

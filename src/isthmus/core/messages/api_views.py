@@ -112,6 +112,7 @@ HistoryKind = Literal[
     "checkpoint",  # a checkpoint of all ranks is on disk
     "worker-lost",  # a worker process died; it is replaced while the others wait
     "stalled",  # a worker makes no progress
+    "left",  # a site that decoded for it is gone; it goes on without
     "lost",  # an attempt failed after its start
     "refused",  # an attempt ended before its start
     "preempted",  # another job, or the site's owner, takes its chips

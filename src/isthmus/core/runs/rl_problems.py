@@ -44,10 +44,7 @@ def rl_problems(job: Job) -> Iterator[FieldProblem]:
             f"{rl.max_response_tokens}",
             f"nearest valid value: {needed}",
         )  # fmt: skip
-    names = job.placement.rollouts
-    if twice := next((one for at, one in enumerate(names) if one in names[:at]), None):
-        hint = f"nearest valid: {list(dict.fromkeys(names))}"
-        yield FieldProblem("placement.rollouts", list(names), f"{twice} is named twice", hint)
+    yield from _rollout_problems(job)
     if training.local_steps > 1:
         yield FieldProblem(
             "training.local_steps", training.local_steps, "replicas that train apart have no common version to decode",
@@ -55,3 +52,15 @@ def rl_problems(job: Job) -> Iterator[FieldProblem]:
         )  # fmt: skip
     if job.compute == "virtual":
         yield FieldProblem("compute", "virtual", "task rl decodes and trains", "nearest valid value: real")
+
+
+def _rollout_problems(job: Job) -> Iterator[FieldProblem]:
+    """Yield the problems of the clusters that decode."""
+    names = job.placement.rollouts
+    if twice := next((one for at, one in enumerate(names) if one in names[:at]), None):
+        hint = f"nearest valid: {list(dict.fromkeys(names))}"
+        yield FieldProblem("placement.rollouts", list(names), f"{twice} is named twice", hint)
+    if names and job.placement.least_rollouts > len(names):
+        least = job.placement.least_rollouts
+        text = f"{least} clusters are to decode at least, placement.rollouts names {len(names)}"
+        yield FieldProblem("placement.least_rollouts", least, text, f"nearest valid value: {len(names)}")

@@ -66,7 +66,7 @@ def layer_exchanges(layer: LayerProfile, micro_batch: ChipMicroBatch) -> Iterato
         yield from _tensor_exchanges(layer, micro_batch, 1.0 if dealt and not part.shared_experts else 2.0)
     if degrees.ep > 1 and part.num_experts:
         yield from _expert_exchanges(layer, micro_batch)
-    if degrees.cp > 1 and layer.attention.core:
+    if degrees.cp > 1:
         yield from _context_exchanges(layer, micro_batch)
 
 

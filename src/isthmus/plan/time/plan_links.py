@@ -18,8 +18,6 @@ def share_key(calibration: Calibration, link: Link) -> str:
     Fitted, measured or given shares count for every link; without one, a link of class `reserved` reaches
     `reserved_share`, since no other traffic takes part of its rate.
     """
-    if not calibration.parameters:
-        return "reserved_share" if link.link_class == "reserved" else "wan_share"
     key = calibration.scoped_key("wan_share", f"{link.source}>{link.target}")
     return "reserved_share" if link.link_class == "reserved" and key not in calibration.parameters else key
 

@@ -50,14 +50,14 @@ def expert_places(plan: Plan, stage: Stage) -> tuple[tuple[str, int], ...]:
     Empty where the stage's own chips hold all experts. Otherwise `ep` chips in order, replica by replica, share them
     (`isthmus.core.runs.runnable.expert_groups`); a stage of several groups exchanges with all of theirs.
     """
-    if stage.ep == 1 or stage.num_chips % stage.ep == 0:
+    if stage.num_chips % stage.ep == 0:
         return ()
     alike = [one for one in plan.stages if (one.cluster, one.layers, one.ep) == (stage.cluster, stage.layers, stage.ep)]
     first, intervals = 0, []
     for one in sorted(alike, key=lambda one: one.replica):
         intervals.append((one, first, first + one.num_chips))
         first += one.num_chips
-    own = next((start, end) for one, start, end in intervals if one is stage or one == stage)
+    own = next((start, end) for one, start, end in intervals if one == stage)
     low, high = own[0] // stage.ep * stage.ep, -(-own[1] // stage.ep) * stage.ep
     places = {stage.node_group: 0}
     for one, start, end in intervals:

@@ -114,7 +114,7 @@ def _stage_kind(plan: Plan, profile: ModelProfile, stages: Sequence[Stage], inde
     return (
         profile.layers[slice(*stage.layers)],
         index == 0,
-        (stage.cluster, stage.node_group, stage.tp, stage.cp, stage.cp_kind, stage.ep, stage.sp),
+        (stage.cluster, stage.node_group, stage.tp, stage.cp, stage.cp_kind, stage.cp_rates, stage.ep, stage.sp),
         (stage.recompute, stage.recompute_layers, stage.recompute_modules, stage.offload, stage.precision),
         follower and (follower.cluster, follower.node_group, follower.num_chips),
         tuple(plan.reducing_replicas(stage).items()),
@@ -315,7 +315,7 @@ def _gradient_reduction(
     """
     formats, dp = plan.formats or _NO_FORMATS, placed.degrees.dp
     gradient = 2 if formats.gradients == "bf16" else GRADIENT_BYTES
-    weight = 1 if formats.gathers == "fp8" else min(2, weight_element_bytes(plan))
+    weight = 1 if formats.gathers == "fp8" else 2
     in_passes = plan.zero == 3 and placed.degrees.reshard
     whole = parameters * (0.5 * (gradient + weight * (not in_passes)) if plan.zero else gradient)
     if dp < 2:

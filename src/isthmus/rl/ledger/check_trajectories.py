@@ -35,6 +35,9 @@ def check_trajectories(ledger: LedgerState) -> None:
         meet_deadlines(deadlines, ledger.next_step, ledger.config.batch_prompts), f"deadlines {deadlines} cannot be met"
     )
     _check_engines(ledger)
+    unclaimed = (sample for prompt in ledger.open_prompts.values() for sample in prompt.samples)
+    barred = [one.key for one in unclaimed if any(piece.owner in ledger.barred for piece in one.ranges)]
+    _require(not barred, f"samples {barred} have tokens of an owner that is barred")
 
 
 def _check_prompt(ledger: LedgerState, prompt: PromptRecord) -> None:
@@ -73,6 +76,7 @@ def _check_engines(ledger: LedgerState) -> None:
     held = {key: name for name, engine in ledger.engines.items() for key in engine.running}
     _require(held == {key: one.engine for key, one in running.items()}, "engines and samples differ")
     for name, engine in ledger.engines.items():
+        _require(engine.owner not in ledger.barred, f"engine {name} is of {engine.owner}, which is barred")
         _require(len(engine.running) <= engine.num_slots, f"engine {name} has more samples than slots")
 
 

@@ -9,7 +9,7 @@ from isthmus.rl.ledger.sample_lifecycle import move_sample
 
 
 def claim_batch(ledger: LedgerState) -> None:
-    """Claim the ready groups with the earliest deadlines for the step that was requested.
+    """SampleClaim the ready groups with the earliest deadlines for the step that was requested.
 
     The step waits for unfinished groups that must be in it. Where no prompt is left, the last step takes what there is.
     """

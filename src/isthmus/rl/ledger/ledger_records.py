@@ -119,6 +119,23 @@ class EngineRecord:
     running: dict[SampleKey, SampleRecord] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SampleAudit:
+    """What an audit of a sample found: `problem` is "" where tokens and log-probabilities were the same."""
+
+    owner: str
+    problem: str
+
+
+@dataclass(kw_only=True)
+class LinkBytes:
+    """Bytes over all connections to an owner's engines: weights, all that was sent to them, all that came back."""
+
+    weights_bytes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
 @dataclass(kw_only=True)
 class LedgerState:
     """The whole state; only `isthmus.rl.ledger` changes it."""
@@ -128,6 +145,9 @@ class LedgerState:
     open_prompts: dict[int, PromptRecord] = field(default_factory=dict)
     engines: dict[str, EngineRecord] = field(default_factory=dict)
     batches: list[tuple[int, ...]] = field(default_factory=list)
+    links: dict[str, LinkBytes] = field(default_factory=dict)
+    audits: dict[SampleKey, SampleAudit] = field(default_factory=dict)
+    barred: dict[str, str] = field(default_factory=dict)
     version: int = 0
     newest: int = 0
     trainer: int = 0

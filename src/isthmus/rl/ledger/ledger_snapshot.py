@@ -10,7 +10,9 @@ from isthmus.rl.ledger.ledger_records import (
     EngineRecord,
     LedgerConfig,
     LedgerState,
+    LinkBytes,
     PromptRecord,
+    SampleAudit,
     SampleRecord,
     SampleState,
     TokenRange,
@@ -32,6 +34,9 @@ def dump_ledger(state: LedgerState) -> dict[str, Any]:
             for name, one in state.engines.items()
         },
         "batches": [list(one) for one in state.batches],
+        "audits": [[*key, one.owner, one.problem] for key, one in state.audits.items()],
+        "barred": dict(state.barred),
+        "links": {owner: asdict(one) for owner, one in state.links.items()},
         **{name: getattr(state, name) for name in _NUMBERS},
     }  # fmt: skip
 
@@ -43,10 +48,14 @@ def restore_ledger(config: LedgerConfig, content: dict[str, Any]) -> LedgerState
         for name in _NUMBERS:
             setattr(state, name, content[name])
         for number, one in enumerate(content["prompts"]):
-            prompt = _restore_prompt(number, one)
-            state.prompts[number] = prompt
-            if prompt.fate is None and prompt.step is None:
-                state.open_prompts[number] = prompt
+            record = _restore_prompt(number, one)
+            state.prompts[number] = record
+            if record.fate is None and record.step is None:
+                state.open_prompts[number] = record
+        for prompt, number, attempt, owner, problem in content.get("audits", ()):
+            state.audits[SampleKey(prompt, number, attempt)] = SampleAudit(owner=owner, problem=problem)
+        state.barred = dict(content.get("barred", {}))
+        state.links = {owner: LinkBytes(**one) for owner, one in content.get("links", {}).items()}
         for name, one in content["engines"].items():
             engine = EngineRecord(owner=one["owner"], num_slots=one["num_slots"], version=one["version"])
             for key in one["running"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from isthmus.rl.ledger.ledger_records import FATES, LedgerState, SampleState
 
@@ -20,6 +20,13 @@ class LedgerSummary:
         Prompts that are neither open nor have a fate, and prompts that are in two batches; both must be 0.
     staleness:
         Trained tokens by the number of versions between the one that sampled them and the one that was trained.
+    bytes:
+        Bytes over the connections to engines by their owner: `weights_bytes`, `sent_bytes` (weights included) and
+        `received_bytes`, as the links carry them.
+    audits:
+        Samples that were recomputed, by owner: `samples`, and `differing` among them.
+    barred:
+        Owners that decode no more, and why.
     """
 
     samples: dict[str, int]
@@ -27,6 +34,9 @@ class LedgerSummary:
     lost: int
     doubled: int
     staleness: dict[int, int]
+    bytes: dict[str, dict[str, int]]
+    audits: dict[str, dict[str, int]]
+    barred: dict[str, str]
 
 
 def summarise_ledger(ledger: LedgerState) -> LedgerSummary:
@@ -42,6 +52,11 @@ def summarise_ledger(ledger: LedgerState) -> LedgerSummary:
             tokens.setdefault(one.owner, Counter())[fate] += num
             if sample.state is SampleState.TRAINED and sample.step is not None:
                 staleness[sample.step - one.version] += num
+    audits: dict[str, dict[str, int]] = {}
+    for audit in ledger.audits.values():
+        count = audits.setdefault(audit.owner, {"samples": 0, "differing": 0})
+        count["samples"] += 1
+        count["differing"] += bool(audit.problem)
     in_batches = Counter(number for batch in ledger.batches for number in batch)
     kept = {number for number, one in ledger.prompts.items() if one.fate is not None}
     known = kept | ledger.open_prompts.keys() | in_batches.keys()
@@ -51,4 +66,7 @@ def summarise_ledger(ledger: LedgerState) -> LedgerSummary:
         lost=len(ledger.prompts.keys() - known),
         doubled=sum(count > 1 for count in in_batches.values()),
         staleness=dict(sorted(staleness.items())),
+        bytes={owner: asdict(one) for owner, one in sorted(ledger.links.items())},
+        audits=dict(sorted(audits.items())),
+        barred=dict(sorted(ledger.barred.items())),
     )

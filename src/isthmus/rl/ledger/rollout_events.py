@@ -115,6 +115,31 @@ class StepTrained:
     step: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class BytesCounted:
+    """Bytes that have crossed the connections of an owner's engines since the last count, as its link carries them.
+
+    `weights_bytes` are those of new versions, part of `sent_bytes`; `received_bytes` are trajectories and answers.
+    """
+
+    owner: str
+    weights_bytes: int
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleAudited:
+    """A sample was recomputed at the versions that it claims: `problem` says what differs, "" if nothing does.
+
+    `owner` is the one whose tokens differ, or the one of the sample's last tokens.
+    """
+
+    sample: SampleKey
+    owner: str
+    problem: str
+
+
 RolloutEvent = (
     EngineJoined
     | EngineLost
@@ -127,4 +152,6 @@ RolloutEvent = (
     | TrainerJoined
     | BatchRequested
     | StepTrained
+    | BytesCounted
+    | SampleAudited
 )

@@ -11,21 +11,26 @@ import math
 from collections.abc import Iterable
 
 from isthmus.rl.ledger.assign_samples import assign_samples
+from isthmus.rl.ledger.bar_owner import bar_owner
 from isthmus.rl.ledger.claim_batch import claim_batch, send_batch
 from isthmus.rl.ledger.ledger_records import (
     EngineRecord,
     LedgerConfig,
     LedgerState,
+    LinkBytes,
+    SampleAudit,
     SampleRecord,
     SampleState,
     TokenRange,
 )
 from isthmus.rl.ledger.rollout_events import (
     BatchRequested,
+    BytesCounted,
     EngineJoined,
     EngineLost,
     EngineUpdated,
     RolloutEvent,
+    SampleAudited,
     SampleEnded,
     SampleFailed,
     SampleKey,
@@ -85,17 +90,26 @@ class TrajectoryLedger:
             case SampleFailed():
                 if (sample := self._running(event)) is not None:
                     fail_sample(self.state, sample)
+            case SampleAudited():
+                self._audit_sample(event)
             case SampleScored() | ScoreFailed():
                 self._score_sample(event)
+            case _:
+                self._handle_trainer(event)
+        claim_batch(self.state)
+        assign_samples(self.state)
+        return self.state.instructions
+
+    def _handle_trainer(self, event: TrainerJoined | BatchRequested | StepTrained | BytesCounted) -> None:
+        match event:
             case TrainerJoined():
                 self._join_trainer(event)
             case BatchRequested():
                 self._request_batch(event)
             case StepTrained():
                 self._end_step(event)
-        claim_batch(self.state)
-        assign_samples(self.state)
-        return self.state.instructions
+            case BytesCounted():
+                self._count_bytes(event)
 
     def outstanding(self) -> list[RolloutInstruction]:
         """Return what a restarted process has to ask for again, as it may have ended before it asked.
@@ -118,6 +132,9 @@ class TrajectoryLedger:
     def _join_engine(self, event: EngineJoined) -> None:
         if not 0 <= event.version <= self.state.newest or event.num_slots < 1:
             self._refuse(f"engine {event.engine} with {event.num_slots} slots and version {event.version}")
+            return
+        if event.owner in self.state.barred:
+            self._refuse(f"engine {event.engine} of {event.owner}: {self.state.barred[event.owner]}")
             return
         self._lose_engine(event.engine)
         self.state.engines[event.engine] = EngineRecord(
@@ -169,6 +186,15 @@ class TrajectoryLedger:
         else:
             move_sample(self.state, sample, SampleState.ENDED)
             self.state.instructions.append(ScoreSample(sample=sample.key, score_try=sample.score_try))
+
+    def _audit_sample(self, event: SampleAudited) -> None:
+        sample = self.find(event.sample)
+        if sample is None or event.owner not in {one.owner for one in sample.ranges}:
+            self._refuse(f"an audit of sample {tuple(event.sample)} by {event.owner}")
+            return
+        self.state.audits[event.sample] = SampleAudit(owner=event.owner, problem=event.problem)
+        if event.problem:
+            bar_owner(self.state, event.owner, event.problem)
 
     def _score_sample(self, event: SampleScored | ScoreFailed) -> None:
         sample = self.find(event.sample)
@@ -257,6 +283,15 @@ class TrajectoryLedger:
             for sample in list(prompt.samples):
                 if sample.state in (SampleState.WAITING, SampleState.RUNNING) and sample.oldest_version is not None:
                     begin_again(self.state, prompt, sample, SampleState.STALE)
+
+    def _count_bytes(self, event: BytesCounted) -> None:
+        if min(event.weights_bytes, event.sent_bytes, event.received_bytes) < 0:
+            self._refuse(f"{event.sent_bytes} bytes sent to {event.owner}")
+            return
+        total = self.state.links.setdefault(event.owner, LinkBytes())
+        total.weights_bytes += event.weights_bytes
+        total.sent_bytes += event.sent_bytes
+        total.received_bytes += event.received_bytes
 
     def _ask_for_update(self, name: str) -> None:
         version, on_update = self.state.version, self.state.config.on_update

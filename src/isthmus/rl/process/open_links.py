@@ -9,12 +9,15 @@ import torch
 
 from isthmus.core.errors import ProtocolError
 from isthmus.rl.rollout.engine_link import EngineLink
-from isthmus.rl.rollout.open_engine import engine_dtype, sampling_of
+from isthmus.rl.rollout.open_engine import engine_dtype, model_digest, sampling_of
 from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
 from isthmus.rl.rollout.version_store import VersionStore
 from isthmus.rl.rollout.wire_messages import EngineGreeting
 from isthmus.train.process.trainer import Trainer
 from isthmus.wan import dial
+
+DIAL_TIMEOUT_S = 2.0
+"""Longest time to connect, of which a link that is cut takes all: short, so that a restored one is soon used."""
 
 
 def open_links(
@@ -29,7 +32,7 @@ def open_links(
     workers = {one.rank: one for one in (ranks.workers if ranks is not None else ())}
     greeting = EngineGreeting(
         run=spec.run, sampling=sampling_of(spec.job, end_id), dtype=str(engine_dtype(spec.job)),
-        parameters={name: tuple(one.shape) for name, one in weights.items()},
+        model=model_digest(spec.job), parameters={name: tuple(one.shape) for name, one in weights.items()},
     )  # fmt: skip
     links = []
     for rank in range(len(spec.plan.ranks), spec.plan.num_ranks):
@@ -38,8 +41,9 @@ def open_links(
         worker = workers[rank]
         route = None if worker.cluster == spec.cluster else spec.routes.get(worker.cluster)
         link = EngineLink(
-            f"{worker.cluster}.{rank}", worker.cluster, partial(dial, (worker.host, worker.port), route),
-            trainer.keys.links, greeting, coordinator, versions,
+            f"{worker.cluster}.{rank}", worker.cluster,
+            partial(dial, (worker.host, worker.port), route, DIAL_TIMEOUT_S), trainer.keys.links,
+            greeting, coordinator, versions,
         )  # fmt: skip
         link.start()
         links.append(link)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from pathlib import Path
@@ -12,6 +13,9 @@ from isthmus.core.errors import PlanError
 from isthmus.core.job_parts.rl_job import RlConfig
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.data import PromptSet, open_prompts
+from isthmus.rl.audit.choose_sample import is_chosen
+from isthmus.rl.audit.judge_sample import BF16_BOUNDS, FP32_BOUNDS
+from isthmus.rl.audit.trajectory_auditor import SampleClaim, TrajectoryAuditor, audit_or_say
 from isthmus.rl.ledger.ledger_records import LedgerConfig
 from isthmus.rl.overlong_penalty import overlong_penalty
 from isthmus.rl.process.gather_policy import PolicyGatherer
@@ -24,7 +28,7 @@ from isthmus.rl.rollout.engine_runner import EngineRunner
 from isthmus.rl.rollout.held_out_reward import held_out_reward
 from isthmus.rl.rollout.make_batch import make_batch, pack_batch, unpack_batch
 from isthmus.rl.rollout.open_engine import engine_slots, open_engine, sampling_of
-from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
+from isthmus.rl.rollout.rollout_coordinator import Audit, RolloutCoordinator, RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from isthmus.rl.rollout.version_store import VersionStore
 from isthmus.rl.rollout.weights_stream import PolicyVersion
@@ -53,7 +57,7 @@ class PolicyMethod:
         self._coordinator: RolloutCoordinator | None = None
         self._runner: EngineRunner | None = None
         self._engine_name = ""
-        self._orders: deque[EngineOrder] = deque()
+        self._orders: deque[EngineOrder | None] = deque()
         self._weights: dict[str, torch.Tensor] = {}
         self._versions = VersionStore(NUM_VERSIONS)
         self._links: list[EngineLink] = []
@@ -86,6 +90,8 @@ class PolicyMethod:
         self._weights = weights
         if self._coordinator is None:
             self._coordinator = self._open_coordinator(trainer)
+            if _rl(spec).audit:
+                self._versions = VersionStore(_rl(spec).max_staleness + NUM_VERSIONS)
         self._versions.add(PolicyVersion(step, weights))
         self._coordinator.begin(step)
         if spec.plan.rollouts:
@@ -125,6 +131,8 @@ class PolicyMethod:
             self._weights = weights
             self._versions.add(PolicyVersion(step + 1, weights))
             self._coordinator.end_step(step, is_last=step + 1 == trainer.training.steps)
+            for link in self._links:
+                link.count_bytes()
         own = self._batches.sums if self._batches is not None and trainer.group.tp_rank == 0 else []
         sums = torch.stack(own).sum(dim=0).cpu() if own else torch.zeros(len(STATISTICS), dtype=torch.float64)
         total = dict(zip(STATISTICS, trainer.communicator.sum_over_all(sums).tolist(), strict=True))
@@ -184,10 +192,30 @@ class PolicyMethod:
 
         limits = RolloutLimits(
             max_response_tokens=rl.max_response_tokens, vocab_size=trainer.prepared.model_chunks.vocab_size,
-            penalty_of=penalty_of,
+            penalty_of=penalty_of, stop_tokens=frozenset({_prompts(trainer).end_id}),
+            owners=frozenset(place.cluster for place in trainer.spec.plan.rollouts),
         )  # fmt: skip
         store = RolloutStore(Path(job.checkpoints.folder) / LEDGER_FOLDER)
-        return RolloutCoordinator(config, limits, _prompts(trainer), RewardSum(rl.rewards), store)
+        return RolloutCoordinator(config, limits, _prompts(trainer), RewardSum(rl.rewards), store, self._audit(trainer))
+
+    def _audit(self, trainer: Trainer) -> Audit | None:
+        """Return what recomputes the share of the samples that the job asks for; what this rank decodes is its own."""
+        job, share = trainer.spec.job, _rl(trainer.spec).audit
+        if not share or not trainer.spec.plan.rollouts:
+            return None
+        device = trainer.prepared.model_chunks.device
+        auditor = TrajectoryAuditor(
+            lambda version, weights, draw: open_engine(job, version, weights, device, draw=draw),
+            lambda version: self._versions.tensors(version + (self._coordinator.base if self._coordinator else 0)),
+            sampling_of(job, _prompts(trainer).end_id), _rl(trainer.spec).on_update,
+            FP32_BOUNDS if job.training.precision == "fp32" else BF16_BOUNDS,
+        )  # fmt: skip
+        secret = secrets.token_bytes(32)
+        return lambda sample, prompt_tokens, trajectory: (
+            audit_or_say(auditor, SampleClaim(sample=sample, prompt_tokens=prompt_tokens, trajectory=trajectory))
+            if is_chosen(secret, sample.key, share)
+            else None
+        )
 
     def _collect(self, trainer: Trainer) -> bytes:
         """Return the batch of the step that begins, decoding here where this rank has an engine."""
@@ -208,7 +236,8 @@ class PolicyMethod:
         if runner is None or coordinator is None:
             return False
         while self._orders:
-            order = self._orders.popleft()
+            if (order := self._orders.popleft()) is None:
+                continue
             if isinstance(order, SwitchVersion):
                 runner.stage(order.version, self._weights)
             runner.handle(order)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 
 import torch
@@ -9,7 +11,7 @@ import torch
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job
 from isthmus.rl.rollout.engine_messages import Sampling
-from isthmus.serve import PagedEngine, PagedEngineConfig
+from isthmus.serve import DrawToken, PagedEngine, PagedEngineConfig, draw_token
 from isthmus.train.model.transformers_model import read_transformers_config
 
 PAGE_TOKENS = 16
@@ -17,6 +19,10 @@ TILE_ROWS = (64, 32, 8, 1)
 """Sizes of tiles, of which the first is taken that is not above the samples of a step and conforms on this chip."""
 MAX_ROWS = 256
 """Most rows of a step, and samples that an engine decodes at once."""
+
+
+_NO_CONFIGURATION = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"})
+"""What a configuration says of its folder and its library."""
 
 
 def engine_slots(job: Job, num_engines: int = 1) -> int:
@@ -30,9 +36,17 @@ def engine_dtype(job: Job) -> torch.dtype:
     return torch.float32 if job.training.precision == "fp32" else torch.bfloat16
 
 
+def model_digest(job: Job) -> str:
+    """Return a name of the model's configuration, the same wherever its folder lies."""
+    values = read_transformers_config(job.model).to_dict()
+    known = {name: value for name, value in values.items() if name not in _NO_CONFIGURATION}
+    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def open_engine(
-    job: Job, version: int, weights: Mapping[str, torch.Tensor], device: torch.device, num_engines: int = 1
-) -> PagedEngine:
+    job: Job, version: int, weights: Mapping[str, torch.Tensor], device: torch.device, num_engines: int = 1,
+    draw: DrawToken = draw_token,
+) -> PagedEngine:  # fmt: skip
     """Return one of `num_engines` engines, with weights `version`; raises `InputError` for a model it cannot decode."""
     if job.rl is None:
         raise ValueError(f"job {job.name} has task {job.task}")
@@ -46,7 +60,7 @@ def open_engine(
         )  # fmt: skip
         try:
             if rows <= job.training.global_batch_size or rows == 1:
-                return PagedEngine(config, sizes, version, weights)
+                return PagedEngine(config, sizes, version, weights, draw)
         except InputError:
             if rows == 1:
                 raise

@@ -1,11 +1,12 @@
-"""`read_ledger`: the counts of a ledger from the files of its run, while it runs or afterwards."""
+"""`read_ledger` and `read_audits`: a ledger from the files of its run, while it runs or afterwards."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from isthmus.core.errors import InputError, NotFoundError
-from isthmus.rl.ledger.ledger_records import LedgerConfig
+from isthmus.rl.ledger.ledger_records import LedgerConfig, LedgerState
 from isthmus.rl.ledger.ledger_snapshot import restore_ledger
 from isthmus.rl.ledger.ledger_summary import LedgerSummary, summarise_ledger
 from isthmus.rl.ledger.trajectory_ledger import TrajectoryLedger
@@ -14,14 +15,39 @@ from isthmus.rl.rollout.rollout_store import RolloutStore
 
 def read_ledger(folder: Path) -> LedgerSummary:
     """Return the counts of the ledger in `folder`; raises `NotFoundError` without one, `InputError` for damage."""
+    return summarise_ledger(_read_state(folder)[0])
+
+
+def read_audits(folder: Path, step: int) -> dict[str, Any]:
+    """Return what audits found of the samples of the prompts of training step `step`, those that began again included.
+
+    Raises `NotFoundError` for a step without a batch.
+    """
+    state, base = _read_state(folder)
+    if not 0 <= step - base < state.next_step:
+        known = f"steps {base} to {base + state.next_step - 1}" if state.next_step else "no step yet"
+        raise NotFoundError(f"the ledger has no step {step}", hint=f"it has {known}")
+    prompts = [state.prompts[number] for number in state.batches[step - base]]
+    keys = [one.key for prompt in prompts for one in (*prompt.former, *prompt.samples)]
+    differing = [
+        {"sample": list(key), "owner": state.audits[key].owner, "problem": state.audits[key].problem}
+        for key in keys
+        if key in state.audits and state.audits[key].problem
+    ]
+    recomputed = sum(key in state.audits for key in keys)
+    return {"step": step, "samples": len(keys), "recomputed": recomputed, "differing": differing}
+
+
+def _read_state(folder: Path) -> tuple[LedgerState, int]:
+    """Return the state of the ledger, and the training step of its version 0."""
     snapshot, events = RolloutStore(folder, is_reader=True).read()
     if snapshot is None:
         raise NotFoundError(f"{folder} has no ledger", hint="it is below checkpoints.folder of a job with task: rl")
     try:
-        config = LedgerConfig(**snapshot["config"])
-    except (TypeError, KeyError) as error:
-        raise InputError(f"the ledger in {folder} is damaged: {error!r}") from error
+        config, base = LedgerConfig(**snapshot["config"]), int(snapshot["base"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise InputError(f"the ledger in {folder} is damaged: {error!r}", hint="restore the folder") from error
     ledger = TrajectoryLedger.of_state(restore_ledger(config, snapshot["ledger"]))
     for event, _ in events:
         ledger.handle(event)
-    return summarise_ledger(ledger.state)
+    return ledger.state, base

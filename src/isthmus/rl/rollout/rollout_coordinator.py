@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from isthmus.core.errors import InputError
@@ -20,10 +20,12 @@ from isthmus.rl.ledger.ledger_records import LedgerConfig, SampleRecord, SampleS
 from isthmus.rl.ledger.ledger_snapshot import dump_ledger, restore_ledger
 from isthmus.rl.ledger.rollout_events import (
     BatchRequested,
+    BytesCounted,
     EngineJoined,
     EngineLost,
     EngineUpdated,
     RolloutEvent,
+    SampleAudited,
     SampleEnded,
     SampleFailed,
     SampleKey,
@@ -64,30 +66,46 @@ MAX_USELESS_GROUPS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutLimits:
-    """What a response may be: its most tokens, the vocabulary, and what is added to its reward by its length."""
+    """What a response may be: its most tokens, the vocabulary, and what is added to its reward by its length.
+
+    `stop_tokens` end a response; where they are known, one that goes on after them or ends early without them is no
+    sample. `owners` are all that decode.
+    """
 
     max_response_tokens: int
     vocab_size: int
     penalty_of: Callable[[int], float]
+    stop_tokens: frozenset[int] = frozenset()
+    owners: frozenset[str] = frozenset()
+
+
+Audit = Callable[[SampleRecord, tuple[int, ...], Trajectory], tuple[str, str] | None]
+"""Takes a complete sample, the tokens of its prompt and the response; returns an owner and what differs ("": nothing).
+
+None where the sample was not chosen, or cannot be recomputed."""
 
 
 class RolloutCoordinator:
     """Holds the ledger of one run; `begin` comes first."""
 
     def __init__(
-        self, config: LedgerConfig, limits: RolloutLimits, prompts: PromptSet, reward: RewardSum, store: RolloutStore
-    ) -> None:
+        self, config: LedgerConfig, limits: RolloutLimits, prompts: PromptSet, reward: RewardSum, store: RolloutStore,
+        audit: Audit | None = None,
+    ) -> None:  # fmt: skip
+        self._audit = audit
         self._config, self._limits, self._prompts, self._reward, self._store = config, limits, prompts, reward, store
         self._ledger = TrajectoryLedger(config)
         self._trajectories: dict[SampleKey, Trajectory] = {}
-        self._links: dict[str, Callable[[EngineOrder], None]] = {}
+        self._links: dict[str, Callable[[EngineOrder | None], None]] = {}
         self._changed = threading.Condition(threading.RLock())
-        self._scorers = None if reward.is_immediate else ThreadPoolExecutor(1, "isthmus-reward")
+        self._scorers = None if reward.is_immediate and audit is None else ThreadPoolExecutor(1, "isthmus-reward")
         self._batch: tuple[SampleKey, ...] | None = None
         self._base: int | None = None
         self._saved = 0
         self._is_over = False
+        self._refused: set[str] = set()
         self._num_useless, self._useless, self._error = 0, "", ""
+        self._hint = "change the reward, the prompts, or rl.filter_groups"
         self.num_filtered = 0
 
     @property
@@ -121,12 +139,30 @@ class RolloutCoordinator:
             self._execute(self._ledger.outstanding())
 
     def join_engine(
-        self, name: str, owner: str, num_slots: int, step: int, send: Callable[[EngineOrder], None]
-    ) -> None:
-        """Take in an engine with the weights after `step` steps; orders go to `send`, which must not block."""
+        self, name: str, owner: str, num_slots: int, step: int, send: Callable[[EngineOrder | None], None]
+    ) -> str:
+        """Take in an engine with the weights after `step` steps; orders go to `send`, which must not block.
+
+        None as an order ends the connection. Returns "", or why the owner decodes no more.
+        """
         with self._changed:
+            if owner in self._ledger.state.barred:
+                return self._ledger.state.barred[owner]
             self._links[name] = send
             self._apply(EngineJoined(engine=name, owner=owner, num_slots=num_slots, version=step - self.base))
+        return ""
+
+    def refuse_owner(self, owner: str, problem: str) -> None:
+        """Note that an owner cannot decode for the run; with none left the run ends with the cause."""
+        print(f"warning: {owner} decodes nothing: {problem}", flush=True)
+        with self._changed:
+            self._refused.add(owner)
+            self._end_without_owners(owner, problem)
+
+    def _end_without_owners(self, owner: str, problem: str) -> None:
+        if self._limits.owners and self._limits.owners <= self._refused | self._ledger.state.barred.keys():
+            self._error, self._hint = f"no owner is left that decodes: {owner}: {problem}", "name other clusters"
+            self._changed.notify_all()
 
     def lose_engine(self, name: str) -> None:
         """Put the samples of an engine back."""
@@ -143,6 +179,9 @@ class RolloutCoordinator:
                 case EndReport(failed=True):
                     self._apply(SampleFailed(engine=engine, sample=report.sample, lease=report.lease))
                 case EndReport():
+                    if problem := self._end_problem(report):
+                        self._apply(SampleFailed(engine=engine, sample=report.sample, lease=report.lease))
+                        return problem
                     self._apply(
                         SampleEnded(
                             engine=engine, sample=report.sample, lease=report.lease, num_tokens=report.num_tokens
@@ -151,6 +190,17 @@ class RolloutCoordinator:
                 case TokensReport():
                     return self._add_tokens(engine, report)
         return ""
+
+    def count_bytes(self, owner: str, weights_bytes: int, sent_bytes: int, received_bytes: int) -> None:
+        """Add bytes that have crossed the connections of an owner's engines since the last call."""
+        if not sent_bytes and not received_bytes:
+            return
+        with self._changed:
+            self._apply(
+                BytesCounted(
+                    owner=owner, weights_bytes=weights_bytes, sent_bytes=sent_bytes, received_bytes=received_bytes
+                )
+            )  # fmt: skip
 
     def request_batch(self, step: int) -> None:
         """Ask for the samples of training step `step`."""
@@ -169,7 +219,7 @@ class RolloutCoordinator:
             if self._batch is None and not self._error:
                 self._changed.wait(timeout_s)
             if self._error:
-                raise InputError(self._error, hint="change the reward, the prompts, or rl.filter_groups")
+                raise InputError(self._error, hint=self._hint)
             return self._batch
 
     def end_step(self, step: int, *, is_last: bool) -> None:
@@ -316,11 +366,49 @@ class RolloutCoordinator:
                 return f"log-probability {value} of token {token}"
         return ""
 
+    def _end_problem(self, report: EndReport) -> str:
+        """Return why a response cannot have ended, or ""."""
+        kept, stops = self._trajectories.get(report.sample), self._limits.stop_tokens
+        if kept is None or not stops or len(kept.tokens) != report.num_tokens:
+            return ""  # the ledger asks for what is missing
+        at = next((place for place, token in enumerate(kept.tokens, 1) if token in stops), None)
+        if at is not None and at < report.num_tokens:
+            return f"a response of {report.num_tokens} tokens goes on after the end token, number {at}"
+        if at is None and report.num_tokens < self._limits.max_response_tokens:
+            return f"a response ends after {report.num_tokens} tokens without an end token"
+        return ""
+
+    def _is_forged(self, wanted: ScoreSample, prompt_tokens: tuple[int, ...]) -> bool:
+        """Recompute a complete sample if it is chosen; drop the owner of a forged one, and return whether it is."""
+        with self._changed:
+            sample = self._ledger.find(wanted.sample)
+            if self._audit is None or sample is None:
+                return False
+            kept = self._trajectories[wanted.sample]
+            claim = Trajectory(tokens=list(kept.tokens), log_probabilities=list(kept.log_probabilities))
+            record = replace(sample, ranges=list(sample.ranges))
+        if (found := self._audit(record, prompt_tokens, claim)) is None:
+            return False
+        owner, problem = found
+        with self._changed:
+            of_owner = [name for name, one in self._ledger.state.engines.items() if one.owner == owner]
+            self._apply(SampleAudited(sample=wanted.sample, owner=owner, problem=problem))
+            if not problem:
+                return False
+            print(f"warning: {owner} is dropped: sample {tuple(wanted.sample)} is forged: {problem}", flush=True)
+            for name in of_owner:
+                if (send := self._links.pop(name, None)) is not None:
+                    send(None)
+            self._end_without_owners(owner, problem)
+        return True
+
     def _score(self, wanted: ScoreSample) -> None:
         prompt = self._prompts.prompt(self.prompt_number(wanted.sample))
         tokens = list(self._trajectories[wanted.sample].tokens)
 
-        def score() -> SampleScored | ScoreFailed:
+        def score() -> SampleScored | ScoreFailed | None:
+            if self._is_forged(wanted, prompt.tokens):
+                return None
             try:
                 value = self._reward(prompt.text, self._prompts.text_of(tokens), prompt.answer)
             except RewardError as error:
@@ -330,7 +418,9 @@ class RolloutCoordinator:
             value += self._limits.penalty_of(len(tokens))
             return SampleScored(sample=wanted.sample, score_try=wanted.score_try, reward=value)
 
-        def apply(event: SampleScored | ScoreFailed) -> None:
+        def apply(event: SampleScored | ScoreFailed | None) -> None:
+            if event is None:
+                return
             with self._changed:
                 fate = self._ledger.state.prompts[event.sample.prompt].fate
                 self._apply(event)

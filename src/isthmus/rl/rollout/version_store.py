@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import torch
 
 from isthmus.rl.rollout.weights_stream import PolicyVersion, encode_version
 
@@ -37,6 +39,12 @@ class VersionStore:
         """Return whether the version after `step` steps is here, and is the one that `digest` names."""
         with self._lock:
             return step in self._versions and self._digests[step] == digest
+
+    def tensors(self, step: int) -> Mapping[str, torch.Tensor] | None:
+        """Return the weights after `step` steps, None where they are no longer here."""
+        with self._lock:
+            found = self._versions.get(step)
+            return None if found is None else found.tensors
 
     def digest(self, step: int) -> str:
         """Return the digest of a version."""

@@ -22,21 +22,26 @@ from isthmus.rl.rollout.engine_messages import (
 
 @dataclass(frozen=True, kw_only=True)
 class EngineGreeting:
-    """From the holder of the ledger: how responses are drawn, and the parameters of the model."""
+    """From the holder of the ledger: how responses are drawn, the parameters of the model, and a name of its config."""
 
     run: str
     sampling: Sampling
     parameters: dict[str, tuple[int, ...]]
     dtype: str
+    model: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """From an engine: how many samples it decodes at once, and the complete version that it has (-1: none)."""
+    """From an engine: how many samples it decodes at once, and the complete version that it has (-1: none).
+
+    `problem` says why it cannot decode for this run.
+    """
 
     num_slots: int
     step: int
     digest: str
+    problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +79,17 @@ class VersionStaged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Beat:
+    """Nothing but that the connection lives."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndRun:
     """The run has ended."""
 
 
 Message = (
-    EngineGreeting | Ready | VersionBegin | VersionChunk | VersionEnd | VersionStaged | EndRun | StartSample
+    EngineGreeting | Ready | VersionBegin | VersionChunk | VersionEnd | VersionStaged | Beat | EndRun | StartSample
     | DropSample | SwitchVersion | TokensReport | EndReport | VersionReport
 )  # fmt: skip
 _KINDS = {one.__name__: one for one in Message.__args__}

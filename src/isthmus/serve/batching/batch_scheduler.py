@@ -49,7 +49,7 @@ class ScheduledSequence:
     """A sequence: its tokens, the pages of its first `num_rows` rows, and the origin of these rows.
 
     `uniform`: all were computed by the version that decodes now. `swapped`: they are in host memory. `prefixes` names
-    its first full pages.
+    its first full pages. `has_decoded`: it has decoded a token here, or where its rows came from.
     """
 
     request: DecodeRequest
@@ -58,6 +58,7 @@ class ScheduledSequence:
     num_rows: int = 0
     uniform: bool = True
     swapped: bool = False
+    has_decoded: bool = False
     prefixes: list[bytes] = field(default_factory=list)
 
     @property
@@ -93,7 +94,11 @@ class BatchScheduler:
         tokens = [*request.prompt_tokens, *request.response_tokens]
         if not 0 < num_rows < len(tokens):
             raise InputError(f"{num_rows} cached rows of {len(tokens)} tokens", hint="the last token has no row yet")
-        self._queue(ScheduledSequence(request=request, tokens=tokens, num_rows=num_rows, uniform=uniform, swapped=True))
+        self._queue(
+            ScheduledSequence(
+                request=request, tokens=tokens, num_rows=num_rows, uniform=uniform, swapped=True, has_decoded=True
+            )
+        )
 
     def find(self, key: SequenceKey) -> ScheduledSequence:
         """Return a sequence; raises `NotFoundError`."""
@@ -136,6 +141,7 @@ class BatchScheduler:
         self._name_pages(sequence)
         if token is not None:
             sequence.tokens.append(token)
+            sequence.has_decoded = True
 
     def swap_out_all(self) -> list[CachedRows]:
         """Free all pages; the caller copies the rows of these sequences to host memory before it computes others."""
@@ -148,15 +154,15 @@ class BatchScheduler:
     def switch_version(self, version: int, on_switch: OnSwitch) -> tuple[list[SequenceKey], list[SequenceKey]]:
         """Decode by other weights from the next step on; return the dropped sequences, and those without rows.
 
-        A sequence without any decoded token begins again in any case, and so does one that has fewer rows than its
-        tokens need: what it decodes must not depend on how far a batch happened to be.
+        A sequence that has not decoded any token here begins again in any case, and so does one that has fewer rows
+        than its tokens need: what it decodes must not depend on how far a batch happened to be.
         """
         self.version = version
         dropped, renewed = [], []
         for sequence in self.sequences.values():
             if on_switch == "abort" and sequence.num_response:
                 dropped.append(sequence.request.key)
-            elif on_switch == "keep" and sequence.num_response and sequence.num_pending == 1:
+            elif on_switch == "keep" and sequence.has_decoded and sequence.num_pending == 1:
                 sequence.uniform = False
             else:
                 self._release(sequence)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from transformers import PretrainedConfig
 
@@ -26,6 +27,8 @@ from isthmus.serve.paged.page_cache import PageCache
 from isthmus.serve.paged.row_model import RowModel
 from isthmus.serve.paged.row_tile import tile_rows
 from isthmus.serve.sequence_file import SequenceHeader, pack_sequence, unpack_sequence
+
+DrawToken = Callable[[np.ndarray, DecodeRequest, int], tuple[int, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +65,16 @@ class PagedEngineConfig:
 class PagedEngine:
     """Decodes by the model of `model_config` with weights `version`, a `state_dict` of that configuration.
 
-    Raises `InputError` for weights of another model, and where this machine computes a row differently at different
-    places of a tile.
+    `draw` takes the logits of a sequence [V], its request and the position of the token, and returns the token and its
+    log-probability. Raises `InputError` for weights of another model, and where this machine computes a row differently
+    at different places of a tile.
     """
 
     def __init__(
         self, model_config: PretrainedConfig, config: PagedEngineConfig, version: int,
-        weights: Mapping[str, torch.Tensor],
+        weights: Mapping[str, torch.Tensor], draw: DrawToken = draw_token,
     ) -> None:  # fmt: skip
-        self._config = config
+        self._config, self._draw = config, draw
         limits = config.limits
         self._model = RowModel(model_config, config.dtype, config.device, limits.max_tokens)
         self._model.use(self._model.stage(weights))
@@ -219,7 +223,7 @@ class PagedEngine:
         if logits is None:
             raise AssertionError(f"rows of {rows.key} decode and have no logits")
         try:
-            token, log_probability = draw_token(logits.numpy(), sequence.request, position)
+            token, log_probability = self._draw(logits.numpy(), sequence.request, position)
         except ValueError:
             self._scheduler.remove(rows.key)
             return [DecodingEnded(key=rows.key, num_tokens=position, reason="failed")]

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from isthmus.comm.group.collective_work import CollectiveWork
+from isthmus.comm.group.composed.device_messages import DeviceSend
 from isthmus.comm.group.group_work import SendWork
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.group.passing.passing_sums import PassingSums
@@ -48,7 +49,8 @@ class TensorMessage:
 class Communicator:
     """Messages between ranks of the default process group; `clusters[r]` is the cluster of rank `r`.
 
-    A send thread starts messages; `wait` completes them. With `staging`, tensors go through host memory.
+    A send thread starts messages; `wait` completes them. With `staging`, tensors go through host memory, but for those
+    that the library of the ranks' cluster carries from device to device (`IsthmusGroup.device_messages`).
     `batched` starts messages in the calling thread with one `batch_isend_irecv`, which device backends such
     as NCCL need when two ranks send to each other. `device` holds the tensors of collectives. `timer` times the
     current step. A `checkpoint_requested` set on one rank reaches all ranks in the next `sum_over_all`, as
@@ -82,7 +84,7 @@ class Communicator:
         wan_bytes = sum(one.tensor.nbytes for one in messages if one.is_send and self._is_remote[one.peer])
         self.timer.wan_bytes += wan_bytes
         if self._staging is not None:
-            return [self._start_staged(one, self._staging) for one in messages]
+            return [self._start_on_device(one, self._staging) for one in messages]
         if not self._batched:
             return [*self._send_thread.submit(messages, self.start_message)] if messages else []
         operations = [
@@ -106,9 +108,9 @@ class Communicator:
     def wait(self, work: CommWork, *, until_delivered: bool = False) -> None:
         """Wait for a message; raises `PeerError` if the peer is lost.
 
-        For a send to another cluster the call returns at once: the transport keeps the tensor until the peer
-        acknowledges it, and senders never modify a sent tensor. With `until_delivered` it waits for the
-        acknowledgement, after which the tensor's memory is free.
+        For a send to another cluster or from device to device the call returns at once: the tensor is kept until the
+        peer acknowledges it, or the device has read it, and senders never modify a sent tensor. With `until_delivered`
+        it waits for that, after which the tensor's memory is free.
         """
         with waiting_for_peer():
             self._wait(work, until_delivered=until_delivered)
@@ -116,7 +118,9 @@ class Communicator:
     def _wait(self, work: CommWork, *, until_delivered: bool) -> None:
         timer = self.timer
         start_s, completed = timer.clock(), work.is_completed()
-        if isinstance(unwrap_work(work), SendWork) and not (until_delivered or work.is_completed()):
+        started = unwrap_work(work)
+        is_under_way = isinstance(started, DeviceSend) or (isinstance(started, SendWork) and not work.is_completed())
+        if is_under_way and not until_delivered:
             timer.calls_s += timer.clock() - start_s
             return
         completed = completed or (isinstance(work, PendingWork) and work.message.is_send)
@@ -257,6 +261,21 @@ class Communicator:
     def _all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum `tensor` over all ranks of the default process group, in place."""
         dist.all_reduce(tensor)
+
+    def _start_on_device(self, message: TensorMessage, staging: HostStaging) -> CommWork:
+        """Start one message of a device, inside the cluster by its library."""
+        group = self.isthmus_group
+        near = group.device_messages if group is not None else None
+        if near is None or not near.carries(message.peer, message.tensor):
+            return self._start_staged(message, staging)
+        after = near.memory.record(message.tensor.device)
+
+        def start(one: TensorMessage) -> dist.Work:
+            begin: Callable[..., dist.Work] = near.send if one.is_send else near.receive
+            return begin(one.tensor, one.peer, one.tag, after, one.kind)
+
+        (posted,) = self._send_thread.submit([message], start)
+        return posted
 
     def _start_staged(self, message: TensorMessage, staging: HostStaging) -> CommWork:
         """Start one message through host memory; a send starts once its copy to the host is complete."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from isthmus.comm.group.group_work import gloo_error_text
 from isthmus.core.errors import PeerError
+from isthmus.train.communication.device_exchange import DeviceExchange
 from isthmus.train.communication.pinned_memory import copy_tensors_to_host
 from isthmus.train.liveness.peer_wait import waiting_for_peer
 
@@ -26,10 +27,19 @@ class StageGroup:
         self.waited_s = 0.0
         self._group: dist.ProcessGroup | None = None
         self._on_host = True
+        self._devices: DeviceExchange | None = None
 
-    def join(self, group: dist.ProcessGroup, *, on_host: bool = True) -> None:
-        """Use `group`, which has the ranks in order; `on_host` if it supports host memory only."""
-        self._group, self._on_host = group, on_host
+    def join(self, group: dist.ProcessGroup, *, on_host: bool = True, devices: DeviceExchange | None = None) -> None:
+        """Use `group`, which has the ranks in order; `on_host` if it supports host memory only.
+
+        Messages of tensors on a device go by `devices`, if there are any.
+        """
+        self._group, self._on_host, self._devices = group, on_host, devices
+
+    def _devices_for(self, tensors: Sequence[torch.Tensor]) -> DeviceExchange | None:
+        """Return what carries messages of `tensors`, of any shape, from device to device; None if nothing does."""
+        devices = self._devices
+        return devices if devices is not None and all(map(devices.takes, tensors)) else None
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum of `tensor` (of any shape) over all ranks, bit-identical on each."""

@@ -61,6 +61,11 @@ class ContextParallelGroup(StageGroup):
 
     def start(self, messages: Sequence[GroupMessage]) -> PendingExchange:
         """Start `messages`, contiguous tensors that stay unchanged until `PendingExchange.wait` returns."""
+        devices = self._devices_for([one.tensor for one in messages])
+        if devices is not None:
+            with self._waiting():
+                begun = [devices.start(one.tensor, one.peer, one.tag, is_send=one.is_send) for one in messages]
+            return PendingExchange(self, begun, (), [one.tensor for one in messages])
         carried = [self._to_group_memory(one) for one in messages]
         with self._waiting():
             works = self._start(messages, carried)

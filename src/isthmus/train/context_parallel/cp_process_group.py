@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from isthmus.core.plan import Plan, Stage
+from isthmus.train.communication.device_exchange import CONTEXT_TAGS, find_device_exchange
 from isthmus.train.communication.torch_device import HOST_BACKENDS
 from isthmus.train.communication.torch_process_group import GROUP_TIMEOUT
 from isthmus.train.context_parallel.context_parallel_group import ContextParallelGroup
@@ -36,4 +37,5 @@ def join_cp_group(plan: Plan, rank: int, group: ContextParallelGroup | None, *, 
     for ranks in (plan.cp_ranks_of(number, tp) for number, tp in shards):
         new = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT)
         if group is not None and rank in ranks:
-            group.join(new, on_host=backend in HOST_BACKENDS)
+            devices = find_device_exchange(ranks, CONTEXT_TAGS)
+            group.join(new, on_host=backend in HOST_BACKENDS, devices=devices)

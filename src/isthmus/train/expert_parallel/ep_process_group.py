@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from isthmus.core.plan import Plan
 from isthmus.core.runs.runnable.expert_groups import expert_groups
+from isthmus.train.communication.device_exchange import EXPERT_TAGS, find_device_exchange
 from isthmus.train.communication.torch_device import HOST_BACKENDS
 from isthmus.train.communication.torch_process_group import GROUP_TIMEOUT
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
@@ -31,4 +32,5 @@ def join_ep_group(plan: Plan, rank: int, group: ExpertParallelGroup | None, *, b
     for ranks in dict.fromkeys(expert_groups(plan).values()):
         new = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT)
         if group is not None and rank in ranks:
-            group.join(new, on_host=backend in HOST_BACKENDS)
+            devices = find_device_exchange(ranks, EXPERT_TAGS)
+            group.join(new, on_host=backend in HOST_BACKENDS, devices=devices)

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from isthmus.comm.group.collective_work import JoinedWork
 from isthmus.core.process.steady_clock import steady_time_s
+from isthmus.train.communication.device_exchange import DeviceExchange
 from isthmus.train.communication.pinned_memory import copy_tensors_to_host
 from isthmus.train.communication.stage_group import StageGroup
 
@@ -43,6 +45,9 @@ class ExpertParallelGroup(StageGroup):
         return self._start(counts, each, each).wait()
 
     def _start(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> PendingRows:
+        devices = self._devices_for([rows])
+        if devices is not None:
+            return self._start_on_device(devices, rows.detach().contiguous(), sent, received)
         carried = copy_tensors_to_host([rows])[0] if self._is_staged(rows) else rows.detach().contiguous()
         arriving = torch.empty(
             (sum(received), *rows.shape[1:]), dtype=rows.dtype, device=carried.device, pin_memory=self._is_staged(rows)
@@ -50,6 +55,23 @@ class ExpertParallelGroup(StageGroup):
         with self._waiting():
             work = self._joined_group().all_to_all_single(arriving, carried, list(received), list(sent))
         return PendingRows(self, work, (carried, arriving), rows.device)
+
+    def _start_on_device(
+        self, devices: DeviceExchange, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]
+    ) -> PendingRows:
+        """Start a message to and from each rank that has rows [N, ...] to pass."""
+        arriving, own = rows.new_empty(sum(received), *rows.shape[1:]), self.expert_rank
+        outgoing, incoming = rows.split(list(sent)), arriving.split(list(received))
+        incoming[own].copy_(outgoing[own])
+        works = []
+        with self._waiting():
+            for turn in range(1, self.size):
+                source, to = (own - turn) % self.size, (own + turn) % self.size
+                if received[source]:
+                    works.append(devices.start(incoming[source], source, is_send=False))
+                if sent[to]:
+                    works.append(devices.start(outgoing[to], to, is_send=True))
+        return PendingRows(self, JoinedWork(works), (rows, arriving), rows.device)
 
     def wait(self, work: Any) -> None:
         """Wait for a work of the process group; raises `PeerError` if a peer is lost."""

@@ -156,7 +156,7 @@ class GroupMembership:
         )
         register_backend()
         clusters = tuple(worker.cluster for worker in workers)
-        options = IsthmusOptions(transport, clusters, spec.host, names_sources=True)
+        options = IsthmusOptions(transport, clusters, spec.host, names_sources=True, device=self._device.type)
         try:
             dist.init_process_group(
                 BACKEND,

@@ -34,7 +34,7 @@ MAX_RANGES = 64
 _MAX_DELAY_US = 2**32 - 1
 
 
-class PacketKind(IntEnum):
+class LegPacketKind(IntEnum):
     """The first byte."""
 
     PIECE = 1
@@ -44,7 +44,7 @@ class PacketKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PiecePacket:
-    """Piece `index` of `count` of a frame."""
+    """FramePiece `index` of `count` of a frame."""
 
     frame: int
     index: int
@@ -53,7 +53,7 @@ class PiecePacket:
 
     def content(self) -> bytes:
         """Return the bytes of the packet."""
-        return _PIECE.pack(PacketKind.PIECE, self.frame, self.index, self.count) + self.data
+        return _PIECE.pack(LegPacketKind.PIECE, self.frame, self.index, self.count) + self.data
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class AckPacket:
         """Return the bytes of the packet."""
         delay_us = min(int(self.delay_s * 1e6), _MAX_DELAY_US)
         named = b"".join(_RANGE.pack(*one) for one in self.ranges)
-        return _ACK.pack(PacketKind.ACK, delay_us, len(self.ranges)) + named
+        return _ACK.pack(LegPacketKind.ACK, delay_us, len(self.ranges)) + named
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ClosePacket:
 
     def content(self) -> bytes:
         """Return the bytes of the packet."""
-        return bytes([PacketKind.CLOSE])
+        return bytes([LegPacketKind.CLOSE])
 
 
 DatagramPacket = PiecePacket | AckPacket | ClosePacket
@@ -85,7 +85,7 @@ DatagramPacket = PiecePacket | AckPacket | ClosePacket
 def parse_packet(content: bytes) -> DatagramPacket:
     """Return what `content` holds; raise `ProtocolError` for anything that `content()` does not make."""
     kind = content[0] if content else 0
-    if kind == PacketKind.PIECE and len(content) > _PIECE.size:
+    if kind == LegPacketKind.PIECE and len(content) > _PIECE.size:
         _, frame, index, count = _PIECE.unpack_from(content)
         data = content[_PIECE.size :]
         is_last = index == count - 1
@@ -94,11 +94,11 @@ def parse_packet(content: bytes) -> DatagramPacket:
         if len(data) > PIECE_BYTES:
             raise ProtocolError(f"a piece of {len(data)} bytes, the longest has {PIECE_BYTES}")
         return PiecePacket(frame, index, count, data)
-    if kind == PacketKind.ACK and len(content) >= _ACK.size:
+    if kind == LegPacketKind.ACK and len(content) >= _ACK.size:
         _, delay_us, num_ranges = _ACK.unpack_from(content)
         if num_ranges > MAX_RANGES or len(content) != _ACK.size + num_ranges * _RANGE.size:
             raise ProtocolError(f"an acknowledgement of {num_ranges} ranges in {len(content)} bytes")
         return AckPacket(delay_us / 1e6, tuple(_RANGE.iter_unpack(content[_ACK.size :])))
-    if kind == PacketKind.CLOSE and len(content) == 1:
+    if kind == LegPacketKind.CLOSE and len(content) == 1:
         return ClosePacket()
     raise ProtocolError(f"a packet of kind {kind} with {len(content)} bytes")

@@ -25,7 +25,7 @@ from isthmus.wan.datagram.datagram_packet import (
     parse_packet,
 )
 from isthmus.wan.datagram.frame_assembly import MAX_OPEN_FRAMES, FrameAssembly
-from isthmus.wan.datagram.sent_packets import Piece, SentPackets, SentPiece
+from isthmus.wan.datagram.sent_packets import FramePiece, SentPackets, SentPiece
 from isthmus.wan.datagram.session_events import (
     DeliverFrame,
     EndSession,
@@ -70,7 +70,7 @@ class DatagramSession:
         """Pieces that were sent, and those of them that were sent again."""
         self._rate, self._sent = BottleneckRate(now_s), SentPackets()
         self._assembly = FrameAssembly()
-        self._fresh, self._again = deque[Piece](), deque[Piece]()
+        self._fresh, self._again = deque[FramePiece](), deque[FramePiece]()
         self._fresh_bytes = 0
         self._missing = OrderedDict[int, int]()
         self._unacknowledged_bytes = 0
@@ -133,7 +133,7 @@ class DatagramSession:
             raise ValueError(f"a frame of {len(event.data)} bytes")
         for index in range(count):
             data = view[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]
-            self._fresh.append(Piece(self._next_frame, index, count, data))
+            self._fresh.append(FramePiece(self._next_frame, index, count, data))
         self._missing[self._next_frame] = count
         self._next_frame += 1
         self._fresh_bytes += len(view)
@@ -173,7 +173,7 @@ class DatagramSession:
 
     # Pieces
 
-    def _piece_arrived(self, piece: Piece) -> None:
+    def _piece_arrived(self, piece: FramePiece) -> None:
         if piece.is_acknowledged:
             return
         piece.is_acknowledged = True
@@ -210,7 +210,7 @@ class DatagramSession:
                 return
             self._next_send_s += self._send_piece(piece) / rate
 
-    def _next_piece(self) -> Piece | None:
+    def _next_piece(self) -> FramePiece | None:
         while self._again:
             piece = self._again.popleft()
             if not piece.is_acknowledged:
@@ -222,7 +222,7 @@ class DatagramSession:
         self._fresh_bytes -= len(piece.data)
         return piece
 
-    def _send_piece(self, piece: Piece) -> int:
+    def _send_piece(self, piece: FramePiece) -> int:
         """Send a piece; return the bytes of its packet."""
         content = PiecePacket(piece.frame, piece.index, piece.count, piece.data).content()
         number = self._send_packet(content)

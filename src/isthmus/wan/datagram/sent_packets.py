@@ -24,7 +24,7 @@ _PROBE_PACKETS = 2
 
 
 @dataclass(slots=True)
-class Piece:
+class FramePiece:
     """A piece of a frame that waits, is on its way, or has arrived."""
 
     frame: int
@@ -39,7 +39,7 @@ class SentPiece:
     """A piece on its way under a number, with what was delivered when it left."""
 
     number: int
-    piece: Piece
+    piece: FramePiece
     num_bytes: int
     delivery: Delivery
 

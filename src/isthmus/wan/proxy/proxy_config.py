@@ -11,9 +11,9 @@ from typing import Literal
 
 from isthmus.core.base_model import NAME_PATTERN
 from isthmus.core.bounded_file import read_within
-from isthmus.core.datagram import Address
 from isthmus.core.errors import FileError, InputError
 from isthmus.core.loopback import is_loopback
+from isthmus.core.messages.datagram import Address
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LegTransport = Literal["tcp", "datagram"]
@@ -43,6 +43,8 @@ class ProxyConfig:
     num_legs: int = 4
     transport: LegTransport = "tcp"
     """What the legs that this proxy dials are made of."""
+    redirect: Mapping[str, Sequence[Network]] = field(default_factory=dict)
+    """Networks of other sites whose connections the kernel hands to this proxy, without a route."""
 
     def __post_init__(self) -> None:
         for name in (self.site, *self.keys):
@@ -53,6 +55,11 @@ class ProxyConfig:
         if missing := sorted(self.peers.keys() - self.keys.keys()):
             raise InputError(
                 f"no key for {', '.join(missing)}", hint=f"--key {missing[0]}=FILE; both sites have the same file"
+            )
+        if unknown := sorted(self.redirect.keys() - self.peers.keys()):
+            raise InputError(
+                f"connections to {unknown[0]} are redirected, and no proxy of it is dialled",
+                hint=f"--peer {unknown[0]}=HOST:PORT",
             )
         if not self.peers and self.listen is None:
             raise InputError(

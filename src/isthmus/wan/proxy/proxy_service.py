@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from isthmus.core.datagram import Address
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.wan.dial import MAX_HEAD_BYTES, format_address
+from isthmus.wan.legs.datagram_entrance import DatagramEntrance
+from isthmus.wan.legs.leg import Leg
+from isthmus.wan.legs.leg_entrance import LegEntrance
+from isthmus.wan.legs.leg_greeting import LegListener, OpenedLeg
 from isthmus.wan.proxy.connect_target import connect_target
-from isthmus.wan.proxy.datagram_entrance import DatagramEntrance
-from isthmus.wan.proxy.dial_datagram_leg import dial_datagram_leg
-from isthmus.wan.proxy.dial_leg import dial_leg
-from isthmus.wan.proxy.leg import Leg
-from isthmus.wan.proxy.leg_entrance import LegEntrance
-from isthmus.wan.proxy.leg_greeting import TUNNEL_ID_BYTES, LegDialler, LegListener, OpenedLeg
-from isthmus.wan.proxy.pick_proxy import ProxyLoad, pick_proxy
+from isthmus.wan.proxy.dialled_proxy import DialledProxy
+from isthmus.wan.proxy.pick_proxy import pick_proxy
 from isthmus.wan.proxy.proxy_config import ProxyConfig
+from isthmus.wan.proxy.redirected_workers import RedirectedWorkers, reset
 from isthmus.wan.proxy.tunnel_shell import RefusedTargetError, TunnelShell
 from isthmus.wan.tcp_listener import listen
 from isthmus.wan.tunnel.incoming_bytes import CreditBudget
@@ -44,48 +42,6 @@ MAX_TUNNELS_OF_A_SITE = 32
 _OPENED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
-class DialledProxy:
-    """The tunnel to one proxy of another site; a new one follows where it ends."""
-
-    def __init__(self, service: ProxyService, site: str, address: Address, loop: asyncio.AbstractEventLoop) -> None:
-        self._service, self.site, self.address, self._loop = service, site, address, loop
-        self.num_tunnels = 0
-        self.last_end: str | None = None
-        self.shell = self._new_shell()
-
-    def load(self) -> ProxyLoad:
-        """Return what `pick_proxy` compares."""
-        tunnel = self.shell.tunnel
-        return ProxyLoad(tunnel.num_legs, tunnel.num_streams, tunnel.num_held_bytes)
-
-    def _new_shell(self) -> TunnelShell:
-        config = self._service.config
-        name, self.num_tunnels = os.urandom(TUNNEL_ID_BYTES), self.num_tunnels + 1
-        is_new = True
-
-        async def dial(index: int) -> Leg | None:
-            nonlocal is_new
-            sites = config.site, self.site
-            greeting = LegDialler(config.keys[self.site], sites, name, index, is_new=is_new)
-            opens = dial_leg if config.transport == "tcp" else dial_datagram_leg
-            leg = await opens(self._loop, self.address, greeting)
-            is_new = False
-            return leg
-
-        tunnel = Tunnel(is_dialler=True, num_legs=config.num_legs, now_s=self._loop.time())
-        return TunnelShell(tunnel, self._loop, dial=dial, on_end=self._restart)
-
-    def start(self) -> None:
-        """Dial the first legs."""
-        self.shell.start()
-
-    def _restart(self, reason: str) -> None:
-        self.last_end = reason
-        if not self._service.is_closed:
-            self.shell = self._new_shell()
-            self._loop.call_soon(self.start)
-
-
 class ProxyService:
     """Runs on `loop` between `start` and `close`."""
 
@@ -95,7 +51,7 @@ class ProxyService:
         self.listens_at: str | None = None
         """Address for proxies of other sites, once started."""
         self.dialled = {
-            site: [DialledProxy(self, site, address, loop) for address in addresses]
+            site: [DialledProxy(config, site, address, loop) for address in addresses]
             for site, addresses in config.peers.items()
         }
         self.accepted: dict[tuple[str, bytes], TunnelShell] = {}
@@ -103,6 +59,7 @@ class ProxyService:
         self.entrance: LegEntrance | None = None
         self.datagrams: DatagramEntrance | None = None
         self._routes: dict[str, socket.socket] = {}
+        self._redirected: RedirectedWorkers | None = None
         self._requests: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -115,6 +72,8 @@ class ProxyService:
                 host, port = listener.getsockname()[:2]
                 self.datagrams = DatagramEntrance(UdpSocket(host, port), keys, self._admit, self._loop)
                 self.listens_at = format_address(host, port)
+            if self.config.redirect:
+                self._redirected = RedirectedWorkers(self.config, self._loop, self._accept_redirected)
             for site in self.dialled:
                 self._routes[site] = listener = listen(self.config.workers)
                 listener.setblocking(False)
@@ -153,13 +112,16 @@ class ProxyService:
         self.is_closed = True
         if self.entrance is not None:
             self.entrance.close()
+        if self._redirected is not None:
+            self._redirected.close()
         for listener in self._routes.values():
             self._loop.remove_reader(listener)
             listener.close()
         for task in list(self._requests):
             task.cancel()
-        shells = [proxy.shell for proxies in self.dialled.values() for proxy in proxies]
-        for shell in [*shells, *self.accepted.values()]:
+        for proxy in (one for proxies in self.dialled.values() for one in proxies):
+            proxy.close(reason)
+        for shell in list(self.accepted.values()):
             shell.close(reason)
         if self.datagrams is not None:
             self.datagrams.close()
@@ -182,6 +144,22 @@ class ProxyService:
             )
         return partial(self.accepted[key].add_leg, index=opened.index)
 
+    def _accept_redirected(self, site: str, sock: socket.socket, target: str) -> None:
+        if len(self._requests) >= MAX_REQUESTS:
+            sock.close()
+        else:
+            self._serve(self._serve_redirected(site, sock, target))
+
+    async def _serve_redirected(self, site: str, sock: socket.socket, target: str) -> None:
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await self._shell_to(site).open(sock, target, b"", b"")
+        except (RefusedTargetError, OSError):  # a time-out is an OSError
+            reset(sock)
+        except asyncio.CancelledError:
+            sock.close()
+            raise
+
     def _forget(self, key: tuple[str, bytes]) -> None:
         self.accepted.pop(key, None)
 
@@ -196,19 +174,24 @@ class ProxyService:
         if not is_client or len(self._requests) >= MAX_REQUESTS:
             sock.close()
             return
-        task = self._loop.create_task(self._serve_worker(site, sock))
+        self._serve(self._serve_worker(site, sock))
+
+    def _serve(self, serving: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(serving)
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
+
+    def _shell_to(self, site: str) -> TunnelShell:
+        proxies = self.dialled[site]
+        return proxies[pick_proxy([one.load() for one in proxies])].shell
 
     async def _serve_worker(self, site: str, sock: socket.socket) -> None:
         try:
             try:
                 async with asyncio.timeout(REQUEST_TIMEOUT_S):
                     target, rest = await self._read_request(sock)
-                proxies = self.dialled[site]
-                shell = proxies[pick_proxy([one.load() for one in proxies])].shell
                 async with asyncio.timeout(OPEN_TIMEOUT_S):
-                    await shell.open(sock, target, rest, _OPENED)
+                    await self._shell_to(site).open(sock, target, rest, _OPENED)
             except RefusedTargetError as error:
                 await self._loop.sock_sendall(sock, f"HTTP/1.1 {error.message}\r\n\r\n".encode("ascii", "replace"))
                 sock.close()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.core.errors import IsthmusError
-from isthmus.wan.proxy.leg import Leg
+from isthmus.wan.legs.leg import Leg
 from isthmus.wan.proxy.worker_connection import WorkerConnection
 from isthmus.wan.tunnel.tunnel import Tunnel
 from isthmus.wan.tunnel.tunnel_events import (

@@ -22,7 +22,8 @@ _BTH = struct.Struct("!BBHII")
 _RETH = struct.Struct("!QII")
 _AETH = struct.Struct("!I")
 _PROTOCOL_UDP = 17
-_DUMMY_LRH = b"\xff" * 8
+_DUMMY_CRC = zlib.crc32(b"\xff" * 8)
+"""CRC of the local route header that RoCE lacks, as ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +86,28 @@ class RocePacket:
     """Up to three bytes, so that the payload ends at a multiple of four."""
 
 
-def icrc_of(frame: bytes) -> bytes:
+def icrc_of(frame: bytes | bytearray) -> bytes:
     """Return the invariant CRC of a packet that starts with its IP header and ends with four bytes of ICRC.
 
     Fields that routers may change count as ones. Raises `ProtocolError` if the packet has no place for one.
     """
-    view = bytearray(frame[:-ICRC_BYTES])
-    if len(view) < 40:
+    if len(frame) < 40 + ICRC_BYTES:
         raise ProtocolError(f"a packet of {len(frame)} bytes has no ICRC")
-    if view[0] >> 4 == 4:
-        header = (view[0] & 15) * 4
+    is_4 = frame[0] >> 4 == 4
+    header = (frame[0] & 15) * 4 if is_4 else 40
+    end = header + _UDP.size + _BTH.size
+    if len(frame) < end + ICRC_BYTES:
+        raise ProtocolError(f"a packet of {len(frame)} bytes has no base transport header")
+    view = bytearray(frame[:end])
+    if is_4:
         view[1] = view[8] = view[10] = view[11] = 0xFF
     else:
-        header = 40
         view[0] |= 0x0F
         view[1] = view[2] = view[3] = view[7] = 0xFF
-    if len(view) < header + _UDP.size + _BTH.size:
-        raise ProtocolError(f"a packet of {len(frame)} bytes has no base transport header")
     view[header + 6] = view[header + 7] = 0xFF
     view[header + _UDP.size + 4] = 0xFF
-    return zlib.crc32(bytes(view), zlib.crc32(_DUMMY_LRH)).to_bytes(ICRC_BYTES, "little")
+    start = zlib.crc32(view, _DUMMY_CRC)
+    return zlib.crc32(memoryview(frame)[end:-ICRC_BYTES], start).to_bytes(ICRC_BYTES, "little")
 
 
 def parse_roce(frame: bytes) -> RocePacket:

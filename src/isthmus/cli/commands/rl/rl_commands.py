@@ -1,4 +1,4 @@
-"""Commands on reinforcement learning: `rl delta`, `rl apply` and `rl ledger`."""
+"""Commands on reinforcement learning: `rl delta`, `rl apply`, `rl ledger` and `rl audit`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from isthmus.client.api_client import ApiClient
 from isthmus.client.resolve_job import select_job
 from isthmus.core.errors import NotFoundError, UnavailableError
 from isthmus.core.job import with_own_folders
+from isthmus.core.messages.api_views import JobView
 from isthmus.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -82,44 +83,92 @@ def apply(
     examples=["isthmus rl ledger sums", "isthmus rl ledger sums --json | jq '.tokens, .lost, .doubled'"],
 )
 def ledger(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
-    """Show what became of the samples of a job: by fate, tokens by cluster and fate, and their staleness.
+    """Show what became of the samples of a job: by fate, tokens by owner, cluster and fate, staleness, bytes.
 
     It reads the job's ledger in `checkpoints.folder`, on this machine: run it where that folder is, also while the job
-    runs. `lost` and `doubled` count prompts and are 0.
+    runs. `lost` and `doubled` count prompts and are 0. `bytes` are those that the links to each cluster carried.
     """
     view = select_job(client.jobs(), job)
-    folder = Path(with_own_folders(view.job, view.id).checkpoints.folder)
+    found = _ask_ledger(view)
+    owners = {one.cluster.name: one.cluster.owner for one in client.pool().clusters}
+    found["owners"] = _by_owner(found["tokens"], owners | {part.cluster: part.owner for part in view.parts})
+    env.answer(found, lambda: _ledger_text(found))
+
+
+@command(
+    rl_commands,
+    panel=PANEL,
+    examples=["isthmus rl audit sums --step 7", "isthmus rl audit sums --step 7 --json | jq '.differing'"],
+)
+def audit(
+    env: CliEnvironment,
+    client: ApiClient,
+    job: JobArgument,
+    step: Annotated[int, typer.Option("--step", metavar="N", min=0, help="A training step of the job.")],
+) -> None:
+    """Show which samples of a step were computed again at the versions that they claim, and which differ.
+
+    The share `rl.audit` of the samples is computed again while the job runs, before they are trained on. The owner of
+    one that differs is named here, decodes no more, and its samples began again elsewhere. It reads the job's ledger in
+    `checkpoints.folder`, on this machine.
+    """
+    found = _ask_ledger(select_job(client.jobs(), job), step)
+    lines = [f"step {step}: {found['recomputed']:,} of {found['samples']:,} samples recomputed"]
+    for one in found["differing"]:
+        lines.append(f"prompt {one['sample'][0]}, sample {one['sample'][1]} of {one['owner']}: {one['problem']}")
+    env.answer(found, lambda: "\n".join(lines if found["differing"] else [*lines, "none differs"]))
+
+
+def _ask_ledger(view: JobView, step: int | None = None) -> dict[str, Any]:
+    """Return what the ledger of a job says, of one step if it is given."""
+    folder = with_own_folders(view.job, view.id).checkpoints.folder
     try:
-        done = _read_ledger(folder)
+        done = _read_ledger([folder] if step is None else [folder, str(step)])
     except subprocess.TimeoutExpired as error:
         hint = "see whether its disk answers"
         raise UnavailableError(f"the ledger was not read within {READ_TIMEOUT_S:g} s", hint=hint) from error
     try:
-        found = json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(done.stdout)
     except ValueError as error:
         hint = "install isthmus with its workers' packages here: pip install 'isthmus[train]'"
         raise UnavailableError("the ledger cannot be read on this machine", hint=hint) from error
     if "error" in found:
         raise NotFoundError(found["error"], hint=found["hint"])
-    env.answer(found, lambda: _ledger_text(found))
+    return found
 
 
-def _read_ledger(folder: Path) -> subprocess.CompletedProcess[bytes]:
+def _read_ledger(arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
     """Return what a process with the workers' packages says of the ledger: the pool itself has no torch."""
     return subprocess.run(  # noqa: S603 - this Python with a module of this package
-        [sys.executable, "-m", "isthmus.rl.process.show_ledger", str(folder)],
+        [sys.executable, "-m", "isthmus.rl.process.show_ledger", *arguments],
         capture_output=True,
         check=False,
         timeout=READ_TIMEOUT_S,
     )
 
 
+def _by_owner(tokens: dict[str, dict[str, int]], owners: dict[str, str]) -> dict[str, dict[str, int]]:
+    """Return tokens by owner and fate; a cluster that is no longer in the pool stands for its owner."""
+    found: dict[str, dict[str, int]] = {}
+    for cluster, by_fate in tokens.items():
+        total = found.setdefault(owners.get(cluster, cluster), {})
+        for fate, count in by_fate.items():
+            total[fate] = total.get(fate, 0) + count
+    return found
+
+
 def _ledger_text(found: dict[str, Any]) -> str:
     """Return the counts of a ledger as lines."""
     fates = ", ".join(f"{count:,} {fate}" for fate, count in found["samples"].items())
     lines = [f"samples: {fates}; prompts lost {found['lost']}, doubled {found['doubled']}"]
-    for name, by_fate in found["tokens"].items():
-        lines.append(f"{name}: " + ", ".join(f"{count:,} tokens {fate}" for fate, count in by_fate.items()))
+    for owner, by_fate in found["owners"].items():
+        lines.append(f"{owner}: " + ", ".join(f"{count:,} tokens {fate}" for fate, count in by_fate.items()))
+    for name, count in found["bytes"].items():
+        sizes = [format_bytes(count[one]) for one in ("sent_bytes", "weights_bytes", "received_bytes")]
+        lines.append(f"link to {name}: {sizes[0]} sent, of which {sizes[1]} weights, {sizes[2]} received")
+    for name, count in found["audits"].items():
+        lines.append(f"audits of {name}: {count['samples']:,} samples, {count['differing']:,} differ")
+    lines += [f"{name} decodes no more: {why}" for name, why in found["barred"].items()]
     ages = ", ".join(f"{count:,} of {age}" for age, count in found["staleness"].items())
     return "\n".join([*lines, f"trained tokens by staleness: {ages or 'none'}"])
 

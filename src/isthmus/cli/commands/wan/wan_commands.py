@@ -1,8 +1,7 @@
-"""Commands of the wide-area network: proxy, wan admit."""
+"""Commands of the wide-area network: proxy, gateway, wan admit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,9 @@ import typer
 
 from isthmus.cli.command import command
 from isthmus.cli.commands.process_commands import PANEL, configure_logging, import_extra
+from isthmus.cli.commands.wan.gateway_command import commands as gateway_commands
+from isthmus.cli.commands.wan.site_options import address_option, site_pairs
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_model_file
 from isthmus.wan import (
     Admission,
@@ -19,7 +19,6 @@ from isthmus.wan import (
     LegTransport,
     ProxyConfig,
     admit_all,
-    parse_address,
     parse_network,
     read_proxy_key,
     run_proxy,
@@ -27,6 +26,7 @@ from isthmus.wan import (
 
 commands = typer.Typer()
 wan_commands = typer.Typer(help="Admit bandwidth on the wide-area network.", no_args_is_help=False)
+commands.add_typer(gateway_commands)
 commands.add_typer(wan_commands, name="wan", rich_help_panel="Planning")
 
 
@@ -67,6 +67,7 @@ def _admission_text(answer: Admission) -> str:
     examples=[
         "isthmus proxy --site hangzhou --key nanjing=link.key --listen 10.0.0.2:7400 --allow 10.2.0.0/16 --state proxy",
         "isthmus proxy --site nanjing --key hangzhou=link.key --peer hangzhou=10.0.0.2:7400 --state proxy --json",
+        "isthmus proxy --site b --key a=link.key --peer a=10.0.0.2:7400 --redirect a=10.2.0.0/16 --state proxy",
     ],
 )
 def proxy(
@@ -100,6 +101,13 @@ def proxy(
         LegTransport,
         typer.Option(help="What the legs are: TCP streams, or UDP datagrams, whose rate does not follow loss."),
     ] = "tcp",
+    redirect: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SITE=NETWORK,...",
+            help="Networks of a site whose connections come here without a route (root; Linux). Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Carry the connections of a site's workers across the wide-area link, fast in spite of loss.
 
@@ -107,18 +115,25 @@ def proxy(
     two it is encrypted and striped over several legs: TCP streams with BBR, or datagrams to the same UDP port. If legs
     break, new ones carry on: the workers notice nothing for up to a minute. Both sides have the same key file, made by
     `(umask 077; openssl rand -hex 32 > link.key)`; a stranger gets no byte. Agents read the routes by
-    `isthmus agent --routes DIR/routes.json`.
+    `isthmus agent --routes DIR/routes.json`; with `--redirect` the kernel hands the proxy each connection that a worker
+    of this host, or of a host of `--clients` that it routes, opens to the other site's own addresses.
     """
     import_extra("isthmus.noise", "agent")
     configure_logging(env)
     config = ProxyConfig(
         site=site,
-        peers={name: [_address(one) for one in text.split(",")] for name, text in _pairs("--peer", peer or ())},
-        keys={name: read_proxy_key(Path(file)) for name, file in _pairs("--key", key)},
-        listen=None if listen is None else _address(listen, any_port=True),
+        peers={
+            name: [address_option(one) for one in text.split(",")] for name, text in site_pairs("--peer", peer or ())
+        },
+        keys={name: read_proxy_key(Path(file)) for name, file in site_pairs("--key", key)},
+        listen=None if listen is None else address_option(listen, any_port=True),
         workers=workers,
         num_legs=legs,
         transport=transport,
+        redirect={
+            name: [parse_network(one) for one in text.split(",")]
+            for name, text in site_pairs("--redirect", redirect or ())
+        },
         **{
             name: tuple(parse_network(one) for one in given)
             for name, given in (("allow", allow), ("clients", clients))
@@ -152,22 +167,3 @@ def _ended(final: dict[str, object]) -> str:
         f"{one['legs_lost']} legs lost, {one['frames_again']} frames sent again"
         for one in tunnels
     )
-
-
-def _pairs(option: str, given: Sequence[str]) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise InputError(f"{option} {text!r} is not SITE=VALUE", hint="such as --peer hangzhou=10.0.0.2:7400")
-        if name in dict(found):
-            raise InputError(f"{option} names {name} twice", hint="several proxies of a site: HOST:PORT,HOST:PORT")
-        found.append((name, value))
-    return found
-
-
-def _address(text: str, *, any_port: bool = False) -> tuple[str, int]:
-    if any_port and text.endswith(":0"):
-        host, _ = parse_address(text[:-1] + "1")
-        return host, 0
-    return parse_address(text)

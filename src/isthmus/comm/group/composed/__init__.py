@@ -1,1 +1,1 @@
-"""Sums and copies of a group over clusters: the vendor's library inside each cluster, messages between clusters."""
+"""Sums, copies and messages of a group: the vendor's library inside each cluster, messages between clusters."""

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from isthmus.comm.group.transport_messages import TransportMessages
-from isthmus.core.datagram import Datagram
 from isthmus.core.errors import PeerError
+from isthmus.core.messages.datagram import Datagram
 from isthmus.strategies import Message
 from isthmus.switch import Actions, Begin, FromSwitch, FromWorker, Lost, PassingPhase, PassingWorker, Timer
 from isthmus.wan import UdpSocket

@@ -20,6 +20,26 @@ class DeviceMemory(Protocol):
         """Queue the work of the block on a stream of its own, behind the mark `after`; wait for it at the end."""
         ...
 
+    def aside(self, device: torch.device, after: Any) -> AbstractContextManager[None]:
+        """Queue the work of the block on a stream of its own, behind the mark `after`; nothing waits for it."""
+        ...
+
+    def order_after(self, device: torch.device, mark: Any) -> None:
+        """Let what the calling thread queues next on its current stream begin behind `mark`; the host goes on."""
+        ...
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Keep the memory of `tensor` [N] until the device has done what is queued on the current stream."""
+        ...
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Return whether `tensor`, of any shape, is in the memory of the device."""
+        ...
+
+    def new_host(self, like: torch.Tensor) -> torch.Tensor:
+        """Return uninitialised host memory of the size and dtype of `like` [N], for `to_device`."""
+        ...
+
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
         """Queue a copy of `tensor` [N]; return the host memory [N], and a function that waits until it is there.
 
@@ -43,6 +63,22 @@ class HostMemory:
         """Return an empty context."""
         del device, after
         return nullcontext()
+
+    aside = stream
+
+    def order_after(self, device: torch.device, mark: None) -> None:
+        """Do nothing: work on a CPU is done when it is called."""
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Do nothing: who reads `tensor` [N] holds it."""
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Return whether `tensor`, of any shape, is on the CPU."""
+        return str(tensor.device.type) == "cpu"
+
+    def new_host(self, like: torch.Tensor) -> torch.Tensor:
+        """Return `like` [N] itself."""
+        return like
 
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
         """Return `tensor` [N] itself."""
@@ -69,6 +105,30 @@ class AcceleratorMemory:
         with own:
             yield
         own.synchronize()
+
+    @contextmanager
+    def aside(self, device: torch.device, after: torch.Event) -> Iterator[None]:
+        """Make a new stream current that waits for `after`."""
+        own = torch.Stream(device)
+        own.wait_event(after)
+        with own:
+            yield
+
+    def order_after(self, device: torch.device, mark: torch.Event) -> None:
+        """Let the current stream wait for an event."""
+        torch.accelerator.current_stream(device).wait_event(mark)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Tell the allocator that the current stream uses `tensor` [N]."""
+        tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Return whether `tensor`, of any shape, is on an accelerator."""
+        return str(tensor.device.type) != "cpu"
+
+    def new_host(self, like: torch.Tensor) -> torch.Tensor:
+        """Return pinned memory."""
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
         """Queue a copy of `tensor` [N] to pinned memory."""

@@ -38,12 +38,15 @@ def join_vendors(
     timeout: timedelta,
     number: int = 0,
     vendors: Mapping[str, Vendor] | None = None,
+    *,
+    channels: bool = False,
 ) -> VendorGroups:
     """Return the groups of `ranks`, which are in one cluster, in their order: of each vendor that all of them have.
 
     `host` is this rank's address inside the cluster; `vendors` are those of this rank (default: what torch reports).
     The first of the ranks listens on a free port, and the address goes over the transport, down a tree of the ranks;
-    `number` keeps groups apart that are joined in any order. Raises `PeerError` if a rank does not join. A loss of the
+    `number` keeps groups apart that are joined in any order. With `channels`, libraries of accelerators carry messages
+    too. Raises `PeerError` if a rank does not join. A loss of the
     transport wakes operations that wait in the groups.
     """
     if len(ranks) == 1:
@@ -56,8 +59,10 @@ def join_vendors(
         groups = {}
         for device_type, name in _common(store, place, size, own):
             vendor = own[device_type]
-            backend = vendor.create(dist.PrefixStore(name, store), place, size, host, timeout)
-            groups[device_type] = VendorGroup(vendor, backend, place, size)
+            names = (name, f"{name} up", f"{name} down")[: 3 if channels and device_type != "cpu" else 1]
+            backend, *more = [vendor.create(dist.PrefixStore(one, store), place, size, host, timeout) for one in names]
+            pair = (more[0], more[1]) if more else None
+            groups[device_type] = VendorGroup(vendor, backend, place, size, pair)
         return groups
 
     try:

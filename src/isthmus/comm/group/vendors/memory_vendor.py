@@ -1,25 +1,31 @@
 """`memory_vendor`: an in-process fake of a vendor, whose device is the CPU with memory of its own, for tests.
 
-Its ranks are threads. Copies to host memory arrive when they are waited for, and not before, as on a device.
+Its ranks are threads. Copies to host memory arrive when they are waited for, and not before, as on a device; so do
+messages between ranks, which are received in the order in which they were sent, whatever their tags.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from isthmus.comm.group.reduce_operation import ReduceOperation
+from isthmus.comm.group.vendors.delayed_memory import DelayedMemory, LateWork
 from isthmus.comm.group.vendors.vendor import Vendor
 
 LIMIT_S = 30.0
 """Longest wait for the other ranks."""
+
+_POLL_S = 0.05
 
 
 class _Done(dist.Work):  # type: ignore[misc]
@@ -32,11 +38,28 @@ class _Done(dist.Work):  # type: ignore[misc]
 
 
 @dataclass
+class _Sent:
+    """A sent tensor, of any shape, which is read as late as it may: until the sender goes on behind its mark."""
+
+    tensor: torch.Tensor
+
+    def settle(self) -> None:
+        """Keep the values, which the sender may change from now on."""
+        self.tensor = self.tensor.clone()
+
+
+@dataclass
 class _Room:
-    """Where the ranks of a group meet; one call after the other."""
+    """Where the ranks of a group meet, one call after the other; `sent` has the messages of each two ranks."""
 
     barrier: threading.Barrier
+    memory: DelayedMemory
     tensors: dict[int, Sequence[torch.Tensor]] = field(default_factory=dict)
+    sent: dict[tuple[int, int], SimpleQueue[_Sent]] = field(default_factory=dict)
+
+    def messages(self, source: int, to: int) -> SimpleQueue[_Sent]:
+        """Return the messages between two ranks."""
+        return self.sent.setdefault((source, to), SimpleQueue())
 
 
 class MemoryBackend:
@@ -87,6 +110,36 @@ class MemoryBackend:
     def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> _Done:
         return self.reduce_scatter([output], [list(tensor.view(-1).chunk(self._size))], options)
 
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> dist.Work:
+        """Send the only tensor, of any shape, which the receiver reads as late as it may."""
+        del tag
+        self._check_intact()
+        sent = _Sent(tensors[0].detach())
+        self._room.messages(self._rank, to).put(sent)
+        return LateWork(self._room.memory, sent.settle)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> dist.Work:
+        """Receive into the only tensor, of any shape, which has the values behind a mark after the work's `wait`."""
+        del tag
+        sent, target = self._next_of(source), tensors[0].detach()
+        if (sent.tensor.dtype, sent.tensor.numel()) != (target.dtype, target.numel()):
+            raise RuntimeError(f"rank {source} sent {sent.tensor.dtype} [{sent.tensor.numel()}], not {target.dtype}")
+        target.fill_(7)
+        return LateWork(self._room.memory, lambda: target.copy_(sent.tensor.view(target.shape)))
+
+    def _next_of(self, source: int) -> _Sent:
+        """Return the next message of rank `source`, once it is there."""
+        end_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < end_s:
+            self._check_intact()
+            with suppress(Empty):
+                return self._room.messages(source, self._rank).get(timeout=_POLL_S)
+        raise RuntimeError(f"rank {source} sent nothing")
+
+    def _check_intact(self) -> None:
+        if self._room.barrier.broken:
+            raise RuntimeError("the group is aborted")
+
     def _exchange(self, tensors: Sequence[torch.Tensor]) -> list[Sequence[torch.Tensor]]:
         """Return copies of the tensors of every rank, by rank; raises `RuntimeError` if the group is broken."""
         room = self._room
@@ -100,46 +153,17 @@ class MemoryBackend:
         return found
 
 
-class DelayedMemory:
-    """A fake device's memory: host memory has its values only after the wait, and is none of the device's."""
-
-    def record(self, device: torch.device) -> str:
-        """Return a mark, which `stream` must be given."""
-        return f"mark of {device}"
-
-    @contextmanager
-    def stream(self, device: torch.device, after: str) -> Iterator[None]:
-        """Check the mark."""
-        if after != self.record(device):
-            raise ValueError(f"a stream of {device} is queued behind {after!r}")
-        yield
-
-    def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Return host memory [N] without the values of `tensor` [N]; they come with the wait."""
-        host = torch.full_like(tensor, 7)
-        value = tensor.clone()
-
-        def wait() -> None:
-            host.copy_(value)
-
-        return host, wait
-
-    def to_device(self, host: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Copy `host` [N] to `tensor` [N]."""
-        tensor.copy_(host)
-
-
-def memory_vendor(*, short_bytes: int = 2**10, chunk_bytes: int = 2**10) -> Vendor:
-    """Return a fake vendor for CPU tensors; the ranks of a group are threads that share its store."""
+def memory_vendor(*, short_bytes: int = 2**10, chunk_bytes: int = 2**10, device_type: str = "cpu") -> Vendor:
+    """Return a fake vendor for CPU tensors, which count as of `device_type`; ranks are threads that share its store."""
     rooms: dict[str, _Room] = {}
-    lock = threading.Lock()
+    lock, memory = threading.Lock(), DelayedMemory()
 
     def create(store: dist.Store, rank: int, size: int, host: str, timeout: timedelta) -> MemoryBackend:
         del host, timeout
         if rank == 0:
             with lock:
                 name = f"room {len(rooms)}"
-                rooms[name] = _Room(threading.Barrier(size))
+                rooms[name] = _Room(threading.Barrier(size), memory)
             store.set("room", name)
         return MemoryBackend(rooms[store.get("room").decode()], rank, size)
 
@@ -149,11 +173,11 @@ def memory_vendor(*, short_bytes: int = 2**10, chunk_bytes: int = 2**10) -> Vend
 
     return Vendor(
         name="memory",
-        device_type="cpu",
+        device_type=device_type,
         is_available=lambda: True,
         create=create,
         abort=abort,
-        memory=DelayedMemory(),
+        memory=memory,
         short_bytes=short_bytes,
         chunk_bytes=chunk_bytes,
     )

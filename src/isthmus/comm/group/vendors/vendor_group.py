@@ -1,4 +1,4 @@
-"""`VendorGroup`: the collectives of one vendor's library among the ranks of a cluster, on flat tensors."""
+"""`VendorGroup`: collectives and messages of one vendor's library among the ranks of a cluster, on flat tensors."""
 
 from __future__ import annotations
 
@@ -16,10 +16,33 @@ class VendorGroup:
     """Rank `rank` of `size` in a group of the library; tensors are on the vendor's devices and contiguous.
 
     All ranks call the same methods in the same order. A work's `wait` raises `RuntimeError` if a peer is lost.
+    `channels` are two more backends of the same ranks, which carry messages to higher and to lower ranks: libraries
+    execute the messages of two ranks in the order of the calls, so each direction has its own.
     """
 
-    def __init__(self, vendor: Vendor, backend: Any, rank: int, size: int) -> None:
+    def __init__(
+        self, vendor: Vendor, backend: Any, rank: int, size: int, channels: tuple[Any, Any] | None = None
+    ) -> None:
         self.vendor, self.backend, self.rank, self.size = vendor, backend, rank, size
+        self._channels = channels
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether `send` and `receive` are available."""
+        return self._channels is not None
+
+    def send(self, tensor: torch.Tensor, to: int) -> dist.Work:
+        """Send `tensor` [N] to rank `to`, which receives what this rank sends it in the order of the calls."""
+        return self._channel(upwards=to > self.rank).send([tensor], to, 0)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> dist.Work:
+        """Receive the next message of rank `source` into `tensor` [N]."""
+        return self._channel(upwards=source < self.rank).recv([tensor], source, 0)
+
+    def _channel(self, *, upwards: bool) -> Any:
+        if self._channels is None:
+            raise RuntimeError(f"this group of {self.vendor.name} was made without channels")
+        return self._channels[0 if upwards else 1]
 
     def reduces(self, operation: ReduceOperation, dtype: torch.dtype) -> bool:
         """Return whether the library has `operation` for `dtype`."""
@@ -67,4 +90,5 @@ class VendorGroup:
 
     def abort(self) -> None:
         """Make operations that wait fail."""
-        self.vendor.abort(self.backend, self.rank, self.size)
+        for one in (self.backend, *(self._channels or ())):
+            self.vendor.abort(one, self.rank, self.size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from isthmus.control.coordinator.attempts import abort_preemption, preempt_job
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues
+from isthmus.control.coordinator.sites.elastic_parts import let_part_go
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord
 
@@ -24,12 +25,19 @@ def drain_job(state: PoolState, job: JobRecord, now_s: float) -> None:
     elif job.state in ("preparing", "starting"):
         job.lost_by = record.cluster.owner
         preempt_job(state, job, reason, now_s, cluster=record.cluster.name)
-    elif job.state == "running":
+    elif job.state == "running" and not _leaves(state, job, record, now_s):
         _save_and_stop(state, job, record, now_s)
 
 
+def _leaves(state: PoolState, job: JobRecord, record: ClusterRecord, now_s: float) -> bool:
+    """Let the job go on without its part at the site, if it can; return whether it can."""
+    reason = f"{record.cluster.name} is drained"
+    parts = [part for part in job.remaining_parts() if part.cluster == record.cluster.name]
+    return all(let_part_go(state, job, part, reason, now_s) for part in parts)
+
+
 def _save_and_stop(state: PoolState, job: JobRecord, record: ClusterRecord, now_s: float) -> None:
-    parts, name = job.current_parts(), record.cluster.name
+    parts, name = job.training_parts(), record.cluster.name
     step = job.verified_step() if all(part.checkpoint_requested for part in parts) else None
     if step is not None:
         job.saved_step = step

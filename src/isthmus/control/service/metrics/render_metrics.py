@@ -11,6 +11,7 @@ from isthmus.control.service.auth import Caller
 from isthmus.control.service.metrics.gauge_text import GaugeText
 from isthmus.control.service.metrics.server_metrics import ServerMetrics
 from isthmus.core.messages.api_views import PoolView
+from isthmus.core.messages.rollout_figures import ROLLOUT_FIGURES
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _WHERE = ("cluster", "owner")
@@ -33,6 +34,7 @@ def render_metrics(
     gauges = GaugeText()
     if caller.role != "admin":
         _add_clusters(gauges, pool, figures)
+        _add_rollouts(gauges, pool, metrics)
         return gauges.encoded()
     states = sorted(metrics.jobs_by_state().items())
     gauges.add_series("isthmus_jobs", "Jobs by state.", ("state",), [((state,), count) for state, count in states])
@@ -41,6 +43,7 @@ def render_metrics(
     _add_clusters(gauges, pool, figures)
     _add_queue(gauges, figures)
     _add_jobs(gauges, figures)
+    _add_rollouts(gauges, pool, metrics)
     _add_links(gauges, pool, figures)
     return generate_latest(metrics.registry) + gauges.encoded()
 
@@ -82,6 +85,15 @@ def _add_jobs(gauges: GaugeText, figures: PoolFigures) -> None:
     jobs = [((job.id, job.user), job) for job in figures.jobs]
     for name, text, read in _OF_JOB:
         gauges.add_series(name, text, ("job_id", "user"), [(labels, read(job)) for labels, job in jobs])
+
+
+def _add_rollouts(gauges: GaugeText, pool: PoolView, metrics: ServerMetrics) -> None:
+    seen = {view.cluster.name for view in pool.clusters}
+    figures = [(labels, found) for labels, found in sorted(metrics.rollout_figures().items()) if labels[1] in seen]
+    for name, text in ROLLOUT_FIGURES.items():
+        series = [((cluster, job), found[name]) for (job, cluster), found in figures if name in found]
+        if series:
+            gauges.add_series(f"isthmus_rl_{name}", text, ("cluster", "job_id"), series)
 
 
 def _add_links(gauges: GaugeText, pool: PoolView, figures: PoolFigures) -> None:

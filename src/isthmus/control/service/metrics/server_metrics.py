@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections import Counter as Tally
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
 
 from isthmus.control.service.coordinator_actor import AppliedEvent
 from isthmus.control.state.events import JobChanged
+from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.messages.api_views import JobState
 from isthmus.core.messages.notice_views import NoticeChannel
+from isthmus.core.messages.rollout_figures import ROLLOUT_FIGURES
 
 QUEUE_WAIT_BUCKETS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600, 168 * 3600)
 APPEND_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -26,6 +29,9 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         self._job_states: dict[str, str] = {}
         self._jobs_by_state: Tally[str] = Tally()
+        # Figures of the samples of running jobs, by job and cluster: step, then value by name.
+        self._rollouts: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}
+        self._rollouts_lock = threading.Lock()
         self._event_counter = Counter(
             "isthmus_events", "Events applied from the log.", ["kind"], registry=self.registry
         )
@@ -88,6 +94,22 @@ class ServerMetrics:
             if isinstance(instruction, JobChanged):
                 self._record_job_state(applied, instruction.job_id)
 
+    def record_figures(self, lines: Iterable[StepMetrics]) -> None:
+        """Keep what the newest step of a running job says of its samples; any thread may call this."""
+        with self._rollouts_lock:
+            for line in lines:
+                known = {name: line.values.get(name) for name in ROLLOUT_FIGURES}
+                found = {name: value for name, value in known.items() if value is not None}
+                key = line.job, line.cluster or ""
+                step, before = self._rollouts.get(key, (-1, {}))
+                if found and line.step >= step and self._job_states.get(line.job) == "running":
+                    self._rollouts[key] = line.step, before | found
+
+    def rollout_figures(self) -> dict[tuple[str, str], dict[str, float]]:
+        """Return the newest figures of the samples of running jobs, by job and cluster."""
+        with self._rollouts_lock:
+            return {key: dict(values) for key, (_, values) in self._rollouts.items()}
+
     def forget_job(self, job_id: str) -> None:
         """Remove a deleted job."""
         self._jobs_by_state[self._job_states.pop(job_id, "")] -= 1
@@ -98,6 +120,10 @@ class ServerMetrics:
         if job is None or job.state == before:
             return
         self._job_states[job_id] = job.state
+        if job.state != "running":
+            with self._rollouts_lock:
+                for key in [one for one in self._rollouts if one[0] == job_id]:
+                    del self._rollouts[key]
         self._jobs_by_state[before] -= 1
         self._jobs_by_state[job.state] += 1
         if not applied.live:

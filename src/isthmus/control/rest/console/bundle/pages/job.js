@@ -4,7 +4,7 @@ import { post, remove } from "../lib/api.js";
 import { useAction, useData, useEvents, useThrottled } from "../lib/live.js";
 import { time } from "../lib/text.js";
 import { Card, Facts, html, Problem, State, Table, useState } from "../lib/ui.js";
-import { JobCharts } from "./job_charts.js";
+import { JobCharts, RolloutSites } from "./job_charts.js";
 import { JobCost } from "./job_cost.js";
 import { Waiting, Victims } from "./job_wait.js";
 import { JobLog } from "./job_log.js";
@@ -51,6 +51,7 @@ export function JobPage({ args }) {
       <${Plans} plans=${[one.plan]} chosen=${one.plan.id}/></${Card}>`}
     <${JobCharts} metrics=${metrics}/>
     ${one.plan && html`<div class="grid"><${Measured} job=${one} metrics=${metrics}/><${JobCost} job=${one} metrics=${metrics}/></div>`}
+    ${one.plan && html`<${RolloutSites} plan=${one.plan} metrics=${metrics}/>`}
     ${one.plan && html`<${Timeline} plan=${one.plan} metrics=${metrics}/>`}
     <${Parts} parts=${one.parts}/>
     <${Checks} checks=${one.preflight}/>
@@ -111,7 +112,7 @@ function ranges(ranks) {
   return together ? `${ranks[0]} to ${ranks[ranks.length - 1]}` : `${ranks.length} ranks from ${ranks[0]} on`;
 }
 
-const FAULTS = ["worker-lost", "stalled", "lost", "refused", "preempted", "failed"];
+const FAULTS = ["worker-lost", "stalled", "left", "lost", "refused", "preempted", "failed"];
 
 function History({ events }) {
   const shown = events.slice(-200).reverse();

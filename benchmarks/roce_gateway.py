@@ -1,0 +1,227 @@
+"""RoCEv2 across a long link, through gateways and without: `python -m benchmarks.roce_gateway`.
+
+Queue pairs of NICs in user space over 1 Gbit/s with a queue of one bandwidth-delay product, payload of 1,024 bytes, on
+a virtual clock, so that other load changes no figure but CPU. The peer is the same NICs without a gateway: go-back-N
+with a resend time above the round trip, which favours it, and a window of 8 MiB where none is named. The ceiling is the
+link's rate less all headers. `--json`, `--quick`, `--only PART`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from benchmarks._roce_lab import RoceLab, goodput_mbps
+from benchmarks.table import Row, compared, print_rows, run_parts
+from isthmus.wan.roce import Gateway, GatewaySettings, RocePacket, build
+from isthmus.wan.roce.gateway.gateway_datagram import DATA_BYTES
+from isthmus.wan.roce.gateway.gateway_events import LinkDatagram, NicFrame, SendOnLink, SendToNic, Tick
+from isthmus.wan.roce.roce_opcodes import Opcode
+from isthmus.wan.roce.roce_packet import AethHeader
+from isthmus.wan.roce.roce_view import view_frame
+
+GBPS = 1.0
+PAYLOAD_BYTES = 1024
+SKIP_S = 0.4
+"""Time before a window: the queue pairs are learned, and rates have settled."""
+
+FRAME_BYTES = PAYLOAD_BYTES + 44
+LOSSES = (0.0, 0.001, 0.01, 0.05)
+TIMES = {0.001: 6.5, 0.01: 50.0}
+"""Times the peer's goodput that is aimed at."""
+
+
+def settings_of(round_trip_s: float, **fields: float) -> GatewaySettings:
+    """Return a gateway's settings for a link."""
+    return GatewaySettings(link_gbps=GBPS, nic_gbps=10, acknowledge_near=True, round_trip_s=round_trip_s, **fields)  # type: ignore[arg-type]
+
+
+def ceiling_mbps() -> float:
+    """Return the link's rate less the headers of frame and datagram."""
+    overhead = DATA_BYTES + settings_of(0.04).datagram_overhead_bytes
+    return 1000 * GBPS * PAYLOAD_BYTES / (FRAME_BYTES + overhead)
+
+
+def loss_rows(quick: bool) -> Iterator[Row]:
+    """Goodput and frames sent, at each loss."""
+    window_s = 0.1 if quick else 1.0
+    for loss in (0.01,) if quick else LOSSES:
+        lab = RoceLab(gbps=GBPS, round_trip_s=0.04, loss=loss, settings=settings_of(0.04), port_gbps=10.0)
+        lab.run(SKIP_S)
+        before, bytes_before = lab.gateways[0].statistics(), lab.senders[0].num_bytes
+        (ours,) = goodput_mbps(lab, SKIP_S, window_s)
+        after = lab.gateways[0].statistics()
+        sent = after.frames_sent - before.frames_sent
+        delivered = (lab.senders[0].num_bytes - bytes_before) / PAYLOAD_BYTES
+        alone = RoceLab(
+            gbps=GBPS, round_trip_s=0.04, loss=loss, settings=None, port_gbps=GBPS, window_bytes=8 * 2**20,
+            resend_s=0.1,
+        )  # fmt: skip
+        (peer,) = goodput_mbps(alone, SKIP_S, 2 * window_s)
+        bound = 0.99 * ceiling_mbps() * (1 - loss)
+        times = TIMES.get(loss, 0.0)
+        target = f"{bound:.0f}" + (f", {times:g} x go-back-N" if times else "")
+        yield compared(
+            f"RoCE goodput, loss {loss:.1%}, 40 ms (ceiling {ceiling_mbps():.0f})", ours, "Mbit/s",
+            "go-back-N, no gateway", peer, target=target, met=ours >= bound and ours >= times * peer,
+        )  # fmt: skip
+        most = 1.005 / (1 - loss)
+        yield Row(
+            what=f"sent over delivered, loss {loss:.1%}; drops of the link's queue: {lab.lines[0].num_dropped}",
+            ours=sent / delivered, unit="", target=f"{most:.4f}",
+            met=sent / delivered <= most and lab.lines[0].num_dropped == 0,
+        )  # fmt: skip
+
+
+def window_rows(quick: bool) -> Iterator[Row]:
+    """A queue pair with a window of 1 MB on long paths."""
+    for round_trip_s in (0.04,) if quick else (0.04, 0.1):
+        nic = {"window_bytes": 10**6, "resend_s": 0.004}
+        lab = RoceLab(
+            gbps=GBPS, round_trip_s=round_trip_s, loss=0.0, settings=settings_of(round_trip_s), port_gbps=10.0, **nic
+        )
+        window_s = 0.1 if quick else 1.0
+        (ours,) = goodput_mbps(lab, 8 * round_trip_s, window_s)
+        alone = RoceLab(
+            gbps=GBPS, round_trip_s=round_trip_s, loss=0.0, settings=None, port_gbps=GBPS, window_bytes=10**6,
+            resend_s=3 * round_trip_s,
+        )  # fmt: skip
+        (peer,) = goodput_mbps(alone, 4 * round_trip_s, 10 * round_trip_s)
+        what = f"queue pair, 1 MB window, {1000 * round_trip_s:.0f} ms"
+        yield compared(what, ours, "Mbit/s", "no gateway", peer, target="880", met=ours >= 880)
+
+
+def congestion_rows(quick: bool) -> Iterator[Row]:
+    """Near congestion notifications, and sixteen queue pairs that share the link."""
+    lab = RoceLab(gbps=GBPS, round_trip_s=0.04, loss=0.0, settings=settings_of(0.04), num_pairs=16, port_gbps=1.0)
+    notified: list[float] = []
+
+    def on_nic(frame: bytes) -> None:
+        if view_frame(frame).opcode == Opcode.CNP:
+            notified.append(lab.now_s)
+
+    lab.on_nic = on_nic
+    lab.run(0.01)
+    full_s = None
+    while not notified and lab.now_s < 1:
+        lab.run(lab.now_s + 5e-5)
+        waiting = lab.gateways[0].num_waiting_bytes
+        full_s = full_s if waiting <= lab.gateways[0].settings.near_mark_bytes else full_s or lab.now_s
+    wait_ms = 1000 * (max(0.0, notified[0] - full_s) if full_s is not None else 0.0)
+    yield Row(
+        what="near CNP: from full buffers, NICs known, to the first notification", ours=wait_ms, unit="ms",
+        target="1", met=bool(notified) and wait_ms <= 1,
+    )  # fmt: skip
+    lab.run(SKIP_S)
+    before, waits = [sender.num_bytes for sender in lab.senders], []
+    window_s = 0.1 if quick else 1.0
+    while lab.now_s < SKIP_S + window_s:
+        lab.run(lab.now_s + 1e-3)
+        waits.append(lab.gateways[0].num_waiting_bytes)
+    rates = [one.num_bytes - was for one, was in zip(lab.senders, before, strict=True)]
+    jain = sum(rates) ** 2 / (len(rates) * sum(rate**2 for rate in rates))
+    total = sum(rates) * 8e-6 / window_s
+    refused = lab.gateways[0].statistics().frames_refused
+    bdp = GBPS * 1e9 / 8 * 0.04
+    yield Row(
+        what=f"16 to 1, {total:.0f} Mbit/s, {refused} frames refused: queue, p99", unit="% of a BDP",
+        ours=100 * sorted(waits)[int(0.99 * len(waits))] / bdp, target="5",
+        met=sorted(waits)[int(0.99 * len(waits))] <= 0.05 * bdp and not refused,
+    )  # fmt: skip
+    yield Row(what="16 to 1: Jain's index of goodputs", ours=jain, unit="", target="0.99", met=jain >= 0.99)
+
+
+def cpu_rows(quick: bool) -> Iterator[Row]:
+    """Packets in a CPU second of one gateway, ten thousand queue pairs with one packet a message."""
+    num_pairs, rounds = (2_000, 3) if quick else (10_000, 5)
+    settings = GatewaySettings(link_gbps=1000, nic_gbps=1000, acknowledge_near=True, round_trip_s=0.01)
+    near, far = Gateway(settings, 1), Gateway(settings, 2)
+    spent = {"near": 0.0, "far": 0.0}
+    now_s = 0.0
+
+    def run(gateway: Gateway, events: list[NicFrame | LinkDatagram | Tick]) -> tuple[list[bytes], list[bytes]]:
+        start_s = time.process_time()
+        found = [one for event in events for one in gateway.handle(event, now_s)]
+        spent["near" if gateway is near else "far"] += time.process_time() - start_s
+        return (
+            [one.data for one in found if isinstance(one, SendOnLink)],
+            [one.frame for one in found if isinstance(one, SendToNic)],
+        )
+
+    def settle(near_events: list[NicFrame | LinkDatagram | Tick]) -> None:
+        """Carry what both say until nothing more comes; the far NICs acknowledge each message."""
+        nonlocal now_s
+        far_events: list[NicFrame | LinkDatagram | Tick] = []
+        for _ in range(8):
+            now_s += 0.003
+            link, _ = run(near, [*near_events, Tick()])
+            far_events += [LinkDatagram(data) for data in link]
+            link, frames = run(far, [*far_events, Tick()])
+            near_events = [LinkDatagram(data) for data in link]
+            far_events = [NicFrame(acknowledge(frame)) for frame in frames]
+
+    settle([Tick()])
+    settle([Tick()])
+    gc.collect()
+    gc.freeze()
+    results = []
+    for psn in range(rounds):
+        frames: list[NicFrame | LinkDatagram | Tick] = [NicFrame(message(number, psn)) for number in range(num_pairs)]
+        spent["near"] = spent["far"] = 0.0
+        settle(frames)
+        if psn:  # the first round opens the flows
+            results.append((num_pairs / spent["near"], num_pairs / spent["far"]))
+    gc.unfreeze()
+    for place, name in enumerate(("near", "far")):
+        value = statistics.median(one[place] for one in results)
+        what = f"messages of one packet in a CPU s of the {name} gateway, {num_pairs:,} queue pairs, with their answers"
+        yield Row(what=what, ours=value, unit="1/s", target="60,000", met=value >= 60_000)
+
+
+def message(number: int, psn: int) -> bytes:
+    """Return a WRITE-sized SEND of one packet."""
+    return build(
+        RocePacket(
+            source=f"10.1.{number >> 8 & 7}.{number & 255}", target="10.2.0.1", opcode=Opcode.SEND_ONLY,
+            queue_pair=100_000 + number, psn=psn, source_port=49_152 + number % 16_384, wants_ack=True,
+            payload=bytes(PAYLOAD_BYTES),
+        )
+    )  # fmt: skip
+
+
+def acknowledge(frame: bytes) -> bytes:
+    """Return the far NIC's answer."""
+    view = view_frame(frame)
+    source = ".".join(str(byte) for byte in view.ends[:4])
+    return build(
+        RocePacket(
+            source="10.2.0.1", target=source, opcode=Opcode.ACKNOWLEDGE, queue_pair=view.queue_pair - 50_000,
+            psn=view.psn, source_port=view.source_port, aeth=AethHeader(0x1F, view.psn + 1),
+        )
+    )  # fmt: skip
+
+
+PARTS = {"loss": loss_rows, "window": window_rows, "congestion": congestion_rows, "cpu": cpu_rows}
+
+
+def main() -> None:
+    """Print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per row")
+    parser.add_argument("--quick", action="store_true", help="short windows and fewer queue pairs")
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    options = parser.parse_args()
+    parts = {name: partial(_rows, part, options.quick) for name, part in PARTS.items()}
+    print_rows(run_parts(parts, [options.only] if options.only else PARTS), options.json)
+
+
+def _rows(part: Callable[[bool], Iterator[Row]], quick: bool) -> list[Row]:
+    return list(part(quick))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Audits: trajectories recomputed at the versions that they claim."""

@@ -1,0 +1,1 @@
+"""Legs: authenticated, encrypted connections between two proxies, over TCP streams or datagrams."""

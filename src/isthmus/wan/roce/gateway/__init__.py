@@ -1,0 +1,1 @@
+"""The RoCEv2 gateway as a pure state machine: flows to and from the far gateway, pacing, failures, datagrams."""

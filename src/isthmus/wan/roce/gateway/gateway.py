@@ -1,0 +1,175 @@
+"""`Gateway`: one of the two RoCEv2 gateways of a long link, as a pure state machine.
+
+Source: the report on cross-domain pooling, 4.2.4. A flow and a bounded buffer for each direction of a queue pair; what
+is lost between the gateways is named and sent again, nothing else; NICs get frames in order, and near answers where
+that is on; congestion control has three parts: notifications to the near NIC while its frames wait, a rate of each flow
+between the gateways, and the far NIC's notifications, which slow the far gateway down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isthmus.core.errors import ProtocolError
+from isthmus.wan.roce.gateway.gateway_datagram import (
+    DataBody,
+    DatagramKind,
+    Failure,
+    FailureEntry,
+    FeedbackEntry,
+    GatewayDatagram,
+    parse_datagram,
+)
+from isthmus.wan.roce.gateway.gateway_events import GatewayEvent, GatewayInstruction, LinkDatagram, NicFrame, SendOnLink
+from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
+from isthmus.wan.roce.gateway.incoming_side import IncomingSide
+from isthmus.wan.roce.gateway.link_state import Heard, LinkState
+from isthmus.wan.roce.gateway.outgoing_side import OutgoingSide
+from isthmus.wan.roce.gateway.queue_pairs import QueuePairs
+from isthmus.wan.roce.roce_opcodes import RESPONSES, Opcode
+from isthmus.wan.roce.roce_view import FlowKey, RoceView, view_frame
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayStatistics:
+    """What a gateway has done and keeps."""
+
+    num_queue_pairs: int
+    """Directions of queue pairs, both ways."""
+    num_paired: int
+    """Queue pairs of which both directions are known to belong together."""
+    held_bytes: int
+    frames_taken: int
+    """From NICs, each once."""
+    frames_absorbed: int
+    """Resends of NICs that did not cross the link."""
+    frames_sent: int
+    """Over the link, resends included."""
+    frames_sent_again: int
+    frames_repeated: int
+    """Came twice over the link."""
+    frames_handed: int
+    """To NICs."""
+    frames_refused: int
+    """Forged, cut, beyond a bound, or of no flow."""
+    near_notifications: int
+    """Congestion notifications to NICs of this site."""
+    queue_pairs_failed: int
+    round_trip_s: float
+
+
+class Gateway:
+    """One side. Call `handle` with each event and carry out what it returns, in order.
+
+    `epoch` is a random number from 1 to 2^32 - 1, another one at each start.
+    """
+
+    def __init__(self, settings: GatewaySettings, epoch: int) -> None:
+        self.settings = settings
+        self._link = LinkState(epoch, settings)
+        self._pairs = QueuePairs()
+        self._outgoing = OutgoingSide(settings, self._link, self._pairs)
+        self._incoming = IncomingSide(settings, self._link, self._pairs, self._outgoing.answered)
+        self._num_refused = self._num_failed = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of frames that are kept, both ways."""
+        return self._outgoing.held.used + self._incoming.held.used
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes of NICs' frames that wait to be sent for the first time."""
+        return self._outgoing.num_waiting_bytes
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the other gateway has answered."""
+        return self._link.is_known
+
+    def next_tick_s(self, now_s: float) -> float:
+        """Return when a `Tick` is due."""
+        return min(self._link.hello_s, self._outgoing.next_s(now_s), self._incoming.next_s())
+
+    def handle(self, event: GatewayEvent, now_s: float) -> list[GatewayInstruction]:
+        """Return what to do after `event` at `now_s`, in order."""
+        out: list[GatewayInstruction] = []
+        try:
+            if isinstance(event, NicFrame):
+                self._take_frame(view_frame(event.frame), now_s, out)
+            elif isinstance(event, LinkDatagram):
+                self._take_datagram(parse_datagram(event.data), now_s, out)
+        except ProtocolError:
+            self._num_refused += 1
+            return []
+        if now_s >= self._link.hello_s:
+            out += [SendOnLink(data) for data in self._link.hello(now_s)]
+        self._outgoing.tick(now_s, out)
+        self._incoming.tick(now_s, out)
+        self._fail_partners(now_s, out)
+        self._outgoing.pump(now_s, out)
+        return out
+
+    def statistics(self) -> GatewayStatistics:
+        """Return counters."""
+        outgoing, incoming = self._outgoing, self._incoming
+        return GatewayStatistics(
+            num_queue_pairs=len(outgoing) + len(incoming),
+            num_paired=len(self._pairs),
+            held_bytes=self.held_bytes,
+            frames_taken=outgoing.num_taken,
+            frames_absorbed=outgoing.num_absorbed,
+            frames_sent=outgoing.num_sent,
+            frames_sent_again=outgoing.num_sent_again,
+            frames_repeated=incoming.num_repeated,
+            frames_handed=incoming.num_handed,
+            frames_refused=self._num_refused + outgoing.num_refused + incoming.num_refused,
+            near_notifications=outgoing.num_notified,
+            queue_pairs_failed=self._num_failed,
+            round_trip_s=self._link.least_round_trip_s,
+        )
+
+    def _take_frame(self, view: RoceView, now_s: float, out: list[GatewayInstruction]) -> None:
+        if view.opcode == Opcode.CNP and self._incoming.slow_down(view.key, now_s):
+            return
+        if view.opcode in RESPONSES and self._incoming.answer(view, now_s, out):
+            return
+        self._outgoing.take(view, now_s, out)
+
+    def _take_datagram(self, datagram: GatewayDatagram, now_s: float, out: list[GatewayInstruction]) -> None:
+        heard, replies = self._link.hear(datagram, now_s)
+        out += [SendOnLink(data) for data in replies]
+        if heard is Heard.IGNORED:
+            return
+        if heard is Heard.NEW_PEER:
+            self._outgoing.begin_again(now_s)
+            self._incoming.lose_peer(now_s)
+        for entry in datagram.body:
+            match entry:
+                case DataBody():
+                    self._incoming.take(entry, now_s, out)
+                case FeedbackEntry():
+                    self._outgoing.feedback(entry, now_s, out)
+                case FailureEntry(flow, is_mine, reason):
+                    if is_mine:
+                        self._incoming.failed_there(flow, reason, now_s, out)
+                    else:
+                        self._outgoing.failed_there(flow, reason, out)
+                case int() if datagram.kind is DatagramKind.PROBE:
+                    self._incoming.probe(entry, now_s)
+                case int():
+                    self._incoming.forget(entry)
+
+    def _fail_partners(self, now_s: float, out: list[GatewayInstruction]) -> None:
+        """A queue pair fails as a whole: the NIC at either end learns it by its next request."""
+        outgoing, incoming = self._outgoing, self._incoming
+        while outgoing.failed or incoming.failed:
+            self._num_failed += 1
+            if outgoing.failed:
+                partner: FlowKey | None = self._pairs.incoming_of(outgoing.failed.pop().key)
+                if partner is not None and (flow := incoming.flow(partner)) is not None:
+                    incoming.fail(flow, Failure.PEER, now_s, out)
+            else:
+                partner = self._pairs.outgoing_of(incoming.failed.pop().key)
+                if partner is not None and (sent := outgoing.flow(partner)) is not None:
+                    outgoing.fail(sent, Failure.PEER, out)
