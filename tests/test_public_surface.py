@@ -87,9 +87,12 @@ SURFACES = {
         serve_switch
     """,
     "wan": """
-        Admission AdmissionFile BackgroundLinks LegTransport Namespaces PortRange ProxyConfig UdpSocket admit_all dial
-        emulated_namespaces format_address links_in_background listen local_address parse_address parse_network
-        read_proxy_key run_links run_proxy
+        FarSite GatewayConfig GatewaySettings run_gateway
+        Admission AdmissionFile BackgroundLinks Booking EdgeSettings FlowMatch LegTransport Namespaces PathRequest
+        PortRange ProxyConfig TransferBooking UdpSocket admit_all answer_probe apply_edge_settings dial
+        edge_settings emulated_namespaces follow_edge format_address links_in_background listen listen_for_probes
+        local_address parse_address parse_network probe_link read_edge_state read_proxy_key read_route run_links
+        run_proxy write_edge_state
     """,
     "noise": "CipherState DatagramCipher KEY_BYTES NUMBER_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",

@@ -139,3 +139,97 @@ def test_a_gateway_states_its_addresses_and_ends_with_its_counts(tmp_path: Path,
         assert final["links"][0] | {"site": "b", "frames_taken": 0, "is_open": False} == final["links"][0]
     finally:
         process.kill()
+
+
+BOOKED = """
+topology:
+  pipes:
+    - {name: p1, from: nanjing, to: hangzhou, capacity_gbps: 10, delay_ms: 4}
+    - {name: p2, from: nanjing, to: hangzhou, capacity_gbps: 10, delay_ms: 9}
+requests:
+  - {name: job-1, from: nanjing, to: hangzhou, bandwidth_gbps: 6, flows: [{to_network: 10.2.0.0/16}]}
+transfers:
+  - {name: data, from: nanjing, to: hangzhou, num_bytes: 1000000000, deadline_s: 60, flows: [{protocol: tcp, to_port: 443}]}
+"""  # noqa: E501 - one line of a file
+
+
+def test_transfers_are_admitted_beside_training_and_moved_with_it_when_a_pipe_fails(tmp_path: Path) -> None:
+    """The answer's bookings stand in the next file, which says which pipes are down."""
+    file = tmp_path / "network.yaml"
+    file.write_text(BOOKED)
+    status, text = run("wan", "admit", file, "--json")
+    answer = json.loads(text)
+    assert status == 0
+    assert [one["pipes"] for one in answer["booked"]] == [["p1"]]
+    (transfer,) = answer["transfers"]
+    assert transfer["end_s"] < 60
+    topology = {"pipes": [
+        {"name": name, "from": "nanjing", "to": "hangzhou", "capacity_gbps": 10} for name in ("p1", "p2")
+    ]}  # fmt: skip
+    kept = {key: answer[key] for key in ("booked", "booked_transfers")}
+    file.write_text(json.dumps({"topology": topology, "down": ["p1"], **kept}))
+    status, text = run("wan", "admit", file, "--json")
+    answer = json.loads(text)
+    assert (status, answer["refused"]) == (0, [])
+    assert "job-1" in answer["moved"]
+    assert [one["pipes"] for one in (*answer["booked"], *answer["booked_transfers"])] == [["p2"], ["p2"]]
+    file.write_text(json.dumps({"topology": topology, "down": ["p9"]}))
+    status, text = run("wan", "admit", file)
+    assert (status, "no pipe 'p9'" in text) == (5, True)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("rates_gbps", [], "0 rates for 1 pipes"),
+        ("rates_gbps", [11.0], "less free"),
+        ("pipes", ["p9"], "no pipe 'p9'"),
+    ],
+)
+def test_bookings_that_no_network_has_given_are_refused(
+    tmp_path: Path, field: str, value: list[object], message: str
+) -> None:
+    """Rates left out, beyond a pipe, or on a pipe that is not there, free nothing for others."""
+    file = tmp_path / "network.yaml"
+    file.write_text(BOOKED)
+    _, text = run("wan", "admit", file, "--json")
+    booked = json.loads(text)["booked"][0] | {field: value}
+    topology = {"pipes": [{"name": "p1", "from": "nanjing", "to": "hangzhou", "capacity_gbps": 10}]}
+    file.write_text(json.dumps({"topology": topology, "booked": [booked]}))
+    status, text = run("wan", "admit", file)
+    assert status != 0
+    assert message in text
+
+
+def test_an_edge_is_shaped_by_what_is_booked(tmp_path: Path) -> None:
+    """Without --apply the settings are printed: a class for each booking, and one for all other packets."""
+    file, booked = tmp_path / "network.yaml", tmp_path / "booked.json"
+    file.write_text(BOOKED)
+    booked.write_text(run("wan", "admit", file, "--json")[1])
+    status, text = run("wan", "shape", booked, "--node", "nanjing", "--gbps", 20)
+    assert status == 0
+    assert "1:10 job-1: 6 Gbit/s, 1 filters" in text
+    assert "other packets: 9 Gbit/s, up to 20" in text
+    status, text = run("wan", "shape", booked, "--node", "nanjing", "--gbps", 20, "--at", 59, "--json")
+    assert [one["name"] for one in json.loads(text)["classes"]] == ["all packets", "other packets", "job-1"]
+    status, text = run("wan", "shape", booked, "--node", "nanjing", "--gbps", 5)
+    assert (status, "has promised 11 Gbit/s" in text) == (2, True)
+    status, text = run("wan", "shape", booked, "--node", "nanjing", "--gbps", 20, "--state", tmp_path / "s")
+    assert (status, "--state without --apply" in text) == (2, True)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "content", ["", "[1]", '{"eth0": {}}', '{"eth1": {"device_kbps": 1, "classes": [], "filters": []}}']
+)
+def test_a_state_file_of_something_else_changes_no_device(tmp_path: Path, content: str) -> None:
+    """Broken, foreign, or of another device: exit status 2, before anything is set."""
+    file, booked, state = tmp_path / "network.yaml", tmp_path / "booked.json", tmp_path / "state.json"
+    file.write_text(BOOKED)
+    booked.write_text(run("wan", "admit", file, "--json")[1])
+    state.write_text(content)
+    words = ("--node", "nanjing", "--gbps", 20, "--apply", "eth0", "--state", state)
+    status, text = run("wan", "shape", booked, *words)
+    assert status == 2
+    assert str(state.name) in text

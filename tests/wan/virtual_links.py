@@ -9,10 +9,11 @@ import asyncio
 import os
 import selectors
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from isthmus.core.pool import Pool
+from isthmus.wan.control.wan_topology import Booking
 from isthmus.wan.dial import format_address, parse_address
 from isthmus.wan.tcp_relay import TcpRelay
 
@@ -60,10 +61,11 @@ class Links:
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def dial(self, kind: bytes, route: str | None = None) -> Client:
+    async def dial(self, kind: bytes, route: str | None = None, source: str = "127.0.0.1") -> Client:
         """Return a connection from a to the worker in b; its first byte says what the worker does with the rest."""
         loop, sock = asyncio.get_running_loop(), socket.socket()
         sock.setblocking(False)
+        sock.bind((source, 0))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await loop.sock_connect(sock, parse_address(route or self.relay.routes()["a"]["b"]))
         await loop.sock_sendall(sock, f"CONNECT {format_address(*self.worker)} HTTP/1.1\r\n\r\n".encode())
@@ -142,8 +144,8 @@ class Client:
 
 
 @asynccontextmanager
-async def _links(pool: Pool, runs_first: bool) -> AsyncIterator[Links]:
-    links = Links(TcpRelay(pool, runs_first=runs_first))
+async def _links(pool: Pool, runs_first: bool, bookings: Sequence[Booking]) -> AsyncIterator[Links]:
+    links = Links(TcpRelay(pool, runs_first=runs_first, bookings=bookings))
     server = await asyncio.start_server(links.serve, *links.worker)
     links.worker = server.sockets[0].getsockname()
     await links.relay.start()
@@ -157,11 +159,17 @@ async def _links(pool: Pool, runs_first: bool) -> AsyncIterator[Links]:
         await asyncio.sleep(1)  # of virtual time: the worker's ends close
 
 
-def on_virtual_links(pool: Pool, script: Callable[[Links], Awaitable[None]], *, runs_first: bool = False) -> None:
+def on_virtual_links(
+    pool: Pool,
+    script: Callable[[Links], Awaitable[None]],
+    *,
+    runs_first: bool = False,
+    bookings: Sequence[Booking] = (),
+) -> None:
     """Run `script` beside the links of `pool`, on a virtual clock."""
 
     async def main() -> None:
-        async with _links(pool, runs_first) as links:
+        async with _links(pool, runs_first, bookings) as links:
             await script(links)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -34,6 +34,7 @@ from isthmus.core.plan_parts.rollout_place import RolloutPlace
 from isthmus.core.plan_parts.shard_group import ShardGroup
 from isthmus.core.plan_parts.stage_orders import StageOrders
 from isthmus.core.plan_parts.tensor_formats import TensorFormats
+from isthmus.core.pool_resource import KBPS_PER_GBPS, PoolResource
 from isthmus.core.rank_numbering import number_stages
 from isthmus.core.stack import StackChoice
 
@@ -519,6 +520,24 @@ class Plan(FrozenModel):
     def all_hops(self) -> tuple[tuple[str, str], ...]:
         """Return the hops of all replicas in replica order, matching `Prediction.wan_gbps`."""
         return tuple(hop for replica in range(self.dp) for hop in self.hops(replica))
+
+    def link_kbps(self, capacity_gbps: Mapping[PoolResource, float]) -> dict[PoolResource, int]:
+        """Return the whole kbit/s that the plan sends over each link, at most what `capacity_gbps` says that it has.
+
+        Counts both directions of every hop, and the gradients of replicas at several clusters. The coordinator
+        allocates it, and the edge of a site shapes it.
+        """
+        gbps = self.predicted.wan_gbps if self.predicted else ()
+        found: dict[PoolResource, int] = {}
+        for (one, other), rate in zip(self.all_hops(), gbps, strict=False):
+            for link in (PoolResource.link(one, other), PoolResource.link(other, one)):
+                if link in capacity_gbps and rate:
+                    found[link] = found.get(link, 0) + math.ceil(rate * KBPS_PER_GBPS)
+        for text, rate in (self.predicted.gradient_gbps if self.predicted else {}).items():
+            link = PoolResource.parse(text)
+            if link in capacity_gbps and rate:
+                found[link] = found.get(link, 0) + math.ceil(rate * KBPS_PER_GBPS)
+        return {link: min(rate, math.floor(capacity_gbps[link] * KBPS_PER_GBPS)) for link, rate in found.items()}
 
     def parts(self) -> tuple[PlanPart, ...]:
         """Split the plan into parts, one per cluster."""

@@ -216,6 +216,7 @@ class Owner(FrozenModel):
     title: str = ""
 
 
+MIN_MTU_BYTES, MAX_MTU_BYTES = 576, 9_000
 LossRate = Annotated[float, Field(ge=0, lt=1)]
 """Packet loss probability, below 1."""
 
@@ -224,7 +225,10 @@ class Link(FrozenModel):
     """One direction of a WAN path between two clusters.
 
     `delay_ms` is one way (half the round trip), `jitter_ms` the standard deviation of the one-way delay,
-    `loss` the packet loss probability, `congestion_control` the algorithm of TCP flows on the link.
+    `loss` the packet loss probability, `congestion_control` the algorithm of TCP flows on the link. Packets are lost
+    independently of each other (`loss_burst_packets` 1), or that many in a row on average. `reordering` is the share of
+    packets that arrive `reordering_ms` late, so that later ones overtake them, `duplication` that of packets that
+    arrive twice, `mtu_bytes` the size of the largest IP packet.
     """
 
     source: Name = Field(alias="from")
@@ -235,6 +239,23 @@ class Link(FrozenModel):
     loss: LossRate = 0.0
     link_class: Literal["best-effort", "reserved"] = Field("best-effort", alias="class")
     congestion_control: Literal["cubic", "bbr"] = "bbr"
+    loss_burst_packets: Annotated[float, Field(ge=1, le=1e6)] = 1.0
+    reordering: LossRate = 0.0
+    reordering_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    duplication: LossRate = 0.0
+    mtu_bytes: Annotated[int, Field(ge=MIN_MTU_BYTES, le=MAX_MTU_BYTES)] = 1500
+
+    @model_validator(mode="after")
+    def _faults_are_possible(self) -> Link:
+        if self.reordering and not self.reordering_ms:
+            raise ValueError("reordering needs reordering_ms, by which those packets are late")
+        if self.loss_burst_packets > 1 and self.loss > self.loss_burst_packets * (1 - self.loss):
+            least = self.loss / (1 - self.loss)
+            raise ValueError(
+                f"a loss of {self.loss:g} comes in bursts of {least:.3g} packets at least; "
+                f"loss_burst_packets is {self.loss_burst_packets:g}"
+            )
+        return self
 
     @property
     def bandwidth_bytes_per_s(self) -> float:

@@ -9,6 +9,9 @@ from isthmus.core.errors import InputError
 
 ResourceKind = Literal["chips", "link", "storage"]
 
+KBPS_PER_GBPS = 1e6
+"""kbit/s in a Gbit/s."""
+
 _CACHE_SIZE = 1 << 16
 """Resources kept, so that the needs of a million jobs share them and compare by identity."""
 

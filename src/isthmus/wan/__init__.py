@@ -1,15 +1,21 @@
 """Wide-area links: dialling through them, proxies across them, and emulating them, with or without root."""
 
 from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
-from isthmus.wan.control.admit_all import admit_all
-from isthmus.wan.control.wan_topology import Admission, AdmissionFile
+from isthmus.wan.control.wan_topology import Admission, AdmissionFile, Booking, FlowMatch, PathRequest, TransferBooking
+from isthmus.wan.controller.admit_all import admit_all
+from isthmus.wan.controller.edge_settings import EdgeSettings, edge_settings
 from isthmus.wan.dial import dial, format_address, parse_address
+from isthmus.wan.edge.apply_edge_settings import apply_edge_settings
+from isthmus.wan.edge.edge_state import read_edge_state, write_edge_state
+from isthmus.wan.edge.follow_edge import follow_edge
 from isthmus.wan.emulator import run_links
 from isthmus.wan.gateway.gateway_config import FarSite, GatewayConfig
 from isthmus.wan.gateway.run_gateway import run_gateway
+from isthmus.wan.link_probe import answer_probe, listen_for_probes, probe_link
 from isthmus.wan.netns import Namespaces, emulated_namespaces
 from isthmus.wan.proxy.proxy_config import LegTransport, ProxyConfig, parse_network, read_proxy_key
 from isthmus.wan.proxy.run_proxy import run_proxy
+from isthmus.wan.read_route import read_route
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 from isthmus.wan.tcp_listener import PortRange, listen, local_address
 from isthmus.wan.udp_socket import UdpSocket
@@ -18,25 +24,39 @@ __all__ = [
     "Admission",
     "AdmissionFile",
     "BackgroundLinks",
+    "Booking",
+    "EdgeSettings",
     "FarSite",
+    "FlowMatch",
     "GatewayConfig",
     "GatewaySettings",
     "LegTransport",
     "Namespaces",
+    "PathRequest",
     "PortRange",
     "ProxyConfig",
+    "TransferBooking",
     "UdpSocket",
     "admit_all",
+    "answer_probe",
+    "apply_edge_settings",
     "dial",
+    "edge_settings",
     "emulated_namespaces",
+    "follow_edge",
     "format_address",
     "links_in_background",
     "listen",
+    "listen_for_probes",
     "local_address",
     "parse_address",
     "parse_network",
+    "probe_link",
+    "read_edge_state",
     "read_proxy_key",
+    "read_route",
     "run_gateway",
     "run_links",
     "run_proxy",
+    "write_edge_state",
 ]

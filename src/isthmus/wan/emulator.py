@@ -9,11 +9,13 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.pool import Pool
+from isthmus.wan.control.wan_topology import Booking, TransferBooking
 from isthmus.wan.precise_timing import precise_event_loop, request_prompt_wakeup
 from isthmus.wan.tcp_relay import LinkRecord, TcpRelay
 
@@ -32,13 +34,20 @@ _log = logging.getLogger(__name__)
 
 
 def run_links(
-    pool: Pool, state_folder: Path, seed: int = 0, *, runs_first: bool = False, record: LinkRecord | None = None
+    pool: Pool,
+    state_folder: Path,
+    seed: int = 0,
+    *,
+    runs_first: bool = False,
+    record: LinkRecord | None = None,
+    bookings: Sequence[Booking | TransferBooking] = (),
+    at_s: float = 0.0,
 ) -> None:
     """Emulate the links of `pool` until SIGTERM or SIGINT; call it in the main thread.
 
     Writes `routes.json` and `others.json` to `state_folder` when the links listen and removes them at the end;
-    writes `links.json` every second. `runs_first` and `record` are those of `TcpRelay`. Raises `InputError`
-    if the pool has no links, `UnavailableError` if the folder is not writable or no port is free.
+    writes `links.json` every second. `runs_first`, `record`, `bookings` and `at_s` are those of `TcpRelay`. Raises
+    `InputError` if the pool has no links, `UnavailableError` if the folder is not writable or no port is free.
     """
     if not pool.links:
         raise InputError("the pool has no links to emulate", hint="add `links` to pool.yaml")
@@ -46,7 +55,8 @@ def run_links(
         state_folder.mkdir(parents=True, exist_ok=True)
         request_prompt_wakeup()
         with asyncio.Runner(loop_factory=precise_event_loop) as runner:
-            runner.run(_serve(TcpRelay(pool, seed=seed, runs_first=runs_first, record=record), state_folder))
+            relay = TcpRelay(pool, seed=seed, runs_first=runs_first, record=record, bookings=bookings, at_s=at_s)
+            runner.run(_serve(relay, state_folder))
     except OSError as error:
         raise UnavailableError(
             f"cannot write the link files in {state_folder}: {error.strerror}",

@@ -31,7 +31,6 @@ _COMMAND_LIMIT_S = 60.0
 
 TUN_DEVICE = Path("/dev/net/tun")
 NAMESPACE_FOLDER = Path("/run/netns")
-MTU_BYTES = 1500
 _TUNSETIFF = 0x400454CA  # TUNSETIFF
 _TUNSETOFFLOAD = 0x400454D0  # TUNSETOFFLOAD
 _TUN_FLAGS = 0x0001 | 0x1000 | 0x4000  # IFF_TUN | IFF_NO_PI | IFF_VNET_HDR
@@ -134,7 +133,9 @@ def emulated_namespaces(pool: Pool, seed: int = 0) -> Iterator[Namespaces]:
         stack.callback(delete_namespaces, [site.namespace for site in sites.values()])
         descriptors = {}
         for name, site in sites.items():
-            descriptors[site.namespace] = _add_site(site.namespace, site.address, _burst_bytes(pool, name))
+            descriptors[site.namespace] = _add_site(
+                site.namespace, site.address, _mtu_bytes(pool, name), _burst_bytes(pool, name)
+            )
             stack.callback(os.close, descriptors[site.namespace])
         _add_routes(pool, sites)
         relay = _start_relay(pool, seed, sites, descriptors)
@@ -178,13 +179,19 @@ def _burst_bytes(pool: Pool, cluster: str) -> int:
     A link that loses packets at random takes each alone, and so does a slow one.
     """
     links = [link for ends, link in links_both_ways(pool).items() if cluster in ends]
-    if not links or any(link.loss for link in links):
+    if not links or any(link.loss or link.reordering or link.duplication for link in links):
         return 0
     num_bytes = min(int(_BURST_S * min(link.bandwidth_bytes_per_s for link in links)), _MAX_BURST_BYTES)
-    return num_bytes if num_bytes >= 2 * MTU_BYTES else 0
+    return num_bytes if num_bytes >= 2 * max(link.mtu_bytes for link in links) else 0
 
 
-def _add_site(namespace: str, address: str, burst_bytes: int) -> int:
+def _mtu_bytes(pool: Pool, cluster: str) -> int:
+    """Return the largest MTU of the links of `cluster`; each route states its own."""
+    links = [link for ends, link in links_both_ways(pool).items() if cluster in ends]
+    return max((link.mtu_bytes for link in links), default=1500)
+
+
+def _add_site(namespace: str, address: str, mtu_bytes: int, burst_bytes: int) -> int:
     """Create the namespace with its TUN device `wan` at `address`; return the device's descriptor."""
     _run_ip("netns", "add", namespace)
     descriptor = os.open(TUN_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -196,7 +203,7 @@ def _add_site(namespace: str, address: str, burst_bytes: int) -> int:
         if burst_bytes:
             fcntl.ioctl(descriptor, _TUNSETOFFLOAD, _TUN_OFFLOADS)
             _run_ip("-n", namespace, "link", "set", "wan", "gso_max_size", str(burst_bytes))
-        _run_ip("-n", namespace, "link", "set", "wan", "mtu", str(MTU_BYTES), "txqueuelen", "10000", "up")
+        _run_ip("-n", namespace, "link", "set", "wan", "mtu", str(mtu_bytes), "txqueuelen", "10000", "up")
         _run_ip("-n", namespace, "address", "add", f"{address}/32", "dev", "wan")
         settings = [f"{name}={value}" for name, value in _SYSCTLS.items()]
         _run_checked(["ip", "netns", "exec", namespace, "sysctl", "-qw", *settings])
@@ -209,7 +216,8 @@ def _add_site(namespace: str, address: str, burst_bytes: int) -> int:
 def _add_routes(pool: Pool, sites: dict[str, SiteNamespace]) -> None:
     for (source, target), link in links_both_ways(pool).items():
         route = (f"{sites[target].address}/32", "dev", "wan", "src", sites[source].address)
-        _run_ip("-n", sites[source].namespace, "route", "add", *route, "congctl", link.congestion_control)
+        options = ("mtu", str(link.mtu_bytes), "congctl", link.congestion_control)
+        _run_ip("-n", sites[source].namespace, "route", "add", *route, *options)
 
 
 def _start_relay(

@@ -7,6 +7,7 @@ each further line requests the counters; at end of file the process deletes its 
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import socket
@@ -15,11 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
 from isthmus.core.pool import Link, Pool
 from isthmus.wan.netns import delete_namespaces
+from isthmus.wan.packet_faults import PacketFaults
 from isthmus.wan.precise_timing import request_prompt_wakeup
 from isthmus.wan.shaper import Shaper, links_both_ways
 from isthmus.wan.tun_packet import WirePacket, measure_packet
@@ -32,9 +35,10 @@ _MAX_READ_BYTES = 2**16 + 64
 
 @dataclass
 class PacketLink:
-    """One direction of a link: delays packets, tail-drops at `queue_s` of backlog and loses at random.
+    """One direction of a link: delays packets, tail-drops at `queue_s` of backlog, loses, repeats and reorders some.
 
-    Sizes are those of IP packets. Several TCP segments that come as one packet are dropped or lost together.
+    Sizes are those of IP packets. Several TCP segments that come as one packet are dropped or lost together. What the
+    IP packets carry, TCP, UDP or other, makes no difference.
     """
 
     link: Link
@@ -44,6 +48,8 @@ class PacketLink:
     """TUN descriptor of the receiving site."""
     in_flight: deque[tuple[float, bytes, WirePacket]] = field(default_factory=deque)
     """(delivery time in seconds, header and packet, what it is on the wire), in order."""
+    late: list[tuple[float, int, bytes, WirePacket]] = field(default_factory=list)
+    """A heap of packets that later ones overtake: (delivery time, number, header and packet, what it is)."""
     num_packets: int = 0
     """Packets delivered, each segment as one."""
     num_bytes: int = 0
@@ -51,35 +57,60 @@ class PacketLink:
     num_lost: int = 0
     """Packets lost at random."""
     num_dropped: int = 0
-    """Packets that the full queue, or the receiving device, dropped."""
+    """Packets that the full queue, or the receiving device, dropped, and those larger than the link's MTU."""
+    num_late: int = 0
+    """Packets sent on late, for later ones to overtake."""
+    num_repeated: int = 0
+    """Packets sent on twice."""
 
     def __post_init__(self) -> None:
         shaper = Shaper(self.link, self.rng, self.reverse)
         self.path, self.queue_s = shaper.path, shaper.queue_s
+        self.faults = PacketFaults(self.link, self.rng)
 
     def enqueue(self, now_s: float, data: bytes, packet: WirePacket) -> None:
         """Enqueue a packet from the sending site, drop it (queue full) or lose it (at random)."""
-        if self.path.backlog_s(now_s) > self.queue_s:
+        too_large = packet.num_segments == 1 and packet.num_bytes > self.link.mtu_bytes
+        if too_large or self.path.backlog_s(now_s) > self.queue_s:
             self.num_dropped += packet.num_segments
             return
         arrival_s = self.path.admit(now_s, packet.num_bytes)
-        if self.link.loss and self.rng.random() < self.link.loss:
+        if self.faults.loses():
             self.num_lost += packet.num_segments
             return
-        self.in_flight.append((arrival_s, data, packet))
+        late_s = self.faults.delay_s()
+        if late_s:
+            self.num_late += packet.num_segments
+            heappush(self.late, (arrival_s + late_s, self.num_late, data, packet))
+        else:
+            self.in_flight.append((arrival_s, data, packet))
+        if self.faults.repeats():
+            self.num_repeated += packet.num_segments
+            self.in_flight.append((self.path.admit(now_s, packet.num_bytes), data, packet))
+
+    def next_s(self) -> float:
+        """Return when the next packet is due; infinity if none is in flight."""
+        next_s = self.in_flight[0][0] if self.in_flight else math.inf
+        return min(next_s, self.late[0][0]) if self.late else next_s
 
     def deliver(self, now_s: float) -> None:
         """Write due packets to the receiving site's device."""
-        due, target = self.in_flight, self.target_fd
+        due = self.in_flight
+        while self.late and self.late[0][0] <= now_s:
+            while due and due[0][0] <= self.late[0][0]:
+                self._write(*due.popleft()[1:])
+            self._write(*heappop(self.late)[2:])
         while due and due[0][0] <= now_s:
-            _, data, packet = due.popleft()
-            try:
-                os.write(target, data)
-            except OSError:  # the device is down or full
-                self.num_dropped += packet.num_segments
-                continue
-            self.num_packets += packet.num_segments
-            self.num_bytes += packet.num_bytes
+            self._write(*due.popleft()[1:])
+
+    def _write(self, data: bytes, packet: WirePacket) -> None:
+        try:
+            os.write(self.target_fd, data)
+        except OSError:  # the device is down or full
+            self.num_dropped += packet.num_segments
+            return
+        self.num_packets += packet.num_segments
+        self.num_bytes += packet.num_bytes
 
 
 class PacketRelay:
@@ -121,16 +152,17 @@ class PacketRelay:
                 link.deliver(now_s)
 
     def counters(self) -> list[dict[str, Any]]:
-        """Return per direction the packets and bytes delivered and the packets lost and dropped."""
+        """Return per direction the packets and bytes delivered, and the packets lost, dropped, late and repeated."""
         return [
             {"from": ends[0], "to": ends[1], "packets": link.num_packets, "bytes": link.num_bytes}
             | {"lost": link.num_lost, "dropped": link.num_dropped, "loss_is": "real"}
+            | {"late": link.num_late, "repeated": link.num_repeated}
             for ends, link in self.links.items()
         ]
 
     def _wait_s(self) -> float | None:
-        heads = [link.in_flight[0][0] for link in self.links.values() if link.in_flight]
-        return max(0.0, min(heads) - self._clock()) if heads else None
+        next_s = min((link.next_s() for link in self.links.values()), default=math.inf)
+        return max(0.0, next_s - self._clock()) if next_s < math.inf else None
 
     def _read_device(self, descriptor: int) -> None:
         outgoing, now_s = self._outgoing[descriptor], self._clock()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from random import Random
 
-from isthmus.core.link_throughput import SEGMENT_BYTES, effective_bytes_per_s, wire_bytes
+from isthmus.core.link_throughput import effective_bytes_per_s, segment_bytes, wire_bytes
 from isthmus.core.pool import Link, Pool
 
 CHUNK_S = 1e-3
@@ -67,11 +67,20 @@ class WirePath:
 
 
 @dataclass
+class RateLimit:
+    """A rate in wire bytes per second that some flows share, and when it allows the next send."""
+
+    bytes_per_s: float
+    next_send_s: float = -math.inf
+
+
+@dataclass
 class Flow:
-    """One stream: when its congestion control allows the next send, and its last arrival."""
+    """One stream: when its congestion control allows the next send, its last arrival, and its booked rate, if any."""
 
     next_send_s: float = -math.inf
     last_arrival_s: float = -math.inf
+    limit: RateLimit | None = None
 
 
 @dataclass
@@ -95,12 +104,13 @@ class Shaper:
         self.round_trip_s = link.delay_s + (self.reverse or link).delay_s
         self.flow_bytes_per_s = effective_bytes_per_s(link, self.reverse)
         self.queue_s = max(self.round_trip_s, MIN_QUEUE_S)
+        self.segment_bytes = segment_bytes(link)
 
     @property
     def chunk_bytes(self) -> int:
         """Payload bytes to read from a stream at a time: `CHUNK_S` at its rate, in whole segments."""
         wanted = min(self.flow_bytes_per_s * CHUNK_S, MAX_CHUNK_BYTES)
-        return max(round(wanted / SEGMENT_BYTES), 1) * SEGMENT_BYTES
+        return max(round(wanted / self.segment_bytes), 1) * self.segment_bytes
 
     @property
     def window_bytes(self) -> int:
@@ -113,8 +123,9 @@ class Shaper:
         return max(0.0, self.path.backlog_s(now_s) - self.queue_s)
 
     def pacing_wait_s(self, now_s: float, flow: Flow) -> float:
-        """Return the seconds until `flow`'s congestion control allows a send; 0 means now."""
-        return max(0.0, flow.next_send_s - now_s - self.queue_s)
+        """Return the seconds until `flow`'s congestion control and booked rate allow a send; 0 means now."""
+        next_send_s = flow.next_send_s if flow.limit is None else max(flow.next_send_s, flow.limit.next_send_s)
+        return max(0.0, next_send_s - now_s - self.queue_s)
 
     def admit(self, now_s: float, num_bytes: int, flow: Flow) -> float:
         """Send payload of `flow`; return the delivery time of its last byte. Flows stay in order.
@@ -123,22 +134,25 @@ class Shaper:
         first; otherwise the queue only grows.
         """
         loss = self.link.loss
-        num_wire_bytes = wire_bytes(num_bytes) / (1 - loss)
+        num_wire_bytes = wire_bytes(num_bytes, self.segment_bytes) / (1 - loss) * (1 + self.link.duplication)
         arrival_s = self.path.admit(now_s, num_wire_bytes)
         if self.low_priority is not None:
             self.low_priority.path.yield_to(now_s, num_wire_bytes)
         if loss and self.link.congestion_control == "cubic":
             flow.next_send_s = max(now_s, flow.next_send_s) + num_bytes / self.flow_bytes_per_s
             arrival_s = max(arrival_s, flow.next_send_s + self.link.delay_s)
+        if flow.limit is not None:
+            flow.limit.next_send_s = max(now_s, flow.limit.next_send_s) + num_wire_bytes / flow.limit.bytes_per_s
+            arrival_s = max(arrival_s, flow.limit.next_send_s + self.link.delay_s)
         flow.last_arrival_s = max(flow.last_arrival_s, arrival_s + self._retransmit_delay_s(num_bytes))
         return flow.last_arrival_s
 
     def _retransmit_delay_s(self, num_bytes: int) -> float:
-        """Return the delay by lost packets: a round trip for each loss and each lost retransmission."""
+        """Return the delay by lost packets: a round trip for each burst of them and each lost retransmission."""
         loss, round_trips = self.link.loss, 0
         if loss == 0:
             return 0.0
-        lost = 1 - (1 - loss) ** max(math.ceil(num_bytes / SEGMENT_BYTES), 1)
+        lost = 1 - (1 - loss / self.link.loss_burst_packets) ** max(math.ceil(num_bytes / self.segment_bytes), 1)
         while self.rng.random() < lost:
             round_trips += 1
             lost = loss

@@ -11,14 +11,16 @@ import asyncio
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import TypeAlias
 
 from isthmus.core.errors import InputError, NotFoundError, UnavailableError
 from isthmus.core.pool import Pool
+from isthmus.wan.control.wan_topology import Booking, TransferBooking
 from isthmus.wan.dial import MAX_HEAD_BYTES, format_address, parse_address
+from isthmus.wan.edge.link_promises import LinkPromises, require_known_ends
 from isthmus.wan.link_direction import DeliveredChunk, HalfStream, LinkDirection, close_with_reset
 from isthmus.wan.shaper import Flow, Shaper, links_both_ways
 
@@ -39,8 +41,14 @@ class _RefusedError(UnavailableError):
 class ProxyConnection:
     """One proxied connection: the CONNECT handshake, then a `HalfStream` per direction until both finish."""
 
-    def __init__(self, client: socket.socket, forward: LinkDirection, backward: LinkDirection) -> None:
-        self.client, self.forward, self.backward = client, forward, backward
+    def __init__(
+        self,
+        client: socket.socket,
+        forward: LinkDirection,
+        backward: LinkDirection,
+        promises: tuple[LinkPromises, LinkPromises],
+    ) -> None:
+        self.client, self.forward, self.backward, self.promises = client, forward, backward, promises
         self.worker: socket.socket | None = None
         self._halves: list[HalfStream] = []
         self._done = asyncio.Event()
@@ -72,6 +80,9 @@ class ProxyConnection:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             head, rest = await self._read_head()
         host, port = _requested_target(head)
+        peer, numeric = self.client.getpeername()[0], "127.0.0.1" if host == "localhost" else host
+        flows[0].limit = self.promises[0].limit(host=numeric, port=port, peer=peer)
+        flows[1].limit = self.promises[1].limit(host=peer, port=None, peer=numeric)
         await self.forward.transmit(0, flows[0])
         try:
             self.worker = await _connect_to_worker(host, port)
@@ -134,7 +145,8 @@ class TcpRelay:
     After `await start()`, `routes()` returns the address that each cluster dials for each other one;
     `await close()` breaks every connection. A link given in one direction only is mirrored. With
     `runs_first`, other traffic (`other_routes`) gets the bandwidth that runs leave; without it all
-    connections share equally. `record` gets the chunks of runs with their direction.
+    connections share equally. `record` gets the chunks of runs with their direction. Connections that `bookings` match
+    have the rates that those have at `at_s`, and all others of their link share the rest.
     """
 
     def __init__(
@@ -145,9 +157,13 @@ class TcpRelay:
         host: str = "127.0.0.1",
         runs_first: bool = False,
         record: LinkRecord | None = None,
+        bookings: Sequence[Booking | TransferBooking] = (),
+        at_s: float = 0.0,
     ) -> None:
         self.pool, self.host, self.runs_first, self._record = pool, host, runs_first, record
         self.links = links_both_ways(pool)
+        require_known_ends(bookings, [cluster.name for cluster in pool.clusters])
+        self._promises = {ends: LinkPromises(link, bookings, at_s) for ends, link in self.links.items()}
         self._rngs = {ends: Random(f"{seed}/{ends[0]}/{ends[1]}") for ends in self.links}  # noqa: S311 - seeded, so that runs repeat; no secret
         self.directions: dict[ClusterPair, LinkDirection] = {}
         self.other_directions: dict[ClusterPair, LinkDirection] = {}
@@ -237,7 +253,7 @@ class TcpRelay:
                 await asyncio.sleep(0.1)
                 continue
             _configure_socket(client)
-            connection = ProxyConnection(client, there, back)
+            connection = ProxyConnection(client, there, back, (self._promises[ends], self._promises[ends[::-1]]))
             task = loop.create_task(connection.run())
             self._connections[task] = frozenset(ends)
             task.add_done_callback(self._connections.pop)

@@ -78,6 +78,8 @@ class AgentConfig:
     ports: PortRange | None = None
     # JSON file `{cluster: {other: "host:port"}}` of proxies to other clusters.
     routes: Path | None = None
+    # File for what the pool promises its jobs on the links, which the site's edge shapes.
+    promises: Path | None = None
     worker_command: tuple[str, ...] = WORKER_COMMAND
     # CA certificate to trust instead of the system's.
     ca: Path | None = None
@@ -240,6 +242,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             checks_peers=True,
             needs_keys=True,
             routes=config.routes,
+            promises=config.promises,
             policy=config.policy,
             fetcher=fetcher,
             versions=_version_fetcher(config, fetcher, exchange),

@@ -42,6 +42,7 @@ from isthmus.agent.service.agent_state_folder import (
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
 from isthmus.agent.service.peer_prober import PeerProber
+from isthmus.agent.service.promised_rates import PromiseFile
 from isthmus.agent.service.scheduler_calls import SchedulerCalls
 from isthmus.agent.service.site_holds import SiteHolds, foreign_part
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
@@ -121,6 +122,7 @@ class AgentService:
     `fetcher` copies job files to the site's own storage folder (None: all sites share a file system), `versions` those
     of the catalogue to its cache (None: the site brings none). Workers listen at
     `host`, within `ports` if given. With `checks_peers` the agent takes part in the checks that sites reach each other.
+    `promises` is the file for the rates that jobs are promised on links (None: none is written).
     `pool` has the chips and links that parts are rendered with. No worker may read the files `secrets`. Workers start
     with the keys that the server sent for their links; without them, with `needs_keys` or beyond loopback, they do not
     start. `on_answer` is called in another thread when the scheduler has answered: the next `tick` takes it up.
@@ -138,6 +140,7 @@ class AgentService:
         checks_peers: bool = False,
         needs_keys: bool = False,
         routes: Path | None = None,
+        promises: Path | None = None,
         policy: OwnerPolicy | None = None,
         fetcher: FileFetcher | None = None,
         versions: VersionFetcher | None = None,
@@ -159,6 +162,7 @@ class AgentService:
         self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
+        self._promises = PromiseFile(promises, cluster.name) if promises else None
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
         self._table = PartTable(self.state_folder.path)
         known = self._table.load()
@@ -238,8 +242,13 @@ class AgentService:
             jobs, unread = read_local_jobs(self.state_folder, self.cluster)
             self._handle(LocalJobsObserved(now_s=self._clock(), jobs=jobs, unreadable=unread))
         self._look_at_scheduler()
-        # Step 4: remove folders of finished attempts.
+        # Step 4: remove folders of finished attempts; state what the site's edge has to send.
         self._remove_finished_attempts()
+        if self._promises is not None:
+            try:
+                self._promises.update(self.machine.parts.values())
+            except UnavailableError as error:
+                self._log_once(str(error))
 
     def _devices(self) -> dict[str, tuple[str, ...]]:
         """Return the devices of each node group of `pool.yaml`, as last seen."""

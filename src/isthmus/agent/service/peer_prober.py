@@ -18,10 +18,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from isthmus.agent.service.link_probe import answer_probe, probe_link
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.agent_messages import AgentOrders, PeerAddress, PeerCheck, PeerToCheck
-from isthmus.wan import PortRange, dial, listen
+from isthmus.wan import PortRange, answer_probe, dial, listen, probe_link
 
 CHECK_TIMEOUT_S = 3.0
 """Longest time to connect to a site, and longest time for the exchange on a connection."""

@@ -28,7 +28,7 @@ from isthmus.control.algorithms.global_order import Objective
 from isthmus.control.queries.quotas import Quotas
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
-from isthmus.core.files.user_files import errors_placed, load_policy, load_pool, load_site, place_error
+from isthmus.core.files.user_files import errors_placed, load_model_file, load_policy, load_pool, load_site, place_error
 from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.loopback import is_loopback
 from isthmus.core.owner.owner_policy import OwnerPolicy
@@ -289,6 +289,10 @@ def agent(
         Path | None,
         typer.Option(metavar="FILE", help="Proxies to other clusters: the routes.json of `isthmus links`."),
     ] = None,
+    promises: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write what jobs are promised on links, for `isthmus wan shape`."),
+    ] = None,
     policy: Annotated[
         Path | None,
         typer.Option(metavar="POLICY.yaml", help="Limits for pool jobs: see `isthmus schema policy`."),
@@ -348,7 +352,8 @@ def agent(
         agents.run_agent(
             agents.AgentConfig(
                 server=settings.server, token=token, cluster=own_cluster,
-                state=state, host=host, ports=_parse_ports(ports), routes=routes, ca=settings.ca, policy=owner_policy,
+                state=state, host=host, ports=_parse_ports(ports), routes=routes,
+                promises=promises, ca=settings.ca, policy=owner_policy,
                 site=site_file, pool=whole_pool,
                 storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,
                 interactive=sys.stdin is not None and sys.stdin.isatty(),
@@ -362,6 +367,7 @@ def agent(
     examples=[
         "isthmus links pool.yaml --state links",
         "isthmus links pool.yaml --state links --runs-first --seed 7",
+        "isthmus links pool.yaml --state links --promises booked.json",
     ],
 )
 def links(
@@ -372,17 +378,25 @@ def links(
     runs_first: Annotated[
         bool, typer.Option("--runs-first", help="Prioritise runs over traffic through others.json.")
     ] = False,
+    promises: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Bookings whose rates to enforce, as `isthmus wan admit --json` prints."),
+    ] = None,
+    at: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time of the bookings, on their clock.")] = 0.0,
 ) -> None:
     """Emulate the pool's wide-area links on this machine, without root.
 
     Each direction has its own bandwidth, delay, jitter and loss, shared by all its traffic: runs connect
     through the addresses in routes.json, other traffic through those in others.json. --runs-first gives
-    other traffic only the bandwidth that runs leave, as on a link with guaranteed bandwidth.
+    other traffic only the bandwidth that runs leave, as on a link with guaranteed bandwidth. With --promises, the
+    connections that a booking's `flows` match have its rate, neither more nor less, and all others share the rest.
     """
-    from isthmus.wan import run_links
+    from isthmus.wan import Admission, run_links
 
     configure_logging(env)
-    run_links(load_pool(pool), state, seed, runs_first=runs_first)
+    booked = load_model_file(promises, Admission) if promises else None
+    bookings = booked.all_booked if booked else ()
+    run_links(load_pool(pool), state, seed, runs_first=runs_first, bookings=bookings, at_s=at)
 
 
 @command(

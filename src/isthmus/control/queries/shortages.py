@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from isthmus.control.state import allocations
 from isthmus.control.state.job_records import PoolState
 from isthmus.core.plan import Refusal
-from isthmus.core.pool_resource import PoolResource
+from isthmus.core.pool_resource import KBPS_PER_GBPS, PoolResource
 from isthmus.core.units import format_bytes
 
 
@@ -75,7 +75,7 @@ def _refusal(state: PoolState, one: Shortage) -> Refusal:
             clusters=(resource.cluster, resource.name),
             stage="network",
             owner=owner,
-            lacking_gbps=missing / allocations.KBPS_PER_GBPS,
+            lacking_gbps=missing / KBPS_PER_GBPS,
             reason=f"network: {resource.cluster} to {resource.name} has {_free_of_needed(one)}",
         )
     if resource.kind == "storage":
@@ -103,5 +103,5 @@ def _free_of_needed(one: Shortage, of_what: str = "") -> str:
         return f"{one.free} {one.resource.name} free of the {one.needed} needed"
     if one.resource.kind == "storage":
         return f"{format_bytes(one.free)}{of_what} left of the {format_bytes(one.needed)} needed"
-    free_gbps, needed_gbps = (kbps / allocations.KBPS_PER_GBPS for kbps in (one.free, one.needed))
+    free_gbps, needed_gbps = (kbps / KBPS_PER_GBPS for kbps in (one.free, one.needed))
     return f"{free_gbps:.3g} Gbit/s left of the {needed_gbps:.3g} needed"

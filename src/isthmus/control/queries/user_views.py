@@ -13,7 +13,6 @@ from isthmus.control.queries.preflight_status import has_passed_once, needs_pref
 from isthmus.control.queries.shortages import describe_shortages
 from isthmus.control.queries.sites.probation_rules import PROBATION_JOBS, PROBATION_S
 from isthmus.control.state import allocations
-from isthmus.control.state.allocations import KBPS_PER_GBPS
 from isthmus.control.state.job_records import (
     TERMINAL_STATES,
     WAITING_STATES,
@@ -38,6 +37,7 @@ from isthmus.core.messages.api_views import (
 )
 from isthmus.core.messages.site_views import DutyState, DutyView, ProbationView
 from isthmus.core.pool import Link
+from isthmus.core.pool_resource import KBPS_PER_GBPS
 
 SHORT_ID_CHARS = 12
 """Characters of an agent's id that views show."""

@@ -15,13 +15,10 @@ from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import ObservedPart
 from isthmus.core.plan import Plan, PlanPart
-from isthmus.core.pool_resource import PoolResource
+from isthmus.core.pool_resource import KBPS_PER_GBPS, PoolResource
 
 HELD_STATES = frozenset({"ready", "prepared", "running", "succeeded", "failed"})
 """Part states in which a site no longer reports the part's chips as free."""
-
-KBPS_PER_GBPS = 1e6
-"""kbit/s in a Gbit/s."""
 
 Amounts = dict[PoolResource, int]
 """Amounts by resource: chips, bytes, kbit/s."""
@@ -307,21 +304,8 @@ def _storage_by_cluster(plan: Plan) -> dict[str, int]:
 
 
 def _kbps_by_link(state: PoolState, plan: Plan) -> Amounts:
-    """Return the kbit/s that a plan sends over each link, at most the link's bandwidth.
-
-    Counts both directions of every hop, and the gradients of replicas at several clusters.
-    """
-    gbps = plan.predicted.wan_gbps if plan.predicted else ()
-    found: Amounts = {}
-    for (one, other), rate in zip(plan.all_hops(), gbps, strict=False):
-        for link in (PoolResource.link(one, other), PoolResource.link(other, one)):
-            if link in state.links and rate:
-                found[link] = found.get(link, 0) + math.ceil(rate * KBPS_PER_GBPS)
-    for text, rate in (plan.predicted.gradient_gbps if plan.predicted else {}).items():
-        link = PoolResource.parse(text)
-        if link in state.links and rate:
-            found[link] = found.get(link, 0) + math.ceil(rate * KBPS_PER_GBPS)
-    return {link: min(rate, _kbps(state.links[link].bandwidth_gbps)) for link, rate in found.items()}
+    """Return the kbit/s that a plan sends over each link, at most the link's bandwidth."""
+    return plan.link_kbps({resource: link.bandwidth_gbps for resource, link in state.links.items()})
 
 
 def _kbps(gbps: float) -> int:

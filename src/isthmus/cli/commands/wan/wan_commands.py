@@ -1,7 +1,11 @@
-"""Commands of the wide-area network: proxy, gateway, wan admit."""
+"""Commands of the wide-area network: proxy, gateway, wan admit, wan shape, wan measure."""
 
 from __future__ import annotations
 
+import dataclasses
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,24 +14,35 @@ import typer
 from isthmus.cli.command import command
 from isthmus.cli.commands.process_commands import PANEL, configure_logging, import_extra
 from isthmus.cli.commands.wan.gateway_command import commands as gateway_commands
+from isthmus.cli.commands.wan.measure_command import EXAMPLES, measure_link
 from isthmus.cli.commands.wan.site_options import address_option, site_pairs
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_model_file
 from isthmus.wan import (
     Admission,
     AdmissionFile,
+    Booking,
+    EdgeSettings,
     LegTransport,
     ProxyConfig,
+    TransferBooking,
     admit_all,
+    apply_edge_settings,
+    edge_settings,
+    follow_edge,
     parse_network,
+    read_edge_state,
     read_proxy_key,
     run_proxy,
+    write_edge_state,
 )
 
 commands = typer.Typer()
-wan_commands = typer.Typer(help="Admit bandwidth on the wide-area network.", no_args_is_help=False)
+wan_commands = typer.Typer(help="Admit and shape bandwidth on the wide-area network.", no_args_is_help=False)
 commands.add_typer(gateway_commands)
 commands.add_typer(wan_commands, name="wan", rich_help_panel="Planning")
+command(wan_commands, name="measure", panel="Planning", examples=EXAMPLES)(measure_link)
 
 
 @command(
@@ -40,11 +55,13 @@ def admit_paths(
     env: CliEnvironment,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Topology, bookings and requests, as YAML or JSON.")],
 ) -> None:
-    """Book paths for the requests of a file, in their order, or say why one has none.
+    """Book paths for the requests and transfers of a file, in their order, or say why one has none.
 
-    A path keeps bandwidth, delay, jitter and loss for the whole time of a request, across layers and domains; no pipe
-    is ever booked beyond its capacity. It changes no file and needs no server: `booked` of the answer is what the next
-    file may state. The exit status is 1 if a request is refused.
+    A path keeps bandwidth, delay, jitter and loss for the whole time of a request, across layers and domains; a
+    transfer gets the rates at which its bytes arrive by its deadline, and gives way to training. Bookings on pipes that
+    are `down` are moved first. No pipe is ever booked beyond its capacity. It changes no file and needs no server:
+    `booked` and `booked_transfers` of the answer are what the next file may state. The exit status is 1 if a request is
+    refused.
     """
     answer = admit_all(load_model_file(file, AdmissionFile))
     env.answer(answer, lambda: _admission_text(answer))
@@ -52,11 +69,105 @@ def admit_paths(
         raise typer.Exit(1)
 
 
+@command(
+    wan_commands,
+    name="shape",
+    panel="Planning",
+    examples=[
+        "isthmus wan shape booked.json --node nanjing --gbps 10",
+        "isthmus wan shape booked.json --node nanjing --gbps 10 --at 3600 --json",
+        "isthmus wan shape booked.json --node nanjing --gbps 10 --apply eth0 --state edge.json",
+        "isthmus wan shape promises.json --node nanjing --gbps 10 --apply eth0 --follow",
+    ],
+)
+def shape_edge(
+    env: CliEnvironment,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Bookings, as `isthmus wan admit --json` prints.")],
+    node: Annotated[str, typer.Option(metavar="NODE", help="The edge node that sends.")],
+    gbps: Annotated[float, typer.Option(metavar="GBPS", min=1e-6, max=1e6, help="What its device sends at most.")],
+    at: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time, on the clock of the bookings.")] = 0.0,
+    apply: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Set them on this network device; needs root.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with what is set; with it only what has changed is set anew."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on: apply what changes in FILE, and with the time since the epoch.")
+    ] = False,
+) -> None:
+    """Print, or set, the rates at which an edge sends: each booking's own, and what is left for all other packets.
+
+    A booking that begins at the node has a class of its rate, for the packets that its `flows` match, at the time
+    given. They can be given to the kernel (htb classes and u32 filters) with --apply; classes whose rate stays, and
+    those whose rate changes, lose no packet. Without root, `isthmus links --promises` enforces the same on emulated
+    links.
+    """
+    if state is not None and apply is None:
+        raise InputError("--state without --apply", hint="name the device whose settings the file states")
+    if follow and apply is None:
+        raise InputError("--follow without --apply", hint="name the device to keep at what is booked")
+    admission = load_model_file(file, Admission)
+    before = read_edge_state(state, apply) if state is not None and apply is not None else None
+    if follow and apply is not None:
+        _follow_edge(env, file, node, gbps, apply, state, before)
+        return
+    settings = edge_settings(admission.all_booked, node, at, gbps, before)
+    if apply is not None:
+        apply_edge_settings(apply, before, settings)
+        if state is not None:
+            write_edge_state(state, apply, settings)
+    env.answer(dataclasses.asdict(settings), lambda: _settings_text(settings, apply))
+
+
+def _follow_edge(
+    env: CliEnvironment,
+    file: Path,
+    node: str,
+    gbps: float,
+    device: str,
+    state: Path | None,
+    before: EdgeSettings | None,
+) -> None:
+    """Apply changes until SIGTERM or SIGINT; print each."""
+    configure_logging(env)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    def read() -> tuple[Booking | TransferBooking, ...]:
+        admission = load_model_file(file, Admission)
+        return admission.all_booked
+
+    def change(old: EdgeSettings | None, new: EdgeSettings) -> None:
+        apply_edge_settings(device, old, new)
+        if state is not None:
+            write_edge_state(state, device, new)
+        env.answer(dataclasses.asdict(new), lambda: _settings_text(new, device))
+
+    follow_edge(read, change, stop.wait, time.time, node, gbps, before)
+
+
+def _settings_text(settings: EdgeSettings, device: str | None) -> str:
+    lines = [f"set on {device}:" if device else "not set (--apply DEVICE sets them):"]
+    for one in settings.classes:
+        num_filters = sum(found.minor == one.minor for found in settings.filters)
+        most = "" if one.rate_kbps == one.ceil_kbps else f", up to {one.ceil_kbps / 1e6:g}"
+        lines.append(f"1:{one.minor:x} {one.name}: {one.rate_kbps / 1e6:g} Gbit/s{most}, {num_filters} filters")
+    return "\n".join(lines)
+
+
 def _admission_text(answer: Admission) -> str:
     lines = [
         f"{one.request.name}: {' > '.join(one.pipes)}, {one.request.bandwidth_gbps:g} Gbit/s, {one.delay_ms:g} ms"
         for one in answer.admitted
     ]
+    lines += [
+        f"{one.request.name}: {' > '.join(one.pipes)}, {len(one.segments)} rates, sent by {one.end_s:g} s"
+        for one in answer.transfers
+    ]
+    lines += [f"{name}: moved to another path" for name in answer.moved]
     lines += [f"{one.name}: refused, {one.reason}" for one in answer.refused]
     return "\n".join(lines) or "the file has no requests"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus.agent.service.link_probe import MAX_SAMPLE_BYTES, MAX_SAMPLES, answer_probe, probe_link
+from isthmus.wan.link_probe import MAX_SAMPLE_BYTES, MAX_SAMPLES, answer_probe, probe_link
 
 LIMIT_S = 5.0
 

@@ -10,6 +10,8 @@ import socket
 import time
 from collections.abc import Callable
 
+from isthmus.core.errors import UnavailableError
+
 MAX_SAMPLE_BYTES = 16 << 20
 MAX_SAMPLES = 8
 _NUM_PINGS = 3
@@ -64,6 +66,16 @@ def answer_probe(connection: socket.socket, limit_s: float, clock: Callable[[], 
             raise OSError(f"a sample of {num_bytes} bytes")
         receive(num_bytes)
         connection.sendall(_ANSWER)
+
+
+def listen_for_probes(address: tuple[str, int]) -> socket.socket:
+    """Return a listener at `address`; raise `UnavailableError` if it cannot be bound."""
+    try:
+        return socket.create_server(address, family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot listen at {address[0]}:{address[1]}: {error.strerror}", hint="choose a free port of this machine"
+        ) from error
 
 
 def _left_s(left_s: float) -> float:

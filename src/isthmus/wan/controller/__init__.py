@@ -1,0 +1,1 @@
+"""A deterministic wide-area network: a decision centre plans paths, controllers of domains hold them."""
