@@ -12,6 +12,7 @@ from isthmus.control.rest.catalogue_endpoints import catalogue_router
 from isthmus.control.rest.endpoints import metrics_router, router
 from isthmus.control.rest.ledger_endpoints import ledger_router
 from isthmus.control.rest.site_endpoints import site_router
+from isthmus.control.rest.subscription_endpoints import subscription_router
 
 INTRODUCTION = """\
 # REST interface
@@ -38,6 +39,7 @@ def render() -> str:
     app.include_router(catalogue_router)
     app.include_router(site_router)
     app.include_router(ledger_router)
+    app.include_router(subscription_router)
     app.include_router(metrics_router)
     lines = ["| request | takes | answers | |", "|---|---|---|---|"]
     for path, by_method in app.openapi()["paths"].items():

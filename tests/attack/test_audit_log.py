@@ -177,6 +177,7 @@ def test_an_earlier_audit_log_is_chained_once_at_its_migration(tmp_path: Path) -
     database = log_of(tmp_path, 4)
     with closing(sqlite3.connect(database)) as db, db:
         db.execute("ALTER TABLE audit DROP COLUMN hash")
+        db.execute("DROP TABLE notices")
         db.execute("DELETE FROM migrations WHERE version >= 9")
     (tmp_path / "audit-end").unlink()
     store = opened(tmp_path)
