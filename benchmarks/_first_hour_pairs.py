@@ -28,8 +28,8 @@ from isthmus.cli import main as run_command
 from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.api_client import ApiClient
-from isthmus.core.messages.api_views import JobView
 from isthmus.core.pool import Pool
+from isthmus.core.views.api_views import JobView
 
 NUM_PAIRS = 50
 STEPS = 2

@@ -20,7 +20,7 @@ import yaml
 
 from benchmarks._first_hour_mistakes import JOB, MODEL, POOL, REMOVE, Mistake
 from isthmus.client.api_client import ApiClient
-from isthmus.core.messages.api_views import JobFilter
+from isthmus.core.views.api_views import JobFilter
 
 LIMIT_S = 60.0
 ISTHMUS = (sys.executable, "-m", "isthmus")

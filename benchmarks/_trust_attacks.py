@@ -11,9 +11,9 @@ from random import Random
 
 from benchmarks._trust_attackers import ATTACKS, NORTH, Target
 from benchmarks.table import Row
-from isthmus.core.messages.access_views import AuditPage
-from isthmus.core.messages.api_views import JobView
 from isthmus.core.pool import Owner
+from isthmus.core.views.access_views import AuditPage
+from isthmus.core.views.api_views import JobView
 from tests.control.processes import RealPool, until
 from tests.control.serving import POOL, report
 

@@ -23,10 +23,10 @@ from isthmus.control.service.planner_process import NUM_PLANNERS, answer_request
 from isthmus.control.service.planner_queue import make_plan_request
 from isthmus.control.state.events import MakePlans
 from isthmus.core.job import PlacementConstraints
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Pool
+from isthmus.core.views.api_views import Submission
 
 KINDS = ("H100", "A100", "910B", "A800", "V100", "BI-V150", "H20", "GH200")
 NUM_HONEST = 20

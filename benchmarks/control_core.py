@@ -24,10 +24,10 @@ from isthmus.control.server.gc_tuning import tune_gc
 from isthmus.control.state.events import AgentReported, Event, JobSubmitted, MakePlans, PlansMade
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
 from isthmus.core.messages.agent_messages import ObservedPart, PartOrder, WorkerAddress
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Stage
 from isthmus.core.pool import Cluster, NodeGroup
+from isthmus.core.views.api_views import Submission
 
 SITES, CHIPS = 40, 512
 GANGS, QUEUED = 20_000, 1_000_000

@@ -34,9 +34,9 @@ from isthmus.control.state.events import Event, JobSubmitted
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import Store
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import PlanSet
+from isthmus.core.views.api_views import Submission
 from tests.control.postgres import INSTALL, binaries, running
 
 CLIENTS = 16

@@ -17,8 +17,8 @@ from isthmus.control.state.events import JobCancelled
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.tables.audit_queries import AUDIT_FIELDS, AuditDamagedError
 from isthmus.core.errors import ConflictError, IsthmusError
-from isthmus.core.messages.access_views import AuditFilter, AuditRecord
-from isthmus.core.messages.audit_chain import PRUNED, audit_start, line_end, next_line
+from isthmus.core.views.access_views import AuditFilter, AuditRecord
+from isthmus.core.views.audit_chain import PRUNED, audit_start, line_end, next_line
 
 pytestmark = pytest.mark.attack
 NO_TRIGGERS = ("DROP TRIGGER audit_unchanged", "DROP TRIGGER audit_kept")

@@ -21,9 +21,9 @@ from isthmus.control.state.events import AgentReported, JobSubmitted, TariffPubl
 from isthmus.control.store.snapshot_codec import restore_state, serialize_state
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.agent_messages import AgentReport
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.plan import Prediction
 from isthmus.core.pool import Link, Pool
+from isthmus.core.views.api_views import Submission
 from tests.attack.fuzzing import places, replaced
 from tests.control.driver import RULES, Driver, identity
 from tests.control.priced import chip_price, tariff

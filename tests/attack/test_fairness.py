@@ -24,10 +24,10 @@ from isthmus.control.state.events import Event, JobDeleted, MakePlans, PlansMade
 from isthmus.control.store.snapshot_codec import restore_state, serialize_state
 from isthmus.core.errors import QuotaError
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
-from isthmus.core.messages.api_views import JobFilter, Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Pool
+from isthmus.core.views.api_views import JobFilter, Submission
 from isthmus.plan.search.costs.routes import Routes
 from isthmus.plan.search.costs.slots import ChipSlot, cluster_slots
 from isthmus.plan.search.finish.explain_refusals import MAX_EXPLAINED

@@ -31,10 +31,10 @@ from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import FileError, InputError, IsthmusError, ProtocolError, UnavailableError
 from isthmus.core.files.user_files import load_job, load_plan, load_policy, load_pool
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
-from isthmus.core.messages.api_views import JobView, Submission
 from isthmus.core.messages.run_lease import read_run_lease
 from isthmus.core.messages.worker_folder import WorkerFolder
 from isthmus.core.runs.run_folder import CLAIM_FILE, CLAIM_FOLDER, read_claim
+from isthmus.core.views.api_views import JobView, Submission
 from isthmus.train.checkpoint.checkpoint_folder import read_layout, read_manifest
 from isthmus.train.checkpoint.layout.dcp_layout import read_dcp_layout
 from isthmus.train.checkpoint.write_checkpoint import read_rank_part

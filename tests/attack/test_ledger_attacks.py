@@ -24,9 +24,9 @@ from isthmus.control.service.access.ledger_access import LedgerAccess
 from isthmus.control.service.auth import Caller
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import FieldError, QuotaError
-from isthmus.core.messages.ledger_views import StatementLine, StatementView
 from isthmus.core.owner.check_tariff import MAX_WINDOWS, check_tariff
 from isthmus.core.pool_resource import PoolResource
+from isthmus.core.views.ledger_views import StatementLine, StatementView
 from tests.control.driver import Driver
 from tests.control.priced import chip_price, hold, holding, meter, tariff
 from tests.control.test_metered_jobs import running

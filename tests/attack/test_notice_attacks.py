@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from isthmus.control.service.notify.send_email import make_email
 from isthmus.control.service.notify.send_webhook import DeliveryError, send_webhook
 from isthmus.core.errors import InputError, IsthmusError
-from isthmus.core.messages.access_views import AuditFilter
-from isthmus.core.messages.notice_views import NoticeMessage, PoolNotice, Subscription
+from isthmus.core.views.access_views import AuditFilter
+from isthmus.core.views.notice_views import NoticeMessage, PoolNotice, Subscription
 from tests.control.receivers import webhook_receiver
 from tests.control.test_server_api import Server
 

@@ -16,9 +16,9 @@ from isthmus.control.state.invariants import violations
 from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.core.errors import IsthmusError, NotFoundError
 from isthmus.core.messages.agent_messages import AgentReport
-from isthmus.core.messages.api_views import JobView
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.plan import PlanSet
+from isthmus.core.views.api_views import JobView
 from tests.control.samples import plan, submission
 from tests.control.test_coordinator_with_agents import Site
 

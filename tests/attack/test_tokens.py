@@ -14,7 +14,7 @@ from isthmus.control.service.access.token_admin import MAX_TOKENS_OF_A_NAME
 from isthmus.control.service.auth import Caller, token_digest
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import MemoryStore, StoredToken
-from isthmus.core.messages.access_views import AuditFilter, AuditRecord
+from isthmus.core.views.access_views import AuditFilter, AuditRecord
 from tests.control.test_server_api import Server
 from tests.control.test_stream import Streaming
 

@@ -10,7 +10,7 @@ import yaml
 from isthmus.client.api_client import ApiClient
 from isthmus.client.client_settings import read_token
 from isthmus.core.errors import NotFoundError
-from isthmus.core.messages.api_views import TokenRequest
+from isthmus.core.views.api_views import TokenRequest
 from tests.attack.test_users_on_storage import digest
 from tests.e2e.site import choose, clusters_of, make_job, running, state_is, submit
 

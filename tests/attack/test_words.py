@@ -16,13 +16,13 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.job_report.write_report import render_report
 from isthmus.cli.terminal.access_tables import audit_table, token_table
 from isthmus.cli.terminal.site_tables import site_page, sites_table
-from isthmus.core.messages.access_views import AuditRecord, TokenInfo
 from isthmus.core.messages.agent_messages import LogChunk
-from isthmus.core.messages.api_views import AgentView, HistoryEvent, VictimView
 from isthmus.core.messages.preflight import CheckResult, SitePreflight
-from isthmus.core.messages.queue_status import QueueStatus
 from isthmus.core.plan import PlanSet, Refusal
 from isthmus.core.text.printable import LINE_BREAKS, hidden_places
+from isthmus.core.views.access_views import AuditRecord, TokenInfo
+from isthmus.core.views.api_views import AgentView, HistoryEvent, VictimView
+from isthmus.core.views.queue_status import QueueStatus
 from tests.cli.fake_server import FakeServer, Outcome, Terminal, run
 from tests.cli.samples import START_S, make_metrics, make_plan, make_pool, make_view
 

@@ -14,11 +14,11 @@ from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import load_model
 from isthmus.core.runs.run_folder import claim_folder
 from isthmus.core.runs.run_identity import run_identity
 from isthmus.core.runs.visible_folders import check_visible_folders
+from isthmus.core.views.api_views import Submission
 
 PAIRS = make_pairs()
 

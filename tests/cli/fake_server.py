@@ -15,9 +15,11 @@ from isthmus.cli import main
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import AuthError, ConflictError, IsthmusError, NotFoundError
-from isthmus.core.messages.access_views import AuditPage, AuditRecord, TokenInfo, TokenRotation
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, LogChunk, StepMetrics
-from isthmus.core.messages.api_views import (
+from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
+from isthmus.core.plan import PlanSet
+from isthmus.core.views.access_views import AuditPage, AuditRecord, TokenInfo, TokenRotation
+from isthmus.core.views.api_views import (
     Health,
     HistoryEvent,
     HistoryPage,
@@ -29,12 +31,10 @@ from isthmus.core.messages.api_views import (
     TokenRequest,
     TokenView,
 )
-from isthmus.core.messages.audit_chain import audit_start, line_digest
-from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
-from isthmus.core.messages.queue_status import DryRun, QueueStatus
-from isthmus.core.messages.rank_views import RankView
-from isthmus.core.messages.usage_views import UsageView
-from isthmus.core.plan import PlanSet
+from isthmus.core.views.audit_chain import audit_start, line_digest
+from isthmus.core.views.queue_status import DryRun, QueueStatus
+from isthmus.core.views.rank_views import RankView
+from isthmus.core.views.usage_views import UsageView
 from tests.cli.samples import START_S, make_pool, make_view
 
 TOKEN = "a-token"

@@ -8,9 +8,9 @@ from typing import Any
 
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
 from isthmus.core.messages.agent_messages import ReceivedMessage, Span, StepMetrics
-from isthmus.core.messages.api_views import AgentView, ClusterView, JobView, PartView, PoolView
 from isthmus.core.plan import Plan, PlanSet, Prediction, Refusal, Stage, StageTime
 from isthmus.core.pool import Cluster, Link, NodeGroup, VirtualChip
+from isthmus.core.views.api_views import AgentView, ClusterView, JobView, PartView, PoolView
 
 START_S = 1_800_000_000.0
 CLUSTERS = ("qingyang", "hangzhou", "nanjing")

@@ -20,8 +20,8 @@ from isthmus.core.errors import (
     UnavailableError,
 )
 from isthmus.core.messages.agent_messages import LogChunk
-from isthmus.core.messages.api_views import Submission, TokenRequest
 from isthmus.core.model import Model
+from isthmus.core.views.api_views import Submission, TokenRequest
 from tests.cli.fake_server import TOKEN, URL, FakeServer
 from tests.cli.samples import make_job, make_metrics
 

@@ -13,8 +13,8 @@ from isthmus.client.resolve_job import select_job
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.files.user_files import FILE_KINDS
-from isthmus.core.messages.api_views import ClusterView, JobView, PoolView, TokenView, UnknownPart, VictimView
 from isthmus.core.plan import PlanSet
+from isthmus.core.views.api_views import ClusterView, JobView, PoolView, TokenView, UnknownPart, VictimView
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import START_S, make_metrics, make_plan, make_view
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from isthmus.cli.terminal.folding_table import MAX_WORD_WIDTH, FoldingTable
-from isthmus.core.messages.api_views import JobView
 from isthmus.core.plan import Plan
+from isthmus.core.views.api_views import JobView
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import make_plan, make_view
 

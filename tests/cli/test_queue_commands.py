@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.cli.history_text import local_time
-from isthmus.core.messages.api_views import HistoryEvent, VictimView
 from isthmus.core.messages.preflight import CheckResult, SitePreflight
-from isthmus.core.messages.queue_status import JobAhead, QueueStatus
 from isthmus.core.plan import Refusal
+from isthmus.core.views.api_views import HistoryEvent, VictimView
+from isthmus.core.views.queue_status import JobAhead, QueueStatus
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import START_S, make_metrics
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from isthmus.cli.job_report.stage_trace import on_one_clock, trace_events, wan_transfers
 from isthmus.cli.job_report.write_report import MAX_POINTS, MAX_TIMELINES, render_report
 from isthmus.core.messages.agent_messages import Span, StepMetrics
-from isthmus.core.messages.api_views import HistoryEvent
+from isthmus.core.views.api_views import HistoryEvent
 from tests.cli.samples import CLUSTERS, START_S, make_job, make_metrics, make_plan, make_pool, make_view, message
 
 pytestmark = pytest.mark.integration

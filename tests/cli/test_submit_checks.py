@@ -11,9 +11,9 @@ import pytest
 from isthmus.client.api_client import ApiClient
 from isthmus.client.site_checks import CHECKS_WAIT_S, await_checks, read_verdict, require_not_refused
 from isthmus.core.errors import ConflictError
-from isthmus.core.messages.api_views import JobView
 from isthmus.core.messages.preflight import CheckResult, SitePreflight
 from isthmus.core.plan import PlanSet
+from isthmus.core.views.api_views import JobView
 from tests.cli.fake_server import FakeServer, Outcome, Terminal, run
 from tests.cli.samples import make_plan
 

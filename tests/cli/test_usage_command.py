@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.core.messages.usage_views import UsageRow, UsageView
+from isthmus.core.views.usage_views import UsageRow, UsageView
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import START_S
 

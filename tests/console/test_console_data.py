@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from isthmus.control.rest.console.static_files import console_files
 from isthmus.control.rest.middleware import PUBLIC_PATHS
-from isthmus.core.messages.api_views import Submission
-from isthmus.core.messages.queue_status import QueuePage
+from isthmus.core.views.api_views import Submission
+from isthmus.core.views.queue_status import QueuePage
 from tests.console.browser_like import Browser
 from tests.control.conftest import _running_server
 from tests.control.serving import EAST, WEST, report

@@ -17,8 +17,8 @@ from isthmus.control.service.oidc.oidc_provider import MAX_ANSWER_BYTES, OidcPro
 from isthmus.control.service.oidc.oidc_sign_in import OidcSignIn
 from isthmus.core.errors import FileError
 from isthmus.core.files.user_files import load_oidc
-from isthmus.core.messages.access_views import AuditFilter
 from isthmus.core.owner.oidc_file import OidcFile
+from isthmus.core.views.access_views import AuditFilter
 from tests.console.browser_like import SAME_ORIGIN, Browser
 from tests.console.stand_in_provider import REDIRECT, StandInProvider, running_provider
 from tests.control.conftest import server

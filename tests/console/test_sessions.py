@@ -10,7 +10,7 @@ from isthmus.control.service.access.session_cookie import COOKIE, SECURE_COOKIE,
 from isthmus.control.service.access.token_gate import TokenGate
 from isthmus.control.service.access.token_registry import TokenRegistry
 from isthmus.control.service.auth import token_digest
-from isthmus.core.messages.access_views import AuditFilter
+from isthmus.core.views.access_views import AuditFilter
 from tests.console.browser_like import Browser
 from tests.control.conftest import server
 from tests.control.test_server_api import Server

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from isthmus.core.catalogue import CopyKey, FileManifest, HeldCopy, ManifestFile
-from isthmus.core.messages.catalogue_views import VersionAddition
+from isthmus.core.views.catalogue_views import VersionAddition
 from tests.control.serving import MODEL
 
 SOURCE = "https://files.example.org/wiki"

@@ -35,10 +35,10 @@ from isthmus.core.messages.agent_messages import (
     VerifiedCheckpoint,
     WorkerAddress,
 )
-from isthmus.core.messages.api_views import JobState
 from isthmus.core.messages.preflight import CheckResult, CheckStatus, PreflightAnswer, PreflightOrder
 from isthmus.core.plan import Plan, PlanPart, PlanSet, Refusal
 from isthmus.core.pool import Cluster
+from isthmus.core.views.api_views import JobState
 from tests.control.samples import cluster, plan, submission
 
 RULES = CoordinatorConfig(

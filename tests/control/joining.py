@@ -6,8 +6,8 @@ import hashlib
 
 import httpx
 
-from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.pool import Cluster
+from isthmus.core.views.access_views import AuditFilter, AuditRecord
 from tests.control.serving import cluster, report
 from tests.control.test_server_api import Server
 

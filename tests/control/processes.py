@@ -19,9 +19,9 @@ from isthmus.control.service.auth import Role
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import Event, NoticeDue
 from isthmus.control.store.sqlite_store import SqliteStore
-from isthmus.core.messages.access_views import AuditRecord
-from isthmus.core.messages.api_views import JobView, MetricsPage, PoolView, TokenRequest
 from isthmus.core.pool import Cluster, Pool
+from isthmus.core.views.access_views import AuditRecord
+from isthmus.core.views.api_views import JobView, MetricsPage, PoolView, TokenRequest
 from tests.control.serving import POOL, plan_across, submission
 from tests.forks import FORKS, preload
 

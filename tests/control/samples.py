@@ -7,10 +7,10 @@ from typing import Any
 
 from isthmus.control.state.events import MakePlans
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal, Stage
 from isthmus.core.pool import Cluster, NodeGroup
+from isthmus.core.views.api_views import Submission
 
 MODEL = Model(path="m", architecture="LlamaForCausalLM", num_layers=12, hidden_size=8, vocab_size=8, config={})
 

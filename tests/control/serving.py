@@ -5,10 +5,10 @@ from __future__ import annotations
 from isthmus.control.placement import PlanRequest
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
 from isthmus.core.messages.agent_messages import AgentReport, ObservedPart
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal, Stage
 from isthmus.core.pool import Cluster, Link, NodeGroup, Owner, Pool, VirtualChip
+from isthmus.core.views.api_views import Submission
 
 
 def cluster(name: str, owner: str | None = None, chips: int = 2) -> Cluster:

@@ -28,7 +28,7 @@ from isthmus.control.state.invariants import violations
 from isthmus.control.state.job_records import TERMINAL_STATES
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, WorkerAddress
-from isthmus.core.messages.api_views import Submission
+from isthmus.core.views.api_views import Submission
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import (

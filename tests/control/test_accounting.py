@@ -10,9 +10,9 @@ from isthmus.control.accounting.ledger import Transaction
 from isthmus.control.accounting.make_statement import make_statement, open_transactions
 from isthmus.control.accounting.meter import Meter
 from isthmus.core.errors import ConflictError, FieldError, InputError
-from isthmus.core.messages.ledger_views import PartyKind, StatementView
 from isthmus.core.owner.check_tariff import check_tariff
 from isthmus.core.pool_resource import PoolResource
+from isthmus.core.views.ledger_views import PartyKind, StatementView
 from tests.control.priced import HOUR_S, balances, chip_price, hold, holding, meter, tariff
 
 JAN_31_23_S = 31 * 24 * HOUR_S - HOUR_S

@@ -12,7 +12,7 @@ from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent
 from isthmus.control.state.events import Event, JobCancelled, JobSubmitted, NoticeDue
 from isthmus.control.store.store_interface import LogMovedError, MemoryStore
 from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
-from isthmus.core.messages.access_views import AuditRecord
+from isthmus.core.views.access_views import AuditRecord
 from tests.control.samples import submission
 
 

@@ -17,9 +17,9 @@ from isthmus.control.state.events import Event, NoticeDue
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import ConflictError, FileError, UnavailableError
-from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import ObservedPart
-from isthmus.core.messages.audit_chain import PRUNED, AuditEnd, check_audit, line_end
+from isthmus.core.views.access_views import AuditFilter, AuditRecord
+from isthmus.core.views.audit_chain import PRUNED, AuditEnd, check_audit, line_end
 from tests.control.serving import EAST, WEST, plan_across, report, submission
 from tests.control.test_server_api import Server
 

@@ -12,7 +12,7 @@ from isthmus.control.service.access.token_gate import TokenGate
 from isthmus.control.service.access.token_registry import TokenRegistry
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import UnavailableError
-from isthmus.core.messages.api_views import TokenRequest
+from isthmus.core.views.api_views import TokenRequest
 from tests.control.serving import EAST, WEST, cluster, report, submission
 from tests.control.test_server_api import Server
 

@@ -6,7 +6,7 @@ from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.queries.history_page import history_page
 from isthmus.control.state.job_history import MAX_ENTRIES, JobHistory
 from isthmus.core.messages.agent_messages import PartEvent
-from isthmus.core.messages.api_views import HistoryEvent
+from isthmus.core.views.api_views import HistoryEvent
 from tests.control.driver import RULES, Driver, seen, started
 from tests.control.test_coordinator_preemption import busy
 from tests.control.test_coordinator_preemption import obey as obey_in_turn

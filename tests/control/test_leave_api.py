@@ -11,8 +11,8 @@ import pytest
 
 from isthmus.cli import main
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import ObservedPart
+from isthmus.core.views.access_views import AuditFilter, AuditRecord
 from tests.control.serving import EAST, WEST, report
 from tests.control.test_server_api import Server
 

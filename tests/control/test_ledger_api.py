@@ -15,7 +15,7 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.control.service.auth import token_digest
 from isthmus.control.store.store_interface import StoredToken
 from isthmus.core.messages.agent_messages import ObservedPart
-from isthmus.core.messages.ledger_views import LedgerPage
+from isthmus.core.views.ledger_views import LedgerPage
 from tests.cli.test_catalogue_commands import forwarded
 from tests.control.serving import EAST, WEST, report
 from tests.control.test_server_api import Server

@@ -18,7 +18,7 @@ from isthmus.control.accounting.make_statement import make_statement, open_trans
 from isthmus.control.accounting.meter import Meter
 from isthmus.control.store.column_codec import column_codec
 from isthmus.core.errors import ConflictError, FieldError
-from isthmus.core.messages.ledger_views import PartyKind
+from isthmus.core.views.ledger_views import PartyKind
 from tests.control.priced import chip_price, hold, holding, tariff
 
 JOBS, SITES = ("j1", "j2", "j3"), ("a", "b")

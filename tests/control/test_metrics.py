@@ -10,7 +10,7 @@ from isthmus.control.service.control_service import ControlService
 from isthmus.control.service.metrics.render_metrics import render_metrics
 from isthmus.control.service.metrics.server_metrics import ServerMetrics
 from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics, WorkerAddress
-from isthmus.core.messages.api_views import ClusterView, PoolView
+from isthmus.core.views.api_views import ClusterView, PoolView
 from tests.control.serving import EAST, POOL, WEST, plan_across, report
 from tests.control.test_server_api import Server
 

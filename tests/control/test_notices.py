@@ -20,8 +20,8 @@ from isthmus.control.state.events import AgentLost, AgentReported, JobCancelled,
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import MemoryStore, Store
 from isthmus.core.errors import FileError
-from isthmus.core.messages.access_views import AuditFilter
-from isthmus.core.messages.notice_views import PoolNotice, Subscription
+from isthmus.core.views.access_views import AuditFilter
+from isthmus.core.views.notice_views import PoolNotice, Subscription
 from tests.control.receivers import mail_receiver, webhook_receiver
 from tests.control.serving import EAST, report
 from tests.control.test_server_api import Server

@@ -13,8 +13,8 @@ from isthmus.control.state.events import AgentLost, SiteInvited, SiteJoined
 from isthmus.core.catalogue import HeldCopy
 from isthmus.core.errors import AuthError
 from isthmus.core.messages.agent_messages import ObservedLocalJob
-from isthmus.core.messages.site_views import Belonging
 from isthmus.core.pool import Cluster, NodeGroup
+from isthmus.core.views.site_views import Belonging
 from tests.control.driver import Driver, identity, started
 from tests.control.joining import digest
 from tests.control.samples import cluster, plan, submission

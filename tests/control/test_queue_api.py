@@ -13,9 +13,9 @@ from isthmus.control.state.events import MakePlans
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics, WorkerAddress
 from isthmus.core.messages.preflight import PreflightOrder
-from isthmus.core.messages.queue_status import DryRun, QueueStatus
-from isthmus.core.messages.rank_views import RankView
 from isthmus.core.plan import PlanSet
+from isthmus.core.views.queue_status import DryRun, QueueStatus
+from isthmus.core.views.rank_views import RankView
 from tests.control.driver import answered
 from tests.control.serving import EAST, WEST, report, submission
 from tests.control.test_server_api import Server

@@ -14,8 +14,8 @@ from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.state import allocations
 from isthmus.control.state.job_records import TERMINAL_STATES
 from isthmus.core.messages.agent_messages import StepMetrics
-from isthmus.core.messages.queue_status import QueueStatus
 from isthmus.core.plan import SEARCH_ENDED_EARLY, Plan, Prediction
+from isthmus.core.views.queue_status import QueueStatus
 from tests.control.driver import Driver, checked_pool
 from tests.control.samples import plan
 

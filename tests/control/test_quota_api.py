@@ -13,7 +13,7 @@ import pytest
 from isthmus.cli import main
 from isthmus.cli.commands.accounting.statement_formats import statement_page
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.core.messages.ledger_views import JobQuote, StatementView
+from isthmus.core.views.ledger_views import JobQuote, StatementView
 from tests.cli.test_catalogue_commands import forwarded
 from tests.control.serving import EAST, WEST, report, submission
 from tests.control.test_ledger_api import paid

@@ -14,9 +14,9 @@ from isthmus.control.algorithms.rank_table import RankTable, nic_addresses, spli
 from isthmus.control.queries.job_ranks import job_ranks
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages.agent_messages import ObservedPart, WorkerAddress
-from isthmus.core.messages.rank_views import RankView
 from isthmus.core.plan import Plan, Prediction
 from isthmus.core.pool import Cluster, NetworkCard, NodeGroup
+from isthmus.core.views.rank_views import RankView
 from tests.control.driver import Driver, started
 from tests.control.samples import plan
 

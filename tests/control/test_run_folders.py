@@ -15,8 +15,8 @@ from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
 from isthmus.core.job import Job, ResumeSource, TrainingConfig
-from isthmus.core.messages.api_views import JobState, Submission, TokenRequest
 from isthmus.core.model import COMMAND_MODEL, Model
+from isthmus.core.views.api_views import JobState, Submission, TokenRequest
 from tests.control.serving import MODEL, POOL, plan_across, submission
 
 ADMIN = Caller(role="admin", name="root")

@@ -25,8 +25,8 @@ from isthmus.core.messages.agent_messages import (
     ObservedPart,
     StepMetrics,
 )
-from isthmus.core.messages.api_views import JobFilter, JobView
 from isthmus.core.pool import Cluster, Pool
+from isthmus.core.views.api_views import JobFilter, JobView
 from tests.control.driver import Driver
 from tests.control.serving import EAST, POOL, WEST, cluster, job, plan_across, report, submission
 

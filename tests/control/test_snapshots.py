@@ -15,7 +15,7 @@ from isthmus.control.state.events import AgentReported, Event, JobCancelled, Job
 from isthmus.control.store.snapshot_file import SnapshotFile, code_fingerprint
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import UnavailableError
-from isthmus.core.messages.access_views import AuditRecord
+from isthmus.core.views.access_views import AuditRecord
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
 
 

@@ -12,7 +12,7 @@ from isthmus.control.service.submissions import Submissions
 from isthmus.control.state.events import JobSubmitted
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import ConflictError, UnavailableError
-from isthmus.core.messages.api_views import JobView
+from isthmus.core.views.api_views import JobView
 from tests.control.serving import MODEL, submission
 
 LOW = b"\x00" * 16

@@ -15,7 +15,7 @@ from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorA
 from isthmus.control.state.events import Event, JobSubmitted, NoticeDue
 from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import InputError, UnavailableError
-from isthmus.core.messages.access_views import AuditRecord
+from isthmus.core.views.access_views import AuditRecord
 from tests.control.samples import submission
 
 

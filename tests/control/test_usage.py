@@ -11,7 +11,7 @@ from isthmus.control.service.auth import token_digest
 from isthmus.control.state.events import AgentLost, RunLeaseEnded
 from isthmus.control.store.snapshot_codec import restore_state, serialize_state
 from isthmus.control.store.store_interface import StoredToken
-from isthmus.core.messages.usage_views import UsageView
+from isthmus.core.views.usage_views import UsageView
 from tests.control.driver import Driver, seen
 from tests.control.samples import plan
 from tests.control.serving import EAST

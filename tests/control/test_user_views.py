@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.control.state.events import AgentLost, SiteEnrolling, SiteGone
 from isthmus.core.messages.agent_messages import PeerAddress, QueueEntry
-from isthmus.core.messages.api_views import AgentView, JobFilter, PartView
+from isthmus.core.views.api_views import AgentView, JobFilter, PartView
 from tests.control.driver import Driver, identity, seen, started
 from tests.control.samples import plan
 

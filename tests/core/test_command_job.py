@@ -18,12 +18,12 @@ from isthmus.control.preflight.plan_checks import own_checks
 from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.core.errors import FileError, InputError
 from isthmus.core.job import Job, job_accesses, with_own_folders, with_paths
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.messages.worker_folder import WorkerAccount, WorkerLimits, WorkerPaths, WorkerSpec
 from isthmus.core.model import COMMAND_MODEL
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, NodeGroup, Pool
 from isthmus.core.runs.check_job import check_job
+from isthmus.core.views.api_views import Submission
 from isthmus.site import SitePart
 from isthmus.site.parts import SiteWorker
 

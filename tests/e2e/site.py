@@ -17,11 +17,11 @@ from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.client.api_client import ApiClient
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import RankMap, StepMetrics
-from isthmus.core.messages.api_views import JobView, Submission
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
+from isthmus.core.views.api_views import JobView, Submission
 from tests.forks import ForkedProgram, preload
 
 preload("isthmus.train.process.worker")

@@ -17,10 +17,10 @@ from isthmus.client.client import Client
 from isthmus.client.file_manifest import folder_manifest
 from isthmus.core.errors import ConflictError
 from isthmus.core.job import Job
-from isthmus.core.messages.catalogue_views import VersionAddition
-from isthmus.core.messages.queue_status import DryRun
 from isthmus.core.model import load_model
 from isthmus.core.pool import Pool
+from isthmus.core.views.catalogue_views import VersionAddition
+from isthmus.core.views.queue_status import DryRun
 from tests.agent.file_server import LOOPBACK, FileServer, serving
 from tests.e2e.site import (
     CONFIG,

@@ -16,10 +16,10 @@ import yaml
 
 from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.core.job import Job
-from isthmus.core.messages.api_views import JobView, Submission
 from isthmus.core.model import COMMAND_MODEL
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.process.confined_start import MIN_LANDLOCK_ABI, landlock_abi
+from isthmus.core.views.api_views import JobView, Submission
 from tests.docs.follow_guide import blocks
 from tests.e2e.site import all_metrics, clusters_of, running, state_is, wait_until
 

@@ -14,8 +14,8 @@ from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.client.api_client import ApiClient
 from isthmus.client.client_settings import read_token
 from isthmus.core.job import Job
-from isthmus.core.messages.api_views import JobView, Submission
 from isthmus.core.model import load_model
+from isthmus.core.views.api_views import JobView, Submission
 from isthmus.train.checkpoint.checkpoint_folder import read_manifests
 from tests.e2e.site import (
     all_metrics,

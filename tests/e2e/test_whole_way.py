@@ -12,8 +12,8 @@ import pytest
 
 from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.core.errors import AuthError, ConflictError, NotFoundError
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import load_model
+from isthmus.core.views.api_views import Submission
 from tests.e2e.site import (
     all_metrics,
     as_one_process,

@@ -16,7 +16,7 @@ import pytest
 
 from isthmus.control.server.backup_file import check_store_of
 from isthmus.control.server.server_config import ServerConfig
-from isthmus.core.messages.audit_chain import AuditReport
+from isthmus.core.views.audit_chain import AuditReport
 from tests.control.receivers import webhook_receiver
 from tests.control.serving import submission
 

@@ -14,11 +14,11 @@ from typing import Any
 from isthmus.agent import AgentConfig, run_agent
 from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
 from isthmus.core.job import Job
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import load_model
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.site_file import NodeSelector, SiteFile
 from isthmus.core.pool import Cluster, Link, NodeGroup, Owner, Pool
+from isthmus.core.views.api_views import Submission
 from tests.control.processes import STAND_IN, RealPool, until
 from tests.e2e.site import make_files, make_job
 from tests.ray.ray_cluster import RayCluster

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 from isthmus.cli.job_statistics import JobStatistics
 from isthmus.client.resolve_job import TERMINAL_STATES
-from isthmus.core.messages.api_views import HistoryEvent, HistoryKind, JobView
 from isthmus.core.runs.job_id import short_job_id
 from isthmus.core.text.printable import printable
 from isthmus.core.units import format_seconds
+from isthmus.core.views.api_views import HistoryEvent, HistoryKind, JobView
 
 _WORDS: dict[HistoryKind, str] = {
     "submitted": "submitted",

@@ -19,9 +19,13 @@ from isthmus.client.server_errors import error_from_response, unreachable_error
 from isthmus.core.catalogue import EntryKind, FileManifest
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.core.loopback import is_loopback
-from isthmus.core.messages.access_views import AuditFilter, AuditPage, TokenGrant, TokenInfo, TokenRotation
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION
-from isthmus.core.messages.api_views import (
+from isthmus.core.messages.preflight import SitePreflight
+from isthmus.core.owner.accounts import Accounts
+from isthmus.core.owner.tariff import Tariff
+from isthmus.core.plan import PlanSet
+from isthmus.core.views.access_views import AuditFilter, AuditPage, TokenGrant, TokenInfo, TokenRotation
+from isthmus.core.views.api_views import (
     NEXT_JOB_HEADER,
     ClusterView,
     Health,
@@ -36,14 +40,13 @@ from isthmus.core.messages.api_views import (
     TokenView,
     VictimView,
 )
-from isthmus.core.messages.catalogue_views import EntryView, GrantChange, VersionAddition
-from isthmus.core.messages.ledger_views import LedgerCheckView, LedgerPage, PartyKind, StatementView, TariffView
-from isthmus.core.messages.notice_views import Subscription, SubscriptionView
-from isthmus.core.messages.preflight import SitePreflight
-from isthmus.core.messages.queue_status import DryRun, QueueStatus
-from isthmus.core.messages.quota_views import AccountsView, QuotaView
-from isthmus.core.messages.rank_views import RankView
-from isthmus.core.messages.site_views import (
+from isthmus.core.views.catalogue_views import EntryView, GrantChange, VersionAddition
+from isthmus.core.views.ledger_views import LedgerCheckView, LedgerPage, PartyKind, StatementView, TariffView
+from isthmus.core.views.notice_views import Subscription, SubscriptionView
+from isthmus.core.views.queue_status import DryRun, QueueStatus
+from isthmus.core.views.quota_views import AccountsView, QuotaView
+from isthmus.core.views.rank_views import RankView
+from isthmus.core.views.site_views import (
     DrainRequest,
     InvitationRequest,
     InvitationView,
@@ -53,10 +56,7 @@ from isthmus.core.messages.site_views import (
     LeaveRequest,
     LeaveView,
 )
-from isthmus.core.messages.usage_views import UsageView
-from isthmus.core.owner.accounts import Accounts
-from isthmus.core.owner.tariff import Tariff
-from isthmus.core.plan import PlanSet
+from isthmus.core.views.usage_views import UsageView
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
 """For event streams: the server sends a keep-alive every 15 s."""

@@ -24,10 +24,10 @@ from isthmus.client.submission_folders import check_run_folders
 from isthmus.core.errors import ConflictError, PlanError, UnavailableError
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import StepMetrics
-from isthmus.core.messages.api_views import JobState, JobView, PoolView, Submission
-from isthmus.core.messages.queue_status import DryRun
 from isthmus.core.model import require_trainable
 from isthmus.core.plan import PlanSet
+from isthmus.core.views.api_views import JobState, JobView, PoolView, Submission
+from isthmus.core.views.queue_status import DryRun
 
 if TYPE_CHECKING:
     import httpx

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from isthmus.core.catalogue import CATALOGUE_PREFIX, MIN_VERSION_CHARS, CatalogueName, EntryKind
 from isthmus.core.errors import InputError, ModelError, NotFoundError
-from isthmus.core.messages.catalogue_views import EntryView, VersionView
 from isthmus.core.model import Model
+from isthmus.core.views.catalogue_views import EntryView, VersionView
 
 ListEntries = Callable[[EntryKind], Sequence[EntryView]]
 """Returns the entries of a kind that the user may use."""

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from isthmus.core.errors import InputError
 from isthmus.core.files.validation_errors import suggest_name
-from isthmus.core.messages.api_views import JobFilter, JobState
+from isthmus.core.views.api_views import JobFilter, JobState
 
 
 def make_job_filter(

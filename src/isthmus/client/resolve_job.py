@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import InputError, NotFoundError
-from isthmus.core.messages.api_views import JobState, JobView
+from isthmus.core.views.api_views import JobState, JobView
 
 TERMINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 """Final states of a job."""

@@ -8,9 +8,9 @@ from typing import Literal
 from isthmus.client.api_client import ApiClient
 from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages.api_views import JobState, JobView
 from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
 from isthmus.core.runs.job_id import short_job_id
+from isthmus.core.views.api_views import JobState, JobView
 
 CHECKS_WAIT_S = 10.0
 """Longest wait of `isthmus submit` for the checks of the sites."""

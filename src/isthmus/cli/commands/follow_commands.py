@@ -21,9 +21,9 @@ from isthmus.client.outage import Outage
 from isthmus.client.resolve_job import TERMINAL_STATES, find_job_id
 from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
 from isthmus.core.messages.agent_messages import LogChunk
-from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.runs.job_id import short_job_id
 from isthmus.core.text.printable import printable
+from isthmus.core.views.api_views import HistoryEvent, JobView, PoolView
 
 commands = typer.Typer()
 PANEL = "Jobs"

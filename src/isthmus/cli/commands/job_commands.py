@@ -21,12 +21,12 @@ from isthmus.client.site_checks import CHECKS_WAIT_S, ChecksVerdict, await_check
 from isthmus.client.submission_folders import check_run_folders, with_resume
 from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.job import ParallelDegrees
-from isthmus.core.messages.api_views import JobFilter, JobView, Submission
-from isthmus.core.messages.queue_status import DryRun
 from isthmus.core.model import require_trainable
 from isthmus.core.plan import PlanSet
 from isthmus.core.runs.job_id import short_job_id
 from isthmus.core.text.printable import printable
+from isthmus.core.views.api_views import JobFilter, JobView, Submission
+from isthmus.core.views.queue_status import DryRun
 
 commands = typer.Typer()
 PANEL = "Jobs"

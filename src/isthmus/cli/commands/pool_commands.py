@@ -12,9 +12,9 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.parse_since import parse_age_s
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import InputError, NotFoundError
-from isthmus.core.messages.access_views import TokenGrant, TokenRotation
-from isthmus.core.messages.api_views import TokenRequest
 from isthmus.core.text.printable import printable
+from isthmus.core.views.access_views import TokenGrant, TokenRotation
+from isthmus.core.views.api_views import TokenRequest
 
 PANEL = "Pool"
 

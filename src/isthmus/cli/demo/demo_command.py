@@ -22,10 +22,10 @@ from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import IsthmusError
 from isthmus.core.files.user_files import load_job, load_pool
 from isthmus.core.job import Job
-from isthmus.core.messages.api_views import HistoryEvent, JobView, Submission
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.model import Model, load_model
 from isthmus.core.plan import Plan
+from isthmus.core.views.api_views import HistoryEvent, JobView, Submission
 
 commands = typer.Typer()
 PLANNING_LIMIT_S = 300.0

@@ -17,9 +17,9 @@ from pathlib import Path
 from isthmus.client.api_client import ApiClient
 from isthmus.client.client_settings import read_token
 from isthmus.core.errors import IsthmusError, UnavailableError
-from isthmus.core.messages.api_views import TokenRequest
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.pool import Pool
+from isthmus.core.views.api_views import TokenRequest
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0

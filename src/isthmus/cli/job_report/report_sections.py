@@ -11,11 +11,11 @@ from isthmus.cli.job_report import html_elements
 from isthmus.cli.job_statistics import JobStatistics, predicted_tokens_per_s
 from isthmus.cli.rollout_measures import MEASURES, measures_text, rollout_sites
 from isthmus.client.resolve_job import TERMINAL_STATES
-from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.plan import Plan
 from isthmus.core.pool import NodeGroup
 from isthmus.core.text.html_page import fact_list, html_table, page_text
 from isthmus.core.units import format_bytes, format_seconds
+from isthmus.core.views.api_views import HistoryEvent, JobView, PoolView
 
 
 def header_section(view: JobView, stats: JobStatistics, pool: PoolView | None, shown_reason: str) -> str:

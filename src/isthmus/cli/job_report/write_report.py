@@ -15,11 +15,11 @@ from isthmus.cli.job_report.stage_trace import on_one_clock, trace_events, wan_t
 from isthmus.cli.job_statistics import JobStatistics, Series, downsample, predicted_tokens_per_s, wan_links
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import StepMetrics
-from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.plan import Plan
 from isthmus.core.text.html_page import page_style, page_text
 from isthmus.core.text.printable import printable
+from isthmus.core.views.api_views import HistoryEvent, JobView, PoolView
 
 __all__ = ["render_report", "trace_events", "write_report"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from isthmus.cli.history_text import local_time
 from isthmus.cli.terminal.folding_table import FoldingTable
-from isthmus.core.messages.access_views import AuditRecord, TokenInfo
+from isthmus.core.views.access_views import AuditRecord, TokenInfo
 
 
 def token_table(tokens: Sequence[TokenInfo]) -> FoldingTable:

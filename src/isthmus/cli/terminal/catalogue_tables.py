@@ -8,9 +8,9 @@ from rich.console import RenderableType
 
 from isthmus.cli.terminal.tables import table
 from isthmus.core.catalogue import SHORT_VERSION_CHARS
-from isthmus.core.messages.catalogue_views import CopyView, EntryView, VersionView
 from isthmus.core.text.printable import printable
 from isthmus.core.units import format_bytes, format_seconds
+from isthmus.core.views.catalogue_views import CopyView, EntryView, VersionView
 
 
 def entries_table(title: str, entries: Iterable[EntryView], now_s: float) -> RenderableType:

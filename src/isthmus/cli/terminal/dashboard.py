@@ -10,10 +10,10 @@ from isthmus.cli.history_text import event_line, perplexity, restarts_text
 from isthmus.cli.job_statistics import JobStatistics, wan_links
 from isthmus.cli.rollout_measures import latest_measures, measures_text, rollout_sites
 from isthmus.cli.terminal.charts import area_chart, stacked_bar
-from isthmus.core.messages.api_views import HistoryEvent, JobView, PoolView
 from isthmus.core.runs.job_id import short_job_id
 from isthmus.core.text.printable import printable
 from isthmus.core.units import format_seconds
+from isthmus.core.views.api_views import HistoryEvent, JobView, PoolView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,13 +10,13 @@ from rich.text import Text
 from isthmus.cli.terminal.tables import plans_table, stages_text, state_text, table
 from isthmus.client.resolve_job import TERMINAL_STATES
 from isthmus.core.job import ResumeSource
-from isthmus.core.messages.api_views import JobView, PartView, VictimView
 from isthmus.core.messages.preflight import SitePreflight
-from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import Refusal
 from isthmus.core.runs.job_id import short_job_id, short_job_ids
 from isthmus.core.text.printable import printable
 from isthmus.core.units import format_seconds
+from isthmus.core.views.api_views import JobView, PartView, VictimView
+from isthmus.core.views.queue_status import DryRun, QueueStatus
 
 
 def queue_table(statuses: Sequence[QueueStatus], now_s: float) -> RenderableType:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from isthmus.core.messages.quota_views import QuotaRow, QuotaView
 from isthmus.core.text.printable import printable
 from isthmus.core.units import MILLIONTHS
+from isthmus.core.views.quota_views import QuotaRow, QuotaView
 
 MAX_DEPTH = 16
 

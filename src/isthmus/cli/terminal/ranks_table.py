@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from isthmus.cli.terminal.tables import table
-from isthmus.core.messages.rank_views import RankPeer, RankView
+from isthmus.core.views.rank_views import RankPeer, RankView
 
 
 def ranks_table(ranks: Sequence[RankView]) -> RenderableType:

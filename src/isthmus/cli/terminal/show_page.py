@@ -19,9 +19,9 @@ from isthmus.cli.history_text import (
 from isthmus.cli.job_statistics import JobStatistics
 from isthmus.cli.terminal.queue_tables import job_page
 from isthmus.cli.terminal.tables import table
-from isthmus.core.messages.api_views import HistoryEvent, JobView
-from isthmus.core.messages.queue_status import QueueStatus
 from isthmus.core.text.printable import printable
+from isthmus.core.views.api_views import HistoryEvent, JobView
+from isthmus.core.views.queue_status import QueueStatus
 
 _STYLES = {"lost": "red", "failed": "red", "worker-lost": "yellow", "preempted": "yellow", "finished": "green"}
 

@@ -8,10 +8,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from isthmus.cli.terminal.tables import table
-from isthmus.core.messages.api_views import ClusterView
-from isthmus.core.messages.site_views import InvitationView, ProbationView
 from isthmus.core.text.printable import printable
 from isthmus.core.units import format_seconds
+from isthmus.core.views.api_views import ClusterView
+from isthmus.core.views.site_views import InvitationView, ProbationView
 
 
 def sites_table(sites: Iterable[ClusterView], now_s: float) -> RenderableType:

@@ -18,11 +18,11 @@ from isthmus.cli.terminal.plan_columns import (
     setting_cells,
 )
 from isthmus.core.chip import Chip
-from isthmus.core.messages.api_views import JobView, PoolView
 from isthmus.core.plan import Plan, PlanSet, Prediction
 from isthmus.core.pool import Link
 from isthmus.core.runs.job_id import short_job_ids
 from isthmus.core.units import format_bytes, format_seconds
+from isthmus.core.views.api_views import JobView, PoolView
 
 _STATE_STYLE = {"running": "cyan", "succeeded": "green", "failed": "red", "cancelled": "yellow"}
 

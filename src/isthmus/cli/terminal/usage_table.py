@@ -7,7 +7,7 @@ from rich.text import Text
 
 from isthmus.cli.history_text import local_time
 from isthmus.cli.terminal.tables import table
-from isthmus.core.messages.usage_views import UsageView
+from isthmus.core.views.usage_views import UsageView
 
 
 def usage_table(found: UsageView) -> RenderableType:

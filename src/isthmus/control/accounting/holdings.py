@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from isthmus.core.messages.ledger_views import HoldPhase
 from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority
+from isthmus.core.views.ledger_views import HoldPhase
 
 HoldingKey = tuple[int, str]
 """Attempt and cluster; "" stands for the links of the job."""

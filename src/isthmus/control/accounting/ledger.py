@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from isthmus.core.messages.ledger_views import HoldPhase
 from isthmus.core.pool_resource import PoolResource
+from isthmus.core.views.ledger_views import HoldPhase
 
 TransactionKind = Literal["usage", "proven", "late", "lost"]
 """`usage`: held and charged; `proven`: the same, while the site was away, by its agent's word; `late`: credited back by

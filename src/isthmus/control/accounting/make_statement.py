@@ -16,7 +16,7 @@ from isthmus.control.accounting.ledger import (
 )
 from isthmus.control.accounting.meter import Meter
 from isthmus.control.accounting.months import month_span_ms, next_month_ms
-from isthmus.core.messages.ledger_views import PartyKind, StatementLine, StatementView
+from isthmus.core.views.ledger_views import PartyKind, StatementLine, StatementView
 
 MILLIONTHS_PER_CENT = 10_000
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from isthmus.control.accounting.holdings import JobMeter
 from isthmus.control.accounting.meter import Meter
 from isthmus.control.accounting.price_book import PriceBook
-from isthmus.core.messages.ledger_views import PartyKind
+from isthmus.core.views.ledger_views import PartyKind
 
 
 def party_holdings(meter: Meter, party: PartyKind, name: str, projects: Collection[str] = ()) -> Meter:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from isthmus.control.algorithms.rank_links import RankLink, rank_links
 from isthmus.core.messages.agent_messages import WorkerAddress
-from isthmus.core.messages.rank_views import AddressPair, RankPeer, RankView
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Cluster, NodeGroup
+from isthmus.core.views.rank_views import AddressPair, RankPeer, RankView
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.reconcile_log import may_start_now
 from isthmus.control.state.site_records import PartRecord
 from isthmus.core.messages.agent_messages import is_closer_to_root_cause
-from isthmus.core.messages.api_views import JobState
+from isthmus.core.views.api_views import JobState
 
 
 def advance_job(state: PoolState, job: JobRecord, now_s: float) -> None:

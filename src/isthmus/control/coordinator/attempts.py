@@ -8,7 +8,7 @@ from isthmus.control.state.job_records import JobRecord, PoolState, StateAfterSt
 from isthmus.control.state.site_records import PartRecord
 from isthmus.control.state.update_indexes import reindex_job, set_state_deadline
 from isthmus.core.messages.agent_messages import FailureCause
-from isthmus.core.messages.api_views import HistoryKind
+from isthmus.core.views.api_views import HistoryKind
 
 
 def stop_attempt(

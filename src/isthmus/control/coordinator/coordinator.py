@@ -49,9 +49,9 @@ from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.catalogue import CopyKey
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.agent_messages import AgentReport, PartOrder, PeerToCheck
-from isthmus.core.messages.api_views import JobFilter, JobView, PoolView
 from isthmus.core.messages.preflight import PreflightOrder
 from isthmus.core.pool import Link
+from isthmus.core.views.api_views import JobFilter, JobView, PoolView
 
 __all__ = ["Coordinator", "CoordinatorConfig"]
 

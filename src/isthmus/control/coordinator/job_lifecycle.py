@@ -18,7 +18,7 @@ from isthmus.control.state.site_records import PartRecord
 from isthmus.control.state.update_indexes import mark_queue_changed, reindex_job, set_state_deadline
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages.agent_messages import DesiredState, RankMap, Victim
-from isthmus.core.messages.api_views import HistoryKind, JobState
+from isthmus.core.views.api_views import HistoryKind, JobState
 
 HOLDING_STATES = frozenset({"preempting", "preparing", "starting", "running", "stopping"})
 """States in which chips are allocated to a job."""

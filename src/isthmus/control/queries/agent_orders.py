@@ -24,9 +24,9 @@ from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolSt
 from isthmus.control.state.restored_log import PartKey
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import PartOrder
-from isthmus.core.messages.api_views import JobState
 from isthmus.core.messages.preflight import PreflightOrder
 from isthmus.core.priority import Priority
+from isthmus.core.views.api_views import JobState
 
 _RELEASE_ORDER = PartOrder(job="j", attempt=1, desired="released")
 _ROUNDING_S = 1.0

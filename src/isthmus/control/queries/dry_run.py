@@ -14,8 +14,8 @@ from isthmus.control.state import allocations
 from isthmus.control.state.catalogue_records import job_versions
 from isthmus.control.state.events import MakePlans
 from isthmus.control.state.job_records import JobRecord, PoolState
-from isthmus.core.messages.api_views import Submission, VictimView
 from isthmus.core.plan import PlanSet
+from isthmus.core.views.api_views import Submission, VictimView
 
 DRY_RUN_JOB_ID = "dry-run"
 """Id of the job of a dry run."""

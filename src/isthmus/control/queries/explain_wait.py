@@ -32,9 +32,9 @@ from isthmus.control.state.job_records import NO_PLAN_AT_ALL, JobRecord, PoolSta
 from isthmus.control.state.queue_order import is_fair, queue_head, queue_place, queue_slice, share_note
 from isthmus.control.state.update_indexes import is_checking, job_at_key, queue_key
 from isthmus.core.errors import InputError
-from isthmus.core.messages.queue_status import JobAhead, QueueStatus
 from isthmus.core.plan import Plan
 from isthmus.core.pool_resource import PoolResource
+from isthmus.core.views.queue_status import JobAhead, QueueStatus
 
 FORECAST_HEAD = 256
 """Jobs from the head of the queue that are simulated; later ones have a place and no times."""

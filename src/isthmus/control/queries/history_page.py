@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from isthmus.control.state.job_records import JobRecord
-from isthmus.core.messages.api_views import HistoryEvent, HistoryPage
+from isthmus.core.views.api_views import HistoryEvent, HistoryPage
 
 
 def history_page(job: JobRecord, after: int, limit: int) -> HistoryPage:

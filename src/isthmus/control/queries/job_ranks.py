@@ -5,7 +5,7 @@ from __future__ import annotations
 from isthmus.control.algorithms.rank_table import RankTable
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.errors import ConflictError
-from isthmus.core.messages.rank_views import RankView
+from isthmus.core.views.rank_views import RankView
 
 
 def job_ranks(state: PoolState, job: JobRecord) -> tuple[RankView, ...]:

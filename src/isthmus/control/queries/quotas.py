@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from isthmus.control.state.job_records import PoolState
 from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.core.errors import AuthError, QuotaError, TooLargeError
-from isthmus.core.messages.access_views import LimitsView, LimitUse
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.pool import Cluster
+from isthmus.core.views.access_views import LimitsView, LimitUse
+from isthmus.core.views.api_views import Submission
 
 MAX_LISTED_USERS = 50
 """Users that a view of the limits lists."""

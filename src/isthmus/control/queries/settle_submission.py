@@ -7,10 +7,10 @@ from isthmus.control.queries.catalogue.catalogue_versions import pin_versions, w
 from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
 from isthmus.core.errors import ConflictError, InputError, NotFoundError
 from isthmus.core.job import Job, ResumeSource, is_folder, with_own_folders
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.runs.check_paths import same_path
 from isthmus.core.runs.resume_folder import refuse_other_shapes
 from isthmus.core.runs.run_identity import differences, run_identity
+from isthmus.core.views.api_views import Submission
 
 
 def settle_submission(state: PoolState, user: str, submission: Submission, job_id: str) -> Submission:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from isthmus.control.state.job_records import PoolState
-from isthmus.core.messages.usage_views import UsageRow, UsageView
+from isthmus.core.views.usage_views import UsageRow, UsageView
 
 
 def usage_view(

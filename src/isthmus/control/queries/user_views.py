@@ -25,7 +25,9 @@ from isthmus.control.state.queue_order import queue_head, queue_place
 from isthmus.control.state.reconcile_log import is_awaited
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.control.state.update_indexes import is_checking
-from isthmus.core.messages.api_views import (
+from isthmus.core.pool import Link
+from isthmus.core.pool_resource import KBPS_PER_GBPS
+from isthmus.core.views.api_views import (
     AgentView,
     ClusterView,
     JobFilter,
@@ -36,9 +38,7 @@ from isthmus.core.messages.api_views import (
     UnknownPart,
     VictimView,
 )
-from isthmus.core.messages.site_views import DutyState, DutyView, ProbationView
-from isthmus.core.pool import Link
-from isthmus.core.pool_resource import KBPS_PER_GBPS
+from isthmus.core.views.site_views import DutyState, DutyView, ProbationView
 
 SHORT_ID_CHARS = 12
 """Characters of an agent's id that views show."""

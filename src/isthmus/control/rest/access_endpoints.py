@@ -12,7 +12,7 @@ from isthmus.control.rest.rest_bodies import error_responses
 from isthmus.control.service import auth
 from isthmus.core.base_model import NonNegativeFloat
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages.access_views import (
+from isthmus.core.views.access_views import (
     MAX_TEXT_CHARS,
     AuditFilter,
     AuditPage,
@@ -21,7 +21,7 @@ from isthmus.core.messages.access_views import (
     TokenInfo,
     TokenRotation,
 )
-from isthmus.core.messages.api_views import TokenRequest, TokenView
+from isthmus.core.views.api_views import TokenRequest, TokenView
 
 AuditSince = Annotated[
     NonNegativeFloat | None,

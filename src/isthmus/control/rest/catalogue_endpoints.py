@@ -13,7 +13,7 @@ from isthmus.control.service import auth
 from isthmus.core.base_model import Name
 from isthmus.core.catalogue import ContentDigest, CopyKey, EntryKind, FileManifest
 from isthmus.core.errors import ConflictError, NotFoundError, QuotaError, TooLargeError
-from isthmus.core.messages.catalogue_views import EntryView, GrantChange, VersionAddition
+from isthmus.core.views.catalogue_views import EntryView, GrantChange, VersionAddition
 
 KindPath = Annotated[EntryKind, Path(description="kind of the entry")]
 VersionQuery = Annotated[

@@ -41,7 +41,9 @@ from isthmus.core.errors import (
     UnavailableError,
 )
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport
-from isthmus.core.messages.api_views import (
+from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
+from isthmus.core.plan import PlanSet
+from isthmus.core.views.api_views import (
     NEXT_JOB_HEADER,
     Health,
     HistoryPage,
@@ -53,11 +55,9 @@ from isthmus.core.messages.api_views import (
     PoolView,
     Submission,
 )
-from isthmus.core.messages.preflight import ANSWER_TIMEOUT_S, SitePreflight
-from isthmus.core.messages.queue_status import DryRun, QueuePage, QueueStatus
-from isthmus.core.messages.rank_views import RankView
-from isthmus.core.messages.usage_views import UsageView
-from isthmus.core.plan import PlanSet
+from isthmus.core.views.queue_status import DryRun, QueuePage, QueueStatus
+from isthmus.core.views.rank_views import RankView
+from isthmus.core.views.usage_views import UsageView
 
 
 async def get_open_streams(request: Request) -> OpenStreams:

@@ -22,7 +22,7 @@ from isthmus.control.service.auth import Caller
 from isthmus.control.service.change_feed import Change
 from isthmus.control.service.control_service import ControlService
 from isthmus.core.errors import NotFoundError, RateLimitError, UnavailableError
-from isthmus.core.messages.api_views import JobView
+from isthmus.core.views.api_views import JobView
 
 MEDIA_TYPE = "text/event-stream"
 MAX_POLLS_PER_S = 10.0

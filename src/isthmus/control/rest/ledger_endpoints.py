@@ -12,7 +12,8 @@ from isthmus.control.rest.rest_bodies import error_responses
 from isthmus.control.service import auth
 from isthmus.core.base_model import Name
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages.ledger_views import (
+from isthmus.core.owner.tariff import Tariff
+from isthmus.core.views.ledger_views import (
     LedgerCheckView,
     LedgerPage,
     PartyKind,
@@ -20,7 +21,6 @@ from isthmus.core.messages.ledger_views import (
     StatementView,
     TariffView,
 )
-from isthmus.core.owner.tariff import Tariff
 
 ledger_router = APIRouter(prefix="/v1", route_class=JsonRoute)
 Month = Annotated[str, Query(max_length=16, description="the month of the statement, `YYYY-MM` in UTC")]

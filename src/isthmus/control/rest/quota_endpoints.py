@@ -11,8 +11,8 @@ from isthmus.control.rest.request_context import CurrentCaller, Service
 from isthmus.control.rest.rest_bodies import error_responses
 from isthmus.control.service import auth
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages.quota_views import AccountsView, QuotaView
 from isthmus.core.owner.accounts import Accounts
+from isthmus.core.views.quota_views import AccountsView, QuotaView
 
 quota_router = APIRouter(prefix="/v1", route_class=JsonRoute)
 Account = Annotated[

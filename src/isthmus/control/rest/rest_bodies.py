@@ -10,7 +10,7 @@ from isthmus.control.service.auth import UnknownCallerError
 from isthmus.control.state.events import VictimNamed
 from isthmus.core.base_model import FrozenModel, Name
 from isthmus.core.errors import AuthError, InputError, IsthmusError, RateLimitError
-from isthmus.core.messages.api_views import Submission
+from isthmus.core.views.api_views import Submission
 
 MAX_TEXT_CHARS = 256 << 10
 """Longest text of a job or of a model's configuration."""

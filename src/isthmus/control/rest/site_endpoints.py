@@ -10,8 +10,8 @@ from isthmus.control.rest.rest_bodies import error_responses
 from isthmus.control.service import auth
 from isthmus.core.base_model import Name
 from isthmus.core.errors import ConflictError, NotFoundError, QuotaError
-from isthmus.core.messages.api_views import ClusterView, PoolView
-from isthmus.core.messages.site_views import (
+from isthmus.core.views.api_views import ClusterView, PoolView
+from isthmus.core.views.site_views import (
     DrainRequest,
     InvitationRequest,
     InvitationView,

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from isthmus.control.rest.json_route import JsonRoute
 from isthmus.control.rest.request_context import CurrentCaller, Service
 from isthmus.control.rest.rest_bodies import error_responses
-from isthmus.core.messages.notice_views import Subscription, SubscriptionView
+from isthmus.core.views.notice_views import Subscription, SubscriptionView
 
 subscription_router = APIRouter(prefix="/v1", route_class=JsonRoute)
 

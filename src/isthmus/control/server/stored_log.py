@@ -16,8 +16,8 @@ from isthmus.control.store.log_chain import LogDamagedError, LogEnd, chain_start
 from isthmus.control.store.snapshot_codec import restore_base
 from isthmus.control.store.tables.audit_queries import AUDIT_FIELDS, read_lines
 from isthmus.core.errors import FileError, IsthmusError, NotFoundError, ProtocolError, UnavailableError
-from isthmus.core.messages.access_views import AuditRecord
-from isthmus.core.messages.audit_chain import AuditEnd, AuditReport, check_audit
+from isthmus.core.views.access_views import AuditRecord
+from isthmus.core.views.audit_chain import AuditEnd, AuditReport, check_audit
 
 PAGE_SIZE = 1000
 MAX_PROBLEMS = 20

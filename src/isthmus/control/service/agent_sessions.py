@@ -26,9 +26,9 @@ from isthmus.control.state.events import AgentReported, Event, LogRestored, Site
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, UnavailableError
-from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, StepMetrics
 from isthmus.core.pool import Cluster, Pool
+from isthmus.core.views.access_views import AuditRecord
 
 FENCE_INTERVAL_S = 60.0
 """Shortest time between two rises of the epoch that the reports of one cluster cause."""

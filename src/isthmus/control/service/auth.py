@@ -16,10 +16,10 @@ from typing import Literal
 
 from isthmus.control.store.store_interface import Store, StoredToken
 from isthmus.core.errors import AuthError, NotFoundError
-from isthmus.core.messages.access_views import AuditRecord
-from isthmus.core.messages.api_views import ClusterView, JobView, PoolView
 from isthmus.core.pool import Cluster
 from isthmus.core.process.state_folder_lock import fsync_path, unwritable_folder_error
+from isthmus.core.views.access_views import AuditRecord
+from isthmus.core.views.api_views import ClusterView, JobView, PoolView
 
 Role = Literal["admin", "owner", "user", "joiner"]
 ADMIN_TOKEN_FILE = "admin.token"  # noqa: S105 (a file name)

@@ -85,8 +85,11 @@ from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import NotFoundError
 from isthmus.core.job import Job
-from isthmus.core.messages.access_views import AuditRecord, LimitsView
-from isthmus.core.messages.api_views import (
+from isthmus.core.messages.preflight import SitePreflight
+from isthmus.core.plan import Plan
+from isthmus.core.pool import Pool
+from isthmus.core.views.access_views import AuditRecord, LimitsView
+from isthmus.core.views.api_views import (
     HistoryPage,
     JobFilter,
     JobView,
@@ -97,13 +100,10 @@ from isthmus.core.messages.api_views import (
     TokenRequest,
     TokenView,
 )
-from isthmus.core.messages.preflight import SitePreflight
-from isthmus.core.messages.queue_status import DryRun, QueuePage, QueueStatus
-from isthmus.core.messages.rank_views import RankView
-from isthmus.core.messages.site_views import InvitationRequest, InvitationWithCode
-from isthmus.core.messages.usage_views import UsageView
-from isthmus.core.plan import Plan
-from isthmus.core.pool import Pool
+from isthmus.core.views.queue_status import DryRun, QueuePage, QueueStatus
+from isthmus.core.views.rank_views import RankView
+from isthmus.core.views.site_views import InvitationRequest, InvitationWithCode
+from isthmus.core.views.usage_views import UsageView
 
 SNAPSHOT_INTERVAL_EVENTS = 20_000
 """Minimum number of events between two snapshots; a fifth of the number of jobs where that is more."""

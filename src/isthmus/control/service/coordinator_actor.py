@@ -26,7 +26,7 @@ from isthmus.control.store.snapshot_codec import gc_paused, restore_base, serial
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import LogMovedError, Store
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
-from isthmus.core.messages.access_views import AuditRecord
+from isthmus.core.views.access_views import AuditRecord
 
 MAX_BATCH_REQUESTS = 1000
 """Largest number of requests per batch."""

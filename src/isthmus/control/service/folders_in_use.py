@@ -10,8 +10,8 @@ import pydantic_core
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.errors import InputError
 from isthmus.core.job import JOB_PLACEHOLDER, Job
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.runs.run_identity import differences, list_differences, run_identity
+from isthmus.core.views.api_views import Submission
 
 _MIN_ENTRIES_TO_PRUNE = 1024
 _MAX_CHECKED, _MAX_CHECKED_CHARS = 4096, 1024

@@ -15,8 +15,8 @@ from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorA
 from isthmus.control.state.events import EpochBegan, Event, Instruction, PoolSet, Restarted
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.core.errors import IsthmusError
-from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.pool import Pool
+from isthmus.core.views.access_views import AuditRecord
 
 _log = logging.getLogger("isthmus.server")
 

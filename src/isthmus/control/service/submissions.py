@@ -20,11 +20,11 @@ from isthmus.control.service.folders_in_use import FoldersInUse
 from isthmus.control.state.events import Event, JobSubmitted
 from isthmus.core.errors import ConflictError, IsthmusError, UnavailableError
 from isthmus.core.job import PlacementConstraints
-from isthmus.core.messages.access_views import AuditRecord
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.pool import Pool
 from isthmus.core.runs.check_job import check_job
 from isthmus.core.runs.job_id import RANDOM_BYTES, make_job_id
+from isthmus.core.views.access_views import AuditRecord
+from isthmus.core.views.api_views import Submission
 
 MAX_DRAWS = 100
 """Ids drawn for one submission; with 128 random bits the first is free."""

@@ -31,8 +31,6 @@ from isthmus.core.messages.agent_messages import (
     PeerCheck,
     QueueEntry,
 )
-from isthmus.core.messages.api_views import Submission
-from isthmus.core.messages.notice_views import NoticeChannel, PoolNotice, Role, Subscription
 from isthmus.core.messages.preflight import PreflightAnswer
 from isthmus.core.messages.site_fetch import SiteFetch
 from isthmus.core.model import Model
@@ -40,6 +38,8 @@ from isthmus.core.owner.accounts import Accounts
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.plan import PlanSet, with_stored_rank_order
 from isthmus.core.pool import Cluster, Link
+from isthmus.core.views.api_views import Submission
+from isthmus.core.views.notice_views import NoticeChannel, PoolNotice, Role, Subscription
 
 EVENT_VERSION = 1
 """Version of the event encoding. Increase it with every change that an older server would misread."""

@@ -11,9 +11,9 @@ from typing import Annotated
 from sortedcontainers import SortedDict, SortedList
 
 from isthmus.control.algorithms.fair_order import FairOrder
-from isthmus.core.messages.api_views import JobState
 from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority
+from isthmus.core.views.api_views import JobState
 
 QueueKey = tuple[int, float, int]
 """A job's place in the queue: (rank of project and job, submission time in s, job number)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from isthmus.core.messages.agent_messages import PartEventKind
-from isthmus.core.messages.api_views import HistoryKind
+from isthmus.core.views.api_views import HistoryKind
 
 MAX_ENTRIES = 128
 """Entries kept per job; the oldest are dropped."""
@@ -28,7 +28,7 @@ _KIND_OF_WORKER_EVENT: dict[PartEventKind, HistoryKind] = {
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One entry; see `isthmus.core.messages.api_views.HistoryEvent`."""
+    """One entry; see `isthmus.core.views.api_views.HistoryEvent`."""
 
     number: int
     time_s: float

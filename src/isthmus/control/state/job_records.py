@@ -25,14 +25,14 @@ from isthmus.control.state.site_membership import InvitationRecord
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import FailureCause, RankMap
-from isthmus.core.messages.api_views import JobState, Submission
-from isthmus.core.messages.notice_views import Subscription
 from isthmus.core.owner.accounts import Project
 from isthmus.core.plan import Plan, PlanPart, PlanSet
 from isthmus.core.pool import Link
 from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority, joint_priority
 from isthmus.core.units import MILLIONTHS
+from isthmus.core.views.api_views import JobState, Submission
+from isthmus.core.views.notice_views import Subscription
 
 StateAfterStop = Literal["waiting", "failed", "succeeded", "cancelled"]
 """The state that follows `stopping`."""

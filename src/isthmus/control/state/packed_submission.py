@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from isthmus.core.job import BYTES_TOKENIZER, Job
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
+from isthmus.core.views.api_views import Submission
 
 _CACHE_SIZE = 4096
 """Number of unpacked jobs and models in the cache."""

@@ -9,10 +9,10 @@ from isthmus.control.state.events import Event, JobCancelled, NoticeDue
 from isthmus.control.store.log_base import LogBase, LogCompactedError
 from isthmus.control.store.log_chain import LogEnd
 from isthmus.control.store.store_interface import MAX_PAGE_BYTES, LogMovedError, Store, StoredToken
-from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
-from isthmus.core.messages.audit_chain import check_audit
-from isthmus.core.messages.notice_views import PoolNotice
+from isthmus.core.views.access_views import AuditFilter, AuditRecord
+from isthmus.core.views.audit_chain import check_audit
+from isthmus.core.views.notice_views import PoolNotice
 
 Reopen = Callable[[Store], Store]
 

@@ -22,7 +22,7 @@ from isthmus.control.store.postgres_schema import migrate
 from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.control.store.store_interface import LogMovedError
 from isthmus.core.errors import InputError, UnavailableError
-from isthmus.core.messages.access_views import AuditRecord
+from isthmus.core.views.access_views import AuditRecord
 
 EVENT_LOG_LOCK = 0x15_7468_6D75_7301
 """Advisory lock for appending events."""

@@ -27,10 +27,10 @@ from isthmus.control.store.store_interface import (
 )
 from isthmus.control.store.tables.audit_queries import AuditQueries
 from isthmus.control.store.tables.notice_queries import NoticeQueries
-from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
-from isthmus.core.messages.api_views import LogPage, MetricsPage
-from isthmus.core.messages.audit_chain import AuditEnd
+from isthmus.core.views.access_views import AuditRecord
+from isthmus.core.views.api_views import LogPage, MetricsPage
+from isthmus.core.views.audit_chain import AuditEnd
 
 _ROWS_AT_ONCE = 64
 """Rows of output that are read before their sizes are known."""

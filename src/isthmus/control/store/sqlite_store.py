@@ -28,8 +28,8 @@ from isthmus.control.store.sql_queries import PAGE_SIZE, SqlQueries
 from isthmus.control.store.store_interface import LogMovedError
 from isthmus.control.store.tables.audit_queries import AUDIT_FIELDS, chain_lines
 from isthmus.core.errors import InputError, IsthmusError, ProtocolError, UnavailableError
-from isthmus.core.messages.access_views import AuditRecord
-from isthmus.core.messages.audit_chain import AuditEnd
+from isthmus.core.views.access_views import AuditRecord
+from isthmus.core.views.audit_chain import AuditEnd
 
 MIGRATIONS = (
     """

@@ -15,10 +15,10 @@ from isthmus.control.store.base_table import BaseTable, MemoryBaseTable
 from isthmus.control.store.log_base import LogCompactedError
 from isthmus.core.base_model import FrozenModel, Name
 from isthmus.core.errors import ConflictError
-from isthmus.core.messages.access_views import AuditFilter, AuditRecord
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
-from isthmus.core.messages.api_views import LogPage, MetricsPage
-from isthmus.core.messages.audit_chain import PRUNED, audit_start, line_end, next_line
+from isthmus.core.views.access_views import AuditFilter, AuditRecord
+from isthmus.core.views.api_views import LogPage, MetricsPage
+from isthmus.core.views.audit_chain import PRUNED, audit_start, line_end, next_line
 
 SECRET_BYTES = 32
 

@@ -44,7 +44,7 @@ class PolicyGatherer:
                 self._parts.setdefault(str(name), (of_rank, torch.Size(shape), getattr(torch, dtype)))
 
     def gather(self) -> dict[str, torch.Tensor] | None:
-        """Return copies of all parameters by full-model name on the CPU at rank 0, None elsewhere."""
+        """Return copies of all parameters, of any shape, by full-model name on the CPU at rank 0, None elsewhere."""
         own: dict[str, torch.Tensor] = {}
         if self._takes_part:
             for name, tensor in gather_full_parameters(self._chunks):

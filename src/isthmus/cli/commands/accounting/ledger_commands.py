@@ -14,7 +14,7 @@ from isthmus.client.api_client import ApiClient
 from isthmus.client.resolve_job import find_job_id
 from isthmus.core.errors import ConflictError, FieldError, FileError, InputError, NotFoundError
 from isthmus.core.files.user_files import load_tariff, place_error
-from isthmus.core.messages.ledger_views import PartyKind, StatementView
+from isthmus.core.views.ledger_views import PartyKind, StatementView
 
 PANEL = "Pool"
 StatementFormat = Literal["json", "csv", "focus", "html"]

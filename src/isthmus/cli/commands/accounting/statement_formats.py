@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from isthmus.core.messages.ledger_views import StatementLine, StatementView
 from isthmus.core.text.html_page import html_table, page_text, render_page
 from isthmus.core.text.printable import printable
+from isthmus.core.views.ledger_views import StatementLine, StatementView
 
 _UNITS = {"chips": "chip-hours", "storage": "TB-hours", "link": "Gbit/s-hours"}
 _TITLES = {

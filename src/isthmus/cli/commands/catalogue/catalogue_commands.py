@@ -14,8 +14,8 @@ from isthmus.client.file_manifest import folder_manifest, read_source, remote_ma
 from isthmus.client.find_entry import find_entry, find_version
 from isthmus.core.catalogue import SHORT_VERSION_CHARS, EntryKind, FileManifest
 from isthmus.core.errors import InputError
-from isthmus.core.messages.catalogue_views import GrantChange, VersionAddition
 from isthmus.core.model import Model, load_model
+from isthmus.core.views.catalogue_views import GrantChange, VersionAddition
 
 PANEL = "Pool"
 commands = typer.Typer()

@@ -11,8 +11,8 @@ from pydantic import Field, ValidationError
 from isthmus.core.base_model import FrozenModel, PositiveInt
 from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import ConflictError, FileError
-from isthmus.core.messages.audit_chain import AuditEnd
 from isthmus.core.messages.worker_folder import write_atomically
+from isthmus.core.views.audit_chain import AuditEnd
 
 MAX_ANCHOR_BYTES = 4096
 

@@ -15,9 +15,9 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.parse_since import parse_since_s
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import ConflictError, InputError
-from isthmus.core.messages.access_views import AuditFilter, AuditPage, AuditRecord
-from isthmus.core.messages.audit_chain import AuditReport, check_audit
 from isthmus.core.text.printable import printable
+from isthmus.core.views.access_views import AuditFilter, AuditPage, AuditRecord
+from isthmus.core.views.audit_chain import AuditReport, check_audit
 
 PANEL = "Pool"
 MAX_RECORDS = 10_000

@@ -11,8 +11,8 @@ from isthmus.cli.command import command
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import InputError
-from isthmus.core.messages.notice_views import Subscription, SubscriptionView
 from isthmus.core.text.printable import printable
+from isthmus.core.views.notice_views import Subscription, SubscriptionView
 
 PANEL = "Pool"
 commands = typer.Typer()

@@ -18,8 +18,8 @@ from isthmus.client.api_client import ApiClient
 from isthmus.client.resolve_job import select_job
 from isthmus.core.errors import NotFoundError, UnavailableError
 from isthmus.core.job import with_own_folders
-from isthmus.core.messages.api_views import JobView
 from isthmus.core.units import format_bytes
+from isthmus.core.views.api_views import JobView
 
 if TYPE_CHECKING:
     from isthmus.weights import DeltaSummary

@@ -17,7 +17,7 @@ from isthmus.cli.environment.interrupt import interruptible
 from isthmus.cli.environment.parse_since import parse_age_s
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import AuthError, InputError, NotFoundError, UnavailableError
-from isthmus.core.messages.site_views import Belonging, DrainRequest, LeaveRequest, LeaveView
+from isthmus.core.views.site_views import Belonging, DrainRequest, LeaveRequest, LeaveView
 
 commands = typer.Typer()
 """None of the top level: the commands of this module join the group `site`."""

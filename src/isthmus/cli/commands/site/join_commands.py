@@ -19,7 +19,7 @@ from isthmus.client.client_settings import resolve_settings
 from isthmus.client.server_address import require_secure_server
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import errors_placed, load_pool
-from isthmus.core.messages.site_views import InvitationRequest, JoinRequest
+from isthmus.core.views.site_views import InvitationRequest, JoinRequest
 
 commands = typer.Typer()
 """None of the top level: the commands of this module join the group `site`."""

@@ -14,7 +14,7 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.files.user_files import errors_placed, load_pool, place_error
-from isthmus.core.messages.api_views import ClusterView
+from isthmus.core.views.api_views import ClusterView
 
 commands = typer.Typer()
 site_commands = typer.Typer(help="Sites and the agents that they are bound to.", no_args_is_help=False)

@@ -210,7 +210,10 @@ def proxy(
     legs: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="Legs to each proxy.")] = 4,
     transport: Annotated[
         LegTransport,
-        typer.Option(help="What the legs are: TCP streams, or UDP datagrams, whose rate does not follow loss."),
+        typer.Option(
+            metavar="tcp|datagram",
+            help="What the legs are: TCP streams, or UDP datagrams, whose rate does not follow loss.",
+        ),
     ] = "tcp",
     redirect: Annotated[
         list[str] | None,

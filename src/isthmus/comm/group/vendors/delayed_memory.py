@@ -90,7 +90,7 @@ class DelayedMemory:
         return True
 
     def new_host(self, like: torch.Tensor) -> torch.Tensor:
-        """Return memory with wrong values."""
+        """Return memory of the shape of `like` [N], with wrong values."""
         return torch.full_like(like, 7)
 
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:

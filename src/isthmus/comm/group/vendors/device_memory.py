@@ -127,7 +127,7 @@ class AcceleratorMemory:
         return str(tensor.device.type) != "cpu"
 
     def new_host(self, like: torch.Tensor) -> torch.Tensor:
-        """Return pinned memory."""
+        """Return pinned memory of the shape of `like` [N]."""
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:

@@ -8,9 +8,9 @@ from isthmus.control.accounting.holdings import Holding
 from isthmus.control.state.allocations import HELD_STATES
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.site_records import PartRecord
-from isthmus.core.messages.api_views import JobState
-from isthmus.core.messages.ledger_views import HoldPhase
 from isthmus.core.pool_resource import PoolResource
+from isthmus.core.views.api_views import JobState
+from isthmus.core.views.ledger_views import HoldPhase
 
 _PHASES: dict[JobState, HoldPhase] = {
     "preempting": "waiting", "preparing": "waiting", "starting": "starting", "running": "running",

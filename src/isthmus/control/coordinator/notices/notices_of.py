@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Set
 from isthmus.control.state.events import AgentLost, AgentReported, Event, NoticeDue, SiteGone, SubscriptionSet
 from isthmus.control.state.job_history import HistoryEntry
 from isthmus.control.state.job_records import JobRecord, PoolState, SubscriptionRecord
-from isthmus.core.messages.api_views import HistoryKind
-from isthmus.core.messages.notice_views import MAX_NOTICE_CHARS, NoticeTopic, PoolNotice
+from isthmus.core.views.api_views import HistoryKind
+from isthmus.core.views.notice_views import MAX_NOTICE_CHARS, NoticeTopic, PoolNotice
 
 TOPIC_OF: Mapping[HistoryKind, NoticeTopic] = {
     "started": "state",

@@ -9,9 +9,9 @@ from isthmus.control.accounts.account_book import FULL_PERCENT, MS_PER_HOUR, Acc
 from isthmus.control.accounts.account_tree import PROJECT_PREFIX
 from isthmus.control.queries.accounts.lent_chips import guaranteeing_project
 from isthmus.control.state.job_records import JobRecord, PoolState
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.owner.accounts import Limits
 from isthmus.core.units import MILLIONTHS
+from isthmus.core.views.api_views import Submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

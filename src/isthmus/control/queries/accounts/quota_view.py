@@ -9,8 +9,8 @@ from itertools import islice
 from isthmus.control.accounts.account_book import MS_PER_HOUR
 from isthmus.control.accounts.account_tree import PROJECT_PREFIX, USER_PREFIX
 from isthmus.control.state.job_records import PoolState
-from isthmus.core.messages.quota_views import QuotaRow, QuotaView
 from isthmus.core.owner.accounts import GROUP_PREFIX
+from isthmus.core.views.quota_views import QuotaRow, QuotaView
 
 MAX_ROWS, MAX_JOBS = 1_000, 50
 """Accounts of an answer, and jobs of an account."""

@@ -20,7 +20,7 @@ from isthmus.core.catalogue import (
 )
 from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.job import Job, job_accesses, with_paths
-from isthmus.core.messages.catalogue_views import CopyView, EntryView, VersionView
+from isthmus.core.views.catalogue_views import CopyView, EntryView, VersionView
 
 
 def require_entry(state: PoolState, user: str | None, kind: EntryKind, owner: str, name: str) -> EntryRecord:

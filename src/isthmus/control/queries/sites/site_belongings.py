@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from isthmus.control.state.job_records import PoolState
 from isthmus.control.state.site_records import ClusterRecord
-from isthmus.core.messages.site_views import Belonging
+from isthmus.core.views.site_views import Belonging
 
 
 def site_belongings(state: PoolState, record: ClusterRecord) -> tuple[tuple[Belonging, ...], tuple[Belonging, ...]]:

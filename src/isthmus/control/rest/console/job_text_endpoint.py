@@ -15,9 +15,9 @@ from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.errors import ModelError, NotFoundError
 from isthmus.core.files.user_files import read_job_text
 from isthmus.core.job import Job
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import COMMAND_MODEL, Model, read_model_text, require_trainable
 from isthmus.core.runs.check_job import check_job
+from isthmus.core.views.api_views import Submission
 
 job_text_router = APIRouter(prefix="/v1", route_class=JsonRoute)
 

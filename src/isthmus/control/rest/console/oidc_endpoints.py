@@ -10,7 +10,7 @@ from isthmus.control.rest.request_context import Service
 from isthmus.control.rest.rest_bodies import error_responses
 from isthmus.control.service.oidc.oidc_sign_in import SIGN_IN_S
 from isthmus.core.errors import AuthError, NotFoundError, QuotaError
-from isthmus.core.messages.access_views import OidcAnswer, OidcBegun, OidcView, SessionView
+from isthmus.core.views.access_views import OidcAnswer, OidcBegun, OidcView, SessionView
 
 oidc_router = APIRouter(prefix="/v1", route_class=JsonRoute)
 _NAME = "isthmus-sign-in"

@@ -10,7 +10,7 @@ from isthmus.control.rest.request_context import CurrentCaller, Service
 from isthmus.control.rest.rest_bodies import error_responses
 from isthmus.control.service.access.session_cookie import cookie_name
 from isthmus.core.errors import QuotaError
-from isthmus.core.messages.access_views import SessionView
+from isthmus.core.views.access_views import SessionView
 
 session_router = APIRouter(prefix="/v1", route_class=JsonRoute)
 

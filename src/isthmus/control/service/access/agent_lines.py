@@ -10,9 +10,9 @@ from isthmus.control.service.access.audit_log import make_line
 from isthmus.control.service.auth import Caller
 from isthmus.control.state.events import AgentReported
 from isthmus.control.state.job_records import PoolState
-from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.messages.agent_messages import AgentReport
 from isthmus.core.messages.preflight import PreflightAnswer
+from isthmus.core.views.access_views import AuditRecord
 
 
 def report_lines(

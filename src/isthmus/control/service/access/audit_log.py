@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from isthmus.control.service.auth import Caller
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import IsthmusError
-from isthmus.core.messages.access_views import MAX_DETAIL_CHARS, MAX_TEXT_CHARS, AuditRecord
+from isthmus.core.views.access_views import MAX_DETAIL_CHARS, MAX_TEXT_CHARS, AuditRecord
 
 RETENTION_S = 400 * 86400.0
 """How long records are kept; the stores refuse to delete those of the last 365 days."""

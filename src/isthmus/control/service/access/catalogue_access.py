@@ -20,8 +20,8 @@ from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import EntryGranted, Event, VersionAdded, VersionRemoved
 from isthmus.core.catalogue import CopyKey, EntryKind, FileManifest
 from isthmus.core.errors import AuthError, TooLargeError
-from isthmus.core.messages.access_views import AuditRecord
-from isthmus.core.messages.catalogue_views import EntryView, GrantChange, VersionAddition
+from isthmus.core.views.access_views import AuditRecord
+from isthmus.core.views.catalogue_views import EntryView, GrantChange, VersionAddition
 
 MAX_MODEL_BYTES = 256 << 10
 """Largest configuration of a model in the catalogue."""

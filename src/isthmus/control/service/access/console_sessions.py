@@ -14,7 +14,7 @@ from isthmus.control.service.access.token_registry import TokenRegistry
 from isthmus.control.service.auth import Caller, token_digest
 from isthmus.control.store.store_interface import StoredToken
 from isthmus.core.errors import AuthError, QuotaError
-from isthmus.core.messages.access_views import SessionView
+from isthmus.core.views.access_views import SessionView
 
 SESSION_S = 12 * 3600.0
 """How long a session counts at most."""

@@ -18,7 +18,9 @@ from isthmus.control.service.auth import Caller
 from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import TariffPublished
 from isthmus.core.errors import AuthError, FieldError, NotFoundError
-from isthmus.core.messages.ledger_views import (
+from isthmus.core.owner.tariff import DAY_MIN, Tariff
+from isthmus.core.pool_resource import PoolResource
+from isthmus.core.views.ledger_views import (
     JobQuote,
     LedgerCheckView,
     LedgerEntry,
@@ -29,8 +31,6 @@ from isthmus.core.messages.ledger_views import (
     StatementView,
     TariffView,
 )
-from isthmus.core.owner.tariff import DAY_MIN, Tariff
-from isthmus.core.pool_resource import PoolResource
 
 MAX_EXAMINED_TRANSACTIONS = 20_000
 """Transactions that one page looks at, so that a caller with few entries costs no more than one with many."""

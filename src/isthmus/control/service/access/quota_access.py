@@ -10,8 +10,8 @@ from isthmus.control.service.auth import Caller
 from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import AccountsSet
 from isthmus.core.errors import IsthmusError, NotFoundError
-from isthmus.core.messages.quota_views import AccountsView, QuotaView
 from isthmus.core.owner.accounts import Accounts
+from isthmus.core.views.quota_views import AccountsView, QuotaView
 
 
 class QuotaAccess:

@@ -13,8 +13,8 @@ from isthmus.control.service.auth import Caller
 from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import Event, SiteAccepted, SiteCordoned, SiteDraining, SiteLeft
 from isthmus.core.errors import ConflictError
-from isthmus.core.messages.api_views import ClusterView
-from isthmus.core.messages.site_views import Belonging, DrainRequest, LeaveRequest, LeaveView
+from isthmus.core.views.api_views import ClusterView
+from isthmus.core.views.site_views import Belonging, DrainRequest, LeaveRequest, LeaveView
 
 if TYPE_CHECKING:
     from isthmus.control.service.access.site_keys import SiteKeys

@@ -19,7 +19,7 @@ from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import InvitationRevoked, SiteInvited, SiteJoined
 from isthmus.control.store.store_interface import StoredToken
 from isthmus.core.errors import AuthError, ConflictError
-from isthmus.core.messages.site_views import (
+from isthmus.core.views.site_views import (
     KEY_LIFE_S,
     InvitationRequest,
     InvitationView,

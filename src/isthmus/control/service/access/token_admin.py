@@ -10,8 +10,8 @@ from isthmus.control.service.access.token_registry import TokenRegistry
 from isthmus.control.service.auth import Caller, token_digest
 from isthmus.control.store.store_interface import StoredToken
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages.access_views import AuditRecord, TokenGrant, TokenInfo, TokenRotation
-from isthmus.core.messages.api_views import TokenRequest, TokenView
+from isthmus.core.views.access_views import AuditRecord, TokenGrant, TokenInfo, TokenRotation
+from isthmus.core.views.api_views import TokenRequest, TokenView
 
 MAX_TOKENS_OF_A_NAME = 100
 """Valid tokens of one role and name."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from isthmus.control.store.store_interface import Store, StoredToken
-from isthmus.core.messages.access_views import AuditRecord
 from isthmus.core.process.subscribers import Subscribers
+from isthmus.core.views.access_views import AuditRecord
 
 STALE_S = 5.0
 """Seconds without an answer of the store after which the tokens in memory are no longer believed."""

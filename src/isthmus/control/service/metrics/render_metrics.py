@@ -11,7 +11,7 @@ from isthmus.control.service.auth import Caller
 from isthmus.control.service.metrics.gauge_text import GaugeText
 from isthmus.control.service.metrics.server_metrics import ServerMetrics
 from isthmus.core.job_parts.rollout_figures import ROLLOUT_FIGURES
-from isthmus.core.messages.api_views import PoolView
+from isthmus.core.views.api_views import PoolView
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _WHERE = ("cluster", "owner")

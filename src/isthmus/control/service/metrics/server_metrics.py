@@ -14,8 +14,8 @@ from isthmus.control.service.coordinator_actor import AppliedEvent
 from isthmus.control.state.events import JobChanged
 from isthmus.core.job_parts.rollout_figures import ROLLOUT_FIGURES
 from isthmus.core.messages.agent_messages import StepMetrics
-from isthmus.core.messages.api_views import JobState
-from isthmus.core.messages.notice_views import NoticeChannel
+from isthmus.core.views.api_views import JobState
+from isthmus.core.views.notice_views import NoticeChannel
 
 QUEUE_WAIT_BUCKETS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600, 168 * 3600)
 APPEND_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)

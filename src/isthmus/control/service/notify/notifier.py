@@ -25,8 +25,8 @@ from isthmus.control.service.notify.send_email import send_email
 from isthmus.control.service.notify.send_webhook import DeliveryError, send_webhook
 from isthmus.control.store.store_interface import Store, StoredNotice
 from isthmus.core.errors import InputError, IsthmusError
-from isthmus.core.messages.notice_views import NoticeMessage, Subscription
 from isthmus.core.text.printable import printable
+from isthmus.core.views.notice_views import NoticeMessage, Subscription
 
 NUM_SENDERS = 4
 """Messages that are sent at a time."""

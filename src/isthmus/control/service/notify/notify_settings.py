@@ -12,7 +12,7 @@ from isthmus.core.base_model import FrozenModel
 from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import FileError, InputError
 from isthmus.core.files.user_files import load_model_file
-from isthmus.core.messages.notice_views import MAX_EMAIL_CHARS
+from isthmus.core.views.notice_views import MAX_EMAIL_CHARS
 
 MAX_PASSWORD_BYTES = 1024
 SMTP_PORTS = {"tls": 465, "starttls": 587, "none": 25}

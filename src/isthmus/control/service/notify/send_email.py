@@ -9,8 +9,8 @@ from email.utils import formatdate
 
 from isthmus.control.service.notify.notify_settings import SmtpSettings, read_password
 from isthmus.control.service.notify.send_webhook import DeliveryError
-from isthmus.core.messages.notice_views import NoticeMessage
 from isthmus.core.text.printable import printable
+from isthmus.core.views.notice_views import NoticeMessage
 
 TIMEOUT_S = 15.0
 MAX_SUBJECT_CHARS = 150

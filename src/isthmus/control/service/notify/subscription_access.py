@@ -14,7 +14,7 @@ from isthmus.control.service.notify.notify_settings import NotifySettings
 from isthmus.control.state.events import SubscriptionSet
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import AuthError, InputError
-from isthmus.core.messages.notice_views import Subscription, SubscriptionView
+from isthmus.core.views.notice_views import Subscription, SubscriptionView
 
 
 class SubscriptionAccess:

@@ -24,11 +24,11 @@ from isthmus.control.placement.resources.plan_requirement import EqualPipelines,
 from isthmus.control.simulation.traces.job_trace import TraceJob
 from isthmus.control.state.events import MakePlans
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
-from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Prediction, Refusal, Stage
 from isthmus.core.pool import Cluster, Pool
 from isthmus.core.pool_resource import PoolResource
+from isthmus.core.views.api_views import Submission
 
 MAX_STAGES = 4
 """Largest number of pipeline stages of a gang, and so of sites that share it."""

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from isthmus.control.store.log_chain import LogEnd
 from isthmus.control.store.tables.table_queries import TableQueries
 from isthmus.core.errors import UnavailableError
-from isthmus.core.messages.access_views import AuditFilter, AuditRecord
-from isthmus.core.messages.audit_chain import (
+from isthmus.core.views.access_views import AuditFilter, AuditRecord
+from isthmus.core.views.audit_chain import (
     PRUNED,
     AuditEnd,
     audit_start,

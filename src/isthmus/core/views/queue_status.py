@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeInt, PositiveInt
-from isthmus.core.messages.api_views import JobState, VictimView
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.plan import PlanSet, Refusal
 from isthmus.core.priority import Priority
+from isthmus.core.views.api_views import JobState, VictimView
 
 
 class JobAhead(FrozenModel):

@@ -10,10 +10,10 @@ from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNega
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.preflight import SitePreflight
-from isthmus.core.messages.site_views import DutyView
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet
 from isthmus.core.pool import Cluster, Link
+from isthmus.core.views.site_views import DutyView
 
 JobState = Literal[
     "planning",  # the plan search runs

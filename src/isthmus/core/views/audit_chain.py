@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from isthmus.core.messages.access_views import AuditRecord
+from isthmus.core.views.access_views import AuditRecord
 
 PRUNED = "audit-pruned"
 """The act of a line that names the last removed line: `subject` is its number, `detail` its hash."""
