@@ -108,6 +108,7 @@ def test_packages_below_the_command_line_print_nothing() -> None:
     own_process = (
         *(
             "train/",
+            "rl/audit/",
             "rl/process/",
             "rl/rollout/",
             "data/chat_renderer.py",

@@ -19,7 +19,7 @@ from isthmus.site import SitePart
 from isthmus.wan import Admission, Booking, FlowMatch, PathRequest
 
 _MAX_FLOWS = 64
-"""Beyond it the flows of a part are told apart by the addresses of machines only."""
+"""Beyond it only the addresses of machines distinguish the flows of a part."""
 _MAX_NAME_CHARS = 63
 
 

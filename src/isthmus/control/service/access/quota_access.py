@@ -29,13 +29,13 @@ class QuotaAccess:
             users=len(accounts.users),
             accepted_s=event.now_s,
         )
+        counts = f"{found.projects} projects, {found.groups} groups, {found.users} users"
+        line = self._audit.line("quotas-set", caller, "", counts)
         try:
-            self._actor.propose(lambda _: event, lambda _: None)
+            self._actor.propose(lambda _: event, lambda _: None, line)
         except IsthmusError as error:
             self._audit.record("refused", caller, "quotas", error.message)
             raise
-        counts = f"{found.projects} projects, {found.groups} groups, {found.users} users"
-        self._audit.record("quotas-set", caller, "", counts)
         return found
 
     def show(self, caller: Caller, account: str | None = None) -> QuotaView:
