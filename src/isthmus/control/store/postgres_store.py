@@ -28,7 +28,7 @@ EVENT_LOG_LOCK = 0x15_7468_6D75_7301
 """Advisory lock for appending events."""
 OUTPUT_LOCK = 0x15_7468_6D75_7302
 """Advisory lock for writing metrics and logs: rows become visible in the order of their numbers."""
-AUDIT_LOCK = 0x15_7468_6D75_7303
+AUDIT_LOCK = 0x15_7468_6D75_7305
 """Advisory lock for the end of the audit log, the last one that a transaction takes."""
 TRANSACTION_IDLE_LIMIT_S = 10
 """Seconds after which the database ends an idle transaction, and with it a server's turn."""
