@@ -49,7 +49,7 @@ def test_a_code_does_nothing_but_join(server: Server) -> None:
     before = server.shell.pool()
     entry = {"kind": "data", "owner": "ann", "name": "words", "version": "0" * 64}
     for method, path in operations():
-        if path in ("/v1/health", "/v1/join"):
+        if path in ("/v1/health", "/v1/join") or path.startswith("/v1/oidc"):  # for those who have no token yet
             continue
         where = path.format(job_id="j", cluster="east", plan_id="p1", token_id="t-0", party="user", **entry)
         answer = server.call(method, where, {}, token=code)

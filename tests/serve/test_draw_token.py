@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isthmus.serve import DecodeRequest, SequenceKey
-from isthmus.serve.draw_token import draw_token, uniform
+from isthmus.serve.draw_token import draw_number, draw_token
 
 REQUEST = DecodeRequest(key=SequenceKey(0, 0), seed=1, prompt_tokens=(1,), max_response_tokens=4)
 LOGITS = np.log(np.array([0.1, 0.2, 0.3, 0.4], dtype=np.float32))
@@ -31,10 +31,10 @@ def test_each_part_of_the_key_gives_other_draws() -> None:
     others = [
         replace(REQUEST, seed=2), replace(REQUEST, key=SequenceKey(1, 0)), replace(REQUEST, key=SequenceKey(0, 1))
     ]  # fmt: skip
-    first = [uniform(REQUEST, at) for at in range(50)]
+    first = [draw_number(REQUEST, at) for at in range(50)]
     assert len(set(first)) == 50
-    assert not any(set(first) & {uniform(one, at) for at in range(50)} for one in others)
-    assert uniform(replace(REQUEST, key=SequenceKey(0, 0, 3)), 0) == first[0]
+    assert not any(set(first) & {draw_number(one, at) for at in range(50)} for one in others)
+    assert draw_number(replace(REQUEST, key=SequenceKey(0, 0, 3)), 0) == first[0]
     assert all(0 <= one < 1 for one in first)
 
 

@@ -362,7 +362,7 @@ def test_a_run_over_sites_with_their_own_storage_survives_the_loss_of_a_site(tmp
     1. Three sites train to a checkpoint and are killed. 2. One has left: the others and their copies have every byte.
     3. The losses are those of a run that was never interrupted, and the model is complete at the first site.
     """
-    job = make_job(tmp_path, steps=6, checkpoints={"every_steps": 3})
+    job = make_job(tmp_path, steps=15, checkpoints={"every_steps": 3})
     expected = run_job(tmp_path / "reference", job, make_plan(job, [1, 3, 4])).losses()
     jobs = [at_site(job, tmp_path / site) for site in SITES]
     with started(tmp_path, jobs, make_plan(job, [1, 3, 4])) as workers:
@@ -372,7 +372,7 @@ def test_a_run_over_sites_with_their_own_storage_survives_the_loss_of_a_site(tmp
     again = run_job(tmp_path, jobs[:2], make_plan(job, [2, 4]), attempt=2, has_trained=True)
     assert "received" in again.log(0) + again.log(1)
     assert again.losses() == pytest.approx(expected[-len(again.losses()) :], abs=1e-6)
-    assert 0 < len(again.losses()) <= 3
+    assert 0 < len(again.losses()) <= 12
     output = Path(jobs[0].output)
     assert (output / "model.safetensors.index.json").is_file()
     assert sorted(one.name for one in Path(jobs[1].output).iterdir()) == [".isthmus-run"]
