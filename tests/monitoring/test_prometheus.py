@@ -107,7 +107,11 @@ class WatchedPool:
         while not self.stop.wait(0.3):
             for site in (EAST, WEST):
                 if site.name in self.alive:
-                    self._sync(site)
+                    try:
+                        self._sync(site)
+                    except httpx.TransportError:  # the server ends by the same event
+                        if not self.stop.is_set():
+                            raise
 
     def _sync(self, site: Cluster) -> None:
         part = self._parts.get(site.name)
