@@ -17,6 +17,8 @@ from isthmus.wan.datagram.datagram_packet import MAX_CONTENT_BYTES
 
 _STARTUP_GAIN = 2.885
 _PROBE_GAINS = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+_DRAIN_GAIN = 0.9
+"""While the shortest round trip of a round shows a queue."""
 _WINDOW_GAIN = 2.0
 _FULL_GROWTH, _FULL_ROUNDS = 1.25, 3
 _ROUNDS_KEPT = 10
@@ -92,7 +94,12 @@ class BottleneckRate:
             self._limited_until_bytes = self._delivered_bytes + in_flight_bytes + MAX_CONTENT_BYTES
         is_limited = self._delivered_bytes < self._limited_until_bytes
         return Delivery(
-            now_s, self._delivered_bytes, self._delivered_s, self._first_sent_s, is_limited, self._gain() < 1
+            now_s,
+            self._delivered_bytes,
+            self._delivered_s,
+            self._first_sent_s,
+            is_limited,
+            self._gain() < 1 and not self._has_queue,
         )
 
     def arrived(self, num_bytes: int, delivery: Delivery) -> None:
@@ -177,7 +184,9 @@ class BottleneckRate:
             return _STARTUP_GAIN
         if self._phase == "drain":
             return 1 / _STARTUP_GAIN
-        return _PROBE_GAINS[self._probe] if self._phase == "probe" else 1.0
+        if self._phase != "probe":
+            return 1.0
+        return min(_PROBE_GAINS[self._probe], _DRAIN_GAIN) if self._has_queue else _PROBE_GAINS[self._probe]
 
     def _loss_gain(self) -> float:
         return 1 / (1 - min(self._loss_share, _MOST_LOSS))
