@@ -229,7 +229,8 @@ class AgentService:
         # Step 1: answers of the scheduler, and the owner's opening hours.
         self._calls.collect()
         here = datetime.fromtimestamp(self._wall_clock()).astimezone()
-        self._handle(HoursObserved(now_s=self._clock(), is_open=self.policy.is_open(here)))
+        is_open, may_move = self.policy.is_open(here), self.policy.moves.is_open(here)
+        self._handle(HoursObserved(now_s=self._clock(), is_open=is_open, may_move=may_move))
         # Step 2: workers; skipped while deferred instructions make their state stale.
         parts = () if self._deferred else self.machine.parts.values()
         seen = observe_workers(
@@ -333,6 +334,7 @@ class AgentService:
             incarnation=incarnation,
             identity=identity and identity.model_copy(update={"saves": self._table.saves}),
             run_lease_s=self.machine.run_lease_s(),
+            moves=self.machine.moves(),
             free_chips=self.machine.free_chips(),
             parts=self.observed_parts(),
             queue=self._look.queue,
