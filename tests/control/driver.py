@@ -26,8 +26,8 @@ from isthmus.core.catalogue import HeldCopy
 from isthmus.core.messages.agent_messages import (
     AgentIdentity,
     AgentReport,
-    ObservedLocalJob,
     MoveProposal,
+    ObservedLocalJob,
     ObservedPart,
     PartOrder,
     PeerAddress,

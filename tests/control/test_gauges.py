@@ -10,9 +10,9 @@ from isthmus.control.accounting.ledger import Ledger, Transaction
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.queries.forecast_inputs import JobProgress
 from isthmus.control.queries.monitoring.pool_figures import MAX_JOBS, pool_figures
-from isthmus.control.service.metrics.gauge_text import GaugeText
 from isthmus.control.service.metrics.ledger_watch import LedgerWatch
 from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics, WorkerAddress
+from isthmus.core.text.gauge_text import GaugeText
 from tests.control.serving import EAST, WEST, report
 from tests.control.test_metrics import samples
 from tests.control.test_server_api import Server

@@ -87,7 +87,9 @@ def test_no_move_outside_of_the_owners_rules(rules: dict[str, Any], more: dict[s
 def test_jobs_that_must_not_be_stopped_stay() -> None:
     """`preemptible: false` exempts a job from moves."""
     east, kept = fragmented()
-    fixed = [one.model_copy(update={"spec": one.spec.model_copy(update={"preemptible": False})}) for one in kept if one.spec]
+    fixed = [
+        one.model_copy(update={"spec": one.spec.model_copy(update={"preemptible": False})}) for one in kept if one.spec
+    ]
     for order in fixed:
         east.part(order.job).spec = order.spec
     east.wait(200)

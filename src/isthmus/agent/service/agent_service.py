@@ -31,6 +31,8 @@ from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.files.version_fetcher import VersionFetcher
+from isthmus.agent.metrics.agent_figures import agent_figures
+from isthmus.agent.metrics.sync_counts import SyncCounts
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
 from isthmus.agent.service.agent_state_folder import (
     AgentStateFolder,
@@ -351,6 +353,12 @@ class AgentService:
             logs=tuple(batch.logs),
         )
         return report, batch
+
+    def figures(self, syncs: SyncCounts) -> bytes:
+        """Return the page of the agent's own metrics."""
+        return agent_figures(
+            self.machine, syncs, now_s=self._clock(), num_deferred=len(self._deferred), wall_s=self._wall_clock()
+        )
 
     def _with_events(self, seen: ObservedPart) -> ObservedPart:
         """Return a part's observation with the newest events of its workers."""

@@ -23,6 +23,7 @@ from isthmus.core.rights.storage_rules import StorageRules
 from isthmus.core.rights.worker_rights import WorkerRights
 from isthmus.core.units import GB, Bytes
 
+
 def _check_network(text: str) -> str:
     """Return a network in its usual form; raise `ValueError` for other text."""
     return str(ipaddress.ip_network(text))
@@ -30,6 +31,7 @@ def _check_network(text: str) -> str:
 
 NetworkName = Annotated[str, Field(max_length=64), AfterValidator(_check_network)]
 """A network of addresses, such as `10.0.0.0/8` or `fd00::/8`."""
+
 
 class FetchPolicy(FrozenModel):
     """What a site fetches of the models and data sets of the catalogue that jobs name.

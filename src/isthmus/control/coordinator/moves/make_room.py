@@ -46,7 +46,7 @@ def _is_moving(state: PoolState, cluster: str) -> bool:
 
 
 def _is_useful(state: PoolState, record: ClusterRecord, job: JobRecord, proposal: MoveProposal) -> bool:
-    """Return whether the job is the first that waits for these chips, and lacks no others; and the jobs can be moved."""
+    """Return whether the job is the first to wait for these chips and lacks no others, and the jobs can be moved."""
     if job.state not in WAITING_STATES or job.state_deadline_s is not None or job.capped_by or job.plan is None:
         return False
     if is_checking(job) or job.needs is None or not allocations.pool_can_hold(state, job):

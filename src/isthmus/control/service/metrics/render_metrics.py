@@ -8,9 +8,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from isthmus.control.queries.monitoring.pool_figures import MAX_LINKS, JobFigures, PoolFigures
 from isthmus.control.service.auth import Caller
-from isthmus.control.service.metrics.gauge_text import GaugeText
 from isthmus.control.service.metrics.server_metrics import ServerMetrics
 from isthmus.core.job_parts.rollout_figures import ROLLOUT_FIGURES
+from isthmus.core.text.gauge_text import GaugeText
 from isthmus.core.views.api_views import PoolView
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
