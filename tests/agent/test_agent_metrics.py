@@ -37,7 +37,7 @@ def get(
 
 
 def test_the_page_shows_devices_fragments_parts_and_exchanges() -> None:
-    """A site in fragments: eight devices are free, two can be offered, one part waits for a place, a move is proposed."""
+    """Eight devices are free, in fragments: two can be offered, one part waits for a place, a move is proposed."""
     east, kept = fragmented()
     east.wait(200)
     east.obey(*kept, waits())

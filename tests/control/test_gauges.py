@@ -45,14 +45,16 @@ def test_a_running_job_has_its_steps_times_and_checkpoints(server: Server) -> No
 
 
 def test_the_first_of_the_waiting_jobs_says_how_long_the_queue_stands(server: Server) -> None:
-    """By priority, and 0 without a job that waits."""
+    """By priority, and 0 without a job that waits; one whose user must choose a plan makes no queue stand."""
     assert samples(server)[("isthmus_queue_oldest_wait_seconds",)] == 0
-    server.submit(policy="manual")
+    server.submit(policy="manual", priority="high")
+    server.now_s += 30
+    server.submit(policy="auto")
     server.now_s += 70
-    server.submit(policy="manual", priority="low")
+    server.submit(policy="auto", priority="low")
     found = samples(server)
     assert found[("isthmus_queue_oldest_wait_seconds",)] == 70
-    assert sum(value for name, value in found.items() if name[0] == "isthmus_queue_jobs") == 2
+    assert sum(value for name, value in found.items() if name[0] == "isthmus_queue_jobs") == 3
 
 
 def test_jobs_beyond_the_limit_have_no_series_and_are_counted(server: Server) -> None:

@@ -54,7 +54,7 @@ def test_a_running_job_is_moved_and_goes_on_where_it_was_saved(tmp_path: Path, w
         own.mkdir(parents=True)
         filler = {"command": ["sleep", "600"], "node_group": "cpu", "chips": 1}
         (own / "job.json").write_text(json.dumps(filler))
-        wait_until("the owner's job runs", lambda: client.pool().clusters[0].free_chips == {"cpu": 3})
+        wait_until("the owner's job runs", lambda: _free_at(pool, "north") == {"cpu": 3})
         ids, north = list[str](), {"placement": {"clusters": ["north"]}}
         for name in ("one", "two"):
             job = make_job(tmp_path, name, steps=STEPS, every_steps=EVERY, model=str(tmp_path / "flat"), **north)
@@ -92,6 +92,10 @@ def test_a_running_job_is_moved_and_goes_on_where_it_was_saved(tmp_path: Path, w
         for job in ids:
             client.cancel(job)
             state_is(client, job, "cancelled")
+
+
+def _free_at(pool: DemoPool, cluster: str) -> dict[str, int]:
+    return next(dict(one.free_chips) for one in pool.client.pool().clusters if one.cluster.name == cluster)
 
 
 def _history(pool: DemoPool, job: str) -> list[HistoryEvent]:

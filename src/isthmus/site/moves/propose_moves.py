@@ -1,9 +1,9 @@
 """`update_proposals`: the moves that an agent proposes to the pool's server; white paper 3.2.1, active rescheduling.
 
-A part waits for a place alone if the site has the devices that it needs, in fragments. What that costs grows with time;
-once it exceeds what the fewest moves cost, these are proposed (the break-even rule of ski rental: whatever comes, waiting
-and moving together cost at most twice the cheaper of both). The server checks that the part is next in the queue, has the
-moved jobs saved, and starts them again on the other devices.
+A part waits for a place alone if the site has the devices that it needs, in fragments. What that costs grows with
+time; once it exceeds what the fewest moves cost, these are proposed (the break-even rule of ski rental: whatever comes,
+waiting and moving together cost at most twice the cheaper of both). The server checks that the part is next in the
+queue, has the moved jobs saved, and starts them again on the other devices.
 """
 
 from __future__ import annotations
