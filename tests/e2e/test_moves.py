@@ -57,7 +57,10 @@ def test_a_running_job_is_moved_and_goes_on_where_it_was_saved(tmp_path: Path, w
         wait_until("the owner's job runs", lambda: _free_at(pool, "north") == {"cpu": 3})
         ids, north = list[str](), {"placement": {"clusters": ["north"]}}
         for name in ("one", "two"):
-            job = make_job(tmp_path, name, steps=STEPS, every_steps=EVERY, model=str(tmp_path / "flat"), **north)
+            job = make_job(
+                tmp_path, name, steps=STEPS, every_steps=EVERY, model=str(tmp_path / "flat"),
+                parallel={"tp": 1, "pp": 1, "dp": 1}, **north,
+            )  # fmt: skip
             ids.append(submit(client, job).id)
             at_step(client, ids[-1], 2)
         shutil.rmtree(own)

@@ -192,7 +192,11 @@ def program(*command: str) -> Iterator[None]:
 
 SHORT_TIMES = (
     (r"\n( +)labels: {severity", r"\n\1keep_firing_for: 6s\n\1labels: {severity"),
-    (r"for: \d+[mh]", "for: 1s"), (r"> 3600\b", "> 2"), (r"> 600\b", "> 3"), (r"\[(1h|15m|5m)\]", "[8s]"))
+    (r"for: \d+[mh]", "for: 1s"),
+    (r"> 3600\b", "> 2"),
+    (r"> 600\b", "> 3"),
+    (r"\[(1h|15m|5m)\]", "[8s]"),
+)
 """Times of the shipped rules, and those of the tests. On a busy machine a scrape may fail: no alert ends by that."""
 ALERT_LIMIT_S = 120.0
 
