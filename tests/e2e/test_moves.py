@@ -24,7 +24,7 @@ from tests.e2e.site import (
     wait_until,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 STEPS, EVERY = 3_000, 50
 SCALE = 0.02
@@ -71,7 +71,7 @@ def test_a_running_job_is_moved_and_goes_on_where_it_was_saved(tmp_path: Path, w
         wide = submit(client, wide_job).id
         if kills:
             _kill_in_the_middle(pool, wide)
-        state_is(client, wide, "succeeded")
+        state_is(client, wide, "succeeded", timeout_s=600)
         moved = [job for job in ids if client.job(job).attempt == 2]
         assert len(moved) == 1
         (other,) = set(ids) - set(moved)

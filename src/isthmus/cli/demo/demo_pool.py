@@ -126,6 +126,7 @@ class DemoPool:
         process.kill()
         process.wait()
         self._start(name, *self._arguments[name])
+        self._wait(name, self._is_healthy)
 
     def use_wide_area_links(self, emulated: bool) -> None:
         """Route runs that start from now on through the emulated links, or directly."""
