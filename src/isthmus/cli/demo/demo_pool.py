@@ -124,7 +124,7 @@ class DemoPool:
         """Kill a process of the pool without warning, and start it again as before."""
         process = self._processes.pop(name)
         process.kill()
-        process.wait()
+        process.wait(STOP_TIMEOUT_S)
         self._start(name, *self._arguments[name])
         self._wait(name, self._is_healthy)
 
