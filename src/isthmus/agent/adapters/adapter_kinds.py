@@ -86,6 +86,8 @@ def render_hold(site: SiteFile, cluster: Cluster, part: PartRequest) -> Rendered
 def containers_of(site: SiteFile) -> str:
     """Return `Capabilities.containers` of a built-in kind; raise `InputError` for others, which render nothing."""
     _renderer(site)
+    if site.kind == "ray" and site.options.get("images"):
+        return "node"
     return _CONTAINERS.get(site.kind, "none")
 
 
