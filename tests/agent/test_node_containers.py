@@ -64,7 +64,7 @@ class Node:
         spec = WorkerSpec(run="0123", attempt=1, rank=len(self.workers) - 1, job=self.job, plan=PLAN)
         part = PartRenderer(rights, self.pool, "a", "container", apart=True).render_worker(spec)
         places = NodeImages(layout=str(self.layout), store=str(self.store))
-        containers = NodeContainers(rights, places, (sys.executable, "-c", program))
+        containers = NodeContainers(rights, places, self.folder, (sys.executable, "-c", program))
         command = containers.prepare(worker.folder, spec, part, ["g/n/0"], None, protected=(), also_read=())
         write_start(worker.folder, command, {"ISTHMUS_CARDS": "g/n/0"})
         worker.start(worker.ticket(), variables or {})

@@ -18,13 +18,21 @@ from isthmus.core.rights.worker_rights import WorkerRights
 from isthmus.render import Container, RenderedPart, oci_config
 
 
+NOTE_FILE = "node_images"
+"""File of the agent's state folder that names the folder of its nodes with unpacked images, once one was asked for."""
+
+
 class NodeContainers:
-    """The containers of a site whose nodes have `images` of their own; the courier brings what the agent writes."""
+    """The containers of a site whose nodes have `images` of their own; the courier brings what the agent writes.
+
+    `state` is the agent's state folder.
+    """
 
     def __init__(
-        self, rights: WorkerRights, images: NodeImages, worker_command: Sequence[str] = WORKER_COMMAND
+        self, rights: WorkerRights, images: NodeImages, state: Path, worker_command: Sequence[str] = WORKER_COMMAND
     ) -> None:
         self._rights, self._images, self._worker_command = rights, images, tuple(worker_command)
+        self._note = state / NOTE_FILE
 
     def prepare(
         self,
@@ -60,5 +68,6 @@ class NodeContainers:
             "environment": worker_environment(part.image.environment, devices, {}) | temporary | rank_variables(part),
             "config": oci_config(part, container),
         }  # fmt: skip
+        write_atomically(self._note, self._images.store)
         write_atomically(folder / CONTAINER_FILE, json.dumps(asked))
         return node_container_command(folder)

@@ -308,7 +308,7 @@ def _worker_containers(config: AgentConfig, can: Capabilities) -> WorkerContaine
     if can.containers == "scheduler":
         return None
     if can.node_images is not None:
-        return NodeContainers(rights, can.node_images, config.worker_command)
+        return NodeContainers(rights, can.node_images, config.state, config.worker_command)
     in_step = can.holds == "scheduler"
     return WorkerContainers(rights.containers, rights, config.state.absolute(), config.worker_command, in_step=in_step)
 
