@@ -17,7 +17,6 @@ from isthmus.core.process.node_container import CONTAINER_FILE
 from isthmus.core.rights.worker_rights import WorkerRights
 from isthmus.render import Container, RenderedPart, oci_config
 
-
 NOTE_FILE = "node_images"
 """File of the agent's state folder that names the folder of its nodes with unpacked images, once one was asked for."""
 
