@@ -16,6 +16,7 @@ from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.clusters import RealCluster
 from tests.kubernetes.conftest import fill_server
 from tests.kubernetes.faulty_run import FaultyRun
+from tests.kubernetes.samples import NAMESPACE
 from tests.kubernetes.watched_run import WatchedRun
 
 NUM_FAULTS, NUM_QUICK_FAULTS, STEPS, SHARE_LOST = 200, 10, 24, 0.3
@@ -42,7 +43,11 @@ def rows(amount: Amount) -> list[Row]:
 def event_rows(amount: Amount) -> list[Row]:
     """Make rounds of watched lists, with a fault in each, until there were enough, or the time is over."""
     wanted = NUM_QUICK_ROUNDS if amount.quick else NUM_ROUNDS
-    with tempfile.TemporaryDirectory() as folder, _server(Path(folder)) as server, amount.seeded_runs("events") as runs:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _lean_server(Path(folder)) as server,
+        amount.seeded_runs("events") as runs,
+    ):
         while (num_done := _sum(runs, "rounds")) < wanted and not amount.is_over:
             seed = runs.take()
             run = WatchedRun(server, seed)
@@ -71,6 +76,17 @@ def _server(folder: Path) -> Iterator[ApiServer]:
     try:
         server.start()
         fill_server(server)
+        yield server
+    finally:
+        server.end()
+
+
+@contextlib.contextmanager
+def _lean_server(folder: Path) -> Iterator[ApiServer]:
+    server = ApiServer(folder / "server", lean=True)
+    try:
+        server.start()
+        server.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         yield server
     finally:
         server.end()
