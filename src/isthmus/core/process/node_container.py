@@ -41,9 +41,10 @@ class NodeError(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Make the bundle of a worker and become its runner; returns only on failure, or after `--delete`."""
     if arguments[0] == DELETE:
-        runner, *words = arguments[1:]
-        subprocess.run([*_python(runner), DELETE, *words], check=False, timeout=_DELETE_TIMEOUT_S)  # noqa: S603 - the agent's
-        shutil.rmtree(words[2], ignore_errors=True)
+        runner, *container = arguments[1:]
+        command = [*_python(runner), DELETE, *container]
+        subprocess.run(command, check=False, timeout=_DELETE_TIMEOUT_S)  # noqa: S603 - the agent's
+        shutil.rmtree(container[2], ignore_errors=True)
         return 0
     runner, folder = arguments
     try:
