@@ -18,6 +18,7 @@ from isthmus.agent.adapters.adapter_kinds import SiteContext, make_adapter
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND
 from isthmus.agent.adapters.scheduler_adapter import Capabilities
 from isthmus.agent.adapters.worker_limits import check_rights, describe_isolation
+from isthmus.agent.containers.node_containers import NodeContainers
 from isthmus.agent.containers.part_renderer import refuse_images
 from isthmus.agent.containers.site_runtime import check_containers
 from isthmus.agent.containers.worker_containers import WorkerContainers
@@ -296,16 +297,18 @@ def _load_key(config: AgentConfig) -> AgentKey:
     return key
 
 
-def _worker_containers(config: AgentConfig, can: Capabilities) -> WorkerContainers | None:
+def _worker_containers(config: AgentConfig, can: Capabilities) -> WorkerContainers | NodeContainers | None:
     """Return what makes the containers of the policy, None where there are none or the scheduler makes them."""
     rights = config.policy.workers
     if rights.containers is None:
         return None
     if not can.images:
-        refuse_images(config.site.kind, can.containers)
+        refuse_images(config.site.kind)
     check_containers(rights.containers, runs_them=can.containers == "agent")
     if can.containers == "scheduler":
         return None
+    if can.node_images is not None:
+        return NodeContainers(rights, can.node_images, config.state, config.worker_command)
     in_step = can.holds == "scheduler"
     return WorkerContainers(rights.containers, rights, config.state.absolute(), config.worker_command, in_step=in_step)
 

@@ -25,6 +25,7 @@ from isthmus.agent.adapters.worker_limits import (
     require_confined,
     write_limits,
 )
+from isthmus.agent.containers.node_containers import NodeContainers
 from isthmus.agent.containers.part_renderer import PartRenderer, rank_variables, start_kind
 from isthmus.agent.containers.part_rendering import PartRendering
 from isthmus.agent.containers.worker_containers import WorkerContainers
@@ -145,7 +146,7 @@ class AgentService:
         fetcher: FileFetcher | None = None,
         versions: VersionFetcher | None = None,
         identity: AgentIdentity | None = None,
-        containers: WorkerContainers | None = None,
+        containers: WorkerContainers | NodeContainers | None = None,
         pool: Pool | None = None,
         secrets: Sequence[Path] = (),
         wall_clock: Callable[[], float] = time.time,
@@ -157,7 +158,8 @@ class AgentService:
         self._containers = containers
         pool, starts = pool or Pool(clusters=(cluster,)), start_kind(adapter.capabilities.containers)
         can = adapter.capabilities
-        renderer = PartRenderer(self.policy.workers, pool, cluster.name, starts, can.storage_path)
+        apart = can.node_images is not None
+        renderer = PartRenderer(self.policy.workers, pool, cluster.name, starts, can.storage_path, apart=apart)
         self._rendering = PartRendering(renderer, clock, self._resolved_job)
         self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
