@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from isthmus.core.messages.agent_messages import MoveProposal
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.priority import PriorityMap
 from isthmus.site.devices.device_allocator import DeviceAllocator
 from isthmus.site.machine_events import SiteInstruction
+from isthmus.site.moves.place_lack import PlaceLack
 from isthmus.site.parts import CLAIMING, LEASED, PartKey, SitePart
 
 VERDICT_S = 15.0
@@ -65,6 +67,13 @@ class SiteState:
     time_dependent: dict[PartKey, SitePart] = field(default_factory=dict)
     # A queued local job may be able to start now.
     may_start_local: bool = True
+    # Parts that lack nothing but a place, by job; moves for them, as proposed to the server; when they are made again.
+    lacks: dict[str, PlaceLack] = field(default_factory=dict)
+    proposals: tuple[MoveProposal, ...] = ()
+    moves_due_s: float = math.inf
+    # The owner's rules allow moves at this hour; and when the latest of the last hour began.
+    may_move: bool = True
+    moved_at_s: list[float] = field(default_factory=list)
     # Number of changes that must be reported to the server.
     num_changes: int = 0
 

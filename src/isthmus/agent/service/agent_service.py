@@ -32,6 +32,8 @@ from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.files.version_fetcher import VersionFetcher
+from isthmus.agent.metrics.agent_figures import agent_figures
+from isthmus.agent.metrics.sync_counts import SyncCounts
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
 from isthmus.agent.service.agent_state_folder import (
     AgentStateFolder,
@@ -231,7 +233,8 @@ class AgentService:
         # Step 1: answers of the scheduler, and the owner's opening hours.
         self._calls.collect()
         here = datetime.fromtimestamp(self._wall_clock()).astimezone()
-        self._handle(HoursObserved(now_s=self._clock(), is_open=self.policy.is_open(here)))
+        is_open, may_move = self.policy.is_open(here), self.policy.moves.is_open(here)
+        self._handle(HoursObserved(now_s=self._clock(), is_open=is_open, may_move=may_move))
         # Step 2: workers; skipped while deferred instructions make their state stale.
         parts = () if self._deferred else self.machine.parts.values()
         seen = observe_workers(
@@ -335,6 +338,7 @@ class AgentService:
             incarnation=incarnation,
             identity=identity and identity.model_copy(update={"saves": self._table.saves}),
             run_lease_s=self.machine.run_lease_s(),
+            moves=self.machine.moves(),
             free_chips=self.machine.free_chips(),
             parts=self.observed_parts(),
             queue=self._look.queue,
@@ -351,6 +355,12 @@ class AgentService:
             logs=tuple(batch.logs),
         )
         return report, batch
+
+    def figures(self, syncs: SyncCounts) -> bytes:
+        """Return the page of the agent's own metrics."""
+        return agent_figures(
+            self.machine, syncs, now_s=self._clock(), num_deferred=len(self._deferred), wall_s=self._wall_clock()
+        )
 
     def _with_events(self, seen: ObservedPart) -> ObservedPart:
         """Return a part's observation with the newest events of its workers."""

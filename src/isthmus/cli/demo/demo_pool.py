@@ -40,6 +40,7 @@ class DemoPool:
         self.folder, self.pool, self._storage = folder, pool, storage
         self.port = _free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._arguments: dict[str, tuple[str, ...]] = {}
         self._client: ApiClient | None = None
 
     @property
@@ -119,6 +120,13 @@ class DemoPool:
         self._wait("links", (self.folder / "links" / "routes.json").exists)
         self.use_wide_area_links(True)
 
+    def kill_and_restart(self, name: str) -> None:
+        """Kill a process of the pool without warning, and start it again as before."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+        self._start(name, *self._arguments[name])
+
     def use_wide_area_links(self, emulated: bool) -> None:
         """Route runs that start from now on through the emulated links, or directly."""
         routes = json.loads((self.folder / "links" / "routes.json").read_text(encoding="utf-8"))
@@ -151,6 +159,7 @@ class DemoPool:
                     _wait_or_kill(self._processes.pop(name))
 
     def _start(self, name: str, *arguments: str) -> None:
+        self._arguments[name] = arguments
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(  # noqa: S603 - this Python with modules of this package
                 [sys.executable, "-m", "isthmus", *arguments],
