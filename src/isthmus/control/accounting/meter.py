@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from isthmus.control.accounting.book_usage import accrued, book_usage, credit_back
 from isthmus.control.accounting.holdings import Absence, Holding, HoldingKey, JobMeter, OpenHolding
 from isthmus.control.accounting.ledger import Ledger
-from isthmus.control.accounting.months import month_begin_ms, next_month_ms
 from isthmus.control.accounting.price_book import PriceBook
 from isthmus.core.errors import ConflictError
+from isthmus.core.months import month_begin_ms, next_month_ms
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.priority import Priority
 
