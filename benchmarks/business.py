@@ -1,4 +1,4 @@
-"""The ledger: seeded faults, a month of 100,000 jobs, and the meter's share of CPU.
+"""The ledger: seeded faults, a month of 100,000 jobs, records of two real Slurm clusters, the meter's share of CPU.
 
 `runs`: seeded runs of a pool as in `pool_chaos`: servers and agents crash, sites are cut off, owners lie and change
 prices, users cancel, preempt and delete jobs. At the end of each, all entries are summed, every amount is recounted
@@ -8,6 +8,8 @@ with one from the log alone.
 
 `replay`: what the jobs of a month hold goes through the meter twice (`benchmarks/_ledger_month.py`): once from nothing,
 once with the state stored and read back every day, as a server restarts. The ledgers must be equal to the byte.
+
+`slurm`: the ledger beside the records of two real Slurm clusters (`benchmarks/_ledger_slurm.py`).
 
 `share`: the logs of pools with faults are replayed, and the meter is timed in each event
 (`benchmarks/_meter_share.py`). Their jobs run for seconds, so every third event ends an interval: the most that the
@@ -26,6 +28,7 @@ from dataclasses import dataclass, field
 
 import pydantic_core
 
+from benchmarks import _ledger_slurm
 from benchmarks._ledger_month import DAY_S, Act, month_of, tariffs_of
 from benchmarks._ledger_recount import Recount, recount
 from benchmarks._meter_share import MeterTime, meter_time
@@ -200,7 +203,7 @@ def measure_share(seeds: Sequence[int]) -> list[Row]:
 def main() -> int:
     """Measure the chosen parts and print the rows; the exit status tells whether all targets are met."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--only", action="append", choices=("runs", "replay", "share"), help="one part")
+    parser.add_argument("--only", action="append", choices=("runs", "replay", "share", "slurm"), help="one part")
     parser.add_argument("--runs", type=int, default=None, help=f"seeds to play (default {RUNS})")
     parser.add_argument("--jobs", type=int, default=None, help=f"jobs of the month (default {JOBS})")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
@@ -210,6 +213,9 @@ def main() -> int:
     parts = {
         "runs": lambda: measure_runs(options.seed, options.runs or (QUICK_RUNS if options.quick else RUNS)),
         "replay": lambda: measure_replay(options.jobs or (QUICK_JOBS if options.quick else JOBS), options.seed),
+        "slurm": lambda: _ledger_slurm.rows(
+            _ledger_slurm.QUICK if options.quick else _ledger_slurm.SlurmAmount(), options.seed
+        ),
         "share": lambda: measure_share(QUICK_SHARE_SEEDS if options.quick else SHARE_SEEDS),
     }
     rows = run_parts(parts, options.only or tuple(parts))
