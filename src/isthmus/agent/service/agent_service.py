@@ -42,6 +42,7 @@ from isthmus.agent.service.agent_state_folder import (
     read_routes,
     worker_spec,
 )
+from isthmus.agent.service.card_keeper import CardKeeper
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
 from isthmus.agent.service.peer_prober import PeerProber
@@ -168,7 +169,8 @@ class AgentService:
         read_routes(routes, cluster.name)
         self._promises = PromiseFile(promises, cluster.name) if promises else None
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
-        self._table = PartTable(self.state_folder.path)
+        self._table, self._cards = PartTable(self.state_folder.path), CardKeeper(self.state_folder.path, wall_clock)
+        self._cards_due = True
         known = self._table.load()
         self._calls = SchedulerCalls(blocks=adapter.capabilities.blocks, on_answer=on_answer)
         self._look = SchedulerLook(nodes=())
@@ -388,7 +390,10 @@ class AgentService:
             self._execute(instruction)
 
     def _save(self) -> None:
-        self._table.save(self.machine.parts.values(), self.machine.fence)
+        self._cards_due |= self._table.save(self.machine.parts.values(), self.machine.fence)
+        if self._cards_due:
+            self._cards.update(self.machine.parts.values(), self._holds.hold_id)
+            self._cards_due = False
 
     def _log_once(self, text: str) -> None:
         """Log an error unless it repeats the previous one."""
