@@ -174,6 +174,13 @@ class SendByTcp:
 
 
 @dataclass(frozen=True, slots=True)
+class EndTcp:
+    """End the TCP connection to a site: what it brings is not frames."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class InstallRule:
     """Set a rule, in place of an earlier one with the same key."""
 
@@ -187,4 +194,4 @@ class RemoveRule:
     rule: FlowRule
 
 
-TenantInstruction = SendToGateway | SendToTenant | SendByTcp | InstallRule | RemoveRule
+TenantInstruction = SendToGateway | SendToTenant | SendByTcp | EndTcp | InstallRule | RemoveRule

@@ -24,6 +24,7 @@ from isthmus.wan.tenancy.resend_watch import ResendWatch
 from isthmus.wan.tenancy.tcp_side import TcpSide
 from isthmus.wan.tenancy.tenant_events import (
     DatagramFromGateway,
+    EndTcp,
     FlowRule,
     FrameFromTenant,
     FrameFromTunnel,
@@ -335,7 +336,11 @@ class TenantGateway:
             return
         tcp = self._tcp[site]
         before = tcp.acknowledged
-        frames, answer = tcp.take(data)
+        try:
+            frames, answer = tcp.take(data)
+        except ProtocolError:
+            out.append(EndTcp(site))
+            raise
         for entry in frames:
             try:
                 self._from_tunnel(
