@@ -18,7 +18,9 @@ from isthmus.wan.tenancy.kernel.tenant_shaping import CONTROL, OTHER, ROOT, shap
 from isthmus.wan.tenancy.tenant_events import FlowKey, FlowRule
 from tests.wan.tenancy.tenancy_lab import tenant, tenants_file
 
-DEVICES = GatewayDevices(trunk="trunk", vxlan="tunnels", from_tenants="slow0", from_tunnel="slow1")
+DEVICES = GatewayDevices(
+    trunk="trunk", vxlan="tunnels", from_tenants="slow0", from_tunnel="slow1", from_control="slow2"
+)
 
 
 def test_a_bandwidth_is_changed_in_place() -> None:
@@ -111,7 +113,7 @@ def test_a_flow_is_matched_by_tenant_addresses_and_ports() -> None:
 @pytest.mark.parametrize("is_outgoing", [False, True])
 def test_tc_understands_every_rule(is_6: bool, port: str | None, is_outgoing: bool) -> None:
     """`tc` takes the words of each line: what stops it is a kernel without the classifier, or nothing."""
-    devices = GatewayDevices(trunk="lo", vxlan="lo", from_tenants="lo", from_tunnel="lo")
+    devices = GatewayDevices(trunk="lo", vxlan="lo", from_tenants="lo", from_tunnel="lo", from_control="lo")
     file = tenants_file(tenants=[tenant(1, port=port)])
     found = rule(is_outgoing=is_outgoing, port=port, is_6=is_6)
     lines = flower_lines("replace", found, 7, devices, file, "skip_hw") + flower_defaults(devices, file)

@@ -283,9 +283,6 @@ class TenantGateway:
             self._dropped["unknown gateway"] += 1
             return
         vni = pull_vxlan(buffer)
-        if vni == self.file.control.vni:
-            self._links[self._site_of[gateway]].hear(parse_heartbeat(buffer.view), now_s)
-            return
         self._from_tunnel(vni, gateway, buffer, traffic_class & 3, now_s, out)
 
     def _from_tunnel(
@@ -296,6 +293,9 @@ class TenantGateway:
         site = self._site_of.get(gateway)
         if site is None:
             self._dropped["unknown gateway"] += 1
+            return
+        if vni == self.file.control.vni and not by_tcp:
+            self._links[site].hear(parse_heartbeat(buffer.view), now_s)
             return
         entry = self._table.by_vni.get(vni)
         if entry is None:
@@ -316,20 +316,24 @@ class TenantGateway:
             return
         if not by_tcp:
             self._links[site].own.num_heard += 1
-        if outer_ecn is not None:
-            self._links[site].own.num_marked += outer_ecn == CE
-            if view.ether_type != ARP and outer_ecn != view.ecn:
-                mark = merged_ecn(view.ecn, outer_ecn)
-                if mark is None:
-                    self._dropped["marked, and cannot carry a mark"] += 1
-                    return
-                if mark != view.ecn:
-                    set_ecn(buffer.data, buffer.start + ETHERNET_BYTES, mark)
+        if outer_ecn is not None and not self._merge_marks(self._links[site], view, outer_ecn, buffer):
+            self._dropped["marked, and cannot carry a mark"] += 1
+            return
         flow.used_s = now_s
         self._num_notifications += view.is_notification
         self._num_handed += 1
         out.append(SendToTenant(entry.tenant.vlan, buffer.view))
         self._offload(flow, out)
+
+    def _merge_marks(self, link: GatewayLink, view: InnerView, outer_ecn: int, buffer: FrameBuffer) -> bool:
+        """Give a frame the mark of both headers; return False if it is to be dropped."""
+        link.own.num_marked += outer_ecn == CE
+        if view.ether_type == ARP:
+            return True
+        mark = merged_ecn(view.ecn, outer_ecn)
+        if mark is not None and mark != view.ecn:
+            set_ecn(buffer.data, buffer.start + ETHERNET_BYTES, mark)
+        return mark is not None
 
     def _from_tcp(self, site: str, data: bytes, now_s: float, out: list[TenantInstruction]) -> None:
         if site not in self._tcp:

@@ -1,4 +1,4 @@
-"""`OuterSockets`: VXLAN packets between gateways: raw sockets to send, UDP sockets to receive (Linux, root).
+"""VXLAN packets between gateways: `OuterSenders`, raw sockets, and `OuterReceivers`, UDP sockets (Linux, root).
 
 Each VNI sends by a socket of its own, and control traffic is received by one of its own, so that a tenant that fills
 its socket or its queue takes no room from another, nor from heartbeats.
@@ -7,6 +7,7 @@ its socket or its queue takes no room from another, nor from heartbeats.
 from __future__ import annotations
 
 import ctypes
+import errno
 import socket
 import struct
 
@@ -21,12 +22,10 @@ _SO_RCVBUFFORCE = 33
 _LOAD_WORD, _SHIFT_RIGHT, _IF_EQUAL, _RETURN = 0x20, 0x74, 0x15, 0x06
 
 
-class OuterSockets:
-    """Sockets of the gateway at `address`, on UDP `port`; control traffic is under `control_vni`."""
+class OuterReceivers:
+    """Sockets of the gateway at `address`, on UDP `port`; what is under `control_vni` comes to one of its own."""
 
     def __init__(self, address: str, port: int, control_vni: int) -> None:
-        self._senders: dict[int, socket.socket] = {}
-        self.num_unsent = self.num_too_long = 0
         self.control = _receiver(address, port)
         try:
             _choose_by_vni(self.control, control_vni)
@@ -34,6 +33,19 @@ class OuterSockets:
         except BaseException:
             self.control.close()
             raise
+
+    def close(self) -> None:
+        """Close both sockets."""
+        self.control.close()
+        self.tenants.close()
+
+
+class OuterSenders:
+    """A socket for each VNI, opened when it first sends."""
+
+    def __init__(self) -> None:
+        self._senders: dict[int, socket.socket] = {}
+        self.num_unsent = self.num_too_long = 0
 
     def send(self, vni: int, gateway: bytes, packet: bytes | memoryview) -> None:
         """Send a packet with its IPv4 header; where its VNI has no more room, it is lost."""
@@ -45,8 +57,8 @@ class OuterSockets:
         except BlockingIOError:
             self.num_unsent += 1
         except OSError as error:
-            self.num_too_long += error.errno == 90  # EMSGSIZE
-            self.num_unsent += error.errno != 90
+            self.num_too_long += error.errno == errno.EMSGSIZE
+            self.num_unsent += error.errno != errno.EMSGSIZE
 
     def forget(self, vni: int) -> None:
         """Close the socket of a tenant that is gone."""
@@ -55,7 +67,7 @@ class OuterSockets:
 
     def close(self) -> None:
         """Close all sockets."""
-        for one in (self.control, self.tenants, *self._senders.values()):
+        for one in self._senders.values():
             one.close()
 
 

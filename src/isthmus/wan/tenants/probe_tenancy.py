@@ -35,6 +35,7 @@ class KernelFeature:
         return f"{self.name}: yes" if self.works else f"{self.name}: no ({self.why}); without it {self.without}"
 
 
+FLOWER = "tc-flower with tunnel keys"
 _HTB = "tc qdisc add dev p0 root handle 1: htb"
 _U32 = "tc filter add dev p0 parent 1: protocol ip prio 1 handle 2: u32 divisor 256"
 _CLSACT = "tc qdisc add dev p1 clsact"
@@ -48,7 +49,7 @@ _FEATURES = (
     ("nftables", _NO_GATEWAY, ("nft add table inet probe",)),
     ("htb and u32", "run without --device: tenants have no rates of their own", (_HTB, _U32)),
     ("VXLAN devices", "every frame passes the gateway's process", ("ip link add p2 type vxlan external dstport 4789",)),
-    ("tc-flower with tunnel keys", "no NIC takes rules", (_CLSACT, _TUNNELS, _FLOWER)),
+    (FLOWER, "flows pass the gateway's process, and no NIC takes rules", (_CLSACT, _TUNNELS, _FLOWER)),
 )
 """Name, what follows if it is not there, and the commands that try it."""
 

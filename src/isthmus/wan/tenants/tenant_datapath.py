@@ -12,7 +12,7 @@ from typing import Protocol
 from isthmus.wan.tenancy.packets.frame_buffer import MAX_FRAME_BYTES, FrameBuffer
 from isthmus.wan.tenancy.tenant_events import DatagramFromGateway, FlowKey, FlowRule, FrameFromTenant, TenantEvent
 from isthmus.wan.tenancy.tenants_file import TenantsFile
-from isthmus.wan.tenants.outer_sockets import OuterSockets, read_outer
+from isthmus.wan.tenants.outer_sockets import OuterReceivers, read_outer
 from isthmus.wan.tenants.tenant_ports import TenantPorts
 
 BATCH = 32
@@ -68,8 +68,9 @@ class ProcessDatapath:
 
     label = "process"
 
-    def __init__(self, ports: TenantPorts, outer: OuterSockets, give: Callable[[TenantEvent], None]) -> None:
-        self._ports, self._outer, self._give = ports, outer, give
+    def __init__(self, file: TenantsFile, ports: TenantPorts, give: Callable[[TenantEvent], None]) -> None:
+        self._ports, self._give = ports, give
+        self._outer = OuterReceivers(str(file.gateways[file.site]), file.port, file.control.vni)
         self._buffer = FrameBuffer(bytes(MAX_FRAME_BYTES))
 
     def sources(self) -> Mapping[int, Read]:
@@ -131,3 +132,4 @@ class ProcessDatapath:
 
     def close(self) -> None:
         """See `TenantDatapath`."""
+        self._outer.close()

@@ -31,7 +31,7 @@ from isthmus.wan.tenancy.tenant_events import (
 from isthmus.wan.tenancy.tenant_gateway import TenantGateway
 from isthmus.wan.tenancy.tenants_file import TenantsFile
 from isthmus.wan.tenants.kernel_commands import run_batch, run_checked, run_nft
-from isthmus.wan.tenants.outer_sockets import OuterSockets
+from isthmus.wan.tenants.outer_sockets import OuterSenders
 from isthmus.wan.tenants.tcp_links import TcpLinks
 from isthmus.wan.tenants.tenant_datapath import Read, TenantDatapath
 from isthmus.wan.tenants.tenant_ports import TenantPorts
@@ -42,7 +42,7 @@ CONTROL_S = 0.001
 """Longest time between looks for heartbeats while frames are read."""
 
 _log = logging.getLogger(__name__)
-MakeDatapath = Callable[[TenantPorts, OuterSockets, Callable[[TenantEvent], None], TenantsFile], TenantDatapath]
+MakeDatapath = Callable[[TenantsFile, TenantPorts, Callable[[TenantEvent], None]], TenantDatapath]
 
 
 class TenantService:
@@ -59,6 +59,7 @@ class TenantService:
         self._shaping: TenantShaping | None = None
         self._control_s = self._count_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._counting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Set everything up; raise `UnavailableError` for what this machine does not have."""
@@ -68,11 +69,11 @@ class TenantService:
             self._stack.callback(self._ports.close)
             self._ports.change(file)
             own = str(file.gateways[file.site])
-            self._outer = OuterSockets(own, file.port, file.control.vni)
+            self._outer = OuterSenders()
             self._stack.callback(self._outer.close)
             run_nft(stranger_filter(file))
             self._stack.callback(_quietly, ["nft", "delete", "table", "inet", TABLE])
-            self._datapath = self._make(self._ports, self._outer, self.give, file)
+            self._datapath = self._make(file, self._ports, self.give)
             self._stack.callback(self._datapath.close)
             self._shape(file)
             others = {site: str(one) for site, one in file.gateways.items() if site != file.site}
@@ -96,6 +97,8 @@ class TenantService:
         for descriptor in self._sources:
             self._loop.remove_reader(descriptor)
         await self._tcp.close()
+        if self._counting is not None:
+            await asyncio.gather(self._counting, return_exceptions=True)
         self._stack.close()
 
     async def change(self, file: TenantsFile) -> None:
@@ -179,18 +182,20 @@ class TenantService:
     def _tick(self) -> None:
         self.give(Tick())
         now_s = self._loop.time()
-        if now_s >= self._count_s:
+        if now_s >= self._count_s and (self._counting is None or self._counting.done()):
             self._count_s = now_s + COUNT_S
-            self._count()
+            self._tcp.count_resends()
+            self._counting = self._loop.create_task(self._count())
         self._timer = self._loop.call_at(max(self._gateway.next_tick_s(), now_s + 1e-3), self._tick)
 
-    def _count(self) -> None:
-        self._tcp.count_resends()
-        if used := self._datapath.used():
+    async def _count(self) -> None:
+        """Give what the kernel has counted."""
+        if used := await asyncio.to_thread(self._datapath.used):
             self.give(RulesUsed(used))
+        counts = self._datapath.counts()
         for site, address in self._file.gateways.items():
-            if (counts := self._datapath.counts().get(address.packed)) is not None:
-                self.give(KernelCounts(site, *counts))
+            if address.packed in counts:
+                self.give(KernelCounts(site, *counts[address.packed]))
 
     def _shape(self, file: TenantsFile) -> None:
         if self._device is None:

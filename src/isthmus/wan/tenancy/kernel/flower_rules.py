@@ -32,6 +32,8 @@ class GatewayDevices:
     """TUN device of frames without a rule, each with the VLAN of its tenant."""
     from_tunnel: str
     """The same of frames from other sites, with a further tag that has the number of the site."""
+    from_control: str
+    """The same of heartbeats, with the number of the site alone."""
 
 
 def flower_lines(
@@ -70,31 +72,53 @@ def flower_lines(
     return [" ".join([start, "flower", where, *match, *(f"action {one}" for one in actions)])]
 
 
-def flower_defaults(devices: GatewayDevices, file: TenantsFile) -> list[str]:
-    """Return the lines that lead frames without a rule to the gateway's process, and drop strangers."""
-    redirect = f"action mirred egress redirect dev {devices.from_tenants}"
-    last = f"prio {TENANT_PREFERENCE} protocol all matchall"
-    lines = [f"qdisc replace dev {devices.vxlan} clsact"]
-    if devices.trunk is not None:
-        lines.append(f"qdisc replace dev {devices.trunk} clsact")
-        lines.append(f"filter replace dev {devices.trunk} ingress {last} {redirect}")
+def flower_defaults(
+    devices: GatewayDevices, file: TenantsFile, verb: Literal["replace", "del"] = "replace"
+) -> list[str]:
+    """Return the lines that lead frames without a rule to the gateway's process, and drop strangers.
+
+    With `del`, those that take back what the file's tenants have; devices and control traffic stay.
+    """
+    lines = list[str]()
     numbers = site_numbers(file)
+    last, redirect = f"prio {TENANT_PREFERENCE} protocol all matchall", "action mirred egress redirect dev"
+    if verb == "replace":
+        lines.append(f"qdisc replace dev {devices.vxlan} clsact")
+        if devices.trunk is not None:
+            lines.append(f"qdisc replace dev {devices.trunk} clsact")
+            lines.append(f"filter replace dev {devices.trunk} ingress {last} {redirect} {devices.from_tenants}")
+        for site, number in numbers.items():
+            if site != file.site:
+                start = _from_site(devices, "replace", number, file.control.vni, site, file)
+                tag = f"action vlan push id {number} protocol 802.1Q"
+                lines.append(f"{start} action tunnel_key unset {tag} {redirect} {devices.from_control}")
     for tenant in file.tenants:
         push = f"action vlan push id {tenant.vlan} protocol 802.1Q"
-        if tenant.port is not None:
+        if tenant.port is not None and verb == "replace":
             lines.append(f"qdisc replace dev {tenant.port} clsact")
-            lines.append(f"filter replace dev {tenant.port} ingress {last} {push} {redirect}")
+            lines.append(f"filter replace dev {tenant.port} ingress {last} {push} {redirect} {devices.from_tenants}")
+        elif tenant.port is not None:
+            lines.append(f"qdisc del dev {tenant.port} clsact")
         for site in tenant.networks:
-            if site != file.site:
-                handle = tenant.vlan << 8 | numbers[site]
-                at = f"ingress prio {TENANT_PREFERENCE} handle {handle} protocol all"
-                start = f"filter replace dev {devices.vxlan} {at}"
-                match = f"flower {_tunnel_match(tenant.vni, file.gateways[site].packed, file)}"
-                tag = f"action vlan push id {numbers[site]} protocol 802.1Q"
-                to = f"action mirred egress redirect dev {devices.from_tunnel}"
-                lines.append(f"{start} {match} action tunnel_key unset {push} {tag} {to}")
-    lines.append(f"filter replace dev {devices.vxlan} ingress prio {LAST_PREFERENCE} protocol all matchall action drop")
+            if site == file.site:
+                continue
+            handle = tenant.vlan << 8 | numbers[site]
+            start = _from_site(devices, verb, handle, tenant.vni, site, file)
+            tag = f"action vlan push id {numbers[site]} protocol 802.1Q"
+            actions = f" action tunnel_key unset {push} {tag} {redirect} {devices.from_tunnel}"
+            lines.append(start + (actions if verb == "replace" else ""))
+    if verb == "replace":
+        strangers = f"prio {LAST_PREFERENCE} protocol all matchall action drop"
+        lines.append(f"filter replace dev {devices.vxlan} ingress {strangers}")
     return lines
+
+
+def _from_site(
+    devices: GatewayDevices, verb: Literal["replace", "del"], handle: int, vni: int, site: str, file: TenantsFile
+) -> str:
+    """Return the begin of the line of frames of a VNI from a site."""
+    start = f"filter {verb} dev {devices.vxlan} ingress prio {TENANT_PREFERENCE} handle {handle} protocol all flower"
+    return start if verb == "del" else f"{start} {_tunnel_match(vni, file.gateways[site].packed, file)}"
 
 
 def site_numbers(file: TenantsFile) -> dict[str, int]:
