@@ -18,6 +18,10 @@ from isthmus.wan.proxy.run_proxy import run_proxy
 from isthmus.wan.read_route import read_route
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 from isthmus.wan.tcp_listener import PortRange, listen, local_address
+from isthmus.wan.tenancy.tenants_file import TenantsFile
+from isthmus.wan.tenants.choose_datapath import CarriedIn
+from isthmus.wan.tenants.probe_tenancy import probe_tenancy
+from isthmus.wan.tenants.run_tenants import run_tenants
 from isthmus.wan.udp_socket import UdpSocket
 
 __all__ = [
@@ -25,6 +29,7 @@ __all__ = [
     "AdmissionFile",
     "BackgroundLinks",
     "Booking",
+    "CarriedIn",
     "EdgeSettings",
     "FarSite",
     "FlowMatch",
@@ -35,6 +40,7 @@ __all__ = [
     "PathRequest",
     "PortRange",
     "ProxyConfig",
+    "TenantsFile",
     "TransferBooking",
     "UdpSocket",
     "admit_all",
@@ -52,11 +58,13 @@ __all__ = [
     "parse_address",
     "parse_network",
     "probe_link",
+    "probe_tenancy",
     "read_edge_state",
     "read_proxy_key",
     "read_route",
     "run_gateway",
     "run_links",
     "run_proxy",
+    "run_tenants",
     "write_edge_state",
 ]
