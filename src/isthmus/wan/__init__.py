@@ -4,6 +4,8 @@ from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
 from isthmus.wan.control.wan_topology import Admission, AdmissionFile, Booking, FlowMatch, PathRequest, TransferBooking
 from isthmus.wan.controller.admit_all import admit_all
 from isthmus.wan.controller.edge_settings import EdgeSettings, edge_settings
+from isthmus.wan.crossing.choose_crossing import CrossingChoice, choose_crossing
+from isthmus.wan.crossing.crossing_processes import CrossingProcesses, process_ids, site_crossings
 from isthmus.wan.dial import dial, format_address, parse_address
 from isthmus.wan.edge.apply_edge_settings import apply_edge_settings
 from isthmus.wan.edge.edge_state import read_edge_state, write_edge_state
@@ -25,6 +27,8 @@ __all__ = [
     "AdmissionFile",
     "BackgroundLinks",
     "Booking",
+    "CrossingChoice",
+    "CrossingProcesses",
     "EdgeSettings",
     "FarSite",
     "FlowMatch",
@@ -40,6 +44,7 @@ __all__ = [
     "admit_all",
     "answer_probe",
     "apply_edge_settings",
+    "choose_crossing",
     "dial",
     "edge_settings",
     "emulated_namespaces",
@@ -52,11 +57,13 @@ __all__ = [
     "parse_address",
     "parse_network",
     "probe_link",
+    "process_ids",
     "read_edge_state",
     "read_proxy_key",
     "read_route",
     "run_gateway",
     "run_links",
     "run_proxy",
+    "site_crossings",
     "write_edge_state",
 ]

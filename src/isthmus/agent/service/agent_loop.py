@@ -30,6 +30,7 @@ from isthmus.agent.files.version_fetcher import VersionFetcher
 from isthmus.agent.files.version_source import VersionSource
 from isthmus.agent.service.agent_key import AgentKey
 from isthmus.agent.service.agent_service import AgentService
+from isthmus.agent.service.crossings_started import crossings_started
 from isthmus.agent.service.own_address import own_address, resolve_host
 from isthmus.agent.service.state_identity import open_identity
 from isthmus.agent.service.sync_client import SyncClient
@@ -101,6 +102,8 @@ class AgentConfig:
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
     # The pool that the cluster belongs to: its chips and links, by which parts are rendered.
     pool: Pool | None = None
+    # The folder to which key files of the pool's crossings are relative: that of the pool file.
+    pool_folder: Path = Path()
 
 
 @dataclass
@@ -220,6 +223,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         handled_stop_signals(on_stop),
         lock_state_folder(config.state, "agent"),
         SyncClient(config.server, config.token or "", config.cluster.name, config.ca) as exchange,
+        crossings_started(config.pool, config.cluster.name, config.pool_folder, config.state, config.routes) as wan,
     ):
         key = None if config.token is not None else _load_key(config)
         if key is not None:
@@ -241,7 +245,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             ports=config.ports,
             checks_peers=True,
             needs_keys=True,
-            routes=config.routes,
+            routes=wan.routes,
             promises=config.promises,
             policy=config.policy,
             fetcher=fetcher,
@@ -249,7 +253,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             identity=identity,
             containers=_worker_containers(config, adapter.capabilities),
             pool=config.pool,
-            secrets=config.secrets,
+            secrets=(*config.secrets, *wan.keys),
             on_answer=wake.set,
         )
         loop = AgentLoop(shell, exchange, random.SystemRandom(), key)

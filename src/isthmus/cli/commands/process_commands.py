@@ -343,6 +343,9 @@ def agent(
     A cluster is bound to the first agent that reports for it, and the agent to its state folder and machine. Another
     one takes its place with --enrol, once nothing that the first one started can run any more (isthmus site show).
 
+    Where links of the pool file state a `crossing`, the agent also starts the site's proxy and gateways, and its
+    workers' connections cross those links through them; they then dial by the proxies of --routes, if one is given.
+
     The agent of a site that has joined by a code (isthmus site join) needs no token: its key is in the state folder.
     """
     agents = import_extra("isthmus.agent", "agent")
@@ -367,7 +370,7 @@ def agent(
                 server=settings.server, token=token, cluster=own_cluster,
                 state=state, host=host, ports=_parse_ports(ports), routes=routes,
                 promises=promises, ca=settings.ca, policy=owner_policy,
-                site=site_file, pool=whole_pool,
+                site=site_file, pool=whole_pool, pool_folder=pool.parent,
                 storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,
                 interactive=sys.stdin is not None and sys.stdin.isatty(),
             )
