@@ -13,16 +13,10 @@ from typing import Any
 from isthmus.core.pool import Pool
 from isthmus.wan.crossing.crossing_processes import CrossingProcesses, site_crossings
 from isthmus.wan.dial import dial
+from tests.free_ports import free_ports
 
 GROUP = [{"chip": "H20", "nodes": 1, "chips_per_node": 1}]
 SITES = ("hangzhou", "nanjing")
-
-
-def free_port(kind: int = socket.SOCK_STREAM) -> int:
-    """Return a free port on loopback."""
-    with closing(socket.socket(socket.AF_INET, kind)) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def loopback_pool(folder: Path, num_gateways: int = 0, **crossing: Any) -> Pool:
@@ -35,12 +29,12 @@ def loopback_pool(folder: Path, num_gateways: int = 0, **crossing: Any) -> Pool:
         gateways = [
             {
                 "name": f"g{one}",
-                "listen": f"127.0.0.1:{free_port(socket.SOCK_DGRAM)}",
+                "listen": f"127.0.0.1:{free_ports(1)[0]}",
                 "networks": [f"10.{number + 1}.0.0/24"],
             }
             for one in range(num_gateways)
         ]
-        access = {"proxy": {"listen": f"127.0.0.1:{free_port()}"}, "gateways": gateways}
+        access = {"proxy": {"listen": f"127.0.0.1:{free_ports(1)[0]}"}, "gateways": gateways}
         clusters.append({"name": name, "owner": name, "node_groups": GROUP, "access": access})
     link = {"between": SITES, "bandwidth_gbps": 0.2, "round_trip_ms": 4, "crossing": {"key": "link.key", **crossing}}
     return Pool.model_validate({"clusters": clusters, "links": [link]})

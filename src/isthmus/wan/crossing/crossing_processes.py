@@ -22,7 +22,7 @@ from isthmus.wan.emulator import ROUTES_FILE, write_json_atomically
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 RESTART_S = (0.1, 0.5, 2.0, 5.0)
-"""Wait before a part is started again; the last one repeats, and a part that served for a minute begins from the first."""
+"""Waits before a part is started again; the last one repeats, and after a minute of service the first one is next."""
 
 _PORTS_FILE, _WATCH_S, _SERVED_S = "ports.json", 0.05, 60.0
 _log = logging.getLogger("isthmus.wan")

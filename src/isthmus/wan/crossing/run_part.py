@@ -60,9 +60,7 @@ def read_spec(file: Path) -> ProxySpec | GatewaySpec:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise FileError(
-            first["msg"], file=str(file), field=field, hint="the agent writes it at each start"
-        ) from error
+        raise FileError(first["msg"], file=str(file), field=field, hint="the agent writes it at each start") from error
 
 
 def main() -> int:

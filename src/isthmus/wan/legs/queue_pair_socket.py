@@ -18,6 +18,7 @@ from isthmus.wan.roce.nic import (
     PostWork,
     RoceNic,
     Transmit,
+    WorkDone,
 )
 
 MESSAGE_BYTES = 64 * 2**10
@@ -82,14 +83,16 @@ class QueuePairSocket:
     def _handle(self, event: NicEvent) -> None:
         if self._is_closed:
             return
-        for one in self.nic.handle(event, self._loop.time()):
+        instructions = self.nic.handle(event, self._loop.time())
+        for one in instructions:  # the last message is acknowledged too
             if isinstance(one, Transmit):
                 self._send(one.frame)
-            elif isinstance(one, MessageArrived):
+        for one in instructions:
+            if isinstance(one, MessageArrived):
                 self._hand_over(one.data)
             elif isinstance(one, NicFailed):
                 self.close()
-            else:
+            elif isinstance(one, WorkDone):
                 self._num_posted -= 1
             if self._is_closed:
                 return

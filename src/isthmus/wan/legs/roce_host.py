@@ -33,6 +33,12 @@ from isthmus.wan.roce.roce_view import MAX_FRAME_BYTES, RoceView, view_frame
 RETRY_S = 5.0
 """Time for which a gateway that failed gets no new queue pairs, where another one takes them."""
 
+RESEND_S, MAX_RETRIES = 0.2, 15
+"""Patience of a queue pair: only the way to this site's gateway is bridged by it, and both may wait for a core."""
+
+WINDOW_BYTES = 256 * 2**10
+"""Payload of a queue pair without an acknowledgement: those of several fit the socket buffers of a busy gateway."""
+
 MAX_QUEUE_PAIRS = 256
 _MAX_READS = 64
 _FIRST_PORT, _NUM_PORTS = 49_152, 16_384
@@ -165,8 +171,9 @@ class RoceHost:
             peer_queue_pair=number,
             source_port=_FIRST_PORT + number % _NUM_PORTS,
             mtu_bytes=self._mtu_bytes,
-            resend_s=max(0.05, 2 * self._round_trip_s),
-            max_retries=10,
+            window_bytes=WINDOW_BYTES,
+            resend_s=max(RESEND_S, 4 * self._round_trip_s),
+            max_retries=MAX_RETRIES,
             port_gbps=10.0,
         )
         if not any(known is one for _, known in self._pairs.values()):

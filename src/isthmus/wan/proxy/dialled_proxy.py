@@ -20,9 +20,6 @@ from isthmus.wan.proxy.tunnel_shell import TunnelShell
 from isthmus.wan.read_route import read_route
 from isthmus.wan.tunnel.tunnel import Tunnel
 
-ROCE_DIAL_TIMEOUT_S = 2.0
-"""Longest time to open a queue pair's leg: its gateway may have failed, and another one may not."""
-
 
 class DialledProxy:
     """The tunnel to one proxy of another site; a new one follows where it ends."""
@@ -60,7 +57,7 @@ class DialledProxy:
             if legs.transport == "datagram":
                 leg = await dial_datagram_leg(self._loop, self.address, greeting)
             elif legs.transport == "roce":
-                leg = await dial_leg(self._loop, self._open_queue_pair, greeting, ROCE_DIAL_TIMEOUT_S)
+                leg = await dial_leg(self._loop, self._open_queue_pair, greeting, max(2.0, 2 * legs.silence_s))
             else:
                 leg = await dial_leg(self._loop, self._connect, greeting)
             is_new = False
