@@ -1,6 +1,11 @@
 """Wide-area links: dialling through them, proxies across them, and emulating them, with or without root."""
 
 from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
+from isthmus.wan.centre.centre_client import CentreAddress, CentreClient
+from isthmus.wan.centre.centre_config import CentreConfig, read_centre_token
+from isthmus.wan.centre.centre_requests import PathState
+from isthmus.wan.centre.logged_centre import LoggedCentre
+from isthmus.wan.centre.run_centre import run_centre
 from isthmus.wan.control.wan_topology import Admission, AdmissionFile, Booking, FlowMatch, PathRequest, TransferBooking
 from isthmus.wan.controller.admit_all import admit_all
 from isthmus.wan.controller.edge_settings import EdgeSettings, edge_settings
@@ -27,6 +32,9 @@ __all__ = [
     "AdmissionFile",
     "BackgroundLinks",
     "Booking",
+    "CentreAddress",
+    "CentreClient",
+    "CentreConfig",
     "CrossingChoice",
     "CrossingProcesses",
     "EdgeSettings",
@@ -35,8 +43,10 @@ __all__ = [
     "GatewayConfig",
     "GatewaySettings",
     "LegTransport",
+    "LoggedCentre",
     "Namespaces",
     "PathRequest",
+    "PathState",
     "PortRange",
     "ProxyConfig",
     "TransferBooking",
@@ -58,9 +68,11 @@ __all__ = [
     "parse_network",
     "probe_link",
     "process_ids",
+    "read_centre_token",
     "read_edge_state",
     "read_proxy_key",
     "read_route",
+    "run_centre",
     "run_gateway",
     "run_links",
     "run_proxy",

@@ -43,7 +43,7 @@ from isthmus.core.pool import Cluster, Pool
 from isthmus.core.process.boot_clock import boot_time_s
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
-from isthmus.wan import PortRange
+from isthmus.wan import CentreAddress, PortRange
 
 FAST_POLL_S = 0.05
 """Poll and sync interval while a part is about to change."""
@@ -104,6 +104,8 @@ class AgentConfig:
     pool: Pool | None = None
     # The folder to which key files of the pool's crossings are relative: that of the pool file.
     pool_folder: Path = Path()
+    # The decision centre of the network, where parts that are promised bandwidth get their paths; None: no party.
+    centre: CentreAddress | None = None
 
 
 @dataclass
@@ -255,6 +257,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             pool=config.pool,
             secrets=(*config.secrets, *wan.keys),
             on_answer=wake.set,
+            centre=config.centre,
         )
         loop = AgentLoop(shell, exchange, random.SystemRandom(), key)
         try:

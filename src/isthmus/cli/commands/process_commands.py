@@ -306,6 +306,12 @@ def agent(
         Path | None,
         typer.Option(metavar="FILE", help="Where to write what jobs are promised on links, for `isthmus wan shape`."),
     ] = None,
+    centre: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Decision centre of the network, which books paths of prepared parts."),
+    ] = None,
+    centre_token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Secret of its clients.")] = None,
+    centre_ca: Annotated[Path | None, typer.Option(metavar="FILE", help="CA of its certificate.")] = None,
     policy: Annotated[
         Path | None,
         typer.Option(metavar="POLICY.yaml", help="Limits for pool jobs: see `isthmus schema policy`."),
@@ -371,6 +377,7 @@ def agent(
                 state=state, host=host, ports=_parse_ports(ports), routes=routes,
                 promises=promises, ca=settings.ca, policy=owner_policy,
                 site=site_file, pool=whole_pool, pool_folder=pool.parent,
+                centre=_centre_address(centre, centre_token_file, centre_ca),
                 storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,
                 interactive=sys.stdin is not None and sys.stdin.isatty(),
             )
@@ -514,6 +521,18 @@ def import_extra(module: str, extra: str) -> ModuleType:
             f"this command needs the package '{error.name}', which is not installed",
             hint=f"pip install 'isthmus[{extra}]'",
         ) from error
+
+
+def _centre_address(address: str | None, token_file: Path | None, ca: Path | None) -> Any:
+    """Return the decision centre of the options, None without one."""
+    from isthmus.wan import CentreAddress, parse_address, read_centre_token
+
+    if address is None:
+        if token_file is not None or ca is not None:
+            raise InputError("a token or CA of a decision centre, and no --centre", hint="--centre HOST:PORT")
+        return None
+    token = read_centre_token(token_file) if token_file is not None else ""
+    return CentreAddress(address=parse_address(address), token=token, ca=ca)
 
 
 def _parse_ports(text: str | None) -> tuple[int, int] | None:

@@ -28,7 +28,7 @@ DIRECT_FILE = "pool-direct.yaml"
 """The pool without crossings, for the run beside which the losses are compared."""
 
 JUMBO_BYTES = 9000
-GATEWAY_GBPS = 0.4
+GATEWAY_GBPS = 0.1
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ from isthmus.wan.tunnel.tunnel_legs import PING_S, SILENCE_S
 QUICK_SILENCE_S = 0.6
 """Silence after which a queue pair's leg is left, where another gateway can take it."""
 
+PATIENT_SILENCE_S = 15.0
+"""The same where there is one gateway only: a new leg would go the same way, and a busy gateway may need seconds."""
+
 PACKET_HEADROOM_BYTES = 160
 """Headers of a RoCE packet in a datagram between gateways: RoCE, the tunnel, encryption, UDP, IP."""
 
@@ -114,11 +117,17 @@ def _far_proxy(
         transport=choice.legs,
         streams=choice.streams,
         gbps=choice.choice.gateway_gbps if choice.legs == "tcp" else None,
-        silence_s=max(QUICK_SILENCE_S, 6 * link.delay_s) if is_quick else SILENCE_S,
+        silence_s=_silence_s(link, choice, num_ways),
         ping_s=0.1 if is_quick else PING_S,
         far_nic=far_nic,
         worker_port=port_of(f"route to {link.target}"),
     )
+
+
+def _silence_s(link: Link, choice: CrossingChoice, num_ways: int) -> float:
+    if choice.legs != "roce":
+        return SILENCE_S
+    return max(QUICK_SILENCE_S, 6 * link.delay_s) if num_ways > 1 else PATIENT_SILENCE_S
 
 
 def _nic_of(access: SiteAccess) -> str:

@@ -33,10 +33,10 @@ from isthmus.wan.roce.roce_view import MAX_FRAME_BYTES, RoceView, view_frame
 RETRY_S = 5.0
 """Time for which a gateway that failed gets no new queue pairs, where another one takes them."""
 
-RESEND_S, MAX_RETRIES = 0.2, 15
+RESEND_S, MAX_RETRIES = 0.5, 30
 """Patience of a queue pair: only the way to this site's gateway is bridged by it, and both may wait for a core."""
 
-WINDOW_BYTES = 256 * 2**10
+WINDOW_BYTES = 128 * 2**10
 """Payload of a queue pair without an acknowledgement: those of several fit the socket buffers of a busy gateway."""
 
 MAX_QUEUE_PAIRS = 256

@@ -70,7 +70,7 @@ class DialledProxy:
             silence_s=legs.silence_s,
             ping_s=legs.ping_s,
         )
-        return TunnelShell(tunnel, self._loop, dial=dial, on_end=self._restart)
+        return TunnelShell(tunnel, self._loop, dial=dial, on_end=self._restart, bytes_per_s=legs.bytes_per_s)
 
     async def _connect(self) -> socket.socket:
         route: Address | None = None
@@ -79,7 +79,7 @@ class DialledProxy:
                 route = parse_address(read_route(self._config.via, self._config.site, self.site))
             except NotFoundError:  # no route to this site: directly
                 route = None
-        return await connect_tcp(self._loop, self.address, route, self._config.legs(self.site).leg_bytes_per_s)
+        return await connect_tcp(self._loop, self.address, route, self._config.legs(self.site).bytes_per_s)
 
     async def _open_queue_pair(self) -> socket.socket:
         if self._host is None:

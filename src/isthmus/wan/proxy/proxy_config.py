@@ -32,16 +32,16 @@ class LinkLegs:
     num_legs: int = 4
     transport: LegTransport = "tcp"
     gbps: float | None = None
-    """What all TCP legs together send at most; None for no bound."""
+    """What all TCP legs together send on average at most; None for no bound."""
     silence_s: float = SILENCE_S
     ping_s: float = PING_S
     far_nic: str = ""
     """IP address of the far site's queue pairs, for `roce`."""
 
     @property
-    def leg_bytes_per_s(self) -> int | None:
-        """Rate of one TCP leg."""
-        return None if self.gbps is None else max(1, round(self.gbps * 1e9 / 8 / self.num_legs))
+    def bytes_per_s(self) -> int | None:
+        """The rate of `gbps`; each leg is paced at it too, so that a frame that is alone has all of it."""
+        return None if self.gbps is None else max(1, round(self.gbps * 1e9 / 8))
 
 
 @dataclass(frozen=True, kw_only=True)

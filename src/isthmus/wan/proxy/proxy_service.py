@@ -166,6 +166,7 @@ class ProxyService:
                 self._loop,
                 connect=lambda target: connect_target(self._loop, target, self.config.allow),
                 on_end=lambda _: self._forget(key),
+                bytes_per_s=legs.bytes_per_s,
             )
         return partial(self.accepted[key].add_leg, index=opened.index)
 
