@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from isthmus.control.placement.relay_sources import relay_sources
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan, PlanPart, PlanSet, Refusal
 from isthmus.core.plan_parts.rollout_place import RolloutPlace
@@ -14,7 +15,8 @@ def with_rollouts(found: PlanSet, job: Job, pool: Pool, free_chips: Mapping[str,
     """Return the plans with a chip for decoding at each cluster that the job names, and why some have none.
 
     The chip is of the node group with the most free chips beside those that train. Weights go from the cluster of rank
-    0: a plan without a link from there, or back, is refused.
+    0, over clusters that decode where their links are wider (`relay_sources`): a plan without a link from there, or
+    back, is refused.
     """
     if not job.placement.rollouts:
         return found
@@ -35,12 +37,13 @@ def _places(
 ) -> tuple[tuple[RolloutPlace, ...], Refusal | None]:
     holder, places = plan.stage_of(0).cluster, list[RolloutPlace]()
     known = {one.name for one in pool.clusters}
-    linked = {(one.source, one.target) for one in pool.links}
+    linked = {(one.source, one.target): one.bandwidth_gbps for one in pool.links}
+    sources = relay_sources(holder, job.placement.rollouts, linked)
     for name in job.placement.rollouts:
         if name not in known:
             text = f"placement.rollouts: the pool has no cluster '{name}'; it has {', '.join(sorted(known))}"
             return (), Refusal(clusters=(name,), reason=text, stage="compute")
-        if name != holder and not {(holder, name), (name, holder)} <= linked:
+        if name != holder and not {(holder, name), (name, holder)} <= linked.keys():
             text = f"no link between {holder} and {name} for the weights and trajectories"
             return (), Refusal(clusters=(holder, name), reason=text, stage="network")
         left = dict(free_chips.get(name, {}))
@@ -50,5 +53,5 @@ def _places(
         if count < 1:
             text = f"{name} has no free chip for rollouts"
             return (), Refusal(clusters=(name,), reason=text, stage="compute")
-        places.append(RolloutPlace(cluster=name, node_group=group))
+        places.append(RolloutPlace(cluster=name, node_group=group, sources=sources.get(name, ())))
     return tuple(places), None

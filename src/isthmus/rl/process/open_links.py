@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from isthmus.core.errors import ProtocolError
+from isthmus.rl.process.relay_ranks import relay_ranks
 from isthmus.rl.rollout.engine_link import EngineLink
 from isthmus.rl.rollout.open_engine import engine_dtype, model_digest, sampling_of
 from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
-from isthmus.rl.rollout.version_store import VersionStore
 from isthmus.rl.rollout.wire_messages import EngineGreeting
+from isthmus.rl.versions.version_store import VersionStore
 from isthmus.train.process.trainer import Trainer
 from isthmus.wan import dial
 
@@ -34,6 +36,7 @@ def open_links(
         run=spec.run, sampling=sampling_of(spec.job, end_id), dtype=str(engine_dtype(spec.job)),
         model=model_digest(spec.job), parameters={name: tuple(one.shape) for name, one in weights.items()},
     )  # fmt: skip
+    first = len(spec.plan.ranks)
     links = []
     for rank in range(len(spec.plan.ranks), spec.plan.num_ranks):
         if rank not in workers:
@@ -43,7 +46,7 @@ def open_links(
         link = EngineLink(
             f"{worker.cluster}.{rank}", worker.cluster,
             partial(dial, (worker.host, worker.port), route, DIAL_TIMEOUT_S), trainer.keys.links,
-            greeting, coordinator, versions,
+            replace(greeting, relays=relay_ranks(spec.plan.rollouts, rank - first, first)), coordinator, versions,
         )  # fmt: skip
         link.start()
         links.append(link)

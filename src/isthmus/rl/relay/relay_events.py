@@ -29,6 +29,14 @@ class SourceJoined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceExpected:
+    """A source is being connected: farther ones are not asked before it has had some time."""
+
+    source: str
+    place: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLost:
     """The connection to a source is gone, with all that it had not delivered."""
 
@@ -83,5 +91,6 @@ class RelayTick:
 
 
 RelayEvent = (
-    SourceJoined | SourceLost | VersionOffered | ChunkArrived | SourceLacks | ChunksAsked | ChildLost | RelayTick
+    SourceExpected | SourceJoined | SourceLost | VersionOffered | ChunkArrived | SourceLacks | ChunksAsked | ChildLost
+    | RelayTick
 )  # fmt: skip

@@ -14,6 +14,8 @@ class SourceRecord:
     name: str
     place: int
     is_up: bool = True
+    # It is being connected, and waited for until then.
+    expected_until_s: float | None = None
     # Codings that it said it does not have.
     lacks: set[Coding] = field(default_factory=set)
     num_damaged: int = 0

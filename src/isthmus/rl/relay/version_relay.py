@@ -18,6 +18,7 @@ from isthmus.rl.relay.relay_events import (
     Coding,
     RelayEvent,
     RelayTick,
+    SourceExpected,
     SourceJoined,
     SourceLacks,
     SourceLost,
@@ -37,6 +38,8 @@ from isthmus.rl.relay.relay_instructions import (
 )
 from isthmus.rl.relay.relay_records import ArrivalRecord, ChildRecord, SourceRecord
 
+EXPECTED_S = 3.0
+"""Seconds that a source has to connect before farther ones are asked."""
 SLOW_AFTER_S = 6.0
 """Seconds without a chunk after which what a source owes is asked of another one: more than a cut takes to be seen."""
 MAX_DAMAGED = 3
@@ -80,6 +83,12 @@ class VersionRelay:
         """Return what an event at `now_s` asks of the shell, in this order."""
         self._now_s = now_s
         match event:
+            case SourceExpected():
+                until_s = now_s + EXPECTED_S
+                self._sources[event.source] = SourceRecord(
+                    name=event.source, place=event.place, is_up=False, expected_until_s=until_s
+                )  # fmt: skip
+                return []
             case SourceJoined():
                 return self._join_source(event)
             case SourceLost():
@@ -109,7 +118,7 @@ class VersionRelay:
     def _lose_source(self, name: str) -> list[RelayInstruction]:
         if (source := self._sources.get(name)) is None:
             return []
-        source.is_up = False
+        source.is_up, source.expected_until_s = False, None
         self._forget_asked(name)
         return self._ask()
 
@@ -204,8 +213,11 @@ class VersionRelay:
         owing = set(arrival.asked.values())
         ups = sorted((one for one in self._sources.values() if one.is_up), key=lambda one: (one.place, one.name))
         may = [one for one in ups if one.name not in arrival.slow] if self._is_gone(arrival.coding) else ups
+        expected = [one.place for one in self._sources.values() if (one.expected_until_s or -1.0) > self._now_s]
         for number in sorted(arrival.missing - arrival.asked.keys()):
             source = _choose(may, arrival, number)
+            if source is not None and any(place < source.place for place in expected):
+                continue
             if source is not None:
                 wanted.setdefault(source.name, []).append(number)
                 arrival.asked[number] = source.name
