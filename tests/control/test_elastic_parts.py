@@ -93,7 +93,7 @@ def settle(pool: Driver) -> None:
 
 
 def test_a_site_that_left_joins_again_in_the_same_attempt() -> None:
-    """Once its site has forgotten the part and has a chip: it is prepared, started, and the rank map has its new place."""
+    """Once its site has forgotten the part and has a chip: it is started, and the rank map has its new place."""
     pool = running(restarts=0)
     pool.report("c", seen("j", 1, "released", "its owner took the chips"), free=0)
     pool.wait(60)

@@ -71,4 +71,3 @@ def _places(
     if problems and sum(not one.joins for one in places) < job.placement.least_rollouts:
         return (), problems[0]
     return tuple(places), None
-

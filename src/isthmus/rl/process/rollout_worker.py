@@ -13,8 +13,7 @@ from functools import partial
 
 import torch
 
-from isthmus.core.errors import IsthmusError, PeerError
-from isthmus.core.messages.agent_messages import RankMap
+from isthmus.core.errors import IsthmusError, PeerError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.rl.process.open_links import DIAL_TIMEOUT_S
 from isthmus.rl.process.rollout_decoder import RolloutDecoder
@@ -38,12 +37,12 @@ def run_rollout(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources
     """Decode until the run ends; raises `PeerError` if the holder of the ledger is gone for `peer_timeout_s`."""
     torch.set_num_threads(spec.threads)
     folder.write_checkin(worker_address(spec, resources.listener))
-    ranks = wait_for_rank_map(folder, spec)
+    wait_for_rank_map(folder, spec)
     print(f"rank {spec.rank}: decodes in cluster {spec.cluster}", flush=True)
     gc.collect()
     gc.freeze()
     with MetricsLog(folder.metrics_path, spec, None, 0) as log:
-        decoder = RolloutDecoder(spec, log, resources.keys.links, partial(_sources, spec, ranks))
+        decoder = RolloutDecoder(spec, log, resources.keys.links, partial(_sources, folder, spec))
         calls: queue.Queue[Call] = queue.Queue()
         ended = threading.Event()
         acceptor = threading.Thread(
@@ -58,18 +57,24 @@ def run_rollout(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources
             acceptor.join(HANDSHAKE_TIMEOUT_S)
 
 
-def _sources(spec: WorkerSpec, ranks: RankMap, numbers: Sequence[int]) -> tuple[RelaySource, ...]:
-    """Return the ranks of these numbers to which this site has a way."""
-    workers = {one.rank: one for one in ranks.workers}
-    found = []
-    for number in numbers:
-        worker = workers.get(number)
-        if worker is None or number == spec.rank:
-            continue
-        route = None if worker.cluster == spec.cluster else spec.routes.get(worker.cluster)
-        call = partial(dial, (worker.host, worker.port), route, DIAL_TIMEOUT_S)
-        found.append(RelaySource(name=f"{worker.cluster}.{number}", cluster=worker.cluster, dial=call))
-    return tuple(found)
+def _sources(folder: WorkerFolder, spec: WorkerSpec, numbers: Sequence[int]) -> tuple[RelaySource, ...]:
+    """Return the ranks of these numbers as sources of weights."""
+    clusters = {number: spec.plan.stage_of(number).cluster for number in numbers if spec.plan.is_rollout(number)}
+    return tuple(
+        RelaySource(name=f"{cluster}.{number}", cluster=cluster, dial=partial(_dial, folder, spec, number))
+        for number, cluster in clusters.items()
+        if number != spec.rank
+    )
+
+
+def _dial(folder: WorkerFolder, spec: WorkerSpec, rank: int) -> socket.socket:
+    """Return a connection to another rank that decodes; raises `UnavailableError` without a way there."""
+    ranks = folder.read_rank_map()
+    worker = next((one for one in (ranks.workers if ranks is not None else ()) if one.rank == rank), None)
+    route = None if worker is None or worker.cluster == spec.cluster else spec.routes.get(worker.cluster)
+    if worker is None or (route is None and spec.routes and worker.cluster != spec.cluster):
+        raise UnavailableError(f"there is no way to rank {rank}", hint="add a link between the two clusters")
+    return dial((worker.host, worker.port), route, DIAL_TIMEOUT_S)
 
 
 def _answer_calls(spec: WorkerSpec, decoder: RolloutDecoder, calls: queue.Queue[Call]) -> None:
