@@ -5,20 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 
+from benchmarks._relay_time import RelayTime
+from benchmarks._weights_site import run_site
 from benchmarks.table import Row, compared
 from isthmus.core.job_parts.rl_job import RewardConfig
 from isthmus.core.pool import Pool
@@ -71,15 +72,16 @@ class Sites:
         self.staged: dict[tuple[str, int], float] = {}
         self._changed = threading.Condition()
 
-    def read(self, name: str, lines: Iterator[str]) -> None:
-        """Note the times that a site prints."""
-        for line in lines:
-            step, at_s, problem = json.loads(line)
-            if problem:
-                raise RuntimeError(f"{name}: {problem}")
-            with self._changed:
-                self.staged[name, step] = at_s
-                self._changed.notify_all()
+    def read(self, name: str, site: Connection) -> None:
+        """Note the times that a site sends."""
+        with suppress(EOFError, OSError):
+            while True:
+                step, at_s, problem = site.recv()
+                if problem:
+                    raise RuntimeError(f"{name}: {problem}")
+                with self._changed:
+                    self.staged[name, step] = at_s
+                    self._changed.notify_all()
 
     def wait(self, names: Sequence[str], step: int) -> float:
         """Return when the last of the sites had a version."""
@@ -100,39 +102,32 @@ def sites(links: Mapping[str, tuple[float, float]], asks: Mapping[str, str], ste
     """Start a site for each entry of `asks`, which names the sites that it asks before the origin a."""
     with ExitStack() as stack:
         state = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        emulator = multiprocessing.get_context("spawn").Process(target=run_links, args=(pool_of(links), state))
+        fork = multiprocessing.get_context("fork")  # of a process that has loaded all
+        emulator = fork.Process(target=run_links, args=(pool_of(links), state))
         emulator.start()
         stack.callback(emulator.join, 10)
         stack.callback(emulator.terminate)
         while not (state / ROUTES_FILE).exists() and emulator.is_alive():
             time.sleep(0.02)
         found = Sites(json.loads((state / ROUTES_FILE).read_text()), state / STATISTICS_FILE)
-        processes = {}
+        pipes = {}
         for name in asks:
-            argv = [sys.executable, "-m", "benchmarks._weights_site", name, *([str(step_s)] if step_s else [])]
-            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            stack.callback(process.wait)
+            pipes[name], theirs = fork.Pipe()
+            process = fork.Process(target=run_site, args=(name, step_s, theirs))
+            process.start()
+            stack.callback(process.join)
             stack.callback(process.kill)
-            processes[name] = process
-        for name, process in processes.items():
-            found.ports[name] = int(_stream(process.stdout).readline())
+        for name, pipe in pipes.items():
+            found.ports[name] = pipe.recv()
         for name, others in asks.items():
             sources = [
                 {"name": one, "cluster": one, "port": found.ports[one], "route": found.routes[name][one]}
                 for one in others
             ]
-            stdin = _stream(processes[name].stdin)
-            stdin.write(json.dumps(sources) + "\n")
-            stdin.flush()
-            read = partial(found.read, name, _stream(processes[name].stdout))
-            threading.Thread(target=read, daemon=True).start()
+            pipes[name].send(sources)
+        for name, pipe in pipes.items():
+            threading.Thread(target=found.read, args=(name, pipe), daemon=True).start()
         yield found
-
-
-def _stream(stream: Any) -> Any:
-    if stream is None:
-        raise RuntimeError("a site has no pipe")
-    return stream
 
 
 def version(num_weights: int, step: int, base: PolicyVersion | None = None, share: float = 0.01) -> PolicyVersion:
@@ -189,6 +184,26 @@ def link_to(
     link = EngineLink(name, name, call, None, greeting, coordinator, versions)
     link.start()
     return link
+
+
+def virtual_rows(_quick: bool) -> Iterator[Row]:
+    """Yield the same without processes: the engine of relays on links of that rate and delay, in virtual time."""
+    num_weights = 20_000_000
+    line_s = 16 * num_weights / (GBPS * 1e9)
+    what = f"40 MB whole to three sites, each {GBPS:g} Gbit/s, {ROUND_TRIP_MS} ms, virtual time"
+
+    def over_line(sources: Mapping[str, tuple[str, ...]], *, one_uplink: bool) -> float:
+        return RelayTime(sources, GBPS, ROUND_TRIP_MS / 2e3, num_weights, one_uplink).last_site_s() / line_s
+
+    alone: dict[str, tuple[str, ...]] = dict.fromkeys("bcd", ())
+    chain: dict[str, tuple[str, ...]] = {"b": (), "c": ("b",), "d": ("c", "b")}
+    direct = over_line(alone, one_uplink=True)
+    for way, sources, one_uplink, most in (
+        ("a link each", alone, False, 1.1), ("one uplink and relays", chain, True, 1.15),
+    ):  # fmt: skip
+        ours = over_line(sources, one_uplink=one_uplink)
+        yield compared(f"{what}, {way}: last site over line time", ours, "", "one uplink, no relays", direct,
+                       target=f"at most {most}", met=ours <= most)  # fmt: skip
 
 
 def distribution_rows(quick: bool) -> Iterator[Row]:
@@ -279,9 +294,7 @@ def _rate(
             while coordinator.wait_batch(1.0) is None:
                 pass
             ends_s = time.monotonic() + TRAIN_S
-            newest = version(
-                len(first.tensors) and sum(one.numel() for one in first.tensors.values()), step + 1, newest
-            )
+            newest = version(0, step + 1, newest)
             newest.version  # noqa: B018 - computed while the virtual chip trains
             time.sleep(max(0.0, ends_s - time.monotonic()))
             versions.add(newest)
@@ -314,5 +327,6 @@ def _no_penalty(_num_tokens: int) -> float:
 
 def link_rows(quick: bool) -> list[Row]:
     """Return all rows of weights over links."""
-    parts: tuple[Callable[[bool], Iterator[Row]], ...] = (distribution_rows, step_rows)
+    torch.set_num_threads(1)
+    parts: tuple[Callable[[bool], Iterator[Row]], ...] = (virtual_rows, distribution_rows, step_rows)
     return list(itertools.chain.from_iterable(part(quick) for part in parts))

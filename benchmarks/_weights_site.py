@@ -1,23 +1,16 @@
-"""A site that takes weights in over emulated links, as a rank that decodes does, with virtual chips or none.
-
-`python -m benchmarks._weights_site NAME [SECONDS]` prints the port at which it listens, reads a line of JSON, the
-sources that it asks before the origin, `[{"name", "cluster", "port", "route"}]`, and prints the time of each version
-that is complete here, in seconds on this machine's steady clock. With SECONDS it also decodes: a token of each sample
-in so many.
-"""
+"""`run_site`: takes weights in over emulated links, as a rank that decodes does, with a virtual chip or none."""
 
 from __future__ import annotations
 
-import json
 import queue
 import random
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import Connection
 
 import torch
 
@@ -106,21 +99,21 @@ class VirtualEngine:
 class Site:
     """The weights and the virtual chip of one process."""
 
-    def __init__(self, name: str, step_s: float) -> None:
-        self._name, self._engine = name, VirtualEngine(step_s) if step_s else None
+    def __init__(self, name: str, step_s: float, parent: Connection) -> None:
+        self._parent, self._name, self._engine = parent, name, VirtualEngine(step_s) if step_s else None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._staged: queue.Queue[Staged | None] = queue.Queue()
         self._inbox: queue.Queue[Message | None] = queue.Queue()
         self._exchange: WeightsExchange | None = None
         self._opened = threading.Event()
         self._sender: ChunkSender | None = None
-        print(self._listener.getsockname()[1], flush=True)
+        parent.send(self._listener.getsockname()[1])
         self._sources = tuple(
             RelaySource(
                 name=one["name"], cluster=one["cluster"],
                 dial=partial(dial, ("127.0.0.1", one["port"]), one["route"], DIAL_TIMEOUT_S),
             )
-            for one in json.loads(sys.stdin.readline())
+            for one in parent.recv()
         )  # fmt: skip
 
     def run(self) -> None:
@@ -180,12 +173,17 @@ class Site:
 
     def _stage(self) -> None:
         while (staged := self._staged.get()) is not None:
-            print(json.dumps([staged.version.step, time.monotonic(), staged.problem]), flush=True)
+            self._parent.send((staged.version.step, time.monotonic(), staged.problem))
             if self._sender is not None and self._exchange is not None:
                 relayed = self._exchange.take_relayed()
                 self._sender.send(VersionStaged(version=staged.version, problem=staged.problem, relayed=relayed))
 
 
-if __name__ == "__main__":
+def run_site(name: str, step_s: float, parent: Connection) -> None:
+    """Send the port at which the site listens to `parent`, receive the sources that it asks before the origin, serve.
+
+    A source has name, cluster, port and route. The time of each version that is complete here goes to `parent`, in
+    seconds on this machine's steady clock. With `step_s` the site decodes a token of each sample in that time.
+    """
     torch.set_num_threads(1)
-    Site(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 0.0).run()
+    Site(name, step_s, parent).run()
