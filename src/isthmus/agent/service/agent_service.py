@@ -500,6 +500,8 @@ class AgentService:
             if part.local:
                 write_atomically(WorkerFolder(folder).started_path, "")
             else:
+                if WorkerFolder(folder).exit_path.exists():  # of a part that left and joins the same attempt again
+                    self._remove_attempt(folder.parent)
                 routes = read_routes(self._routes, self.cluster.name)
                 spec = worker_spec(
                     part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes,
@@ -584,10 +586,14 @@ class AgentService:
                 continue
             key = attempt.parent.name, int(attempt.name)
             if key not in self.machine.parts and self.outbox.is_attempt_drained(attempt):
-                self._event_tails.forget(attempt.glob("rank-*"))
-                shutil.rmtree(attempt, ignore_errors=True)
+                self._remove_attempt(attempt)
                 if not any(attempt.parent.iterdir()):
                     attempt.parent.rmdir()
+
+    def _remove_attempt(self, attempt: Path) -> None:
+        self._event_tails.forget(attempt.glob("rank-*"))
+        self.outbox.forget(attempt)
+        shutil.rmtree(attempt, ignore_errors=True)
 
 
 def _needs_fast_poll(part: SitePart) -> bool:
