@@ -17,6 +17,8 @@ def assign_samples(ledger: LedgerState) -> None:
     An engine takes a sample only if it has no older weights than the sample's last tokens, and if all groups still can
     be trained in time. Where updates abort samples, it needs the trainer's version.
     """
+    if all(len(one.running) >= one.num_slots for one in ledger.engines.values()):
+        return
     deadlines = {number: deadline_of(one, ledger.config) for number, one in ledger.open_prompts.items()}
     blocked = False
     for number in sorted(ledger.open_prompts, key=lambda one: (deadlines[one], one)):

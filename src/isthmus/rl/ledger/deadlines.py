@@ -16,8 +16,14 @@ from isthmus.rl.ledger.ledger_records import LedgerConfig, PromptRecord
 
 def deadline_of(prompt: PromptRecord, config: LedgerConfig) -> float:
     """Return the last step that may train on the group; infinite while none of its samples has begun."""
-    versions = [one.oldest_version for one in prompt.samples if one.oldest_version is not None]
-    return min(versions) + config.max_staleness if versions else math.inf
+    oldest = math.inf
+    for (
+        one
+    ) in prompt.samples:  # for all open groups after each event: `oldest_version` in line takes a fifth of the time
+        version = one.ranges[0].version if one.ranges else one.begun_version
+        if version is not None and version < oldest:
+            oldest = version
+    return oldest + config.max_staleness
 
 
 def meet_deadlines(deadlines: Iterable[float], next_step: int, batch_prompts: int) -> bool:
