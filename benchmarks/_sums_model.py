@@ -59,7 +59,8 @@ def make_job(folder: Path, model: Path, seed: int, steps: int, staleness: int = 
             "name": f"sums-{seed}-{staleness}", "task": "rl", "model": str(model),
             "rl": {
                 "algorithm": "dapo", "group": GROUP, "max_prompt_tokens": PROMPT_TOKENS,
-                "max_response_tokens": RESPONSE_TOKENS, "filter_groups": False, "max_staleness": staleness, "reward": {"exact": True},
+                "max_response_tokens": RESPONSE_TOKENS, "filter_groups": False, "max_staleness": staleness,
+                "reward": {"exact": True},
             },
             "training": values | training,
             "data": {

@@ -1,4 +1,4 @@
-"""Runs that learn sums by reinforcement, with real workers: one process, or one that trains beside others that decode."""
+"""Runs that learn sums by reinforcement, with real workers: one process, or one that trains while others decode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LearningRun:
 
 
 def learn_sums(folder: Path, seed: int, steps: int, staleness: int = 0, decoders: str = "") -> LearningRun:
-    """Train `steps` steps from 300 supervised ones; ranks at the clusters `decoders` decode, or the trainer in turns."""
+    """Train `steps` steps after the supervised ones; ranks at `decoders` decode, without any the trainer in turns."""
     write_problem(folder)
     run = folder / f"seed-{seed}-staleness-{staleness}-{decoders or 'alone'}"
     job = make_job(run, folder / f"model-{seed}", seed, steps, staleness)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-from isthmus.rl.ledger.deadlines import deadline_of, meet_deadlines
+from isthmus.rl.ledger.deadlines import deadline_of
 from isthmus.rl.ledger.ledger_records import EngineRecord, LedgerState, PromptRecord, SampleRecord, SampleState
 from isthmus.rl.ledger.rollout_events import SampleKey
 from isthmus.rl.ledger.rollout_instructions import GenerateSample
 from isthmus.rl.ledger.sample_lifecycle import move_sample
+from isthmus.sim.rollouts.meet_deadlines import meet_deadlines
 
 
 def assign_samples(ledger: LedgerState) -> None:
