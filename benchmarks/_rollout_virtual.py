@@ -131,6 +131,8 @@ class VirtualRun:
             begun_s, self._batch = kernel.now_s, kernel.event()
             waited = self._batch
             self._apply(BatchRequested(trainer=1, step=step))
+            if self._turns and self._batch is not None:
+                self._engines[0].resume()
             yield waited
             yield kernel.now_s + self._given.train_s
             self.steps_s.append(kernel.now_s - begun_s)
@@ -140,7 +142,6 @@ class VirtualRun:
                 event.trigger()
             if self._turns:
                 self._engines[0].staged = step + 1
-                self._engines[0].resume()
         self.is_over = True
         for one in self._engines:
             one.wake()

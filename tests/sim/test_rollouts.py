@@ -59,7 +59,7 @@ def test_no_group_is_staler_than_its_bound_and_seconds_add_up(seed: int) -> None
     pipeline = random_pipeline(seed, steps=3)
     found = simulate_rollouts(pipeline)
     assert 0 <= found.staleness <= pipeline.max_staleness
-    assert found.step_s >= pipeline.train_s
+    assert found.step_s >= pipeline.train_s * (1 - 1e-9)
     for one in found.sites:
         spent_s = one.decode_s + one.wait_samples_s + one.wait_weights_s
         assert spent_s <= found.step_s * (1 + 1e-9) + 0.1

@@ -46,6 +46,7 @@ class _Simulation:
             )
             for site in pipeline.sites
         ]  # fmt: skip
+        self._by_name = {one.name: one for one in self._engines}
         self._claimed: Event | None = None
         self._published: list[Event] = [self._kernel.event() for _ in self._engines]
         self._ages: list[float] = []
@@ -59,7 +60,8 @@ class _Simulation:
         for number, site in enumerate(self._given.sites):
             if site.way is not None:
                 self._kernel.start(self._send_versions(number))
-        self._assign()
+        for joined in range(1, len(self._engines) + 1):  # one after the other
+            self._ledger.assign(self._engines[:joined], self._give)
         self._kernel.run()
         steps = self._given.steps
         return RolloutResult(
@@ -85,11 +87,11 @@ class _Simulation:
             begun_s, claimed = kernel.now_s, kernel.event()
             self._claimed = claimed
             self._claim()
+            if self._turns and self._claimed is not None:
+                self._engines[0].resume()
             groups = yield claimed
             self._wait_s += kernel.now_s - begun_s
             self._ages += [step - one.oldest for one in groups]
-            if self._turns:
-                self._engines[0].pause()
             yield kernel.now_s + self._given.train_s
             self._ends_s.append(kernel.now_s)
             self._publish()
@@ -106,13 +108,20 @@ class _Simulation:
 
     def _publish(self) -> None:
         self._ledger.version += 1
+        if self._given.on_update == "abort":
+            self._abort()
         for number, one in enumerate(self._engines):
             one.published = self._ledger.version
             event, self._published[number] = self._published[number], self._kernel.event()
             event.trigger()
         if self._turns:
             self._engines[0].stage(self._ledger.version)
-            self._engines[0].resume()
+
+    def _abort(self) -> None:
+        for holder, group, sample in self._ledger.abort_unfinished():
+            engine = self._by_name[holder.name]
+            due_s = self._kernel.now_s + engine.site.delay_s
+            self._kernel.call_at(due_s, partial(_drop, engine, group, sample))
 
     def _send_versions(self, number: int) -> ProcessGenerator:
         """Send the newest version to a site whenever its way is free."""
@@ -133,22 +142,16 @@ class _Simulation:
 
         self._kernel.call_at(self._kernel.now_s + engine.site.delay_s, know)
 
-    def _ended(self, engine: SimulatedEngine, group: SampleGroup, sample: int, again: bool) -> None:
-        if not engine.site.delay_s:
-            self._take_in(engine, group, sample, again)
-            return
-        self._kernel.call_at(
-            self._kernel.now_s + engine.site.delay_s, lambda _: self._take_in(engine, group, sample, again)
-        )  # fmt: skip
+    def _ended(self, engine: SimulatedEngine, group: SampleGroup, sample: int, lease: int) -> None:
+        def take_in(_: object) -> None:
+            if self._ledger.end(group, sample, lease):
+                self._claim()
+                self._kernel.call_at(self._kernel.now_s, lambda _: self._assign())
 
-    def _take_in(self, engine: SimulatedEngine, group: SampleGroup, sample: int, again: bool) -> None:
-        engine.free_slots += 1
-        if again:
-            self._ledger.give_back(group, sample)
+        if engine.site.delay_s:
+            self._kernel.call_at(self._kernel.now_s + engine.site.delay_s, take_in)
         else:
-            group.unfinished -= 1
-            self._claim()
-        self._kernel.call_at(self._kernel.now_s, lambda _: self._assign())
+            take_in(None)
 
     def _claim(self) -> None:
         if self._claimed is None or (groups := self._ledger.claim()) is None:
@@ -162,10 +165,14 @@ class _Simulation:
         self._ledger.assign(self._engines, self._give)
 
     def _give(self, group: SampleGroup, sample: int, holder: SlotHolder) -> None:
-        engine = next(one for one in self._engines if one.name == holder.name)
-        engine.free_slots -= 1
+        engine, lease = self._by_name[holder.name], group.running[sample][1]
         length = draw_length(self._given, group.number, sample)
-        self._kernel.call_at(self._kernel.now_s + engine.site.delay_s, lambda _: engine.add(group, sample, length))
+        due_s = self._kernel.now_s + engine.site.delay_s
+        self._kernel.call_at(due_s, lambda _: engine.add(group, sample, lease, length))
+
+
+def _drop(engine: SimulatedEngine, group: SampleGroup, sample: int, _: object) -> None:
+    engine.drop(group, sample)
 
 
 def _stage(engine: SimulatedEngine, version: int, _: object) -> None:

@@ -15,20 +15,21 @@ from isthmus.sim.rollouts.simulated_ledger import SampleGroup
 
 @dataclass(order=True)
 class _Running:
-    """A sample that ends at step `end` of its engine, with `tokens` at its end, prompt included."""
+    """A sample that ends at step `end` of its engine, after `length` tokens."""
 
     end: int
     number: int
-    tokens: int = field(compare=False)
+    length: int = field(compare=False)
     group: SampleGroup = field(compare=False)
     sample: int = field(compare=False)
+    lease: int = field(compare=False)
 
 
-OnEnd = Callable[["SimulatedEngine", SampleGroup, int, bool], None]
+OnEnd = Callable[["SimulatedEngine", SampleGroup, int, int], None]
 
 
 class SimulatedEngine:
-    """Decodes on the kernel's clock; `on_end` gets what has ended or begins again, `on_switch` the version from now on.
+    """Decodes on the kernel's clock; `on_end` gets what has ended, `on_switch` the version from now on.
 
     `known_version` and `free_slots` are what the ledger knows, which lags by the delay of the link.
     """
@@ -44,15 +45,27 @@ class SimulatedEngine:
         self._kernel, self._on_update, self._prompt_tokens = kernel, on_update, prompt_tokens
         self._on_end, self._on_switch = on_end, on_switch
         self._running: list[_Running] = []
-        self._pending: list[tuple[SampleGroup, int, int]] = []
+        self._pending: list[tuple[SampleGroup, int, int, int]] = []
         self._staged, self._number, self._generation = 0, 0, 0
         self._step, self._cached, self._since_s, self._prefill_s, self._planned = 0, 0.0, 0.0, 0.0, 0
         self._is_paused = self._is_over = False
 
-    def add(self, group: SampleGroup, sample: int, length: int) -> None:
+    def add(self, group: SampleGroup, sample: int, lease: int, length: int) -> None:
         """Begin a sample whose response has `length` tokens, at the next step."""
-        self._pending.append((group, sample, length))
+        self._pending.append((group, sample, lease, length))
         self._poke()
+
+    def drop(self, group: SampleGroup, sample: int) -> None:
+        """Forget a sample that begins again."""
+        self._pending = [one for one in self._pending if one[:2] != (group, sample)]
+        self.settle()
+        for one in self._running:
+            if (one.group, one.sample) == (group, sample):
+                self._cached -= self._prompt_tokens + one.length - (one.end - self._step)
+        self._running = [one for one in self._running if (one.group, one.sample) != (group, sample)]
+        heapq.heapify(self._running)
+        if not self._is_paused:
+            self._plan(self._running[0].end - self._step if self._running else 0)
 
     def stage(self, version: int) -> None:
         """Decode with `version` from the next step on."""
@@ -98,10 +111,10 @@ class SimulatedEngine:
             return
         if self._staged > self.version:
             self._switch()
-        for group, sample, length in self._pending:
+        for group, sample, lease, length in self._pending:
             self._number += 1
-            tokens = self._prompt_tokens + length
-            heapq.heappush(self._running, _Running(self._step + length, self._number, tokens, group, sample))
+            one = _Running(self._step + length, self._number, length, group, sample, lease)
+            heapq.heappush(self._running, one)
             self._cached += self._prompt_tokens
             self._prefill_s += self._prompt_tokens * self.site.rates.row_s
         self._pending.clear()
@@ -168,15 +181,11 @@ class SimulatedEngine:
         self._since_s = now_s
 
     def _end(self, one: _Running) -> None:
-        self._cached -= one.tokens
-        self._on_end(self, one.group, one.sample, False)
+        self._cached -= self._prompt_tokens + one.length
+        self._on_end(self, one.group, one.sample, one.lease)
 
     def _switch(self) -> None:
         self.version = self._staged
         self._on_switch(self, self.version)
         if self._on_update == "refill":
             self._prefill_s += self._cached * self.site.rates.row_s
-        if self._on_update == "abort":
-            dropped, self._running, self._cached = self._running, [], 0.0
-            for one in dropped:
-                self._on_end(self, one.group, one.sample, True)

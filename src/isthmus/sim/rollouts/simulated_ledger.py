@@ -21,11 +21,12 @@ class SlotHolder(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class SampleGroup:
-    """The samples of a prompt: those that wait for a slot, how many are unfinished, the versions that began them."""
+    """The samples of a prompt: those that wait for a slot, those that run, and the versions that began them."""
 
     number: int
     waiting: list[int]
-    unfinished: int
+    # By sample: the engine that decodes it, and the lease.
+    running: dict[int, tuple[SlotHolder, int]] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -45,17 +46,18 @@ class SimulatedLedger:
         self._open: dict[int, SampleGroup] = {}
         self._counts: Counter[float] = Counter()
         self._num_opened = 0
+        self._lease = 0
         self.next_step = 0
         self.version = 0
 
     def assign(self, engines: Sequence[SlotHolder], give: GiveSample) -> None:
-        """Start what may start; `give` gets group, sample and engine, and takes a slot of the engine."""
+        """Start what may start; `give` gets group, sample and engine."""
         blocked = False
         for group in sorted((one for one in self._open.values() if one.waiting), key=self._order):
             while group.waiting and not blocked:
                 blocked = not self._start(group, engines, give)
         while not blocked:
-            fresh = SampleGroup(number=self._num_opened, waiting=list(range(self._group)), unfinished=self._group)
+            fresh = SampleGroup(number=self._num_opened, waiting=list(range(self._group)))
             if not self._start(fresh, engines, give):
                 return
             self._num_opened += 1
@@ -63,16 +65,32 @@ class SimulatedLedger:
             while fresh.waiting and not blocked:
                 blocked = not self._start(fresh, engines, give)
 
-    def give_back(self, group: SampleGroup, sample: int) -> None:
-        """Let a sample of an open group begin again."""
-        before = self._deadline(group)
-        del group.begun[sample]
-        group.waiting = sorted((*group.waiting, sample))
-        self._move(before, self._deadline(group))
+    def end(self, group: SampleGroup, sample: int, lease: int) -> bool:
+        """Take in a complete sample and free its slot; return False for one whose lease is over."""
+        holder, current = group.running.get(sample, (None, 0))
+        if holder is None or current != lease:
+            return False
+        del group.running[sample]
+        holder.free_slots += 1
+        return True
+
+    def abort_unfinished(self) -> list[tuple[SlotHolder, SampleGroup, int]]:
+        """Let all samples that run begin again, and free their slots; return what engines are to drop."""
+        dropped = []
+        for group in self._open.values():
+            before = self._deadline(group)
+            for sample, (holder, _) in group.running.items():
+                holder.free_slots += 1
+                del group.begun[sample]
+                dropped.append((holder, group, sample))
+            group.waiting = sorted((*group.waiting, *group.running))
+            group.running = {}
+            self._move(before, self._deadline(group))
+        return dropped
 
     def claim(self) -> list[SampleGroup] | None:
         """Return the groups of the next step and begin it, or None while they are not ready."""
-        ready = [one for one in self._open.values() if not one.unfinished]
+        ready = [one for one in self._open.values() if not one.waiting and not one.running]
         if self.version != self.next_step or len(ready) < self._batch:
             return None
         chosen = sorted(ready, key=self._order)[: self._batch]
@@ -101,6 +119,9 @@ class SimulatedLedger:
             if one.known_version != tried and self._may_begin(group, one.known_version):
                 sample = group.waiting.pop(0)
                 group.begun[sample] = one.known_version
+                self._lease += 1
+                group.running[sample] = one, self._lease
+                one.free_slots -= 1
                 give(group, sample, one)
                 return True
             tried = one.known_version
