@@ -133,8 +133,8 @@ class SimulatedEngine:
         """Wake at the next end of a step, or now where nothing is decoded."""
         if self._is_paused or self._is_over:
             return
-        if not self._running:
-            self._wake((self._generation, 0))
+        if not self._running:  # after what else happens now, so that samples which come together begin together
+            self._kernel.call_at(self._kernel.now_s, self._wake, (self._generation, 0))
             return
         steps = self._whole_steps(self._kernel.now_s - self._since_s) + 1
         if steps < self._planned:
