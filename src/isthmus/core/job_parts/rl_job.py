@@ -14,6 +14,8 @@ MAX_STALENESS = 64
 """Largest bound on the versions between the one that sampled a token and the one that is trained."""
 MAX_REWARDS = 16
 """Most rewards of a weighted sum."""
+MAX_REWARD_WORKERS = 64
+"""Most rewards that are computed at a time."""
 MAX_RESPONSE_TOKENS = 1 << 20
 MAX_URL_CHARS = 1024
 
@@ -103,7 +105,8 @@ class RlConfig(FrozenModel):
     Old log-probabilities are those of the engine that sampled (`old: rollout`). A token is trained on at most
     `max_staleness` versions after the one that sampled it. Under new weights unfinished samples go on (`keep`), go on
     with a cache computed again (`refill`), or begin again (`abort`). `reward` is one reward or a list,
-    whose weighted sum counts.
+    whose weighted sum counts. Of up to `reward_workers` samples at a time functions and services are called, each
+    function in as many processes.
 
     `audit` is the share of the samples of other clusters that the training cluster decodes again at the versions that
     they claim. Tokens, log-probabilities or weights that were forged end the decoding of their owner; its samples that
@@ -130,6 +133,7 @@ class RlConfig(FrozenModel):
     replay_routing: Literal[False] = False
     audit: Annotated[float, Field(ge=0, le=1)] = 0.0
     reward: RewardConfig | Annotated[tuple[RewardConfig, ...], Field(min_length=1, max_length=MAX_REWARDS)]
+    reward_workers: Annotated[PositiveInt, Field(le=MAX_REWARD_WORKERS)] = 4
 
     @model_validator(mode="before")
     @classmethod

@@ -21,7 +21,7 @@ from isthmus.rl.overlong_penalty import overlong_penalty
 from isthmus.rl.process.gather_policy import PolicyGatherer
 from isthmus.rl.process.open_links import open_links
 from isthmus.rl.process.policy_batches import STATISTICS, PolicyMicroBatches, make_policy_batches
-from isthmus.rl.rewards.reward_sum import RewardSum
+from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_link import EngineLink
 from isthmus.rl.rollout.engine_messages import EngineOrder, SwitchVersion
 from isthmus.rl.rollout.engine_runner import EngineRunner
@@ -196,7 +196,8 @@ class PolicyMethod:
             owners=frozenset(place.cluster for place in trainer.spec.plan.rollouts),
         )  # fmt: skip
         store = RolloutStore(Path(job.checkpoints.folder) / LEDGER_FOLDER)
-        return RolloutCoordinator(config, limits, _prompts(trainer), RewardSum(rl.rewards), store, self._audit(trainer))
+        reward = RewardPool(rl.rewards, rl.reward_workers)
+        return RolloutCoordinator(config, limits, _prompts(trainer), reward, store, self._audit(trainer))
 
     def _audit(self, trainer: Trainer) -> Audit | None:
         """Return what recomputes the share of the samples that the job asks for; what this rank decodes is its own."""

@@ -46,7 +46,7 @@ from isthmus.rl.ledger.rollout_instructions import (
 )
 from isthmus.rl.ledger.trajectory_ledger import TrajectoryLedger
 from isthmus.rl.rewards.reward_error import RewardError
-from isthmus.rl.rewards.reward_sum import RewardSum
+from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_messages import (
     DropSample,
     EndReport,
@@ -89,7 +89,7 @@ class RolloutCoordinator:
     """Holds the ledger of one run; `begin` comes first."""
 
     def __init__(
-        self, config: LedgerConfig, limits: RolloutLimits, prompts: PromptSet, reward: RewardSum, store: RolloutStore,
+        self, config: LedgerConfig, limits: RolloutLimits, prompts: PromptSet, reward: RewardPool, store: RolloutStore,
         audit: Audit | None = None,
     ) -> None:  # fmt: skip
         self._audit = audit
@@ -98,7 +98,10 @@ class RolloutCoordinator:
         self._trajectories: dict[SampleKey, Trajectory] = {}
         self._links: dict[str, Callable[[EngineOrder | None], None]] = {}
         self._changed = threading.Condition(threading.RLock())
-        self._scorers = None if reward.is_immediate and audit is None else ThreadPoolExecutor(1, "isthmus-reward")
+        self._auditing = threading.Lock()
+        self._scorers = None
+        if not reward.is_immediate or audit is not None:
+            self._scorers = ThreadPoolExecutor(reward.num_workers, "isthmus-reward")
         self._batch: tuple[SampleKey, ...] | None = None
         self._base: int | None = None
         self._saved = 0
@@ -387,7 +390,9 @@ class RolloutCoordinator:
             kept = self._trajectories[wanted.sample]
             claim = Trajectory(tokens=list(kept.tokens), log_probabilities=list(kept.log_probabilities))
             record = replace(sample, ranges=list(sample.ranges))
-        if (found := self._audit(record, prompt_tokens, claim)) is None:
+        with self._auditing:  # one engine computes all audits
+            found = self._audit(record, prompt_tokens, claim)
+        if found is None:
             return False
         owner, problem = found
         with self._changed:
