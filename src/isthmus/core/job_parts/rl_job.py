@@ -18,6 +18,8 @@ MAX_REWARD_WORKERS = 64
 """Most rewards that are computed at a time."""
 MAX_RESPONSE_TOKENS = 1 << 20
 MAX_URL_CHARS = 1024
+MAX_KL = 100.0
+"""Largest factor of the penalty for leaving the first weights."""
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"clip": (0.2, 0.2), "aggregate": "sequence", "filter_groups": False},
@@ -102,7 +104,8 @@ class RlConfig(FrozenModel):
     step (`token`), the mean over responses of each one's mean (`sequence`), or the sum over samples and positions
     divided by their number (`constant`).
 
-    Old log-probabilities are those of the engine that sampled (`old: rollout`). A token is trained on at most
+    Old log-probabilities are those of the engine that sampled (`old: rollout`), or those of a further forward pass of
+    the training plan when the step begins (`recomputed`). A token is trained on at most
     `max_staleness` versions after the one that sampled it. Under new weights unfinished samples go on (`keep`), go on
     with a cache computed again (`refill`), or begin again (`abort`). `reward` is one reward or a list,
     whose weighted sum counts. Of up to `reward_workers` samples at a time functions and services are called, each
@@ -112,7 +115,10 @@ class RlConfig(FrozenModel):
     they claim. Tokens, log-probabilities or weights that were forged end the decoding of their owner; its samples that
     have not been trained on begin again elsewhere.
 
-    `kl` above 0 and `replay_routing` are reserved: there is no reference model and no replay of routing yet.
+    `kl` above 0 adds that many times the penalty k3 to the loss of each token: it keeps the policy near the model that
+    training began with, of which each chip keeps a frozen copy beside its weights.
+
+    `replay_routing` is reserved: there is no replay of routing yet.
     """
 
     algorithm: Literal["grpo", "dapo"] = "dapo"
@@ -123,11 +129,11 @@ class RlConfig(FrozenModel):
     clip: tuple[ClipBound, ClipBound] = (0.2, 0.28)
     clip_dual: Annotated[float, Field(gt=1)] | None = None
     aggregate: Literal["token", "sequence", "constant"] = "token"
-    kl: NonNegativeFloat = 0.0
+    kl: Annotated[NonNegativeFloat, Field(le=MAX_KL)] = 0.0
     filter_groups: bool = True
     overlong: OverlongConfig | None = None
     correction: CorrectionConfig | None = None
-    old: Literal["rollout"] = "rollout"
+    old: Literal["rollout", "recomputed"] = "rollout"
     max_staleness: Annotated[NonNegativeInt, Field(le=MAX_STALENESS)] = 0
     on_update: Literal["keep", "refill", "abort"] = "keep"
     replay_routing: Literal[False] = False
@@ -149,13 +155,6 @@ class RlConfig(FrozenModel):
         if group < 2:
             raise ValueError("a group of 1 has no mean to compare with; nearest valid value: 2")
         return group
-
-    @field_validator("kl")
-    @classmethod
-    def _check_kl(cls, kl: float) -> float:
-        if kl > 0:
-            raise ValueError(f"kl {kl} needs a reference model, which no run has yet; nearest valid value: 0.0")
-        return kl
 
     @model_validator(mode="after")
     def _check_overlong(self) -> RlConfig:

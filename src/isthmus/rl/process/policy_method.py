@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,8 +20,10 @@ from isthmus.rl.audit.trajectory_auditor import SampleClaim, TrajectoryAuditor, 
 from isthmus.rl.ledger.ledger_records import LedgerConfig
 from isthmus.rl.overlong_penalty import overlong_penalty
 from isthmus.rl.process.gather_policy import PolicyGatherer
+from isthmus.rl.process.log_probabilities import log_probabilities
 from isthmus.rl.process.open_links import open_links
 from isthmus.rl.process.policy_batches import STATISTICS, PolicyMicroBatches, make_policy_batches
+from isthmus.rl.process.reference_model import ReferenceModel
 from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_link import EngineLink
 from isthmus.rl.rollout.engine_messages import EngineOrder, SwitchVersion
@@ -59,6 +62,7 @@ class PolicyMethod:
         self._engine_name = ""
         self._orders: deque[EngineOrder | None] = deque()
         self._weights: dict[str, torch.Tensor] = {}
+        self._reference: ReferenceModel | None = None
         self._versions = VersionStore(NUM_VERSIONS)
         self._links: list[EngineLink] = []
         self._batches: PolicyMicroBatches | None = None
@@ -67,14 +71,14 @@ class PolicyMethod:
 
     def open_data(self, spec: WorkerSpec, pieces: ModelChunks, /) -> PromptSet | None:
         """Open the prompts at rank 0 and on the first stage, for whose tokenizer the export asks."""
-        if spec.plan.zero == 3:
-            raise PlanError("task rl gathers whole weights, ZeRO stage 3 shards them", hint="choose zero 0, 1 or 2")
         rl, cp = _rl(spec), max(stage.cp for stage in spec.plan.stages)
         if cp > 1 and rl.correction is not None and rl.correction.level == "sequence":
             raise PlanError(
                 f"correction by sequence needs whole sequences, the plan shares each over {cp} ranks",
                 hint="set rl.correction.level to token, or parallel.cp to 1",
             )
+        if rl.kl > 0:
+            self._reference = ReferenceModel(pieces)
         if spec.rank and not pieces.is_first:
             return None
         return open_prompts(spec.job, pieces.vocab_size)
@@ -84,7 +88,7 @@ class PolicyMethod:
         self._step = step
         spec = trainer.spec
         self._gatherer = PolicyGatherer(spec.plan, spec.rank, trainer.prepared.model_chunks, trainer.communicator)
-        weights = self._gatherer.gather()
+        weights = self._gatherer.gather(trainer.optimizer)
         if weights is None:
             return
         self._weights = weights
@@ -113,19 +117,30 @@ class PolicyMethod:
         self._metrics.update(batch.metrics)
         spec, pieces = trainer.spec, trainer.prepared.model_chunks
         replica = trainer.position.replica
-        self._batches = make_policy_batches(
+        batches = make_policy_batches(
             batch, _rl(spec), trainer.training.sequence_length, spec.plan.micro_batch_size_of(replica),
             replica_samples(spec.plan, replica, len(batch.tokens)),
             None if pieces.context is None else pieces.context.share.positions,
             is_first=pieces.is_first, is_last=pieces.is_last,
         )  # fmt: skip
+        self._batches = self._with_passes(trainer, batches)
         return self._batches
+
+    def _with_passes(self, trainer: Trainer, batches: PolicyMicroBatches) -> PolicyMicroBatches:
+        """Return the micro-batches with log-probabilities that further forward passes give, where the job asks."""
+        rl = _rl(trainer.spec)
+        if rl.old == "recomputed":
+            batches = replace(batches, old_logp=log_probabilities(trainer, batches, rl.temperature))
+        if self._reference is not None:
+            with self._reference.in_place(trainer.optimizer):
+                batches = replace(batches, reference_logp=log_probabilities(trainer, batches, rl.temperature))
+        return batches
 
     def end_step(self, trainer: Trainer, step: int, /) -> dict[str, float | None]:
         """Publish the new weights, and return what is to be seen of the step."""
         if self._gatherer is None:
             raise RuntimeError("begin comes first")
-        weights = self._gatherer.gather()
+        weights = self._gatherer.gather(trainer.optimizer)
         self._step = step + 1
         if self._coordinator is not None and weights is not None:
             self._weights = weights
@@ -146,6 +161,7 @@ class PolicyMethod:
             "entropy": total["minus_logp"] / count,
             "clipped_share": total["clipped"] / count,
             "kl_rollout": total["kl_rollout"] / count,
+            **({"kl_reference": total["kl_reference"] / count} if self._reference is not None else {}),
             "effective_samples": total["ratio"] ** 2 / max(count * total["ratio_squared"], 1e-30),
         }  # fmt: skip
 
