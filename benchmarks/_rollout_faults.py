@@ -19,6 +19,7 @@ from isthmus.rl.ledger.rollout_events import (
     EngineJoined,
     EngineLost,
     EngineUpdated,
+    ObservationAdded,
     RolloutEvent,
     SampleEnded,
     SampleFailed,
@@ -65,11 +66,16 @@ class Engine:
 
 
 class RolloutWorld:
-    """A run of `config` with faults at the rate `fault_share`; `check` is called after every event."""
+    """A run of `config` with faults at the rate `fault_share`; `check` is called after every event.
+
+    `observe_share` of the turns of a response are answered by an environment, up to three of each.
+    """
 
     def __init__(
-        self, config: LedgerConfig, seed: int, fault_share: float, check: Callable[[TrajectoryLedger], None]
-    ) -> None:
+        self, config: LedgerConfig, seed: int, fault_share: float, check: Callable[[TrajectoryLedger], None],
+        observe_share: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.observe_share = observe_share
         self.config, self.check, self.fault_share = config, check, fault_share
         self.random = random.Random(seed)
         self.ledger = TrajectoryLedger(config)
@@ -164,9 +170,15 @@ class RolloutWorld:
             self.send(SampleEnded(engine=name, sample=one.key, lease=lease, num_tokens=one.length))
 
     def score(self) -> None:
-        """Work out a reward."""
+        """Work out a reward, or what an environment answers."""
         if self.rewards:
             asked = self.rewards.pop(self.random.randrange(len(self.rewards)))
+            found = self.ledger.find(asked.sample)
+            if found is not None and found.num_turns < 4 and self.random.random() < self.observe_share:
+                self.send(ObservationAdded(
+                    sample=asked.sample, score_try=asked.score_try, num_tokens=self.random.randint(1, 5)
+                ))  # fmt: skip
+                return
             reward = float(self.random.random() < 0.6)
             self.send(SampleScored(sample=asked.sample, score_try=asked.score_try, reward=reward))
 
@@ -217,7 +229,9 @@ class RolloutWorld:
         if engine is None:
             self.send(EngineLost(engine=one.engine))
         elif one.lease not in engine.samples:
-            length = 3 + (one.sample.prompt * 7 + one.sample.number * 5) % 17
+            found = self.ledger.find(one.sample)
+            begun = [piece.end for piece in found.ranges if not piece.is_sampled] if found is not None else []
+            length = max(begun, default=0) + 3 + (one.sample.prompt * 7 + one.sample.number * 5) % 17
             engine.samples[one.lease] = Decoding(one.sample, one.num_tokens, length, acknowledged=one.num_tokens)
 
     def fault(self) -> None:
@@ -324,6 +338,7 @@ class RolloutWorld:
                 stale = step - ranges[0].version
                 if stale > self.config.max_staleness:
                     found.append(f"sample {key} is {stale} versions old at step {step}")
-                found += [f"{key} has tokens that no engine made" for one in ranges for at in range(one.start, one.end)
+                sampled = [one for one in ranges if one.is_sampled]
+                found += [f"{key} has tokens that no engine made" for one in sampled for at in range(one.start, one.end)
                           if one.version not in self.made.get((key, at), ())]  # fmt: skip
         return found

@@ -25,6 +25,9 @@ class SampleState(StrEnum):
     FAILED = "failed"
 
 
+ENVIRONMENT = "(environment)"
+"""Engine and owner of tokens that an environment gave: they are no one's samples, and are not trained on."""
+
 FATES = (SampleState.TRAINED, SampleState.FILTERED, SampleState.STALE, SampleState.FAILED)
 
 
@@ -66,10 +69,18 @@ class TokenRange:
     engine: str
     owner: str
 
+    @property
+    def is_sampled(self) -> bool:
+        """Return whether an engine sampled the tokens; an environment gave the others."""
+        return self.owner != ENVIRONMENT
+
 
 @dataclass(kw_only=True)
 class SampleRecord:
-    """A sample: its state, its ranges in order, and while it runs its engine, lease and the version it began with."""
+    """A sample: its state, its ranges in order, and while it runs its engine, lease and the version it began with.
+
+    `score_try` numbers the calls of environment and rewards, `first_try` the first one since the last observation.
+    """
 
     key: SampleKey
     state: SampleState = SampleState.WAITING
@@ -78,6 +89,7 @@ class SampleRecord:
     lease: int = 0
     begun_version: int | None = None
     score_try: int = 1
+    first_try: int = 1
     reward: float | None = None
     step: int | None = None
 
@@ -85,6 +97,11 @@ class SampleRecord:
     def num_tokens(self) -> int:
         """Return how many tokens are recorded."""
         return self.ranges[-1].end if self.ranges else 0
+
+    @property
+    def num_turns(self) -> int:
+        """Return how many turns the model has begun: one, and one after each observation."""
+        return 1 + sum(not one.is_sampled for one in self.ranges)
 
     @property
     def oldest_version(self) -> int | None:

@@ -15,7 +15,7 @@ class LedgerSummary:
     samples:
         Samples by fate; those without one count as `in_flight`.
     tokens:
-        Tokens by owner of the engine, then by fate of the sample.
+        Tokens by owner of the engine, then by fate of the sample; `(environment)` has those of environments.
     lost, doubled:
         Prompts that are neither open nor have a fate, and prompts that are in two batches; both must be 0.
     staleness:
@@ -50,7 +50,7 @@ def summarise_ledger(ledger: LedgerState) -> LedgerSummary:
         for one in sample.ranges:
             num = one.end - one.start
             tokens.setdefault(one.owner, Counter())[fate] += num
-            if sample.state is SampleState.TRAINED and sample.step is not None:
+            if one.is_sampled and sample.state is SampleState.TRAINED and sample.step is not None:
                 staleness[sample.step - one.version] += num
     audits: dict[str, dict[str, int]] = {}
     for audit in ledger.audits.values():

@@ -92,6 +92,15 @@ class ScoreFailed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ObservationAdded:
+    """An environment answered a turn, asked in try number `score_try`, with `num_tokens` tokens: the sample goes on."""
+
+    sample: SampleKey
+    score_try: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerJoined:
     """The trainer started for the time number `trainer`, from 1, with weights `version`: its last checkpoint."""
 
@@ -149,6 +158,7 @@ RolloutEvent = (
     | SampleFailed
     | SampleScored
     | ScoreFailed
+    | ObservationAdded
     | TrainerJoined
     | BatchRequested
     | StepTrained

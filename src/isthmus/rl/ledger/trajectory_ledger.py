@@ -14,6 +14,7 @@ from isthmus.rl.ledger.assign_samples import assign_samples
 from isthmus.rl.ledger.bar_owner import bar_owner
 from isthmus.rl.ledger.claim_batch import claim_batch, send_batch
 from isthmus.rl.ledger.ledger_records import (
+    ENVIRONMENT,
     EngineRecord,
     LedgerConfig,
     LedgerState,
@@ -29,6 +30,7 @@ from isthmus.rl.ledger.rollout_events import (
     EngineJoined,
     EngineLost,
     EngineUpdated,
+    ObservationAdded,
     RolloutEvent,
     SampleAudited,
     SampleEnded,
@@ -92,6 +94,8 @@ class TrajectoryLedger:
                     fail_sample(self.state, sample)
             case SampleAudited():
                 self._audit_sample(event)
+            case ObservationAdded():
+                self._add_observation(event)
             case SampleScored() | ScoreFailed():
                 self._score_sample(event)
             case _:
@@ -204,11 +208,33 @@ class TrajectoryLedger:
             move_sample(self.state, sample, SampleState.SCORED)
             sample.reward = event.reward
             self._filter_group(sample.key.prompt)
-        elif sample.score_try < self.state.config.max_failures:
+        elif sample.score_try - sample.first_try + 1 < self.state.config.max_failures:
             sample.score_try += 1
             self.state.instructions.append(ScoreSample(sample=sample.key, score_try=sample.score_try))
         else:
             fail_sample(self.state, sample)
+
+    def _add_observation(self, event: ObservationAdded) -> None:
+        """Append what an environment answered, and let the sample go on; begin again what the weights have outrun."""
+        sample = self.find(event.sample)
+        if sample is None or sample.state is not SampleState.ENDED or sample.score_try != event.score_try:
+            return
+        if event.num_tokens < 1:
+            self._refuse(f"an observation of {event.num_tokens} tokens for sample {tuple(event.sample)}")
+            return
+        last, prompt = sample.ranges[-1], self.state.prompts[event.sample.prompt]
+        if self.state.config.on_update == "abort" and sample.ranges[0].version < self.state.version:
+            begin_again(self.state, prompt, sample, SampleState.STALE)
+            return
+        sample.ranges.append(
+            TokenRange(
+                start=last.end, end=last.end + event.num_tokens, version=last.version, engine=ENVIRONMENT,
+                owner=ENVIRONMENT,
+            )
+        )  # fmt: skip
+        sample.score_try += 1
+        sample.first_try = sample.score_try
+        move_sample(self.state, sample, SampleState.WAITING)
 
     def _filter_group(self, number: int) -> None:
         """Drop a complete group whose rewards are all equal; another prompt takes its place."""

@@ -82,8 +82,9 @@ def make_policy_batches(
     count = len(batch.tokens)
     tokens = torch.zeros((count, sequence_length + 1), dtype=torch.int64)
     tokens[:, : batch.tokens.shape[1]] = batch.tokens
-    places = torch.arange(1, sequence_length + 1)
-    mask = (places >= batch.prompt_lengths[:, None]) & (places < batch.lengths[:, None])
+    mask = torch.zeros((count, sequence_length + 1), dtype=torch.bool)
+    mask[:, : batch.sampled.shape[1]] = batch.sampled
+    mask = mask[:, 1:]
     labels = torch.where(mask, tokens[:, 1:], IGNORED_LABEL)
     old = torch.zeros((count, sequence_length + 1), dtype=torch.float32)
     old[:, : batch.rollout_logp.shape[1]] = batch.rollout_logp

@@ -30,6 +30,7 @@ from isthmus.rl.rollout.engine_messages import EngineOrder, SwitchVersion
 from isthmus.rl.rollout.engine_runner import EngineRunner
 from isthmus.rl.rollout.held_out_reward import held_out_reward
 from isthmus.rl.rollout.make_batch import make_batch, pack_batch, unpack_batch
+from isthmus.rl.rollout.make_turn_taker import make_turn_taker
 from isthmus.rl.rollout.open_engine import engine_slots, open_engine, sampling_of
 from isthmus.rl.rollout.rollout_coordinator import Audit, RolloutCoordinator, RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
@@ -100,11 +101,13 @@ class PolicyMethod:
         self._coordinator.begin(step)
         if spec.plan.rollouts:
             if not self._links:
-                self._links = open_links(trainer, self._coordinator, self._versions, _prompts(trainer).end_id, weights)
+                self._links = open_links(
+                    trainer, self._coordinator, self._versions, _prompts(trainer).stop_tokens, weights
+                )
         elif self._runner is None:
             prompts = _prompts(trainer)
             engine = open_engine(spec.job, step, weights, trainer.prepared.model_chunks.device)
-            self._runner = EngineRunner(engine, sampling_of(spec.job, prompts.end_id))
+            self._runner = EngineRunner(engine, sampling_of(spec.job, prompts.stop_tokens))
             self._engine_name = f"{spec.cluster}.{spec.rank}.{time.time_ns()}"
             self._coordinator.join_engine(
                 self._engine_name, spec.cluster, engine_slots(spec.job), step, self._orders.append
@@ -208,12 +211,15 @@ class PolicyMethod:
 
         limits = RolloutLimits(
             max_response_tokens=rl.max_response_tokens, vocab_size=trainer.prepared.model_chunks.vocab_size,
-            penalty_of=penalty_of, stop_tokens=frozenset({_prompts(trainer).end_id}),
+            penalty_of=penalty_of, stop_tokens=_prompts(trainer).stop_tokens,
             owners=frozenset(place.cluster for place in trainer.spec.plan.rollouts),
         )  # fmt: skip
         store = RolloutStore(Path(job.checkpoints.folder) / LEDGER_FOLDER)
         reward = RewardPool(rl.rewards, rl.reward_workers)
-        return RolloutCoordinator(config, limits, _prompts(trainer), reward, store, self._audit(trainer))
+        return RolloutCoordinator(
+            config, limits, _prompts(trainer), reward, store, self._audit(trainer),
+            make_turn_taker(rl, _prompts(trainer), limits.vocab_size, rl.reward_workers),
+        )  # fmt: skip
 
     def _audit(self, trainer: Trainer) -> Audit | None:
         """Return what recomputes the share of the samples that the job asks for; what this rank decodes is its own."""
@@ -224,7 +230,7 @@ class PolicyMethod:
         auditor = TrajectoryAuditor(
             lambda version, weights, draw: open_engine(job, version, weights, device, draw=draw),
             lambda version: self._versions.tensors(version + (self._coordinator.base if self._coordinator else 0)),
-            sampling_of(job, _prompts(trainer).end_id), _rl(trainer.spec).on_update,
+            sampling_of(job, _prompts(trainer).stop_tokens), _rl(trainer.spec).on_update,
             FP32_BOUNDS if job.training.precision == "fp32" else BF16_BOUNDS,
         )  # fmt: skip
         secret = secrets.token_bytes(32)
