@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from isthmus.rl import LedgerConfig, TrajectoryLedger
+from isthmus.rl import LedgerConfig, TrajectoryLedger, summarise_ledger
 from isthmus.rl.ledger.ledger_records import SampleState
 from isthmus.rl.ledger.rollout_events import (
     BatchRequested,
@@ -20,6 +20,7 @@ from isthmus.rl.ledger.rollout_events import (
     EngineLost,
     EngineUpdated,
     ObservationAdded,
+    RecordsFolded,
     RolloutEvent,
     SampleEnded,
     SampleFailed,
@@ -68,14 +69,15 @@ class Engine:
 class RolloutWorld:
     """A run of `config` with faults at the rate `fault_share`; `check` is called after every event.
 
-    `observe_share` of the turns of a response are answered by an environment, up to three of each.
+    `observe_share` of the turns of a response are answered by an environment, up to three of each. With `folds` records
+    are folded into counts at each checkpoint.
     """
 
     def __init__(
         self, config: LedgerConfig, seed: int, fault_share: float, check: Callable[[TrajectoryLedger], None],
-        observe_share: float = 0.0,
+        observe_share: float = 0.0, folds: bool = False,
     ) -> None:  # fmt: skip
-        self.observe_share = observe_share
+        self.observe_share, self.folds = observe_share, folds
         self.config, self.check, self.fault_share = config, check, fault_share
         self.random = random.Random(seed)
         self.ledger = TrajectoryLedger(config)
@@ -188,6 +190,8 @@ class RolloutWorld:
             self.working, self.version = False, self.version + 1
             if self.random.random() < 0.5:
                 self.checkpoint = self.version
+                if self.folds:
+                    self.send(RecordsFolded(before=self.checkpoint))
         if self.version:  # until the ledger knows; it ignores what it knows
             self.send(StepTrained(trainer=self.trainer, step=self.version - 1))
         self.send(BatchRequested(trainer=self.trainer, step=self.version))
@@ -320,9 +324,21 @@ class RolloutWorld:
         ]))  # fmt: skip
         return True
 
+    def count_problems(self) -> list[str]:
+        """Return what the counts of a ledger show against the batches that the trainer had."""
+        told, batches = summarise_ledger(self.ledger.state), sum(map(len, self.timeline))
+        found = [] if told.samples.get("trained") == batches else [f"{told.samples} for {batches} trained samples"]
+        keys = Counter(key.prompt for batch in self.timeline for key in batch)
+        found += [f"prompt {one} trained {count} times" for one, count in keys.items() if count != self.config.group]
+        if self.ledger.state.num_prompts != self.config.num_prompts:
+            found.append(f"{self.ledger.state.num_prompts} prompts of {self.config.num_prompts}")
+        return found
+
     def problems(self) -> list[str]:
         """Return what a finished run shows against the ledger, from what engines made and the trainer trained on."""
         found, state = [], self.ledger.state
+        if self.folds and state.folded.prompts:
+            return self.count_problems()
         trained = [key.prompt for batch in self.timeline for key in batch]
         groups = Counter(trained)
         found += [f"prompt {one} trained {count} times" for one, count in groups.items() if count != self.config.group]

@@ -24,11 +24,12 @@ def assign_samples(ledger: LedgerState) -> None:
             if sample.state is SampleState.WAITING and not _start(ledger, sample, deadlines):
                 blocked = True
     while not blocked and not ledger.exhausted:
-        number = len(ledger.prompts)
+        number = ledger.num_prompts
         group = [SampleRecord(key=SampleKey(number, index, 0)) for index in range(ledger.config.group)]
         prompt = PromptRecord(number=number, samples=group)
         if not _start(ledger, group[0], deadlines):
             return
+        ledger.num_prompts += 1
         ledger.prompts[number] = ledger.open_prompts[number] = prompt
         for sample in group[1:]:
             blocked = not _start(ledger, sample, deadlines) or blocked

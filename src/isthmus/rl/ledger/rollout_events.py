@@ -149,6 +149,13 @@ class SampleAudited:
     problem: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordsFolded:
+    """No trainer goes back to a step before `before`: records of earlier ones become counts."""
+
+    before: int
+
+
 RolloutEvent = (
     EngineJoined
     | EngineLost
@@ -164,4 +171,5 @@ RolloutEvent = (
     | StepTrained
     | BytesCounted
     | SampleAudited
+    | RecordsFolded
 )

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from isthmus.rl.ledger.assign_samples import assign_samples
 from isthmus.rl.ledger.bar_owner import bar_owner
 from isthmus.rl.ledger.claim_batch import claim_batch, send_batch
+from isthmus.rl.ledger.fold_records import fold_records
 from isthmus.rl.ledger.ledger_records import (
     ENVIRONMENT,
     EngineRecord,
@@ -31,6 +32,7 @@ from isthmus.rl.ledger.rollout_events import (
     EngineLost,
     EngineUpdated,
     ObservationAdded,
+    RecordsFolded,
     RolloutEvent,
     SampleAudited,
     SampleEnded,
@@ -104,8 +106,12 @@ class TrajectoryLedger:
         assign_samples(self.state)
         return self.state.instructions
 
-    def _handle_trainer(self, event: TrainerJoined | BatchRequested | StepTrained | BytesCounted) -> None:
+    def _handle_trainer(
+        self, event: TrainerJoined | BatchRequested | StepTrained | BytesCounted | RecordsFolded
+    ) -> None:
         match event:
+            case RecordsFolded():
+                fold_records(self.state, event.before)
             case TrainerJoined():
                 self._join_trainer(event)
             case BatchRequested():
@@ -253,12 +259,12 @@ class TrajectoryLedger:
         state = self.state
         if event.trainer <= state.trainer:
             return
-        if not 0 <= event.version <= state.next_step:
+        if not state.first_step <= event.version <= state.next_step:
             self._refuse(f"trainer {event.trainer} with version {event.version} of {state.next_step}")
             return
         while state.version < event.version:
             self._record_step()
-        for number in [one for batch in state.batches[event.version : state.version] for one in batch]:
+        for number in [one for step in range(event.version, state.version) for one in state.batch_of(step)]:
             prompt = state.prompts[number]
             prompt.fate = None
             for sample in prompt.samples:
@@ -292,7 +298,7 @@ class TrajectoryLedger:
     def _record_step(self) -> None:
         """Give the samples of the trainer's step their fate; its version is the next one."""
         state = self.state
-        for number in state.batches[state.version]:
+        for number in state.batch_of(state.version):
             prompt = state.prompts[number]
             prompt.fate = SampleState.TRAINED
             for sample in prompt.samples:

@@ -26,6 +26,7 @@ from isthmus.rl.ledger.rollout_events import (
     EngineLost,
     EngineUpdated,
     ObservationAdded,
+    RecordsFolded,
     RolloutEvent,
     SampleAudited,
     SampleEnded,
@@ -130,8 +131,8 @@ class RolloutCoordinator:
                 self._open(step)
             version = step - self.base
             state = self._ledger.state
-            if not 0 <= version <= state.next_step:
-                known = f"steps {self.base} to {self.base + state.next_step}"
+            if not state.first_step <= version <= state.next_step:
+                known = f"steps {self.base + state.first_step} to {self.base + state.next_step}"
                 raise InputError(
                     f"the checkpoint is of step {step}, the ledger of the trajectories has {known}",
                     hint="restore both from the same time, or use a new checkpoints.folder",
@@ -234,14 +235,15 @@ class RolloutCoordinator:
     def save(self, step: int) -> None:
         """Write a snapshot that goes with the checkpoint after `step` steps.
 
-        Tokens that no trainer asks for again are left out: those of steps before the checkpoint before this one.
+        Tokens and records that no trainer asks for again are left out: those of steps before the checkpoint before this
+        one.
         """
         with self._changed:
             oldest, self._saved = self._saved - self.base, step
-            for prompt in self._ledger.state.prompts.values():
-                over = prompt.fate is not None and (prompt.step is None or prompt.step < oldest)
-                for sample in (*prompt.former, *(prompt.samples if over else ())):
-                    self._trajectories.pop(sample.key, None)
+            self._apply(RecordsFolded(before=oldest))
+            for key in list(self._trajectories):
+                if self._ledger.find(key) is None:
+                    del self._trajectories[key]
             self._store.snapshot(self._content())
 
     def sample(self, key: SampleKey) -> tuple[SampleRecord, Trajectory]:
@@ -426,7 +428,10 @@ class RolloutCoordinator:
             if event is None:
                 return
             with self._changed:
-                fate = self._ledger.state.prompts[wanted.sample.prompt].fate
+                known = self._ledger.state.prompts.get(wanted.sample.prompt)
+                if known is None:  # its prompt has failed, and is counted
+                    return
+                fate = known.fate
                 beside = {"tokens": list(added), "log_probabilities": [0.0] * len(added)} if added else {}
                 self._apply(event, **beside)
                 if fate is None:
