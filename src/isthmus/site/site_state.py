@@ -11,8 +11,8 @@ from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.priority import PriorityMap
 from isthmus.site.devices.device_allocator import DeviceAllocator
 from isthmus.site.machine_events import SiteInstruction
-from isthmus.site.moves.place_lack import PlaceLack
 from isthmus.site.parts import CLAIMING, LEASED, PartKey, SitePart
+from isthmus.site.place_lack import PlaceLack
 
 VERDICT_S = 15.0
 """How long a part whose rank an unknown signal ended is kept for its scheduler to say that it took the devices."""
