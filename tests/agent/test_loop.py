@@ -236,11 +236,12 @@ def test_the_files_of_an_agent_that_has_left_are_removed(tmp_path: Path, server:
     (state / "runs").mkdir(exist_ok=True)
     (state / "runs" / "link").symlink_to(outside)
     (state / "notes").touch()
+    (state / "node_images").write_text("/srv/unpacked")
     (state / "local" / "own").mkdir(parents=True)
     with lock_state_folder(state, "agent"), pytest.raises(UnavailableError, match="another agent uses"):
         remove_state_folder(state)
     found = remove_state_folder(state)
-    assert found.left == (str(state / "local"), str(state / "notes"))
+    assert found.left == (str(state / "local"), str(state / "notes"), "/srv/unpacked of the site's nodes")
     assert sorted(one.name for one in state.iterdir()) == ["local", "notes"]
     assert (outside / "kept").exists()
 

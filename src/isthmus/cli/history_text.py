@@ -27,6 +27,7 @@ _WORDS: dict[HistoryKind, str] = {
     "worker-lost": "worker lost",
     "stalled": "worker makes no progress",
     "left": "goes on without a site that decoded",
+    "joined": "a site joins that decodes",
     "lost": "attempt failed",
     "refused": "attempt ended before its start",
     "preempted": "preempted",

@@ -25,6 +25,7 @@ from isthmus.site.machine_events import (
     LocalJobSubmitted,
     LocalJobWithdrawn,
     OrdersReceived,
+    PathObserved,
     ProbeObserved,
     QueueObserved,
     ShutdownRequested,
@@ -66,9 +67,10 @@ class SiteMachine:
     `devices` allocates its devices; `parts`, `fence` and the run lease are those that a previous agent process saved.
     A site that `has_own_storage` has its own storage: jobs start once their files have been copied there. One that
     `asks_for_holds` has a scheduler that owns its devices: parts start once it has granted their hold. With
-    `asks_for_probes` it also agrees to the victims of a part before that claims them. Unless it `knows_inventory`,
-    parts wait for the first look at the scheduler. With `renewal_s` workers on other machines see within that time that
-    the run lease is renewed.
+    `asks_for_probes` it also agrees to the victims of a part before that claims them. One that `asks_for_paths` has a
+    decision centre of the network: a part that is promised bandwidth is prepared once it holds its paths. Unless it
+    `knows_inventory`, parts wait for the first look at the scheduler. With `renewal_s` workers on other machines see
+    within that time that the run lease is renewed.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class SiteMachine:
         has_own_storage: bool = False,
         asks_for_holds: bool = False,
         asks_for_probes: bool = False,
+        asks_for_paths: bool = False,
         knows_inventory: bool = True,
         now_s: float = 0.0,
         stop_grace_s: float = STOP_GRACE_S,
@@ -100,6 +103,7 @@ class SiteMachine:
             has_own_storage=has_own_storage,
             asks_for_holds=asks_for_holds,
             asks_for_probes=asks_for_probes,
+            asks_for_paths=asks_for_paths,
             knows_inventory=knows_inventory,
             stop_grace_s=stop_grace_s,
             checkin_timeout_s=checkin_timeout_s,
@@ -198,7 +202,7 @@ class SiteMachine:
                 reconcile_queue(site, event.entries)
             case FetchObserved():
                 observe_fetch(site, event)
-            case InventoryObserved() | HoldObserved() | ProbeObserved():
+            case InventoryObserved() | HoldObserved() | ProbeObserved() | PathObserved():
                 observe_scheduler(site, event)
             case HoursObserved():
                 self._observe_hours(event)

@@ -11,6 +11,7 @@ from isthmus.site.moves.propose_moves import count_moves, note_refused
 from isthmus.site.part_lifecycle import fail_part, move_part, release_part
 from isthmus.site.parts import SitePart, SiteWorker
 from isthmus.site.pool_claims import claim_for_pool
+from isthmus.site.scheduler.network_paths import ask_for_path
 from isthmus.site.scheduler.scheduler_holds import ask_for_hold, ask_for_probe, drop_hold, take_held_devices
 from isthmus.site.site_queue import set_pool_order
 from isthmus.site.site_state import SiteState
@@ -139,7 +140,8 @@ def _claim_devices(site: SiteState, part: SitePart, order: PartOrder, now_s: flo
         part.fetching = _fetch_files(site, part, order)
         held = ask_for_hold(site, part, commits=True)
         take_held_devices(site, part)
-        waits = part.fetching or not held or bool(current_holders(site, part))
+        has_path = ask_for_path(site, part)
+        waits = part.fetching or not held or not has_path or bool(current_holders(site, part))
         move_part(site, part, "evicting" if waits else "prepared", now_s)
     elif part.state == "ready":
         part.since_s = now_s

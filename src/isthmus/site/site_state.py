@@ -59,6 +59,8 @@ class SiteState:
     has_own_storage: bool = False
     # The site's scheduler holds the devices.
     asks_for_holds: bool = False
+    # A decision centre books the paths of parts that are promised bandwidth.
+    asks_for_paths: bool = False
     # And can say beforehand which jobs a part would preempt.
     asks_for_probes: bool = False
     # Why parts of the present orders cannot be started here as their jobs ask.

@@ -19,6 +19,7 @@ from isthmus.agent.adapters.adapter_kinds import SiteContext, make_adapter
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND
 from isthmus.agent.adapters.scheduler_adapter import Capabilities
 from isthmus.agent.adapters.worker_limits import check_rights, describe_isolation
+from isthmus.agent.containers.node_containers import NodeContainers
 from isthmus.agent.containers.part_renderer import refuse_images
 from isthmus.agent.containers.site_runtime import check_containers
 from isthmus.agent.containers.worker_containers import WorkerContainers
@@ -33,6 +34,7 @@ from isthmus.agent.metrics.metrics_listener import MetricsListener
 from isthmus.agent.metrics.sync_counts import SyncCounts
 from isthmus.agent.service.agent_key import AgentKey
 from isthmus.agent.service.agent_service import AgentService
+from isthmus.agent.service.crossings_started import crossings_started
 from isthmus.agent.service.own_address import own_address, resolve_host
 from isthmus.agent.service.state_identity import open_identity
 from isthmus.agent.service.sync_client import SyncClient
@@ -45,7 +47,7 @@ from isthmus.core.pool import Cluster, Pool
 from isthmus.core.process.boot_clock import boot_time_s
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
-from isthmus.wan import PortRange
+from isthmus.wan import CentreAddress, PortRange
 
 FAST_POLL_S = 0.05
 """Poll and sync interval while a part is about to change."""
@@ -109,6 +111,10 @@ class AgentConfig:
     metrics: tuple[str, int, str | None] | None = None
     # The pool that the cluster belongs to: its chips and links, by which parts are rendered.
     pool: Pool | None = None
+    # The folder to which key files of the pool's crossings are relative: that of the pool file.
+    pool_folder: Path = Path()
+    # The decision centre of the network, where parts that are promised bandwidth get their paths; None: no party.
+    centre: CentreAddress | None = None
 
 
 @dataclass
@@ -241,6 +247,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         lock_state_folder(config.state, "agent"),
         SyncClient(config.server, config.token or "", config.cluster.name, config.ca) as exchange,
         ExitStack() as stack,
+        crossings_started(config.pool, config.cluster.name, config.pool_folder, config.state, config.routes) as wan,
     ):
         key = None if config.token is not None else _load_key(config)
         if key is not None:
@@ -262,7 +269,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             ports=config.ports,
             checks_peers=True,
             needs_keys=True,
-            routes=config.routes,
+            routes=wan.routes,
             promises=config.promises,
             policy=config.policy,
             fetcher=fetcher,
@@ -270,8 +277,9 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             identity=identity,
             containers=_worker_containers(config, adapter.capabilities),
             pool=config.pool,
-            secrets=config.secrets,
+            secrets=(*config.secrets, *wan.keys),
             on_answer=wake.set,
+            centre=config.centre,
         )
         metrics = None if config.metrics is None else stack.enter_context(closing(MetricsListener(*config.metrics)))
         loop = AgentLoop(shell, exchange, random.SystemRandom(), key, metrics)
@@ -318,16 +326,18 @@ def _load_key(config: AgentConfig) -> AgentKey:
     return key
 
 
-def _worker_containers(config: AgentConfig, can: Capabilities) -> WorkerContainers | None:
+def _worker_containers(config: AgentConfig, can: Capabilities) -> WorkerContainers | NodeContainers | None:
     """Return what makes the containers of the policy, None where there are none or the scheduler makes them."""
     rights = config.policy.workers
     if rights.containers is None:
         return None
     if not can.images:
-        refuse_images(config.site.kind, can.containers)
+        refuse_images(config.site.kind)
     check_containers(rights.containers, runs_them=can.containers == "agent")
     if can.containers == "scheduler":
         return None
+    if can.node_images is not None:
+        return NodeContainers(rights, can.node_images, config.state, config.worker_command)
     in_step = can.holds == "scheduler"
     return WorkerContainers(rights.containers, rights, config.state.absolute(), config.worker_command, in_step=in_step)
 

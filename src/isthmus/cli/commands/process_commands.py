@@ -306,6 +306,12 @@ def agent(
         Path | None,
         typer.Option(metavar="FILE", help="Where to write what jobs are promised on links, for `isthmus wan shape`."),
     ] = None,
+    centre: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Decision centre of the network, which books paths of prepared parts."),
+    ] = None,
+    centre_token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Secret of its clients.")] = None,
+    centre_ca: Annotated[Path | None, typer.Option(metavar="FILE", help="CA of its certificate.")] = None,
     policy: Annotated[
         Path | None,
         typer.Option(metavar="POLICY.yaml", help="Limits for pool jobs: see `isthmus schema policy`."),
@@ -354,6 +360,9 @@ def agent(
     A cluster is bound to the first agent that reports for it, and the agent to its state folder and machine. Another
     one takes its place with --enrol, once nothing that the first one started can run any more (isthmus site show).
 
+    Where links of the pool file state a `crossing`, the agent also starts the site's proxy and gateways, and its
+    workers' connections cross those links through them; they then dial by the proxies of --routes, if one is given.
+
     The agent of a site that has joined by a code (isthmus site join) needs no token: its key is in the state folder.
     """
     agents = import_extra("isthmus.agent", "agent")
@@ -380,7 +389,8 @@ def agent(
                 server=settings.server, token=token, cluster=own_cluster,
                 state=state, host=host, ports=_parse_ports(ports), routes=routes,
                 promises=promises, ca=settings.ca, policy=owner_policy, metrics=metrics,
-                site=site_file, pool=whole_pool,
+                site=site_file, pool=whole_pool, pool_folder=pool.parent,
+                centre=_centre_address(centre, centre_token_file, centre_ca),
                 storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,
                 interactive=sys.stdin is not None and sys.stdin.isatty(),
             )
@@ -523,6 +533,18 @@ def import_extra(module: str, extra: str) -> ModuleType:
             f"this command needs the package '{error.name}', which is not installed",
             hint=f"pip install 'isthmus[{extra}]'",
         ) from error
+
+
+def _centre_address(address: str | None, token_file: Path | None, ca: Path | None) -> Any:
+    """Return the decision centre of the options, None without one."""
+    from isthmus.wan import CentreAddress, parse_address, read_centre_token
+
+    if address is None:
+        if token_file is not None or ca is not None:
+            raise InputError("a token or CA of a decision centre, and no --centre", hint="--centre HOST:PORT")
+        return None
+    token = read_centre_token(token_file) if token_file is not None else ""
+    return CentreAddress(address=parse_address(address), token=token, ca=ca)
 
 
 def _parse_ports(text: str | None) -> tuple[int, int] | None:

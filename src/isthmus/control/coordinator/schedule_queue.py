@@ -24,6 +24,7 @@ from isthmus.control.coordinator.plan_requests import (
     withdraw_plan_request,
 )
 from isthmus.control.coordinator.reachability import may_start
+from isthmus.control.coordinator.sites.elastic_parts import order_absent_parts
 from isthmus.control.coordinator.wound_wait import wound
 from isthmus.control.queries.accounts.lent_chips import borrowers_below, guaranteeing_project
 from isthmus.control.queries.accounts.limit_refusals import limit_refusal
@@ -74,6 +75,8 @@ def schedule_queue(state: PoolState, now_s: float) -> list[JobRecord]:
     if indexes.capacity_freed:
         indexes.freed_count += 1
         _schedule_head(state, now_s)
+    for job_id in tuple(indexes.elastic):
+        order_absent_parts(state, state.jobs[job_id], now_s)
     if (indexes.queue_changed or indexes.newly_queued) and _affects_advertised(state):
         _advertise(state, now_s)
     indexes.capacity_freed = indexes.capacity_added = indexes.queue_changed = False

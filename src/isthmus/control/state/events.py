@@ -324,7 +324,7 @@ class DeadlinePassed(_EventBase):
 
     kind: Literal["deadline-passed"] = "deadline-passed"
     job_id: Name
-    state: Literal["preempting", "preparing", "starting", "waiting"]
+    state: Literal["preempting", "preparing", "starting", "waiting", "running"]
     attempt: NonNegativeInt
 
 

@@ -26,7 +26,9 @@ def all_or_none(state: PoolState, now_s: float, grace_s: float = 0.0) -> Iterato
                 yield f"job {job.id} is {job.state} and has no deadline"
             elif now_s > job.state_deadline_s + grace_s:
                 yield f"job {job.id} has been {job.state} since {job.changed_s}, now {now_s}"
-        if job.state in ("starting", "running") and any(p.state == "ordered" for p in job.current_parts()):
+        if job.state in ("starting", "running") and any(
+            p.state == "ordered" and p.ordered_s is None for p in job.current_parts()
+        ):
             yield f"job {job.id} is {job.state}, but not every part was prepared"
         idle = job.state in ("planning", "choosing", "waiting", "blocked")
         for part in job.unreleased_parts() if idle else ():

@@ -5,7 +5,7 @@ A part counts against its cluster from its allocation (`allocations`) until its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -260,6 +260,26 @@ class JobRecord:
             return self.current_parts()
         first = len(self.plan.ranks)
         return [part for part in self.current_parts() if min(part.ranks) < first]
+
+    def absent_clusters(self) -> list[str]:
+        """Return the clusters of the plan that could decode for the current attempt and do not."""
+        if self.plan is None or not self.plan.rollouts:
+            return []
+        names = dict.fromkeys(place.cluster for place in self.plan.rollouts)
+        parts = {name: self.parts.get((self.attempt, name)) for name in names}
+        return [name for name, part in parts.items() if part is None or part.left]
+
+    def may_go_on_without(self, clusters: Collection[str]) -> bool:
+        """Return whether the running job can do without its parts at `clusters`.
+
+        They only decode, and `placement.least_rollouts` of the others that do are alive.
+        """
+        trains = self.training_parts()
+        if self.state != "running" or any(part.cluster in clusters for part in trains):
+            return False
+        others = [one for one in self.remaining_parts() if one not in trains and one.cluster not in clusters]
+        alive = [one for one in others if one.state in ("running", "succeeded")]
+        return len(alive) >= self.spec.placement.least_rollouts
 
     def verified_step(self) -> int | None:
         """Return the step of the checkpoint that every part that trains has verified; None if there is none."""

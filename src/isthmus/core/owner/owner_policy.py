@@ -97,8 +97,8 @@ class OwnerPolicy(FrozenModel):
             return f"the owner has no account for jobs of user '{user}': workers.run_as names none"
         if job.engine == "command" and not self.workers.commands:
             return "the owner admits no programs of users (engine: command): `commands: true` in workers does"
-        if job.rl is not None and job.rl.reward_files and not self.workers.commands:
-            return "the owner admits no programs of users (rl.reward.function): `commands: true` in workers does"
+        if job.rl is not None and job.rl.function_files and not self.workers.commands:
+            return "the owner admits no programs of users (rl.function): `commands: true` in workers does"
         strange = next((path for path in _job_paths(job) if not _is_below(path, self.folders)), None)
         if self.folders and strange is not None:
             return f"'{strange}' is outside the folders that the owner allows: {', '.join(self.folders)}"
