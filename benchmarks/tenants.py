@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from isthmus.wan.tenancy.packets.vxlan_header import IPV4_BYTES, UDP_BYTES
 from isthmus.wan.tenancy.tenant_events import DatagramFromGateway, FrameFromTenant, SendToGateway, SendToTenant
 from isthmus.wan.tenancy.tenant_gateway import TenantGateway
 from isthmus.wan.tenancy.tenants_file import TenantsFile
+from isthmus.wan.tenants.kernel_commands import run_checked
 from isthmus.wan.tenants.packet_port import PacketPort
 from isthmus.wan.tenants.probe_tenancy import missing_rights
 
@@ -239,9 +241,12 @@ def _saturation(lab: TenantLab, senders: dict[str, PacketPort], counted: Counted
     flooding = threading.Thread(target=flood, daemon=True)
     num_before, start_s = counted.found[2, 2], time.monotonic()
     flooding.start()
+    waiting = {"1:3": 0, "1:11": 0}
     for _ in range(int(seconds)):
         time.sleep(1.0)
         busy.append(round_trip_ms())
+        for name, most in waiting.items():
+            waiting[name] = max(most, _num_waiting(lab, name))
     num_passed, passed_s = counted.found[2, 2] - num_before, time.monotonic() - start_s
     stop.set()
     flooding.join()
@@ -253,9 +258,21 @@ def _saturation(lab: TenantLab, senders: dict[str, PacketPort], counted: Counted
         what=f"{name}: heartbeats missed in {seconds:.0f} s", ours=num_missed, unit="", target="0", met=not num_missed
     )
     yield Row(
+        what=f"{name}: most packets that wait in the kernel's class of control, of {int(seconds)} looks",
+        ours=waiting["1:3"], unit="", peer="the tenant's class", peer_value=waiting["1:11"],
+        target="at most 1", met=waiting["1:3"] <= 1 < waiting["1:11"],
+    )  # fmt: skip
+    yield Row(
         what=f"{name}: round trip of heartbeats, median", ours=statistics.median(busy), unit="ms",
         peer="quiet", peer_value=statistics.median(quiet), ratio=statistics.median(busy) / statistics.median(quiet),
     )  # fmt: skip
+
+
+def _num_waiting(lab: TenantLab, name: str) -> int:
+    """Return how many packets wait in a class of nanjing's device."""
+    namespace = lab.gateway["nanjing"]
+    shown = run_checked(["ip", "netns", "exec", namespace, "tc", "-s", "class", "show", "dev", "wan", "classid", name])
+    return int(re.findall(r"backlog \S+ (\d+)p", shown)[0])
 
 
 def _forbidden(lab: TenantLab, senders: dict[str, PacketPort], counted: Counted, count: int) -> Iterator[Row]:
