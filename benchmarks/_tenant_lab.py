@@ -120,6 +120,14 @@ class TenantLab:
                 ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
 
+    def waited_s(self) -> float:
+        """Return how long both gateways have waited for a core so far, ready to run."""
+        found = 0.0
+        for name in self.gateway.values():
+            for pid in run_checked(["ip", "netns", "pids", name]).split():
+                found += int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+        return found
+
     def stop(self) -> dict[str, dict[str, Any]]:
         """End the gateways; return their final states."""
         final = {}

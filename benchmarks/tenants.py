@@ -242,12 +242,14 @@ def _saturation(lab: TenantLab, senders: dict[str, PacketPort], counted: Counted
     num_before, start_s = counted.found[2, 2], time.monotonic()
     flooding.start()
     waiting = {"1:3": 0, "1:11": 0}
+    cpu_s, waited_s = lab.cpu_s(), lab.waited_s()
     for _ in range(int(seconds)):
         time.sleep(1.0)
         busy.append(round_trip_ms())
         for name, most in waiting.items():
             waiting[name] = max(most, _num_waiting(lab, name))
     num_passed, passed_s = counted.found[2, 2] - num_before, time.monotonic() - start_s
+    cpu_s, waited_s = lab.cpu_s() - cpu_s, lab.waited_s() - waited_s
     stop.set()
     flooding.join()
     time.sleep(1.5)
@@ -265,6 +267,10 @@ def _saturation(lab: TenantLab, senders: dict[str, PacketPort], counted: Counted
     yield Row(
         what=f"{name}: round trip of heartbeats, median", ours=statistics.median(busy), unit="ms",
         peer="quiet", peer_value=statistics.median(quiet), ratio=statistics.median(busy) / statistics.median(quiet),
+    )  # fmt: skip
+    yield Row(
+        what=f"{name}: time that the gateways wait for a core, for each CPU second of theirs",
+        ours=waited_s / cpu_s, unit="s/CPU s",
     )  # fmt: skip
 
 

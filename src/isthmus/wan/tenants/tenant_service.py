@@ -210,7 +210,7 @@ class TenantService:
     def _shape(self, file: TenantsFile) -> None:
         if self._device is None:
             return
-        before, self._shaping = self._shaping, None  # what is half set is set anew the next time
+        before, self._shaping = self._shaping, None  # what is half set is set from the start the next time
         shaping = tenant_shaping(file, before)
         run_batch("tc", shaping_commands(self._device, before, shaping))
         if not self._is_shaped:

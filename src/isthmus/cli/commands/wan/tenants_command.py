@@ -74,8 +74,7 @@ def run_tenant_gateway(
         )
 
     final = run_tenants(
-        lambda: read_tenants(file),
-        lambda: _version_of(file),
+        file,
         trunk=trunk,
         device=device,
         carried_in=carried_in,
@@ -88,14 +87,6 @@ def run_tenant_gateway(
 def print_schema() -> None:
     """Print the JSON Schema of a file of tenants."""
     typer.echo(json.dumps(TenantsFile.model_json_schema(by_alias=True), indent=2))
-
-
-def _version_of(file: Path) -> object:
-    try:
-        found = file.stat()
-    except OSError:  # between a removal and a move
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _plan(file: TenantsFile) -> dict[str, Any]:
