@@ -130,6 +130,7 @@ SUBJECTS = (
             "wan_proxy",
             "roce_gateway",
             "wan_control",
+            "wan_crossing",
             "wan_pipeline",
             "collectives",
             "neighbours",
