@@ -32,7 +32,7 @@ from isthmus.rl.ledger.ledger_records import SampleRecord, TokenRange
 from isthmus.rl.ledger.ledger_snapshot import dump_ledger, restore_ledger
 from isthmus.rl.ledger.rollout_events import EngineJoined, SampleAudited, SampleEnded, SampleKey, TokensReported
 from isthmus.rl.ledger.rollout_instructions import GenerateSample, OnUpdate
-from isthmus.rl.rewards.reward_sum import RewardSum
+from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_messages import EndReport, EngineOrder, StartSample, TokensReport
 from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
@@ -187,7 +187,8 @@ def test_the_coordinator_drops_a_forger_and_ends_without_honest_owners(tmp_path:
         return sample.ranges[-1].owner, "forged" if 9 in claim.tokens else ""
 
     config = LedgerConfig(group=4, batch_prompts=4, max_staleness=0)
-    made = RolloutCoordinator(config, limits, prompts, RewardSum(job.rl.rewards), RolloutStore(tmp_path / "l"), audit)
+    reward, store = RewardPool(job.rl.rewards, 1), RolloutStore(tmp_path / "l")
+    made = RolloutCoordinator(config, limits, prompts, reward, store, audit)
     made.begin(0)
     orders: dict[str, list[EngineOrder | None]] = {"b": [], "c": []}
 
@@ -213,7 +214,7 @@ def test_the_coordinator_drops_a_forger_and_ends_without_honest_owners(tmp_path:
     with pytest.raises(InputError, match="no owner is left"):
         until(lambda: made.wait_batch(0.01) is not None)
     made.close()
-    other = RolloutCoordinator(config, limits, prompts, RewardSum(job.rl.rewards), RolloutStore(tmp_path / "m"))
+    other = RolloutCoordinator(config, limits, prompts, RewardPool(job.rl.rewards, 1), RolloutStore(tmp_path / "m"))
     other.begin(0)
     other.refuse_owner("b", "another model")
     assert other.wait_batch(0.0) is None

@@ -55,10 +55,14 @@ def test_one_process_and_any_plan_learn_the_same(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_goes_on_with_its_samples(tmp_path: Path) -> None:
-    """An attempt killed in the middle: the next one goes on with the same samples, and the same curve bit for bit."""
-    job = make_rl_job(tmp_path, steps=6, checkpoints={"every_steps": 2})
+    """An attempt killed in the middle: the next one goes on with the same samples, and the same curve bit for bit.
+
+    Its reference model is again the job's, not that of the checkpoint.
+    """
+    passes = {"kl": 0.2, "old": "recomputed"}
+    job = make_rl_job(tmp_path, steps=6, checkpoints={"every_steps": 2}, rl=passes)
     alone = run_job(tmp_path / "alone", job, whole(job), program=PROGRAM)
-    cut = make_rl_job(tmp_path / "cut", steps=6, checkpoints={"every_steps": 2})
+    cut = make_rl_job(tmp_path / "cut", steps=6, checkpoints={"every_steps": 2}, rl=passes)
     with started(tmp_path / "cut", cut, whole(cut), program=PROGRAM) as first:
         first.wait_for_step(4)
         os.kill(first.processes[0].pid, signal.SIGKILL)

@@ -31,6 +31,7 @@ _WORDS: dict[HistoryKind, str] = {
     "lost": "attempt failed",
     "refused": "attempt ended before its start",
     "preempted": "preempted",
+    "moved": "moved",
     "stopping": "stops",
     "finished": "finished",
     "failed": "failed",

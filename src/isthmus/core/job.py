@@ -444,7 +444,7 @@ def job_accesses(job: Job) -> Iterator[tuple[str, str, Access]]:
     if job.runtime.code is not None:
         yield "runtime.code", job.runtime.code, "read"
     if job.rl is not None:
-        yield from (("rl.reward.function", path, "read") for path in job.rl.reward_files)
+        yield from (("rl.function", path, "read") for path in job.rl.function_files)
 
 
 def with_paths(job: Job, change: Callable[[str, str], str]) -> Job:
@@ -466,7 +466,7 @@ def with_paths(job: Job, change: Callable[[str, str], str]) -> Job:
         runtime = runtime.model_copy(update={"code": change("runtime.code", runtime.code)})
     rl = job.rl
     if rl is not None:
-        rl = rl.with_reward_files(tuple(change("rl.reward.function", path) for path in rl.reward_files))
+        rl = rl.with_function_files(tuple(change("rl.function", path) for path in rl.function_files))
     return job.model_copy(
         update={
             "runtime": runtime,

@@ -20,12 +20,22 @@ from isthmus.control.state.update_indexes import set_state_deadline
 
 
 def begin_preemption(
-    state: PoolState, job: JobRecord, victims: Sequence[ClusterVictim], now_s: float, *, reclaims: bool = False
+    state: PoolState,
+    job: JobRecord,
+    victims: Sequence[ClusterVictim],
+    now_s: float,
+    *,
+    reclaims: bool = False,
+    moves: bool = False,
 ) -> None:
-    """Begin to preempt `victims` for a waiting job; it `reclaims` what its project is guaranteed."""
-    job.victims, job.reclaims = tuple(sorted(victims)), reclaims
+    """Begin to preempt `victims` for a waiting job; it `reclaims` what its project is guaranteed.
+
+    With `moves` they are moved to other devices of their site, and go on there with the same plan.
+    """
+    job.victims, job.reclaims, job.moves = tuple(sorted(victims)), reclaims, moves
     names = ", ".join(dict.fromkeys(one.job for one in job.victims))
-    move_job(state, job, "preempting", now_s, f"preempting {names}: waiting for its sites to be ready")
+    text = f"moving {names} to other devices to make room" if moves else f"preempting {names}"
+    move_job(state, job, "preempting", now_s, f"{text}: waiting for its sites to be ready")
 
 
 def advance_preemption(state: PoolState, job: JobRecord, now_s: float) -> None:
@@ -125,4 +135,7 @@ def _evict_victims(state: PoolState, job: JobRecord, now_s: float) -> None:
         reason = f"job {job.id} of priority '{job.priority}' preempts it{checkpoint}"
         if job.reclaims:
             reason = f"project {job.project} takes back chips that it is guaranteed, for job {job.id}{checkpoint}"
-        preempt_job(state, victim, reason, now_s, by=job.id)
+        if job.moves:
+            state.moved[victim.id] = now_s
+            reason = f"to other devices, so that job {job.id} has a place{checkpoint}"
+        preempt_job(state, victim, reason, now_s, by=job.id, moves=job.moves)

@@ -95,7 +95,7 @@ def acknowledged_jobs_exist(state: PoolState, job_ids: Iterable[str]) -> Iterato
 
 
 def victims_have_lower_level(state: PoolState) -> Iterator[str]:
-    """Invariant 4: every victim is preemptible and, unless it lends chips, of a lower level at that owner."""
+    """Invariant 4: every victim is preemptible and, unless it lends chips or is moved, of a lower level there."""
     for job in state.live_jobs.values():
         for one in job.victims:
             levels = state.clusters[one.cluster].cluster.priorities
@@ -103,7 +103,7 @@ def victims_have_lower_level(state: PoolState) -> Iterator[str]:
             if victim is None or victim.preemptor != job.id:
                 continue
             mine, theirs = (levels.rank(levels.level(each.priority)) for each in (job, victim))
-            if (theirs <= mine and not job.reclaims) or not victim.preemptible:
+            if (theirs <= mine and not job.reclaims and not job.moves) or not victim.preemptible:
                 yield f"job {job.id} preempts {victim.id}, which is not of a lower level at {one.cluster}"
 
 

@@ -93,6 +93,8 @@ class JobRecord:
     claims_in: str = ""
     # It takes back chips that its project is guaranteed (`victims`).
     reclaims: bool = False
+    # The jobs that it takes chips from (`victims`) are moved to other devices of their site.
+    moves: bool = False
     # The versions of the catalogue that it uses.
     versions: tuple[JobVersion, ...] = ()
     # The user's deadline.
@@ -363,6 +365,10 @@ class PoolState:
     # Subscriptions by role and name; and the absent sites that made a notice.
     subscriptions: dict[tuple[str, str], SubscriptionRecord] = field(default_factory=dict)
     noticed_away: set[str] = field(default_factory=set)
+    # The jobs that were stopped to be moved and do not run again yet, and since when.
+    moved: dict[str, float] = field(default_factory=dict)
+    # The sites that propose moves.
+    proposing: set[str] = field(default_factory=set)
     # Projects, groups and users: what they hold, have used, and may.
     accounts: AccountBook = field(default_factory=AccountBook)
     # Ids of the jobs whose view the current event has changed.

@@ -12,6 +12,7 @@ from isthmus.core.catalogue import HeldCopy
 from isthmus.core.messages.agent_messages import (
     DesiredState,
     FailureCause,
+    MoveProposal,
     ObservedLocalJob,
     ObservedPart,
     PeerAddress,
@@ -178,6 +179,8 @@ class ClusterRecord:
     check_waits: dict[str, float] = field(default_factory=dict)
     # The sites that are to check it.
     checked_by: set[str] = field(default_factory=set)
+    # The moves that its agent proposes.
+    moves: tuple[MoveProposal, ...] = ()
     # Cached result of `free_by_group`.
     cached_free: dict[str, int] | None = field(default=None, compare=False, repr=False)
 

@@ -117,6 +117,7 @@ HistoryKind = Literal[
     "lost",  # an attempt failed after its start
     "refused",  # an attempt ended before its start
     "preempted",  # another job, or the site's owner, takes its chips
+    "moved",  # it is stopped, with a checkpoint, and goes on at once on other devices of its sites
     "stopping",  # all sites release the job
     "finished",
     "failed",

@@ -27,13 +27,13 @@ def open_links(
     trainer: Trainer,
     coordinator: RolloutCoordinator,
     versions: VersionStore,
-    end_id: int,
+    stop_tokens: frozenset[int],
     weights: Mapping[str, torch.Tensor],
 ) -> list[EngineLink]:
     """Return a link to each rank of the plan that decodes, dialling; `weights` have the parameters of the model."""
     spec = trainer.spec
     greeting = EngineGreeting(
-        run=spec.run, sampling=sampling_of(spec.job, end_id), dtype=str(engine_dtype(spec.job)),
+        run=spec.run, sampling=sampling_of(spec.job, stop_tokens), dtype=str(engine_dtype(spec.job)),
         model=model_digest(spec.job), parameters={name: tuple(one.shape) for name, one in weights.items()},
     )  # fmt: skip
     first = len(spec.plan.ranks)

@@ -27,7 +27,9 @@ def read_audits(folder: Path, step: int) -> dict[str, Any]:
     if not 0 <= step - base < state.next_step:
         known = f"steps {base} to {base + state.next_step - 1}" if state.next_step else "no step yet"
         raise NotFoundError(f"the ledger has no step {step}", hint=f"it has {known}")
-    prompts = [state.prompts[number] for number in state.batches[step - base]]
+    if step - base < state.first_step:
+        return _folded_audits(state, base, step)
+    prompts = [state.prompts[number] for number in state.batch_of(step - base)]
     keys = [one.key for prompt in prompts for one in (*prompt.former, *prompt.samples)]
     differing = [
         {"sample": list(key), "owner": state.audits[key].owner, "problem": state.audits[key].problem}
@@ -36,6 +38,16 @@ def read_audits(folder: Path, step: int) -> dict[str, Any]:
     ]
     recomputed = sum(key in state.audits for key in keys)
     return {"step": step, "samples": len(keys), "recomputed": recomputed, "differing": differing}
+
+
+def _folded_audits(state: LedgerState, base: int, step: int) -> dict[str, Any]:
+    """Return what is known of a step whose records are counts."""
+    found = state.folded.steps.get(step - base)
+    if found is None:
+        first = base + min(state.folded.steps, default=state.first_step)
+        raise NotFoundError(f"the ledger has no audits of step {step}", hint=f"it has those from step {first} on")
+    differing = [{"sample": list(key), "owner": owner, "problem": text} for key, owner, text in found.differing]
+    return {"step": step, "samples": found.samples, "recomputed": found.recomputed, "differing": differing}
 
 
 def _read_state(folder: Path) -> tuple[LedgerState, int]:
