@@ -37,10 +37,9 @@ def test_the_files_of_the_page_train_a_model_that_asks(tmp_path: Path, whole: bo
     config = next(one.text for one in blocks(PAGES[1]) if one.language == "json")
     (tmp_path / "model" / "config.json").write_text(config)
     subprocess.run([sys.executable, "prompts.py"], cwd=tmp_path, check=True, env={**os.environ})
-    first = load_job(tmp_path / "tool-first.yaml")
-    job = load_job(tmp_path / "tool.yaml")
-    for name, one, program in (("run-first", first, "worker"), ("run", job, PROGRAM)):
-        with started(tmp_path / name, one, make_plan(one, [2], "a"), program=program) as workers:
+    for name, program in (("tool-first", "worker"), ("tool", PROGRAM)):
+        job = load_job(tmp_path / f"{name}.yaml")
+        with started(tmp_path / f"run-{name}", job, make_plan(job, [2], "a"), program=program) as workers:
             assert workers.wait(LONG_S) == [0], workers.log(0)
     found = read_ledger(Path(job.checkpoints.folder) / "rollouts")
     assert (found.lost, found.doubled) == (0, 0)
