@@ -16,7 +16,7 @@ from tests.rl.rl_jobs import PROGRAM
 from tests.train.worker_jobs import make_plan, started
 
 PAGES = [ROOT / "docs" / "guide" / name for name in ("rl-tools.md", "rl.md")]
-SHORT = {"steps: 20\n": "steps: 2\n", "steps: 200": "steps: 2", "evaluate_every: 10": "evaluate_every: 2",
+SHORT = {"steps: 40\n": "steps: 2\n", "steps: 200": "steps: 2", "evaluate_every: 10": "evaluate_every: 2",
          "algorithm: dapo": "algorithm: grpo"}  # fmt: skip
 """What is trained without `--whole`: a model that knows nothing, whose groups are all alike."""
 
@@ -49,4 +49,5 @@ def test_the_files_of_the_page_train_a_model_that_asks(tmp_path: Path, whole: bo
     assert "the environment of sample" not in workers.log(0)
     if whole:
         assert found.tokens["(environment)"]["trained"] > 0
-        assert steps[-1].values["validation_reward"] > steps[0].values["reward"]
+        rewards = [one.values["reward"] or 0.0 for one in steps]
+        assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1, rewards

@@ -14,6 +14,7 @@ import torch
 from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.core.errors import InputError, IsthmusError, PeerError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+from isthmus.rl.process.decode_quietly import decode_quietly, pin_cores
 from isthmus.rl.process.rollout_clock import RolloutClock
 from isthmus.rl.rollout.engine_messages import DropSample, StartSample, SwitchVersion, TokensReport
 from isthmus.rl.rollout.engine_runner import EngineRunner
@@ -47,6 +48,9 @@ def run_rollout(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources
     folder.write_checkin(worker_address(spec, resources.listener))
     wait_for_rank_map(folder, spec)
     print(f"rank {spec.rank}: decodes in cluster {spec.cluster}", flush=True)
+    cores = pin_cores(spec.local_rank, spec.local_world_size, spec.threads)
+    if cores:
+        print(f"rank {spec.rank}: runs on cores {', '.join(map(str, sorted(cores)))}", flush=True)
     gc.collect()
     gc.freeze()
     resources.listener.settimeout(1.0)
@@ -176,7 +180,9 @@ class _Decoder:
         """Decode a token of each sample and report."""
         if not runner.is_idle:
             self.clock.enter("decode")
-        for report in runner.step():
+        with decode_quietly():
+            reports = runner.step()
+        for report in reports:
             if isinstance(report, TokensReport):
                 self.clock.add_tokens(len(report.tokens))
             link.send(pack_message(report))
