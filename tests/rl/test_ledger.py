@@ -12,7 +12,6 @@ from benchmarks._rollout_faults import RolloutWorld
 from isthmus.core.errors import IllegalTransitionError, InputError
 from isthmus.rl import LedgerConfig, TrajectoryLedger, check_trajectories, summarise_ledger
 from isthmus.rl.ledger.check_trajectories import LedgerInvariantError
-from isthmus.rl.ledger.deadlines import meet_deadlines
 from isthmus.rl.ledger.ledger_records import SampleState
 from isthmus.rl.ledger.rollout_events import (
     BatchRequested,
@@ -41,6 +40,7 @@ from isthmus.rl.ledger.rollout_instructions import (
     UpdateEngine,
 )
 from isthmus.rl.ledger.sample_lifecycle import move_sample
+from isthmus.sim.rollouts.meet_deadlines import meet_deadlines
 
 
 def config(**changed: object) -> LedgerConfig:

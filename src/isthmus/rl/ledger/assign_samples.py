@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-from isthmus.rl.ledger.deadlines import deadline_of, meet_deadlines
+from isthmus.rl.ledger.deadlines import deadline_of
 from isthmus.rl.ledger.ledger_records import EngineRecord, LedgerState, PromptRecord, SampleRecord, SampleState
 from isthmus.rl.ledger.rollout_events import SampleKey
 from isthmus.rl.ledger.rollout_instructions import GenerateSample
 from isthmus.rl.ledger.sample_lifecycle import move_sample
+from isthmus.sim.rollouts.meet_deadlines import meet_deadlines
 
 
 def assign_samples(ledger: LedgerState) -> None:
@@ -17,6 +18,8 @@ def assign_samples(ledger: LedgerState) -> None:
     An engine takes a sample only if it has no older weights than the sample's last tokens, and if all groups still can
     be trained in time. Where updates abort samples, it needs the trainer's version.
     """
+    if all(len(one.running) >= one.num_slots for one in ledger.engines.values()):
+        return
     deadlines = {number: deadline_of(one, ledger.config) for number, one in ledger.open_prompts.items()}
     blocked = False
     for number in sorted(ledger.open_prompts, key=lambda one: (deadlines[one], one)):

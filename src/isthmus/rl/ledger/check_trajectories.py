@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from isthmus.rl.ledger.deadlines import deadline_of, meet_deadlines
+from isthmus.rl.ledger.deadlines import deadline_of
 from isthmus.rl.ledger.ledger_records import LedgerState, PromptRecord, SampleRecord, SampleState
+from isthmus.sim.rollouts.meet_deadlines import meet_deadlines
 
 
 class LedgerInvariantError(Exception):

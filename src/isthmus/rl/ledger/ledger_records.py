@@ -123,7 +123,10 @@ class PromptRecord:
     @property
     def ready(self) -> bool:
         """Return whether all samples have a reward and none is claimed."""
-        return all(one.state is SampleState.SCORED for one in self.samples)
+        for one in self.samples:  # noqa: SIM110  # of all open groups after each event: twice as fast as `all`
+            if one.state is not SampleState.SCORED:
+                return False
+        return True
 
 
 @dataclass(kw_only=True)

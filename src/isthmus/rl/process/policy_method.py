@@ -35,8 +35,8 @@ from isthmus.rl.rollout.make_turn_taker import make_turn_taker
 from isthmus.rl.rollout.open_engine import engine_slots, open_engine, sampling_of
 from isthmus.rl.rollout.rollout_coordinator import Audit, RolloutCoordinator, RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
-from isthmus.rl.rollout.version_store import VersionStore
-from isthmus.rl.rollout.weights_stream import PolicyVersion
+from isthmus.rl.versions.version_store import VersionStore
+from isthmus.rl.versions.weights_stream import PolicyVersion
 from isthmus.train.liveness.peer_wait import waiting_for_peer
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.process.trainer import Trainer

@@ -39,6 +39,7 @@ from isthmus.rl.ledger.rollout_events import (
 from isthmus.rl.ledger.rollout_instructions import (
     EventRefused,
     GenerateSample,
+    OnUpdate,
     RolloutInstruction,
     ScoreSample,
     StopSample,
@@ -115,6 +116,11 @@ class RolloutCoordinator:
     def ledger(self) -> TrajectoryLedger:
         """Return the ledger, for reading."""
         return self._ledger
+
+    @property
+    def on_update(self) -> OnUpdate:
+        """Return what becomes of samples in flight when weights change."""
+        return self._config.on_update
 
     @property
     def base(self) -> int:

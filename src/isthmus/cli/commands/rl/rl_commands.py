@@ -206,7 +206,9 @@ def _ledger_text(found: dict[str, Any]) -> str:
         lines.append(f"{owner}: " + ", ".join(f"{count:,} tokens {fate}" for fate, count in by_fate.items()))
     for name, count in found["bytes"].items():
         sizes = [format_bytes(count[one]) for one in ("sent_bytes", "weights_bytes", "received_bytes")]
-        lines.append(f"link to {name}: {sizes[0]} sent, of which {sizes[1]} weights, {sizes[2]} received")
+        source, arrow, target = name.rpartition(">")
+        link = f"link from {source} to {target}" if arrow else f"link to {name}"
+        lines.append(f"{link}: {sizes[0]} sent, of which {sizes[1]} weights, {sizes[2]} received")
     for name, count in found["audits"].items():
         lines.append(f"audits of {name}: {count['samples']:,} samples, {count['differing']:,} differ")
     lines += [f"{name} decodes no more: {why}" for name, why in found["barred"].items()]
