@@ -10,13 +10,16 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from isthmus.agent.courier.courier import Courier
+from isthmus.agent.metrics.metrics_listener import MetricsListener
 from isthmus.agent.service.agent_loop import (
     FAST_POLL_S,
     POLL_S,
@@ -92,6 +95,22 @@ def loop(tmp_path: Path, server: Answering) -> Iterator[AgentLoop]:
     site = Site(tmp_path)
     with SyncClient(server.url, "secret", "east") as exchange:
         yield AgentLoop(site.shell, exchange, random.Random(0))
+
+
+def test_the_loop_shows_its_exchanges_on_its_page(tmp_path: Path, server: Answering) -> None:
+    """The page of metrics is made every two seconds, and counts the answers and failures before it."""
+    with (
+        closing(MetricsListener("127.0.0.1", 0)) as listener,
+        SyncClient(server.url, "secret", "east") as exchange,
+    ):
+        loop = AgentLoop(Site(tmp_path).shell, exchange, random.Random(0), metrics=listener)
+        server.will_say((503, {"message": "disk full"}), AgentOrders(poll_after_s=1))
+        for at_s in (0.0, 10.0, 20.0):
+            loop.step(at_s)
+        text = httpx.get(f"http://127.0.0.1:{listener.address[1]}/metrics", timeout=20).text
+    assert 'isthmus_agent_syncs_total{outcome="failed"} 1.0' in text
+    assert 'isthmus_agent_syncs_total{outcome="answered"} 1.0' in text
+    assert 'isthmus_agent_devices{node_group="h20"} 3.0' in text
 
 
 def test_it_reports_when_due_and_no_sooner(loop: AgentLoop, server: Answering) -> None:

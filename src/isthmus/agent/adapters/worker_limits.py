@@ -104,8 +104,8 @@ def limits_for(
 def require_confined(spec: WorkerSpec, limits: WorkerLimits) -> None:
     """Raise `InputError` for a job with a program of the user's that could use all files of the agent."""
     rl = spec.job.rl
-    what = "engine: command" if rl is None else "rl.reward.function"
-    runs_program = spec.job.engine == "command" if rl is None else bool(rl.reward_files)
+    what = "engine: command" if rl is None else "rl.function"
+    runs_program = spec.job.engine == "command" if rl is None else bool(rl.function_files)
     if runs_program and limits.paths is None and limits.account is None:
         raise InputError(
             f"programs of users ({what}) would run as the agent's account with all its files",

@@ -14,7 +14,7 @@ from isthmus.core.process.state_folder_lock import lock_state_folder, unwritable
 
 _LOCK = "lock"
 _IDENTITIES = (IDENTITY_FILE_NAME, KEY_FILE_NAME)
-_FOLDERS = ("runs", "lease", "queue", "holds", "cache", "images", "containers", "courier", "ray")
+_FOLDERS = ("runs", "cards", "lease", "queue", "holds", "cache", "images", "containers", "courier", "ray")
 _OWN = frozenset({*_IDENTITIES, *_FOLDERS, "parts.json", _LOCK, NOTE_FILE})
 """What the agent itself makes in its folder; `local` has the jobs of the site's own users."""
 
