@@ -88,10 +88,11 @@ SURFACES = {
     """,
     "wan": """
         Admission AdmissionFile BackgroundLinks Booking CarriedIn EdgeSettings FarSite FlowMatch GatewayConfig
-        GatewaySettings LegTransport Namespaces PathRequest PortRange ProxyConfig TenantsFile TransferBooking UdpSocket
-        admit_all answer_probe apply_edge_settings dial edge_settings emulated_namespaces follow_edge format_address links_in_background
-        listen listen_for_probes local_address parse_address parse_network probe_link probe_tenancy read_edge_state
-        read_proxy_key read_route run_gateway run_links run_proxy run_tenants write_edge_state
+        GatewaySettings LegTransport Namespaces PathRequest PortRange ProxyConfig TenantsFile TransferBooking
+        UdpSocket admit_all answer_probe apply_edge_settings dial edge_settings emulated_namespaces follow_edge
+        format_address links_in_background listen listen_for_probes local_address parse_address parse_network
+        probe_link probe_tenancy read_edge_state read_proxy_key read_route read_tenants run_gateway run_links
+        run_proxy run_tenants write_edge_state
     """,
     "noise": "CipherState DatagramCipher KEY_BYTES NUMBER_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",
