@@ -15,10 +15,11 @@ audit finds; then 10,000 samples of honest engines, whose arithmetic is not the 
 `decode`: the paged engine on a Qwen3 of random weights, prompts of 8 tokens, 48 decoded: tokens by CPU seconds beside
 `generate` of transformers on the same batch, and how many sequences have other numbers in a batch than alone.
 
-`links`: processes at emulated links (`benchmarks/_weights_links.py`). Whole weights to three sites, over the time that
-one line takes, beside one site after another, which is how a server that takes one request at a time sends; and with
-relays, where the origin sends each chunk once. Then steps a second of virtual chips (training 2 s, a token of up to 64
-samples in 12 ms, responses of 32 to 128 tokens, 64 a step) with real ledger, links and weights.
+`links`: whole weights to three sites, over the time that one line takes, by the engine of relays; and steps a second
+of virtual chips (training 2 s, a token of up to 64 samples in 12 or 18 ms, responses of 32 to 128 tokens, 64 a step) by
+the real ledger. Both in virtual time first, which no load of the machine changes, then with processes at emulated links
+(`benchmarks/_weights_links.py`): real connections, weights and ledger, where one site after another stands for a server
+that takes one request at a time. On a busy machine the processes share its CPUs, and their figures are its load's.
 """
 
 from __future__ import annotations

@@ -255,13 +255,12 @@ class WeightsExchange:
             wait_s = min(2 * wait_s, MAX_RETRY_S)
             with suppress(OSError, IsthmusError):
                 sock = source.dial()
-                sock.settimeout(HANDSHAKE_TIMEOUT_S)
-                link = MessageLink.dialled(sock, self._keys, source.cluster)
                 try:
+                    sock.settimeout(HANDSHAKE_TIMEOUT_S)
+                    link = MessageLink.dialled(sock, self._keys, source.cluster)
                     self._read_source(source, place, link)
-                    wait_s = RETRY_S
                 finally:
-                    link.close()
+                    sock.close()
 
     def _read_source(self, source: RelaySource, place: int, link: MessageLink) -> None:
         link.send(pack_message(RelayGreeting(run=self._run, name=self._name)))
