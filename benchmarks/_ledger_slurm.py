@@ -23,6 +23,7 @@ from isthmus.cli.commands.accounting.compare_ledger import compare_ledger
 from isthmus.client.api_client import ApiClient
 from isthmus.control.placement import PlanRequest
 from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
+from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.plan import Plan, PlanSet, Refusal, Stage
 from isthmus.core.pool import Pool
@@ -35,6 +36,9 @@ from tests.slurm.joint_pool import JointPool
 from tests.slurm.slurm_cluster import SlurmCluster, slurm_clusters
 
 SITES = ("east", "west")
+PATIENT = CoordinatorConfig(reservation_timeout_s=1800, start_timeout_s=1800, agent_timeout_s=20)
+"""All jobs are submitted at once, and each site asks Slurm for one allocation after the other."""
+FINAL_STATES = ("succeeded", "failed", "cancelled", "lost")
 MAX_PERCENT = 0.1
 _SLEEP = """
 for f; do :; done
@@ -85,7 +89,7 @@ def serve_planned(state: Path, port: int, pool: Pool) -> None:
         (state / "url.tmp").write_text(listening.url)
         (state / "url.tmp").replace(state / "url")
 
-    run_server(ServerConfig(state=state, port=port, pool=pool), announce, planner=plan_at_one_site)
+    run_server(ServerConfig(state=state, port=port, pool=pool, rules=PATIENT), announce, planner=plan_at_one_site)
 
 
 class LedgerPool(JointPool):
@@ -150,7 +154,11 @@ def _run(
         if not ended["open"] and not faults:
             break
         time.sleep(2 if amount.jobs < 50 else 10)
-    until(lambda: pool.free() == dict.fromkeys(SITES, capacity), "all cards are back", 240)
+    with ApiClient(pool.url, pool.user) as client:
+        for job in client.jobs():
+            if job.state not in FINAL_STATES:
+                client.cancel(job.id)
+    until(lambda: pool.free() == dict.fromkeys(SITES, capacity), "all cards are back", 600)
     counts.update({f"jobs {state}": num for state, num in ended.items()})
     month = datetime.now(UTC).strftime("%Y-%m")
     return {site: _compared(pool, slurms[site], site, month) for site in SITES}, counts
@@ -204,7 +212,7 @@ def _ended(pool: LedgerPool, jobs: list[str]) -> Counter[str]:
         states = {job.id: job.state for job in client.jobs()}
     for job in jobs:
         state = states.get(job, "lost")
-        found[state if state in ("succeeded", "failed", "cancelled", "lost") else "open"] += 1
+        found[state if state in FINAL_STATES else "open"] += 1
     return found
 
 
@@ -247,6 +255,6 @@ def rows(amount: SlurmAmount, seed: int) -> list[Row]:
         *(Row(what=f"{what}: differences by {cause}: {hours:+.4f} chip-hours", ours=float(num), unit="")
           for cause, (num, hours) in sorted(causes.items())),
         Row(what=f"{what}: parts compared", ours=float(sum(len(one.parts) for one in found.values())), unit=""),
-        Row(what=f"{what}: jobs that ended well", ours=float(counts["jobs succeeded"]), target=str(amount.jobs), unit="",
-            met=counts["jobs succeeded"] == amount.jobs),
+        Row(what=f"{what}: jobs that ended well", ours=float(counts["jobs succeeded"]), target=str(amount.jobs),
+            unit="", met=counts["jobs succeeded"] == amount.jobs),
     ]  # fmt: skip

@@ -111,6 +111,23 @@ class TenantLab:
         found: dict[str, Any] = json.loads(file.read_text())
         return found
 
+    def cpu_s(self) -> float:
+        """Return the CPU time of both gateways so far."""
+        ticks = 0
+        for name in self.gateway.values():
+            for pid in run_checked(["ip", "netns", "pids", name]).split():
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def waited_s(self) -> float:
+        """Return how long both gateways have waited for a core so far, ready to run."""
+        found = 0.0
+        for name in self.gateway.values():
+            for pid in run_checked(["ip", "netns", "pids", name]).split():
+                found += int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+        return found
+
     def stop(self) -> dict[str, dict[str, Any]]:
         """End the gateways; return their final states."""
         final = {}

@@ -9,6 +9,9 @@ with one from the log alone.
 `replay`: what the jobs of a month hold goes through the meter twice (`benchmarks/_ledger_month.py`): once from nothing,
 once with the state stored and read back every day, as a server restarts. The ledgers must be equal to the byte.
 
+`month`: a month of load at three owners through the real server and the real agents, with faults; each owner counts by
+itself (`tests/control/owners_month.py`).
+
 `slurm`: the ledger beside the records of two real Slurm clusters (`benchmarks/_ledger_slurm.py`).
 
 `share`: the logs of pools with faults are replayed, and the meter is timed in each event
@@ -28,7 +31,7 @@ from dataclasses import dataclass, field
 
 import pydantic_core
 
-from benchmarks import _ledger_slurm
+from benchmarks import _ledger_slurm, _owners_month
 from benchmarks._ledger_month import DAY_S, Act, month_of, tariffs_of
 from benchmarks._ledger_recount import Recount, recount
 from benchmarks._meter_share import MeterTime, meter_time
@@ -41,6 +44,7 @@ from isthmus.control.simulation.simulated_server import MemoryLog
 from isthmus.control.store.column_codec import column_codec
 from isthmus.core.owner.tariff import Tariff
 
+PARTS = ("runs", "replay", "month", "slurm", "share")
 RUNS, QUICK_RUNS, BATCH = 10_000, 20, 10
 CHECK_EVERY = 16  # `pool_chaos` checks the other invariants after every event
 JOBS, QUICK_JOBS = 100_000, 2_000
@@ -203,7 +207,9 @@ def measure_share(seeds: Sequence[int]) -> list[Row]:
 def main() -> int:
     """Measure the chosen parts and print the rows; the exit status tells whether all targets are met."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--only", action="append", choices=("runs", "replay", "share", "slurm"), help="one part")
+    parser.add_argument(
+        "--only", action="append", choices=("runs", "replay", "month", "slurm", "share"), help="one part"
+    )
     parser.add_argument("--runs", type=int, default=None, help=f"seeds to play (default {RUNS})")
     parser.add_argument("--jobs", type=int, default=None, help=f"jobs of the month (default {JOBS})")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
@@ -213,6 +219,7 @@ def main() -> int:
     parts = {
         "runs": lambda: measure_runs(options.seed, options.runs or (QUICK_RUNS if options.quick else RUNS)),
         "replay": lambda: measure_replay(options.jobs or (QUICK_JOBS if options.quick else JOBS), options.seed),
+        "month": lambda: _owners_month.rows(options.seed, quick=options.quick),
         "slurm": lambda: _ledger_slurm.rows(
             _ledger_slurm.QUICK if options.quick else _ledger_slurm.SlurmAmount(), options.seed
         ),

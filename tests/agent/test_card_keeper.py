@@ -73,7 +73,7 @@ def test_a_held_part_passes_from_month_to_month(tmp_path: Path, clock: Clock) ->
     keeper.update([part("a", "running", "g/0/0")], hold_of)
     clock.now_s = DECEMBER_S + 500
     keeper.update([], hold_of)
-    assert spans(tmp_path) == [("a", 1, 0.0, 500.0)]
+    assert spans(tmp_path) == [("a", 1, -100.0, 0.0), ("a", 1, 0.0, 500.0)]
 
 
 def test_a_card_is_of_one_part_at_a_time(tmp_path: Path, clock: Clock) -> None:

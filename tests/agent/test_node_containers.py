@@ -168,6 +168,20 @@ file.write_text(json.dumps({{"store": {str(victim)!r}, "name": "..", "digest": "
     assert victim.exists()
 
 
+@pytest.mark.attack
+def test_a_job_that_writes_beside_the_programs_of_the_node_does_not_get_their_folder(node: Node) -> None:
+    """Its output is to be a new folder below /usr, which stays read-only; a folder of the kernel is refused."""
+    node.copy_images()
+    node.job = node.job.model_copy(update={"output": "/usr/isthmus-none/result"})
+    worker = node.start("open('/usr/isthmus-written', 'w')")
+    assert worker.wait() == 0
+    assert (worker.status, "Read-only file system" in (worker.folder / "log").read_text()) == (1, True)
+    node.job = node.job.model_copy(update={"output": "/proc/isthmus-none"})
+    refused = node.start("print('ran')")
+    assert refused.wait() == 0
+    assert (refused.status, "a folder of the kernel" in (refused.folder / "log").read_text()) == (126, True)
+
+
 def test_a_node_without_the_image_says_so_before_anything_runs(node: Node) -> None:
     """Status 126 and the folder, the image and what to do, in the worker's log."""
     build_image(node.layout, "other", "1", HOST)

@@ -238,7 +238,10 @@ def test_a_folder_of_cards_is_read_month_by_month(tmp_path: Path) -> None:
     )
     (tmp_path / "2026-12.jsonl").write_text("".join(december))
     found = read_records(RecordFiles(cards=tmp_path))
-    assert [(one.begin_ms - BASE_MS, (one.end_ms or 0) - BASE_MS) for one in found.intervals] == [(0, 9 * S)]
+    assert [(one.begin_ms - BASE_MS, (one.end_ms or 0) - BASE_MS) for one in found.intervals] == [
+        (-50 * S, 0),
+        (0, 9 * S),
+    ]
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError, match="has no record of cards"):
         read_records(RecordFiles(cards=tmp_path / "empty"))

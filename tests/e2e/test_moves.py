@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from tests.e2e.site import (
     wait_until,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 STEPS, EVERY = 3_000, 50
 SCALE = 0.02
@@ -63,7 +62,7 @@ def test_a_running_job_is_moved_and_goes_on_where_it_was_saved(tmp_path: Path, w
             )  # fmt: skip
             ids.append(submit(client, job).id)
             at_step(client, ids[-1], 2)
-        shutil.rmtree(own)
+        (own / "cancel").touch()
         wide_job = make_job(
             tmp_path, "wide", steps=5, every_steps=0, model=str(tmp_path / "flat"),
             parallel={"tp": 2, "pp": 1, "dp": 1}, **north,
@@ -71,7 +70,7 @@ def test_a_running_job_is_moved_and_goes_on_where_it_was_saved(tmp_path: Path, w
         wide = submit(client, wide_job).id
         if kills:
             _kill_in_the_middle(pool, wide)
-        state_is(client, wide, "succeeded")
+        state_is(client, wide, "succeeded", timeout_s=600)
         moved = [job for job in ids if client.job(job).attempt == 2]
         assert len(moved) == 1
         (other,) = set(ids) - set(moved)

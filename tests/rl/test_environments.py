@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from isthmus.core.errors import DataError
+from isthmus.core.errors import DataError, InputError
 from isthmus.core.job_parts.rl_job import EnvironmentConfig, RlConfig
 from isthmus.data import open_prompts
 from isthmus.rl import LedgerConfig, TrajectoryLedger, check_trajectories, summarise_ledger
@@ -42,6 +43,7 @@ from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_messages import EndReport, EngineOrder, StartSample, TokensReport
 from isthmus.rl.rollout.make_batch import make_batch, pack_batch, unpack_batch
 from isthmus.rl.rollout.make_turn_taker import make_turn_taker
+from isthmus.rl.rollout.read_ledger import read_ledger
 from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from tests.rl.rl_jobs import make_rl_job
@@ -403,6 +405,51 @@ def test_a_run_of_turns_survives_a_restart_and_masks_what_it_observed(tmp_path: 
     assert labels[row][labels[row] >= 0].tolist() == mine
     assert int((labels[row] >= 0).nonzero()[0]) == begin - 1
     made.close()
+
+
+class Broken:
+    """An environment that raises each time."""
+
+    def answer(self, prompt: str, turns: Any, answer: str) -> Any:
+        """Raise."""
+        raise TurnError("environment step raised KeyError: no such tool")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_run_whose_groups_are_all_useless_ends_with_the_cause(fails: bool, tmp_path: Path) -> None:
+    """An environment that always raises, or rewards that are always equal: named after 64 groups in a row."""
+    job = make_rl_job(tmp_path, training={"global_batch_size": 2, "micro_batch_size": 2},
+                      rl={"group": 2, "reward": {"exact": True}})  # fmt: skip
+    limits = RolloutLimits(max_response_tokens=6, vocab_size=272, penalty_of=lambda _: 0.0)
+    made = RolloutCoordinator(
+        LedgerConfig(group=2, batch_prompts=1, max_staleness=0), limits, open_prompts(job),
+        RewardPool(job.rl.rewards, 1), RolloutStore(tmp_path / "l"), None,
+        taker(lambda _: Broken() if fails else Scripted(None), most=6),
+    )  # fmt: skip
+    made.begin(0)
+    orders: queue.Queue[EngineOrder | None] = queue.Queue()
+    made.join_engine("b#1", "b", 2, 0, orders.put)
+    made.request_batch(0)
+    message = "64 groups in a row were filtered or failed: " + (
+        "the environment of sample .* failed: environment step raised KeyError" if fails else "all rewards of prompt"
+    )
+
+    def decode_for_ever() -> None:
+        while made.wait_batch(0.0) is None:
+            one = orders.get(timeout=20)
+            if isinstance(one, StartSample):
+                made.report("b#1", TokensReport(sample=one.sample, lease=one.lease, start=0, version=0, tokens=(5,),
+                                                log_probabilities=(-0.5,)))  # fmt: skip
+                made.report("b#1", EndReport(sample=one.sample, lease=one.lease, num_tokens=1))
+
+    with pytest.raises(InputError, match=message):
+        decode_for_ever()
+    made.close()
+    told = read_ledger(tmp_path / "l")
+    assert (told.lost, told.doubled, "trained" in told.samples) == (0, 0, False)
 
 
 def test_a_stop_of_several_tokens_is_named(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from isthmus.rl.ledger.rollout_events import (
     TrainerJoined,
 )
 from isthmus.rl.ledger.rollout_instructions import EventRefused, GenerateSample
+from isthmus.rl.process.policy_method import LEDGER_FOLDER
+from isthmus.rl.process.show_ledger import main
 from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.read_ledger import read_audits
 from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
@@ -98,6 +100,28 @@ def test_audits_of_a_folded_step_are_still_told(tmp_path) -> None:
     with pytest.raises(InputError, match="of step 5, the ledger of the trajectories has steps 9 to 11"):
         made.begin(5)
     made.close()
+
+
+def test_the_life_of_a_sample_is_told(tmp_path, capsys) -> None:
+    """Who made which tokens, its reward, its step and its fate; of a prompt that is counted it is said so."""
+    ledger = run_of(4, folds=True)
+    store = RolloutStore(tmp_path / LEDGER_FOLDER)
+    store.snapshot({"base": 3, "config": vars(CONFIG), "ledger": dump_ledger(ledger.state), "trajectories": []})
+    prompt = ledger.state.batch_of(3)[0]
+    assert main([str(tmp_path), "prompt", str(prompt)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["first_step"] == 3
+    first, second = found["samples"]
+    piece = {"start": 0, "end": 3, "version": 3, "engine": "a", "owner": "o"}
+    assert first == {
+        "sample": [prompt, 0, 0], "state": "trained", "turns": 1, "ranges": [piece], "engine": None, "tries": 1,
+        "reward": 0.0, "step": 3, "audit": {"owner": "o", "problem": ""},
+    }  # fmt: skip
+    assert (second["reward"], second["audit"]) == (1.0, None)
+    for number, what in ((1, "is trained, and counted"), (999, "was not opened")):
+        assert main([str(tmp_path), "prompt", str(number)]) > 0
+        assert what in json.loads(capsys.readouterr().out)["error"]
+    assert main([str(tmp_path), "prompt", "x"]) > 0
 
 
 class _NoTokenizer:

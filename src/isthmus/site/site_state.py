@@ -12,10 +12,20 @@ from isthmus.core.priority import PriorityMap
 from isthmus.site.devices.device_allocator import DeviceAllocator
 from isthmus.site.machine_events import SiteInstruction
 from isthmus.site.parts import CLAIMING, LEASED, PartKey, SitePart
-from isthmus.site.place_lack import PlaceLack
 
 VERDICT_S = 15.0
 """How long a part whose rank an unknown signal ended is kept for its scheduler to say that it took the devices."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PlaceLack:
+    """A waiting part of the pool, without devices, that lacks nothing but a place in node group `group`."""
+
+    part: SitePart
+    group: str
+    # Since when, and when it last asked.
+    since_s: float
+    seen_s: float
 
 
 @dataclass(kw_only=True, eq=False)

@@ -28,6 +28,7 @@ from isthmus.wan.tcp_listener import PortRange, listen, local_address
 from isthmus.wan.tenancy.tenants_file import TenantsFile
 from isthmus.wan.tenants.choose_datapath import CarriedIn
 from isthmus.wan.tenants.probe_tenancy import probe_tenancy
+from isthmus.wan.tenants.read_tenants import read_tenants
 from isthmus.wan.tenants.run_tenants import run_tenants
 from isthmus.wan.udp_socket import UdpSocket
 
@@ -79,6 +80,7 @@ __all__ = [
     "read_edge_state",
     "read_proxy_key",
     "read_route",
+    "read_tenants",
     "run_centre",
     "run_gateway",
     "run_links",

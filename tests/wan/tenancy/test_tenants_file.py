@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import yaml
 from pydantic import ValidationError
 
 from isthmus.core.errors import InputError
-from isthmus.core.files.user_files import load_model_file
 from isthmus.wan.tenancy.tenants_file import MAX_TENANTS, TenantsFile
+from isthmus.wan.tenants.read_tenants import read_tenants
 from tests.wan.tenancy.tenancy_lab import ADDRESSES, tenant
 
 
@@ -21,7 +22,7 @@ def load(folder: Path, tenants: list[dict[str, Any]], **fields: Any) -> TenantsF
     file.write_text(
         yaml.dump({"site": "nanjing", "gateways": ADDRESSES, "gbps": 1, "tenants": tenants, **fields}, sort_keys=False)
     )
-    return load_model_file(file, TenantsFile)
+    return read_tenants(file)
 
 
 def test_tenants_may_have_the_same_addresses(tmp_path: Path) -> None:
@@ -86,3 +87,14 @@ def test_the_number_of_tenants_is_bounded(tmp_path: Path) -> None:
     many = [{**tenant(1), **few}] * (MAX_TENANTS + 1)
     with pytest.raises(ValidationError, match="at most 4000"):
         TenantsFile.model_validate({"site": "nanjing", "gateways": ADDRESSES, "gbps": 1, "tenants": many})
+
+
+def test_json_says_its_line_as_well(tmp_path: Path) -> None:
+    """Though a right one is read without lines."""
+    file = tmp_path / "tenants.json"
+    document = {"site": "nanjing", "gateways": ADDRESSES, "gbps": 1, "tenants": [tenant(1), tenant(2)]}
+    file.write_text(json.dumps(document, indent=1))
+    assert len(read_tenants(file).tenants) == 2
+    file.write_text(json.dumps({**document, "tenants": [tenant(1), tenant(2, vni=5001)]}, indent=1))
+    with pytest.raises(InputError, match=r"tenants.json:\d+: tenants\[1\].vni: vni 5001 of t2 is that of t1 too"):
+        read_tenants(file)

@@ -154,9 +154,10 @@ class DemoPool:
         """Kill a process of the pool without warning, and start it again as before."""
         process = self._processes.pop(name)
         process.kill()
-        process.wait()
+        process.wait(STOP_TIMEOUT_S)
         prefix, arguments = self._arguments[name]
         self._start(name, *arguments, prefix=prefix)
+        self._wait(name, self._is_healthy)
 
     def use_wide_area_links(self, emulated: bool) -> None:
         """Route runs that start from now on through the emulated links, or directly."""

@@ -88,7 +88,7 @@ def _make_bundle(asked: Mapping[str, Any], bundle: Path, folder: Path) -> None:
         variables = {name: text for name, text in os.environ.items() if _is_inherited(name, asked)} | variables
         own = [_read_only(place) for place in _host_folders(asked["readable"])]
     process["env"] = [f"{name}={value}" for name, value in variables.items()]
-    config["mounts"] = _placed([*own, *config["mounts"]], Path(asked["store"]))
+    config["mounts"] = _placed([*config["mounts"], *own], Path(asked["store"]))
     _open_to(process["user"], folder)
     (bundle / "config.json").write_text(json.dumps(config))
 
@@ -146,14 +146,15 @@ def _host_folders(readable: Sequence[str]) -> Iterator[str]:
 
 
 def _read_only(place: str) -> dict[str, Any]:
-    return {"destination": place, "type": "bind", "source": place, "options": ["rbind", "nosuid", "nodev", "ro"]}
+    options = ["rbind", "nosuid", "nodev", "ro"]
+    return {"destination": place, "type": "bind", "source": place, "options": options, "own": True}
 
 
 def _placed(mounts: Sequence[Mapping[str, Any]], store: Path) -> list[dict[str, Any]]:
     """Return the mounts with their places at this node, in the order of their paths.
 
-    A path of the job that is not there yet is the nearest folder above it; the later mount of a place counts, unless an
-    earlier one may write there. No worker sees the store of images.
+    A path of the job that is not there yet is the nearest folder above it, and one that may write there counts. The
+    node's own folders come last and stay read-only. No worker sees the store of images.
     """
     system = [dict(one) for one in mounts if one["type"] != "bind"]
     found: dict[str, dict[str, Any]] = {}
@@ -175,9 +176,10 @@ def _placed(mounts: Sequence[Mapping[str, Any]], store: Path) -> list[dict[str, 
             raise NodeError(
                 f"{one['source']} would show this node's images in {store}; set options.image_store elsewhere"
             )
-        writes = "rw" in one["options"] or "rw" in found.get(place, {"options": ()})["options"]
+        is_own = one.get("own", False)
+        writes = not is_own and ("rw" in one["options"] or "rw" in found.get(place, {"options": ()})["options"])
         right = "rw" if writes else "ro"
-        found[place] = {**one, "source": real, "destination": place, "options": [*one["options"][:-1], right]}
+        found[place] = {"type": "bind", "source": real, "destination": place, "options": [*one["options"][:-1], right]}
     return system + [found[place] for place in sorted(found)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from pathlib import Path
 
@@ -62,12 +62,17 @@ def _cards(path: Path) -> CardRecord:
     files = sorted(path.glob("????-??.jsonl"))
     if not files:
         raise FileError("has no record of cards", file=str(path), hint="give the folder `cards` of the agent's state")
-    whole = CardRecord()
+    whole, still = CardRecord(), list[HeldInterval]()
     for file in files:
         one = parse_card_lines(_lines(file), str(file))
-        whole.intervals += [held for held in one.intervals if held.end_ms is not None or file == files[-1]]
+        # What is held from one month to the next stands at the head of the next one's file as well.
+        begins_ms = {held.part: held.begin_ms for held in reversed(one.intervals)}
+        whole.intervals += [replace(held, end_ms=begins_ms[held.part]) for held in still if held.part in begins_ms]
+        still = [held for held in one.intervals if held.end_ms is None]
+        whole.intervals += [held for held in one.intervals if held.end_ms is not None]
         whole.restarts += one.restarts
         whole.holds |= one.holds
+    whole.intervals += still
     return whole
 
 

@@ -19,6 +19,7 @@ from isthmus.rl.audit.judge_sample import BF16_BOUNDS, FP32_BOUNDS
 from isthmus.rl.audit.trajectory_auditor import SampleClaim, TrajectoryAuditor, audit_or_say
 from isthmus.rl.ledger.ledger_records import LedgerConfig
 from isthmus.rl.overlong_penalty import overlong_penalty
+from isthmus.rl.process.decode_quietly import decode_quietly
 from isthmus.rl.process.gather_policy import PolicyGatherer
 from isthmus.rl.process.log_probabilities import log_probabilities
 from isthmus.rl.process.open_links import open_links
@@ -264,7 +265,9 @@ class PolicyMethod:
             if isinstance(order, SwitchVersion):
                 runner.stage(order.version, self._weights)
             runner.handle(order)
-        for report in runner.step():
+        with decode_quietly():
+            reports = runner.step()
+        for report in reports:
             if problem := coordinator.report(self._engine_name, report):
                 print(f"warning: rollouts of {self._engine_name}: {problem}", flush=True)
         return bool(self._orders) or not runner.is_idle

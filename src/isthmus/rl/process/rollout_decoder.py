@@ -13,6 +13,7 @@ import torch
 from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.core.errors import InputError, IsthmusError
 from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.rl.process.decode_quietly import decode_quietly
 from isthmus.rl.process.rollout_clock import RolloutClock
 from isthmus.rl.relay.relay_events import Version
 from isthmus.rl.rollout.chunk_sender import ChunkSender
@@ -159,7 +160,9 @@ class RolloutDecoder:
         """Decode a token of each sample and report."""
         if not runner.is_idle:
             self.clock.enter("decode")
-        for report in runner.step():
+        with decode_quietly():
+            reports = runner.step()
+        for report in reports:
             if isinstance(report, TokensReport):
                 self.clock.add_tokens(len(report.tokens))
             sender.send(report)

@@ -15,6 +15,7 @@ import torch
 
 from isthmus.core.errors import IsthmusError, PeerError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+from isthmus.rl.process.decode_quietly import pin_cores
 from isthmus.rl.process.open_links import DIAL_TIMEOUT_S
 from isthmus.rl.process.rollout_decoder import RolloutDecoder
 from isthmus.rl.rollout.message_link import MessageLink
@@ -39,6 +40,9 @@ def run_rollout(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources
     folder.write_checkin(worker_address(spec, resources.listener))
     wait_for_rank_map(folder, spec)
     print(f"rank {spec.rank}: decodes in cluster {spec.cluster}", flush=True)
+    cores = pin_cores(spec.local_rank, spec.local_world_size, spec.threads)
+    if cores:
+        print(f"rank {spec.rank}: runs on cores {', '.join(map(str, sorted(cores)))}", flush=True)
     gc.collect()
     gc.freeze()
     with MetricsLog(folder.metrics_path, spec, None, 0) as log:

@@ -15,9 +15,8 @@ from isthmus.core.messages.agent_messages import MAX_PROPOSALS, MoveProposal, Qu
 from isthmus.site.devices.topology_allocator import TopologyAllocator
 from isthmus.site.moves.movable_parts import movable_parts
 from isthmus.site.parts import SitePart
-from isthmus.site.place_lack import PlaceLack
 from isthmus.site.site_queue import queue_order
-from isthmus.site.site_state import SiteState
+from isthmus.site.site_state import PlaceLack, SiteState
 from isthmus.site.topology.gang_placement import GangRefusal
 from isthmus.site.topology.plan_moves import plan_moves
 

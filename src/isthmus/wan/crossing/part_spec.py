@@ -22,6 +22,8 @@ from isthmus.wan.proxy.proxy_config import (
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 
 MAX_SPEC_BYTES = 2**20
+USER_NIC_TIMEOUT_S = 0.5
+"""Wait for a queue pair in user space, whose process may wait for a core: frames sent twice would cost it more."""
 STARTED_FILE = "started.json"
 """The addresses of a part, in its folder; exists while it serves."""
 
@@ -124,8 +126,11 @@ class GatewaySpec(FrozenModel):
 
     def config(self) -> GatewayConfig:
         """Return the configuration with the keys read; raise `FileError` or `InputError`."""
+        timeout_s = GatewaySettings.nic_timeout_s if self.nic_place is None else USER_NIC_TIMEOUT_S
         settings = {
-            name: GatewaySettings(link_gbps=one.gbps, round_trip_s=one.round_trip_s, acknowledge_near=True)
+            name: GatewaySettings(
+                link_gbps=one.gbps, round_trip_s=one.round_trip_s, acknowledge_near=True, nic_timeout_s=timeout_s
+            )
             for name, one in self.sites.items()
         }
         nics = {}

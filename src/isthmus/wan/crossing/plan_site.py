@@ -17,7 +17,7 @@ from isthmus.wan.crossing.part_spec import DoorSpec, FarGateway, FarProxy, Gatew
 from isthmus.wan.dial import parse_address
 from isthmus.wan.tunnel.tunnel_legs import PING_S, SILENCE_S
 
-QUICK_SILENCE_S = 0.6
+QUICK_SILENCE_S = 0.5
 """Silence after which a queue pair's leg is left, where another gateway can take it."""
 
 PATIENT_SILENCE_S = 15.0

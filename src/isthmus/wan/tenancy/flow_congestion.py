@@ -1,6 +1,6 @@
 """`FlowCongestion`: how a flow is carried while its link is congested, as a state machine with hysteresis.
 
-Source: the report on cross-domain pooling, 4.3.3 (2): congestion first marks a RoCEv2 flow's packets anew (DSCP), so
+Source: the report on cross-domain pooling, 4.3.3 (2): congestion first marks a RoCEv2 flow's packets again (DSCP), so
 that they take queues of low latency; where packets are lost all the same, the flow goes over TCP, whose resends spare
 NICs going back; when congestion has passed, the flow comes back, the same way.
 
@@ -55,7 +55,7 @@ class LinkQuality:
 
     @property
     def is_lossy(self) -> bool:
-        """Whether so much is lost that NICs going back would waste the link."""
+        """Whether NICs that go back would waste the link."""
         return self.lost_share >= LOSSY_SHARE
 
     @property

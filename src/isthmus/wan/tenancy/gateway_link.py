@@ -22,7 +22,7 @@ MIN_FRAMES = 100
 """Fewer frames in a window say nothing about loss or marks."""
 _KEPT = 128
 _LEAST_S = 60.0
-"""After which the least round trip is looked for anew: a route may have changed."""
+"""After which the least round trip is looked for again: a route may have changed."""
 
 
 @dataclass

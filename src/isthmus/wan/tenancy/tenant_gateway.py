@@ -346,10 +346,9 @@ class TenantGateway:
             out.append(EndTcp(site))
             raise
         for entry in frames:
+            buffer = FrameBuffer(entry.frame or b"")
             try:
-                self._from_tunnel(
-                    entry.vni, self._links[site].address, FrameBuffer(entry.frame or b""), None, now_s, out
-                )
+                self._from_tunnel(entry.vni, self._links[site].address, buffer, None, now_s, out, by_tcp=True)
             except ProtocolError:
                 self._dropped["malformed"] += 1
         if answer:

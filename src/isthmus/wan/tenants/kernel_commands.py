@@ -27,9 +27,12 @@ def run_checked(argv: Sequence[str], text: str = "") -> str:
     """Run a command with `text` on its standard input; return what it prints."""
     if shutil.which(argv[0]) is None:
         raise UnavailableError(f"the command `{argv[0]}` is missing", hint="install iproute2 and nftables")
-    done = subprocess.run(  # noqa: S603 - commands of this package, names checked by patterns; no shell
-        list(argv), input=text, capture_output=True, text=True, check=False, timeout=_LIMIT_S
-    )
+    try:
+        done = subprocess.run(  # noqa: S603 - commands of this package, names checked by patterns; no shell
+            list(argv), input=text, capture_output=True, text=True, check=False, timeout=_LIMIT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(f"`{' '.join(argv)}` took more than {_LIMIT_S:g} s", hint="try again") from error
     if done.returncode:
         why = next((line for line in done.stderr.splitlines() if line.strip()), "no reason given")
         raise UnavailableError(

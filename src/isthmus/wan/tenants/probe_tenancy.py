@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -12,6 +13,9 @@ from isthmus.core.errors import UnavailableError
 from isthmus.wan.netns import effective_capabilities
 from isthmus.wan.tenants.kernel_commands import run_checked
 
+_PROBE = 999_999
+"""Apart from the numbers of `wan.netns`, which removes what processes that have ended leave behind."""
+_numbers = itertools.count()
 _NET_ADMIN, _NET_RAW, _SYS_ADMIN = 1 << 12, 1 << 13, 1 << 21
 _DEVICES = ("ip", "-n", "{name}", "link", "add", "p0", "type", "veth", "peer", "name", "p1")
 
@@ -77,7 +81,7 @@ def probe_tenancy(run: Callable[..., str] = run_checked) -> list[KernelFeature]:
         why = "not tried: that takes a network namespace, and so CAP_SYS_ADMIN"
     if why is not None:
         return found + [KernelFeature(name=name, works=False, why=why, without=then) for name, then, _ in _FEATURES]
-    name = f"isthmus-{os.getpid()}-0-0"
+    name = f"isthmus-{os.getpid()}-{_PROBE}-{next(_numbers)}"
     run(["ip", "netns", "add", name])
     try:
         run([one.format(name=name) for one in _DEVICES])

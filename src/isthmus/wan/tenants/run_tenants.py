@@ -16,19 +16,21 @@ from isthmus.wan.emulator import write_json_atomically
 from isthmus.wan.tenancy.tenants_file import TenantsFile
 from isthmus.wan.tenants.choose_datapath import CarriedIn, choose_datapath
 from isthmus.wan.tenants.probe_tenancy import require_rights
+from isthmus.wan.tenants.read_tenants import read_tenants
 from isthmus.wan.tenants.tenant_service import TenantService
 
 STATE_FILE = "tenants.json"
 STATE_INTERVAL_S = 1.0
 FOLLOW_S = 0.02
 """Between looks at the file of tenants."""
+SHORT_BYTES = 2**15
+"""Longest file that is read at once, in a few milliseconds; frames pass while a longer one is read."""
 
 _log = logging.getLogger(__name__)
 
 
 def run_tenants(
-    read: Callable[[], TenantsFile],
-    changed: Callable[[], object],
+    path: Path,
     *,
     trunk: str | None,
     device: str | None,
@@ -36,18 +38,18 @@ def run_tenants(
     state_folder: Path | None,
     on_start: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Run the gateway of what `read` returns; call it in the main thread. Return its state at the end.
+    """Run the gateway of the file `path`; call it in the main thread. Return its state at the end.
 
-    `changed` returns something that changes with the file. Raises `UnavailableError` for what this machine lacks.
+    Raises `FileError` for what is wrong with the file, and `UnavailableError` for what this machine lacks.
     """
     require_rights()
     try:
         if state_folder is not None:
             state_folder.mkdir(parents=True, exist_ok=True)
-        file = read()
+        file = read_tenants(path)
         gc.freeze()  # frames are freed by their counts; a collection would only delay them
         service = TenantService(file, trunk, device, choose_datapath(carried_in))
-        return asyncio.run(_serve(service, file, read, changed, state_folder, on_start))
+        return asyncio.run(_serve(service, file, path, state_folder, on_start))
     except OSError as error:
         raise UnavailableError(
             f"cannot write the gateway's state in {state_folder}: {error.strerror}",
@@ -58,8 +60,7 @@ def run_tenants(
 async def _serve(
     service: TenantService,
     file: TenantsFile,
-    read: Callable[[], TenantsFile],
-    changed: Callable[[], object],
+    path: Path,
     state_folder: Path | None,
     on_start: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
@@ -67,7 +68,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await service.start()
-    follower = loop.create_task(_follow(service, read, changed))
+    follower = loop.create_task(_follow(service, path))
     try:
         on_start({"site": file.site, "num_tenants": len(file.tenants), "carried_by": service.label})
         while not stop.is_set():
@@ -84,15 +85,26 @@ async def _serve(
             loop.remove_signal_handler(number)
 
 
-async def _follow(service: TenantService, read: Callable[[], TenantsFile], changed: Callable[[], object]) -> None:
+async def _follow(service: TenantService, path: Path) -> None:
     """Take the file over whenever it changes; what cannot be read is logged once, and leaves in force what is set."""
-    known = changed()
+    known = _version_of(path)
     while True:
         await asyncio.sleep(FOLLOW_S)
-        if (found := changed()) == known:
+        if (found := _version_of(path)) == known:
             continue
         known = found
         try:
-            await service.change(await asyncio.to_thread(read))
+            is_short = found is not None and found[0] <= SHORT_BYTES
+            file = read_tenants(path) if is_short else await asyncio.to_thread(read_tenants, path)
+            await service.change(file)
         except IsthmusError as error:
             _log.warning("tenants stay as they are: %s", error)
+
+
+def _version_of(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with a file, its size first; None while it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino

@@ -89,7 +89,7 @@ class ProcessDatapath:
             vlan = port.read(self._buffer)
             if vlan is None:
                 return count
-            if own_vlan is not None:  # there, a frame with a tag of its own is nobody's
+            if own_vlan is not None:  # a frame with a tag has no place there
                 vlan = 0 if vlan else own_vlan
             self._give(FrameFromTenant(vlan, self._buffer))
         return BATCH

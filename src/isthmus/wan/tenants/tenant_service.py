@@ -57,6 +57,7 @@ class TenantService:
         self._stack = contextlib.ExitStack()
         self._sources: dict[int, Read] = {}
         self._shaping: TenantShaping | None = None
+        self._is_shaped = False
         self._control_s = self._count_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._counting: asyncio.Task[None] | None = None
@@ -68,22 +69,31 @@ class TenantService:
         try:
             self._stack.callback(self._ports.close)
             self._ports.change(file)
-            own = str(file.gateways[file.site])
             self._outer = OuterSenders()
             self._stack.callback(self._outer.close)
-            run_nft(stranger_filter(file))
-            self._stack.callback(_quietly, ["nft", "delete", "table", "inet", TABLE])
             self._datapath = self._make(file, self._ports, self.give)
             self._stack.callback(self._datapath.close)
+            await self._start_tcp(file)  # which a second gateway of this address cannot
+            run_nft(stranger_filter(file))
+            self._stack.callback(_quietly, ["nft", "delete", "table", "inet", TABLE])
             self._shape(file)
-            others = {site: str(one) for site, one in file.gateways.items() if site != file.site}
-            self._tcp = TcpLinks(own, file.port, others, file.dscp.training_congested << 2, self.give)
-            await self._tcp.start()
         except BaseException:
             self._stack.close()
             raise
         self._watch()
         self._tick()
+
+    async def _start_tcp(self, file: TenantsFile) -> None:
+        own = str(file.gateways[file.site])
+        others = {site: str(one) for site, one in file.gateways.items() if site != file.site}
+        self._tcp = TcpLinks(own, file.port, others, file.dscp.training_congested << 2, self.give)
+        try:
+            await self._tcp.start()
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot listen at {own}:{file.port}: {error.strerror}",
+                hint="one gateway an address; the address of `site` under gateways is one of this machine",
+            ) from error
 
     @property
     def label(self) -> str:
@@ -200,11 +210,12 @@ class TenantService:
     def _shape(self, file: TenantsFile) -> None:
         if self._device is None:
             return
-        shaping = tenant_shaping(file, self._shaping)
-        run_batch("tc", shaping_commands(self._device, self._shaping, shaping))
-        if self._shaping is None:
+        before, self._shaping = self._shaping, None  # what is half set is set from the start the next time
+        shaping = tenant_shaping(file, before)
+        run_batch("tc", shaping_commands(self._device, before, shaping))
+        if not self._is_shaped:
             self._stack.callback(_quietly, ["tc", "qdisc", "del", "dev", self._device, "root"])
-        self._shaping = shaping
+        self._shaping, self._is_shaped = shaping, True
 
 
 def _quietly(argv: list[str]) -> None:

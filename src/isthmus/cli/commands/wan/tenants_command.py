@@ -11,8 +11,7 @@ import typer
 from isthmus.cli.commands.process_commands import configure_logging
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import InputError
-from isthmus.core.files.user_files import load_model_file
-from isthmus.wan import CarriedIn, TenantsFile, probe_tenancy, run_tenants
+from isthmus.wan import CarriedIn, TenantsFile, probe_tenancy, read_tenants, run_tenants
 
 EXAMPLES = [
     "isthmus wan tenants tenants.yaml",
@@ -58,7 +57,7 @@ def run_tenant_gateway(
         raise InputError("no file of tenants", hint="`isthmus wan tenants tenants.yaml`; --schema says what it holds")
     if not run and (trunk is not None or device is not None or state is not None):
         raise InputError("--trunk, --device and --state without --run", hint="add --run to carry frames")
-    tenants = load_model_file(file, TenantsFile)
+    tenants = read_tenants(file)
     if check:
         found = probe_tenancy()
         env.answer({"features": [one.as_json() for one in found]}, lambda: "\n".join(one.text() for one in found))
@@ -75,8 +74,7 @@ def run_tenant_gateway(
         )
 
     final = run_tenants(
-        lambda: load_model_file(file, TenantsFile),
-        lambda: _version_of(file),
+        file,
         trunk=trunk,
         device=device,
         carried_in=carried_in,
@@ -89,14 +87,6 @@ def run_tenant_gateway(
 def print_schema() -> None:
     """Print the JSON Schema of a file of tenants."""
     typer.echo(json.dumps(TenantsFile.model_json_schema(by_alias=True), indent=2))
-
-
-def _version_of(file: Path) -> object:
-    try:
-        found = file.stat()
-    except OSError:  # between a removal and a move
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _plan(file: TenantsFile) -> dict[str, Any]:
