@@ -79,7 +79,7 @@ def _phase(job: JobRecord, part: PartRecord) -> HoldPhase:
     if phase != "running":
         return phase
     if part.state != "running":
-        return "leaving"
+        return "leaving" if part.ordered_s is None or part.left else "starting"
     return "saving" if part.checkpoint_requested and part.verified_checkpoint is None else "running"
 
 
