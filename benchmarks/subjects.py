@@ -131,6 +131,7 @@ SUBJECTS = (
             "roce_gateway",
             "wan_control",
             "tenants",
+            "wan_crossing",
             "wan_pipeline",
             "collectives",
             "neighbours",

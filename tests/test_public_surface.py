@@ -71,8 +71,8 @@ SURFACES = {
         HoldObserved InventoryObserved
         FetchObserved HoursObserved LocalJob LocalJobSubmitted LocalJobWithdrawn LocalJobsObserved LogWarning
         ObservedWorker OrdersReceived PartKey ProbeObserved QueueObserved RenewRunLease ReorderQueue ReportLocalExit
-        RequestCheckpoint ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker
-        StopWorker SitePlacement TopologyAllocator WorkersObserved WriteRankMap awaits_checkpoint check_site
+        RequestCheckpoint ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SitePartState SiteWorker
+        StartWorker StopWorker SitePlacement TopologyAllocator WorkersObserved WriteRankMap awaits_checkpoint check_site
         explain_part make_allocator node_names victim_name
     """,
     "strategies": """

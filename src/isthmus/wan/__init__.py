@@ -1,9 +1,16 @@
 """Wide-area links: dialling through them, proxies across them, and emulating them, with or without root."""
 
 from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
+from isthmus.wan.centre.centre_client import CentreAddress, CentreClient
+from isthmus.wan.centre.centre_config import CentreConfig, read_centre_token
+from isthmus.wan.centre.centre_requests import PathState
+from isthmus.wan.centre.logged_centre import LoggedCentre
+from isthmus.wan.centre.run_centre import run_centre
 from isthmus.wan.control.wan_topology import Admission, AdmissionFile, Booking, FlowMatch, PathRequest, TransferBooking
 from isthmus.wan.controller.admit_all import admit_all
 from isthmus.wan.controller.edge_settings import EdgeSettings, edge_settings
+from isthmus.wan.crossing.choose_crossing import CrossingChoice, choose_crossing
+from isthmus.wan.crossing.crossing_processes import CrossingProcesses, process_ids, site_crossings
 from isthmus.wan.dial import dial, format_address, parse_address
 from isthmus.wan.edge.apply_edge_settings import apply_edge_settings
 from isthmus.wan.edge.edge_state import read_edge_state, write_edge_state
@@ -31,14 +38,21 @@ __all__ = [
     "BackgroundLinks",
     "Booking",
     "CarriedIn",
+    "CentreAddress",
+    "CentreClient",
+    "CentreConfig",
+    "CrossingChoice",
+    "CrossingProcesses",
     "EdgeSettings",
     "FarSite",
     "FlowMatch",
     "GatewayConfig",
     "GatewaySettings",
     "LegTransport",
+    "LoggedCentre",
     "Namespaces",
     "PathRequest",
+    "PathState",
     "PortRange",
     "ProxyConfig",
     "TenantsFile",
@@ -47,6 +61,7 @@ __all__ = [
     "admit_all",
     "answer_probe",
     "apply_edge_settings",
+    "choose_crossing",
     "dial",
     "edge_settings",
     "emulated_namespaces",
@@ -60,13 +75,17 @@ __all__ = [
     "parse_network",
     "probe_link",
     "probe_tenancy",
+    "process_ids",
+    "read_centre_token",
     "read_edge_state",
     "read_proxy_key",
     "read_route",
     "read_tenants",
+    "run_centre",
     "run_gateway",
     "run_links",
     "run_proxy",
     "run_tenants",
+    "site_crossings",
     "write_edge_state",
 ]

@@ -15,7 +15,7 @@ from isthmus.core.base_model import NAME_PATTERN
 from isthmus.core.errors import FileError
 from isthmus.core.files.yaml_lines import LineNumbers, Location, format_location, value_at
 from isthmus.core.pool import UnknownNameError
-from isthmus.core.pool_parts.group_topology import TopologyError
+from isthmus.core.pool_parts.placed_error import PlacedError
 
 _SHOWN_CHARS = 200
 """Longest value that a message shows."""
@@ -38,8 +38,9 @@ def to_file_error(
         hint = chip_hint(cause.value, cause.known) if cause.kind == "chip" else suggest_name(cause.value, cause.known)
     else:
         message, hint = _message_and_hint(details, document, place, model_type)
-        if isinstance(cause, TopologyError):
-            place, message = (*place, *cause.place), str(cause)
+        if isinstance(cause, PlacedError):
+            place = _document_location((*details["loc"], *cause.place), document)
+            message, hint = str(cause), cause.hint
     line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
     value = value_at(document, place)
     field = format_location(place) or None
