@@ -20,7 +20,7 @@ from isthmus.wan.gateway.gateway_config import FarSite, GatewayConfig
 from isthmus.wan.gateway.run_gateway import run_gateway
 from isthmus.wan.link_probe import answer_probe, listen_for_probes, probe_link
 from isthmus.wan.netns import Namespaces, emulated_namespaces
-from isthmus.wan.proxy.proxy_config import LegTransport, ProxyConfig, parse_network, read_proxy_key
+from isthmus.wan.proxy.proxy_config import LOOPBACK, LegTransport, ProxyConfig, parse_network, read_proxy_key
 from isthmus.wan.proxy.run_proxy import run_proxy
 from isthmus.wan.read_route import read_route
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
@@ -28,6 +28,7 @@ from isthmus.wan.tcp_listener import PortRange, listen, local_address
 from isthmus.wan.udp_socket import UdpSocket
 
 __all__ = [
+    "LOOPBACK",
     "Admission",
     "AdmissionFile",
     "BackgroundLinks",
