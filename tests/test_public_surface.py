@@ -73,6 +73,7 @@ SURFACES = {
         ReorderQueue ReportLocalExit RequestCheckpoint ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart
         SiteWorker StartWorker StopWorker SitePlacement TopologyAllocator WorkersObserved WriteRankMap
         awaits_checkpoint check_site explain_part make_allocator node_names victim_name PathObserved outgoing_kbps
+        SitePartState
     """,
     "strategies": """
         RANK_STRATEGIES STRATEGIES AggregatorKind ElementCounts Message Phase ProgramTurn RankProgram Region Step
@@ -92,7 +93,7 @@ SURFACES = {
         apply_edge_settings choose_crossing dial edge_settings emulated_namespaces follow_edge format_address
         links_in_background listen listen_for_probes local_address parse_address parse_network probe_link process_ids
         read_centre_token read_edge_state read_proxy_key read_route run_centre run_gateway run_links run_proxy
-        site_crossings write_edge_state
+        site_crossings write_edge_state CarriedIn TenantsFile probe_tenancy read_tenants run_tenants
     """,
     "noise": "CipherState DatagramCipher KEY_BYTES NUMBER_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",

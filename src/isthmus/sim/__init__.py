@@ -11,6 +11,15 @@ from isthmus.sim.output.chrome_trace import chrome_trace
 from isthmus.sim.output.timeline_page import timeline_page
 from isthmus.sim.pipeline.run_pipeline import PipelineResult, run_pipeline
 from isthmus.sim.pipeline.warm_up import best_warm_up
+from isthmus.sim.rollouts.rollout_pipeline import (
+    DecodeRates,
+    DecodeSite,
+    RolloutPipeline,
+    RolloutResult,
+    SiteSpans,
+    WeightsWay,
+)
+from isthmus.sim.rollouts.simulate_rollouts import simulate_rollouts
 from isthmus.sim.simulation_result import LinkResult, MessageTrace, SimulationResult, StageResult, TimelineSpan
 from isthmus.sim.synchronisation.sync_cluster import SyncCluster
 from isthmus.sim.synchronisation.sync_seconds import SyncTime, sync_seconds
@@ -18,6 +27,8 @@ from isthmus.sim.synchronisation.sync_servers import SyncServers
 
 __all__ = [
     "CheckpointInterval",
+    "DecodeRates",
+    "DecodeSite",
     "Failure",
     "FailureResult",
     "GroupPrices",
@@ -29,15 +40,19 @@ __all__ = [
     "ProcessGenerator",
     "Replica",
     "ReplicaBounds",
+    "RolloutPipeline",
+    "RolloutResult",
     "SimulatedLink",
     "SimulatedTraining",
     "SimulationResult",
+    "SiteSpans",
     "StageLoad",
     "StageResult",
     "SyncCluster",
     "SyncServers",
     "SyncTime",
     "TimelineSpan",
+    "WeightsWay",
     "best_warm_up",
     "chrome_trace",
     "draw_failures",
@@ -45,6 +60,7 @@ __all__ = [
     "replica_bounds",
     "run_pipeline",
     "simulate_failures",
+    "simulate_rollouts",
     "simulate_training",
     "simulated_link",
     "sync_seconds",

@@ -36,7 +36,7 @@ from isthmus.site.machine_events import (
     WorkersObserved,
     WriteRankMap,
 )
-from isthmus.site.parts import CLAIMING, HOLDING, PartKey, SitePart, SiteWorker
+from isthmus.site.parts import CLAIMING, HOLDING, PartKey, SitePart, SitePartState, SiteWorker
 from isthmus.site.scheduler.network_paths import outgoing_kbps
 from isthmus.site.scheduler.scheduler_holds import victim_name
 from isthmus.site.site_invariants import check_site
@@ -77,6 +77,7 @@ __all__ = [
     "SiteInstruction",
     "SiteMachine",
     "SitePart",
+    "SitePartState",
     "SitePlacement",
     "SiteWorker",
     "StartWorker",

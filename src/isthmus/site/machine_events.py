@@ -169,10 +169,11 @@ class ProbeObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class HoursObserved:
-    """Whether the owner admits the pool's jobs at this hour."""
+    """Whether the owner admits the pool's jobs at this hour, and whether running ones may be moved."""
 
     now_s: float
     is_open: bool
+    may_move: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from isthmus.core.plan import PlanPart
 from isthmus.site.checkpoint_protection import request_checkpoint, withdraw_checkpoint_request
 from isthmus.site.evictions import current_holders, evict_victims
 from isthmus.site.machine_events import FetchFiles, FetchObserved, LogWarning, WriteRankMap
+from isthmus.site.moves.propose_moves import count_moves, note_refused
 from isthmus.site.part_lifecycle import fail_part, move_part, release_part
 from isthmus.site.parts import SitePart, SiteWorker
 from isthmus.site.pool_claims import claim_for_pool
@@ -103,6 +104,7 @@ def _enqueue(site: SiteState, part: SitePart, order: PartOrder, now_s: float) ->
         return
     if order.plan is not None:
         _make_workers(site, part, order)
+        part.plan = order.plan
     refusal = _policy_objection(site, order)
     for group, num in part.wanted.items():
         if not refusal and num > site.pool_limit(group):
@@ -127,10 +129,13 @@ def _claim_devices(site: SiteState, part: SitePart, order: PartOrder, now_s: flo
             move_part(site, part, "queued", now_s)
         return
     if refusal:
+        if part.workers and not victims:
+            note_refused(site, part, now_s)
         part.set_workers({})
         drop_hold(part)
         move_part(site, part, "refused", now_s, refusal)
     elif order.desired == "prepared":
+        count_moves(site, part, now_s)
         evict_victims(site, part, now_s)
         part.fetching = _fetch_files(site, part, order)
         held = ask_for_hold(site, part, commits=True)

@@ -25,6 +25,11 @@ from isthmus.wan.proxy.run_proxy import run_proxy
 from isthmus.wan.read_route import read_route
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 from isthmus.wan.tcp_listener import PortRange, listen, local_address
+from isthmus.wan.tenancy.tenants_file import TenantsFile
+from isthmus.wan.tenants.choose_datapath import CarriedIn
+from isthmus.wan.tenants.probe_tenancy import probe_tenancy
+from isthmus.wan.tenants.read_tenants import read_tenants
+from isthmus.wan.tenants.run_tenants import run_tenants
 from isthmus.wan.udp_socket import UdpSocket
 
 __all__ = [
@@ -33,6 +38,7 @@ __all__ = [
     "AdmissionFile",
     "BackgroundLinks",
     "Booking",
+    "CarriedIn",
     "CentreAddress",
     "CentreClient",
     "CentreConfig",
@@ -50,6 +56,7 @@ __all__ = [
     "PathState",
     "PortRange",
     "ProxyConfig",
+    "TenantsFile",
     "TransferBooking",
     "UdpSocket",
     "admit_all",
@@ -68,15 +75,18 @@ __all__ = [
     "parse_address",
     "parse_network",
     "probe_link",
+    "probe_tenancy",
     "process_ids",
     "read_centre_token",
     "read_edge_state",
     "read_proxy_key",
     "read_route",
+    "read_tenants",
     "run_centre",
     "run_gateway",
     "run_links",
     "run_proxy",
+    "run_tenants",
     "site_crossings",
     "write_edge_state",
 ]

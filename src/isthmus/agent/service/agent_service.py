@@ -25,12 +25,15 @@ from isthmus.agent.adapters.worker_limits import (
     require_confined,
     write_limits,
 )
+from isthmus.agent.containers.node_containers import NodeContainers
 from isthmus.agent.containers.part_renderer import PartRenderer, rank_variables, start_kind
 from isthmus.agent.containers.part_rendering import PartRendering
 from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.files.version_fetcher import VersionFetcher
+from isthmus.agent.metrics.agent_figures import agent_figures
+from isthmus.agent.metrics.sync_counts import SyncCounts
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
 from isthmus.agent.service.agent_state_folder import (
     AgentStateFolder,
@@ -39,6 +42,7 @@ from isthmus.agent.service.agent_state_folder import (
     read_routes,
     worker_spec,
 )
+from isthmus.agent.service.card_keeper import CardKeeper
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
 from isthmus.agent.service.peer_prober import PeerProber
@@ -147,7 +151,7 @@ class AgentService:
         fetcher: FileFetcher | None = None,
         versions: VersionFetcher | None = None,
         identity: AgentIdentity | None = None,
-        containers: WorkerContainers | None = None,
+        containers: WorkerContainers | NodeContainers | None = None,
         pool: Pool | None = None,
         secrets: Sequence[Path] = (),
         wall_clock: Callable[[], float] = time.time,
@@ -160,14 +164,16 @@ class AgentService:
         self._containers = containers
         pool, starts = pool or Pool(clusters=(cluster,)), start_kind(adapter.capabilities.containers)
         can = adapter.capabilities
-        renderer = PartRenderer(self.policy.workers, pool, cluster.name, starts, can.storage_path)
+        apart = can.node_images is not None
+        renderer = PartRenderer(self.policy.workers, pool, cluster.name, starts, can.storage_path, apart=apart)
         self._rendering = PartRendering(renderer, clock, self._resolved_job)
         self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
         self._promises = PromiseFile(promises, cluster.name) if promises else None
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
-        self._table = PartTable(self.state_folder.path)
+        self._table, self._cards = PartTable(self.state_folder.path), CardKeeper(self.state_folder.path, wall_clock)
+        self._cards_due = True
         known = self._table.load()
         self._calls = SchedulerCalls(blocks=adapter.capabilities.blocks, on_answer=on_answer)
         self._look = SchedulerLook(nodes=())
@@ -244,7 +250,8 @@ class AgentService:
         self._calls.collect()
         self._path_calls.collect()
         here = datetime.fromtimestamp(self._wall_clock()).astimezone()
-        self._handle(HoursObserved(now_s=self._clock(), is_open=self.policy.is_open(here)))
+        is_open, may_move = self.policy.is_open(here), self.policy.moves.is_open(here)
+        self._handle(HoursObserved(now_s=self._clock(), is_open=is_open, may_move=may_move))
         # Step 2: workers; skipped while deferred instructions make their state stale.
         parts = () if self._deferred else self.machine.parts.values()
         seen = observe_workers(
@@ -350,6 +357,7 @@ class AgentService:
             incarnation=incarnation,
             identity=identity and identity.model_copy(update={"saves": self._table.saves}),
             run_lease_s=self.machine.run_lease_s(),
+            moves=self.machine.moves(),
             free_chips=self.machine.free_chips(),
             parts=self.observed_parts(),
             queue=self._look.queue,
@@ -366,6 +374,12 @@ class AgentService:
             logs=tuple(batch.logs),
         )
         return report, batch
+
+    def figures(self, syncs: SyncCounts) -> bytes:
+        """Return the page of the agent's own metrics."""
+        return agent_figures(
+            self.machine, syncs, now_s=self._clock(), num_deferred=len(self._deferred), wall_s=self._wall_clock()
+        )
 
     def _with_events(self, seen: ObservedPart) -> ObservedPart:
         """Return a part's observation with the newest events of its workers."""
@@ -393,7 +407,10 @@ class AgentService:
             self._execute(instruction)
 
     def _save(self) -> None:
-        self._table.save(self.machine.parts.values(), self.machine.fence)
+        self._cards_due |= self._table.save(self.machine.parts.values(), self.machine.fence)
+        if self._cards_due:
+            self._cards.update(self.machine.parts.values(), self._holds.hold_id)
+            self._cards_due = False
 
     def _log_once(self, text: str) -> None:
         """Log an error unless it repeats the previous one."""
@@ -483,6 +500,8 @@ class AgentService:
             if part.local:
                 write_atomically(WorkerFolder(folder).started_path, "")
             else:
+                if WorkerFolder(folder).exit_path.exists():  # of a part that left and joins the same attempt again
+                    self._remove_attempt(folder.parent)
                 routes = read_routes(self._routes, self.cluster.name)
                 spec = worker_spec(
                     part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes,
@@ -567,10 +586,14 @@ class AgentService:
                 continue
             key = attempt.parent.name, int(attempt.name)
             if key not in self.machine.parts and self.outbox.is_attempt_drained(attempt):
-                self._event_tails.forget(attempt.glob("rank-*"))
-                shutil.rmtree(attempt, ignore_errors=True)
+                self._remove_attempt(attempt)
                 if not any(attempt.parent.iterdir()):
                     attempt.parent.rmdir()
+
+    def _remove_attempt(self, attempt: Path) -> None:
+        self._event_tails.forget(attempt.glob("rank-*"))
+        self.outbox.forget(attempt)
+        shutil.rmtree(attempt, ignore_errors=True)
 
 
 def _needs_fast_poll(part: SitePart) -> bool:

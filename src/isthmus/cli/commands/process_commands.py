@@ -21,7 +21,7 @@ from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, command
 from isthmus.cli.environment.bounded_log import BoundedLog
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.json_log import JsonLineFormatter, PlainLineFormatter
-from isthmus.client.client_settings import DEFAULT_PORT, resolve_settings
+from isthmus.client.client_settings import DEFAULT_PORT, read_token, resolve_settings
 from isthmus.client.server_address import require_secure_server
 from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.algorithms.global_order import Objective
@@ -332,6 +332,17 @@ def agent(
         Path | None,
         typer.Option(metavar="DIR", help="Copies of the catalogue's models and data (default: in the state folder)."),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", min=1, max=65535, help="Serve the agent's own metrics here (default: nowhere)."),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to serve them; beyond this machine a token is needed.")
+    ] = "127.0.0.1",
+    metrics_token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The token that readers of the metrics must present."),
+    ] = None,
     enrol: Annotated[
         bool, typer.Option("--enrol", help="Take the place of the cluster's enrolled agent, whose state is lost.")
     ] = False,
@@ -369,13 +380,15 @@ def agent(
     own_cluster = select_cluster(whole_pool, cluster)
     owner_policy, site_file = _read_policy(policy, own_cluster), read_site(site, own_cluster)
     configure_logging(env, as_json=log_json)
-    secrets = _hide_secrets(settings.token_file)
+    secrets = _hide_secrets(settings.token_file, metrics_token_file)
+    metrics_token = read_token(metrics_token_file) if metrics_token_file else None
+    metrics = None if metrics_port is None else (metrics_host, metrics_port, metrics_token)
     with errors_placed(site):
         agents.run_agent(
             agents.AgentConfig(
                 server=settings.server, token=token, cluster=own_cluster,
                 state=state, host=host, ports=_parse_ports(ports), routes=routes,
-                promises=promises, ca=settings.ca, policy=owner_policy,
+                promises=promises, ca=settings.ca, policy=owner_policy, metrics=metrics,
                 site=site_file, pool=whole_pool, pool_folder=pool.parent,
                 centre=_centre_address(centre, centre_token_file, centre_ca),
                 storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,
@@ -497,17 +510,16 @@ def switch(
     env.answer(counters, lambda: "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in counters.items()))
 
 
-def _hide_secrets(token_file: Path | None) -> tuple[Path, ...]:
-    """Keep the agent's token from its workers; return the files that no worker may read."""
+def _hide_secrets(*token_files: Path | None) -> tuple[Path, ...]:
+    """Keep the agent's tokens from its workers; return the files that no worker may read."""
     forbid_inspection()
     os.umask(os.umask(0o077) | 0o027)
-    if token_file is None:
-        return ()
-    file = token_file.expanduser()
-    if file.stat().st_mode & 0o077:
-        text = "other accounts may read the token file %s: chmod 600 %s"
-        logging.getLogger("isthmus.agent").warning(text, file, file)
-    return (file.absolute(),)
+    files = tuple(file.expanduser() for file in token_files if file is not None)
+    for file in files:
+        if file.exists() and file.stat().st_mode & 0o077:
+            text = "other accounts may read the token file %s: chmod 600 %s"
+            logging.getLogger("isthmus.agent").warning(text, file, file)
+    return tuple(file.absolute() for file in files)
 
 
 def import_extra(module: str, extra: str) -> ModuleType:

@@ -42,6 +42,7 @@ class DemoPool:
         self.folder, self.pool, self._storage, self._sites = folder, pool, storage, sites
         self.port = _free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._arguments: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._client: ApiClient | None = None
 
     @property
@@ -149,6 +150,15 @@ class DemoPool:
         self._wait("links", (self.folder / "links" / "routes.json").exists)
         self.use_wide_area_links(True)
 
+    def kill_and_restart(self, name: str) -> None:
+        """Kill a process of the pool without warning, and start it again as before."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait(STOP_TIMEOUT_S)
+        prefix, arguments = self._arguments[name]
+        self._start(name, *arguments, prefix=prefix)
+        self._wait(name, self._is_healthy)
+
     def use_wide_area_links(self, emulated: bool) -> None:
         """Route runs that start from now on through the emulated links, or directly."""
         routes = json.loads((self.folder / "links" / "routes.json").read_text(encoding="utf-8"))
@@ -181,6 +191,7 @@ class DemoPool:
             _wait_or_kill(self._processes.pop(name))
 
     def _start(self, name: str, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
+        self._arguments[name] = (prefix, arguments)
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(  # noqa: S603 - this Python with modules of this package
                 [*prefix, sys.executable, "-m", "isthmus", *arguments],

@@ -20,6 +20,9 @@ from isthmus.core.pool_parts.placed_error import PlacedError
 _SHOWN_CHARS = 200
 """Longest value that a message shows."""
 
+CLASH = "clash"
+"""Type of an error of fields that are valid each but not together: its context has the `text` and the `hint`."""
+
 
 def to_file_error(
     error: ValidationError, document: Any, lines: LineNumbers, file: Path, model_type: type[BaseModel]
@@ -52,6 +55,9 @@ def _message_and_hint(
         return f"unknown field '{word}'", suggest_name(word, _valid_fields(model_type, details["loc"]))
     if details["type"] == "missing":
         return "is missing", None
+    if details["type"] == CLASH:
+        context = details.get("ctx") or {}
+        return str(context.get("text")), context.get("hint")
     value = value_at(document, place)
     text = _plain_message(details)
     shown = f", not {_short(value)}" if isinstance(value, str | int | float | bool) else ""

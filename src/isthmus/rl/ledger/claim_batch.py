@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from isthmus.rl.ledger.deadlines import deadline_of, meet_deadlines
+from isthmus.rl.ledger.deadlines import deadline_of
 from isthmus.rl.ledger.ledger_records import LedgerState, PromptRecord, SampleState
 from isthmus.rl.ledger.rollout_instructions import EndTraining, TrainBatch
 from isthmus.rl.ledger.sample_lifecycle import move_sample
+from isthmus.sim.rollouts.meet_deadlines import meet_deadlines
 
 
 def claim_batch(ledger: LedgerState) -> None:
@@ -16,16 +17,19 @@ def claim_batch(ledger: LedgerState) -> None:
     if not ledger.requested or ledger.version != ledger.next_step:
         return
     config, step = ledger.config, ledger.next_step
-    deadlines = {number: deadline_of(one, config) for number, one in ledger.open_prompts.items()}
-    ready = [one for one in sorted(ledger.open_prompts, key=lambda n: (deadlines[n], n)) if ledger.prompts[one].ready]
+    ready = [number for number, one in ledger.open_prompts.items() if one.ready]
     last = ledger.exhausted and len(ready) == len(ledger.open_prompts)
+    if len(ready) < config.batch_prompts and not last:
+        return
+    deadlines = {number: deadline_of(one, config) for number, one in ledger.open_prompts.items()}
+    ready.sort(key=lambda number: (deadlines[number], number))
     if last and not ready:
         ledger.requested = False
         ledger.instructions.append(EndTraining(step=step))
         return
     chosen = ready[: config.batch_prompts]
     rest = [deadlines[number] for number in ledger.open_prompts if number not in chosen]
-    if (len(chosen) < config.batch_prompts and not last) or not meet_deadlines(rest, step + 1, config.batch_prompts):
+    if not meet_deadlines(rest, step + 1, config.batch_prompts):
         return
     ledger.requested = False
     ledger.batches.append(tuple(chosen))
@@ -36,7 +40,7 @@ def claim_batch(ledger: LedgerState) -> None:
 
 def send_batch(ledger: LedgerState, step: int) -> None:
     """Send the batch of a step, again if need be: it is the same at any time."""
-    keys = tuple(sample.key for number in ledger.batches[step] for sample in ledger.prompts[number].samples)
+    keys = tuple(sample.key for number in ledger.batch_of(step) for sample in ledger.prompts[number].samples)
     ledger.instructions.append(TrainBatch(step=step, samples=keys))
 
 
