@@ -49,7 +49,7 @@ class TenantLab:
         names = [f"isthmus-{os.getpid()}-{900 + number}-{i}" for i in range(4)]
         self.gateway, self.behind = dict(zip(SITES, names[:2], strict=True)), dict(zip(SITES, names[2:], strict=True))
         self.processes: dict[str, subprocess.Popen[str]] = {}
-        self._more: list[str] = []
+        self.more: list[str] = []
 
     def __enter__(self) -> TenantLab:
         delete_namespaces(stale_namespaces())
@@ -70,7 +70,7 @@ class TenantLab:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        delete_namespaces([*self.gateway.values(), *self.behind.values(), *self._more])
+        delete_namespaces([*self.gateway.values(), *self.behind.values(), *self.more])
 
     def _ip(self, namespace: str, commands: str) -> None:
         for command in commands.split(";"):
@@ -142,9 +142,9 @@ class TenantLab:
 
     def add_machine(self, site: str, port: str, address: str) -> str:
         """Add a machine of a tenant with a device of its own at the gateway; return its namespace."""
-        name = f"{self.gateway[site].rpartition('-')[0]}-{10 + len(self._more)}"
+        name = f"{self.gateway[site].rpartition('-')[0]}-{10 + len(self.more)}"
         run_checked(["ip", "netns", "add", name])
-        self._more.append(name)
+        self.more.append(name)
         self._ip(self.gateway[site], f"link add {port} type veth peer name eth0 netns {name};link set {port} up")
         self._ip(
             name,

@@ -101,7 +101,7 @@ def serve(namespace: str, name: bytes, ready: threading.Event) -> None:
 
 def test_machines_with_the_same_addresses_talk_to_their_own(lab: TenantLab) -> None:
     """Real TCP of two tenants, both from 10.1.0.7 to 10.2.0.7: each reaches the machine of its own tenant."""
-    there, here = lab._more[:2], lab._more[2:]
+    there, here = lab.more[:2], lab.more[2:]
     events = [threading.Event() for _ in there]
     servers = [
         threading.Thread(target=serve, args=(machine, name, event), daemon=True)

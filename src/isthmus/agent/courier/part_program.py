@@ -11,7 +11,7 @@ from pathlib import Path
 
 from isthmus.agent.courier.folder_client import EXIT
 from isthmus.agent.courier.work_folder import Work, part_environment, replace_file
-from isthmus.core.process.node_container import CONTAINER_FILE, DELETE, start_words
+from isthmus.core.process.node_container import CONTAINER_FILE, DELETE, node_start_words
 from isthmus.core.process.rank_runner import AFTER_FILE
 
 ENDLESS = "1 1e15\n"
@@ -76,7 +76,7 @@ class PartProgram:
         """
         asked = json.loads((self._work.folder / CONTAINER_FILE).read_bytes())
         scripts = (self._work.script("node_container"), DELETE, self._work.script("container_start"))
-        command = [sys.executable, "-I", "-S", "-B", *scripts, *start_words(asked)]
+        command = [sys.executable, "-I", "-S", "-B", *scripts, *node_start_words(asked)]
         replace_file(self._work.folder / AFTER_FILE, json.dumps(command).encode(), 0o600)
 
     def has_ended(self) -> bool:

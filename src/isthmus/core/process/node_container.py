@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     runner, folder = arguments
     try:
         asked = json.loads(Path(folder, CONTAINER_FILE).read_bytes())
-        words = start_words(asked)
+        words = node_start_words(asked)
         _make_bundle(asked, Path(words[2]), Path(folder))
         os.execv(sys.executable, [*_python(runner), *words])  # noqa: S606 - the agent's runner
     except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError, NodeError) as error:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     return FAILED_STATUS
 
 
-def start_words(asked: Mapping[str, Any]) -> tuple[str, ...]:
+def node_start_words(asked: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the arguments of `container_start` for the container that `container.json` asks for."""
     store, name = asked["store"], asked["name"]
     return (shutil.which("runc") or "runc", f"{store}/runtime", f"{store}/bundles/{name}", name)

@@ -19,7 +19,7 @@ _TOKEN_BYTES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class SampleTurn:
     """A turn of a response: whose it is, its text, and its tokens as they were sampled or observed."""
 
     by: Literal["model", "environment"]
@@ -43,7 +43,7 @@ class Environment:
                 config.url, "environment", config.timeout_s, TurnError, _FORM, transport=transport, max_bytes=most
             )
 
-    def answer(self, prompt: str, turns: Sequence[Turn], answer: str) -> Any:
+    def answer(self, prompt: str, turns: Sequence[SampleTurn], answer: str) -> Any:
         """Return text, token numbers, or None where the response has ended; raises `TurnError`."""
         told = [asdict(one) for one in turns]
         if self._function is not None:

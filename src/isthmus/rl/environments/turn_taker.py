@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from isthmus.core.job_parts.rl_job import EnvironmentConfig
-from isthmus.rl.environments.environment import Environment, Turn
+from isthmus.rl.environments.environment import Environment, SampleTurn
 from isthmus.rl.environments.turn_error import TurnError
 from isthmus.rl.ledger.ledger_records import TokenRange
 from isthmus.rl.rewards.call_pool import CallPool
@@ -48,14 +48,14 @@ class TurnTaker:
         added = self._tokens(found)
         return None if len(tokens) + len(added) >= self._most else added
 
-    def turns(self, ranges: Sequence[TokenRange], tokens: Sequence[int]) -> list[Turn]:
+    def turns(self, ranges: Sequence[TokenRange], tokens: Sequence[int]) -> list[SampleTurn]:
         """Return the turns of a response; ranges of one turn may be of several versions and engines."""
         bounds: list[tuple[bool, int, int]] = []
         for one in ranges:
             start = bounds.pop()[1] if bounds and bounds[-1][0] and one.is_sampled else one.start
             bounds.append((one.is_sampled, start, one.end))
         return [
-            Turn(
+            SampleTurn(
                 by="model" if is_sampled else "environment", text=self._decode(tokens[start:end]),
                 tokens=tuple(tokens[start:end]),
             )

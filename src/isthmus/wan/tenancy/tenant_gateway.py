@@ -77,6 +77,8 @@ class TenantStatistics:
     dropped: Mapping[str, int]
     """Frames by the reason why they were dropped."""
     flows: int
+    addresses: int
+    """Addresses of tenants whose site is remembered."""
     rules: int
     carried: Mapping[str, int]
     """Flows going out by how they are carried."""
@@ -121,6 +123,7 @@ class TenantGateway:
             notifications=self._num_notifications,
             dropped=dict(self._dropped),
             flows=len(self._flows),
+            addresses=sum(one.num_remembered for one in self._table.by_vlan.values()),
             rules=self._flows.num_rules,
             carried=self._flows.carried(),
             links=tuple(

@@ -46,6 +46,11 @@ class TenantEntry:
         self._tcp_bytes -= num_bytes
         return True
 
+    @property
+    def num_remembered(self) -> int:
+        """Number of addresses whose site is remembered."""
+        return len(self._sites)
+
     def site_of(self, address: bytes) -> str | None:
         """Return the site in whose networks an address of the tenant is."""
         if address not in self._sites:
