@@ -8,6 +8,7 @@ log of slurmctld and the agent's record of cards, by `isthmus ledger compare`'s 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from isthmus.client.api_client import ApiClient
 from isthmus.control.placement import PlanRequest
 from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
 from isthmus.control.state.coordinator_config import CoordinatorConfig
+from isthmus.core.errors import ConflictError
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.plan import Plan, PlanSet, Refusal, Stage
 from isthmus.core.pool import Pool
@@ -157,7 +159,8 @@ def _run(
     with ApiClient(pool.url, pool.user) as client:
         for job in client.jobs():
             if job.state not in FINAL_STATES:
-                client.cancel(job.id)
+                with contextlib.suppress(ConflictError):  # it has ended meanwhile
+                    client.cancel(job.id)
     until(lambda: pool.free() == dict.fromkeys(SITES, capacity), "all cards are back", 600)
     counts.update({f"jobs {state}": num for state, num in ended.items()})
     month = datetime.now(UTC).strftime("%Y-%m")

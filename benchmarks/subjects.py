@@ -271,7 +271,7 @@ SUBJECTS = (
             ),
             Figure("business", "intervals booked twice", r"[\d,]+ seeded runs: intervals booked twice"),
             Figure("business", "a month of 100,000 jobs, ledger from nothing", r"a month of [\d,]+ jobs: ledger"),
-            Figure("business", "the meter's share of the coordinator's CPU", "the meter's share"),
+            Figure("business", "the meter's share of the coordinator's time", "the meter's share"),
             Figure("site_placement", "placing a part on 10,000 nodes, p99", "10,000 nodes, .*: p99"),
             Figure("site_placement", "wait of whole-ToR gangs with moves, of the better fit's", r"\d+ traces: wait"),
             Figure("console", "console with 1,000,000 queued jobs: first content of the queue", "queue: first content"),
