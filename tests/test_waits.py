@@ -46,7 +46,7 @@ ALLOWED = {
     "agent/service/agent_loop.py _leave_pool": SERVICE,
     "agent/service/agent_loop.py _own_address": SERVICE,
     "agent/service/agent_loop.py run_agent": SERVICE,
-    "agent/service/peer_prober.py PeerProber.checks": DONE,
+    "agent/network/peer_prober.py PeerProber.checks": DONE,
     "agent/service/scheduler_calls.py SchedulerCalls.collect": DONE,
     "cli/commands/follow_commands.py job_snapshots": USER,
     "cli/commands/follow_commands.py logs": USER,

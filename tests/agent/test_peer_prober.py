@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from isthmus.agent.service.own_address import own_address
-from isthmus.agent.service.peer_prober import MAX_CONNECTIONS, MAX_GBPS, PeerProber, ProbeListener, check_peer
+from isthmus.agent.network.own_address import own_address
+from isthmus.agent.network.peer_prober import MAX_CONNECTIONS, MAX_GBPS, PeerProber, ProbeListener, check_peer
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, PeerCheck, PeerToCheck
 from isthmus.wan import listen

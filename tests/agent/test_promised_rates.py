@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.service.promised_rates import promised_rates
+from isthmus.agent.network.promised_rates import promised_rates
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import PartOrder, RankMap, WorkerAddress
 from isthmus.core.plan import Plan, Prediction
@@ -126,7 +126,7 @@ def test_the_file_follows_the_parts(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     """The agent goes on without the file; what holds the path is named."""
-    from isthmus.agent.service.promised_rates import PromiseFile
+    from isthmus.agent.network.promised_rates import PromiseFile
 
     with pytest.raises(UnavailableError, match=r"nowhere.*No such file"):
         PromiseFile(tmp_path / "nowhere" / "promises.json", "east").update([])

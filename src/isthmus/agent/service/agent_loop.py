@@ -32,10 +32,10 @@ from isthmus.agent.files.version_fetcher import VersionFetcher
 from isthmus.agent.files.version_source import VersionSource
 from isthmus.agent.metrics.metrics_listener import MetricsListener
 from isthmus.agent.metrics.sync_counts import SyncCounts
+from isthmus.agent.network.own_address import own_address, resolve_host
 from isthmus.agent.service.agent_key import AgentKey
 from isthmus.agent.service.agent_service import AgentService
 from isthmus.agent.service.crossings_started import crossings_started
-from isthmus.agent.service.own_address import own_address, resolve_host
 from isthmus.agent.service.state_identity import open_identity
 from isthmus.agent.service.sync_client import SyncClient
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch

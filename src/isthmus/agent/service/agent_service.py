@@ -34,6 +34,8 @@ from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.files.version_fetcher import VersionFetcher
 from isthmus.agent.metrics.agent_figures import agent_figures
 from isthmus.agent.metrics.sync_counts import SyncCounts
+from isthmus.agent.network.peer_prober import PeerProber
+from isthmus.agent.network.promised_rates import PromiseFile
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
 from isthmus.agent.service.agent_state_folder import (
     AgentStateFolder,
@@ -45,8 +47,6 @@ from isthmus.agent.service.agent_state_folder import (
 from isthmus.agent.service.card_keeper import CardKeeper
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
-from isthmus.agent.service.peer_prober import PeerProber
-from isthmus.agent.service.promised_rates import PromiseFile
 from isthmus.agent.service.scheduler_calls import SchedulerCalls
 from isthmus.agent.service.site_holds import SiteHolds, foreign_part
 from isthmus.agent.service.site_paths import SitePaths

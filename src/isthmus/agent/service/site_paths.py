@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from isthmus.agent.service.promised_rates import path_name
+from isthmus.agent.network.promised_rates import path_name
 from isthmus.agent.service.scheduler_calls import SchedulerCalls
 from isthmus.core.pool_resource import KBPS_PER_GBPS
 from isthmus.site import PartKey, PathObserved, SiteEvent, SitePart, outgoing_kbps

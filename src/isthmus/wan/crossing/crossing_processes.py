@@ -42,7 +42,7 @@ class _Part:
         arguments = [str(self.folder / "spec.json"), str(self.folder)]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - this Python with a module of this package
-                [sys.executable, "-m", "isthmus.wan.crossing.run_part", *arguments],
+                [sys.executable, "-m", "isthmus.wan.crossing.run_crossing_part", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,4 +1,4 @@
-"""`python -m isthmus.wan.crossing.run_part SPEC.json STATE`: a proxy or a gateway of a site, as its agent starts it.
+"""`python -m isthmus.wan.crossing.run_crossing_part SPEC.json STATE`: a proxy or gateway of a site, for its agent.
 
 It ends with the process that started it.
 """
@@ -31,7 +31,7 @@ _SPEC: TypeAdapter[ProxySpec | GatewaySpec] = TypeAdapter(
 _PR_SET_PDEATHSIG = 1
 
 
-def run_part(spec_file: Path, state: Path) -> None:
+def run_crossing_part(spec_file: Path, state: Path) -> None:
     """Run the part until SIGTERM or SIGINT; raise `IsthmusError` if it cannot start."""
     spec = read_spec(spec_file)
     started = state / STARTED_FILE
@@ -72,7 +72,7 @@ def main() -> int:
     if os.getppid() != parent:
         return 1
     try:
-        run_part(Path(sys.argv[1]), Path(sys.argv[2]))
+        run_crossing_part(Path(sys.argv[1]), Path(sys.argv[2]))
     except IsthmusError as error:
         sys.stderr.write(json.dumps({"error": error.message, "hint": error.hint}) + "\n")
         return 1
