@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.errors import FileError
-from isthmus.core.records import card_record, read_records, slurm_records
 from isthmus.core.records.card_record import RecordedHold, parse_card_lines
 from isthmus.core.records.held_interval import HeldInterval, RecordedPart
 from isthmus.core.records.kubernetes_records import parse_kubernetes_records
+from isthmus.core.records.read_records import RecordFiles, read_records
 from isthmus.core.records.slurm_records import parse_slurm_records
 
 HOLD = "0123456789abcdef0123456789abcdef"
@@ -98,16 +98,13 @@ def test_a_line_of_cards_that_no_agent_writes_is_named(line: str) -> None:
         parse_card_lines([line + "\n", '{"at_s":1,"event":"started"}\n'], "cards")
 
 
-def test_large_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_refused(tmp_path: Path) -> None:
     """Before they are read as a whole, and before their lines are."""
     file = tmp_path / "cards.jsonl"
     file.write_bytes(b"\n" * 2000)
-    monkeypatch.setattr(read_records, "MAX_RECORD_BYTES", 1000)
     with pytest.raises(FileError, match="larger than 1,000 bytes"):
-        read_records.read_records(read_records.RecordFiles(cards=file))
-    monkeypatch.setattr(card_record, "MAX_LINES", 1)
-    monkeypatch.setattr(slurm_records, "MAX_LINES", 1)
+        read_records(RecordFiles(cards=file), max_bytes=1000)
     with pytest.raises(FileError, match="more than 1 lines"):
-        parse_card_lines(["\n", "\n"], "cards")
+        parse_card_lines(["\n", "\n"], "cards", max_lines=1)
     with pytest.raises(FileError, match="more than 1 lines"):
-        parse_slurm_records(["\n", "\n"], "acct", HOLDS)
+        parse_slurm_records(["\n", "\n"], "acct", HOLDS, max_lines=1)
