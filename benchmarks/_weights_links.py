@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -357,7 +356,12 @@ def _no_penalty(_num_tokens: int) -> float:
 
 
 def link_rows(quick: bool) -> list[Row]:
-    """Return all rows of weights over links."""
+    """Return the rows in virtual time."""
     torch.set_num_threads(1)
-    parts: tuple[Callable[[bool], Iterator[Row]], ...] = (virtual_rows, virtual_step_rows, distribution_rows, step_rows)
-    return list(itertools.chain.from_iterable(part(quick) for part in parts))
+    return [*virtual_rows(quick), *virtual_step_rows(quick)]
+
+
+def site_rows(quick: bool) -> list[Row]:
+    """Return the rows of processes."""
+    torch.set_num_threads(1)
+    return [*distribution_rows(quick), *step_rows(quick)]

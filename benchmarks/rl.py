@@ -17,9 +17,11 @@ audit finds; then 10,000 samples of honest engines, whose arithmetic is not the 
 
 `links`: whole weights to three sites, over the time that one line takes, by the engine of relays; and steps a second
 of virtual chips (training 2 s, a token of up to 64 samples in 12 or 18 ms, responses of 32 to 128 tokens, 64 a step) by
-the real ledger. Both in virtual time first, which no load of the machine changes, then with processes at emulated links
-(`benchmarks/_weights_links.py`): real connections, weights and ledger, where one site after another stands for a server
-that takes one request at a time. On a busy machine the processes share its CPUs, and their figures are its load's.
+the real ledger: both in virtual time, which no load of the machine changes.
+
+`sites`: the same with processes at emulated links (`benchmarks/_weights_links.py`): real connections, weights and
+ledger, where one site after another stands for a server that takes one request at a time. The processes share the
+machine's CPUs, so on a busy one these figures are its load's.
 """
 
 from __future__ import annotations
@@ -202,9 +204,19 @@ def link_rows(quick: bool) -> list[Row]:
     return _weights_links.link_rows(quick)
 
 
+def site_rows(quick: bool) -> list[Row]:
+    """Return the same by processes on this machine."""
+    from benchmarks import _weights_links
+
+    return _weights_links.site_rows(quick)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the rows; 1 if a target is missed."""
-    parts = {"delta": delta_rows, "ledger": ledger_rows, "trust": trust_rows, "decode": decode_rows, "links": link_rows}
+    parts = {
+        "delta": delta_rows, "ledger": ledger_rows, "trust": trust_rows, "decode": decode_rows, "links": link_rows,
+        "sites": site_rows,
+    }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--quick", action="store_true", help="fewer weights, faults and tokens")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+from pydantic import ValidationError
+
 from isthmus.control.store.snapshot_codec import restore_state, serialize_state
-from isthmus.core.messages.agent_messages import MoveProposal, ObservedPart, QueueEntry
+from isthmus.core.messages.agent_messages import AgentReport, MoveProposal, ObservedPart, QueueEntry
 from tests.control.driver import Driver
-from tests.control.samples import plan
+from tests.control.samples import cluster, plan
 
 PROPOSAL = MoveProposal(job="wide", moved=(QueueEntry(job="m", attempt=1),), cost_card_s=20, loss_card_s=100)
 
@@ -105,6 +108,24 @@ def test_a_proposal_names_parts_of_its_own_site_as_they_are() -> None:
         strange = PROPOSAL.model_copy(update={"moved": (QueueEntry(job=job, attempt=attempt),)})
         obey(pool, strange)
         assert pool.state("wide") in ("waiting", "blocked")
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        [PROPOSAL.model_dump()] * 9,
+        [PROPOSAL.model_dump() | {"moved": [{"job": "m", "attempt": 1}] * 21}],
+        [PROPOSAL.model_dump() | {"moved": []}],
+        [PROPOSAL.model_dump() | {"cost_card_s": -1}],
+        [PROPOSAL.model_dump() | {"loss_card_s": float("inf")}],
+        [PROPOSAL.model_dump() | {"job": "../m"}],
+    ],
+)
+def test_what_an_agent_may_propose_is_bounded(moves: list[dict[str, object]]) -> None:
+    """Many proposals, many parts, none, and values that are no amounts are no report."""
+    report = {"cluster": cluster("a"), "incarnation": "1", "free_chips": {}, "moves": moves}
+    with pytest.raises(ValidationError):
+        AgentReport.model_validate(report)
 
 
 def test_a_move_whose_checkpoint_never_comes_ends_without_a_loss() -> None:

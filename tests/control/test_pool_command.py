@@ -83,3 +83,17 @@ def test_days_end_a_run_before_its_jobs_do(tmp_path: Path) -> None:
     status, told, _ = _run(*_files(tmp_path), "--scenario", "pool", "--days", "0.02")
     assert status == 0
     assert "(interrupted)" in told
+
+
+def test_a_policy_holds_at_all_sites(tmp_path: Path) -> None:
+    """With a policy that admits none of the jobs' users, no job starts in the pool; moves are among the totals."""
+    (tmp_path / "policy.yaml").write_text("users: [somebody-else]\nmoves: {at_once: 1}\n")
+    files = [*_files(tmp_path), "--scenario", "pool", "--days", "0.5", "--json"]
+    started = []
+    for options in ([], ["--policy", str(tmp_path / "policy.yaml")]):
+        status, told, _ = _run(*files, *options)
+        assert status == 0
+        (run,) = [json.loads(line) for line in told.splitlines()]
+        started.append(run["pool"]["started"])
+        assert (run["moves"], run["most_lost_by_move_s"]) == (0, 0)
+    assert started == [3, 0]

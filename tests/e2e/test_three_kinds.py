@@ -70,15 +70,16 @@ def test_a_job_over_slurm_ray_and_local_is_preempted_by_a_slurm_users_job_and_go
                     assert {name: len(list(one.iterdir())) for name, one in known.items()} == {
                         "west": 1, "south": 1, "north": 2
                     }  # fmt: skip
+                before = client.job(patient).attempt  # more than one where a start was late, as on a busy machine
                 users = take_the_card(slurms["west"])
                 state_is(client, patient, "waiting", timeout_s=600)
                 until(lambda: not ray.used_cards(), "Ray has its cards back", 120)
                 slurms["west"].run("scancel", users)
                 view = state_is(client, patient, "succeeded", timeout_s=1200)
                 metrics = all_metrics(client, patient)
-            assert view.attempt > 1
+            assert view.attempt > before
             assert {one.cluster for one in metrics if one.values.get("loss") is not None} <= pool.sites.keys()
-            assert min(one.step for one in metrics if one.attempt > 1) >= 4, "restored, not begun again"
+            assert min(one.step for one in metrics if one.attempt > before) >= 4, "restored, not begun again"
             as_one_process(job, metrics, tmp_path / "alone", within=1e-6)
         finally:
             for name in pool.sites:

@@ -20,7 +20,7 @@ from isthmus.wan.gateway.gateway_config import FarSite, GatewayConfig
 from isthmus.wan.gateway.run_gateway import run_gateway
 from isthmus.wan.link_probe import answer_probe, listen_for_probes, probe_link
 from isthmus.wan.netns import Namespaces, emulated_namespaces
-from isthmus.wan.proxy.proxy_config import LegTransport, ProxyConfig, parse_network, read_proxy_key
+from isthmus.wan.proxy.proxy_config import LOOPBACK, LegTransport, ProxyConfig, parse_network, read_proxy_key
 from isthmus.wan.proxy.run_proxy import run_proxy
 from isthmus.wan.read_route import read_route
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
@@ -33,6 +33,7 @@ from isthmus.wan.tenants.run_tenants import run_tenants
 from isthmus.wan.udp_socket import UdpSocket
 
 __all__ = [
+    "LOOPBACK",
     "Admission",
     "AdmissionFile",
     "BackgroundLinks",

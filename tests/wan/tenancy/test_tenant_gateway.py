@@ -17,6 +17,7 @@ from isthmus.wan.tenancy.tenant_events import (
     FrameFromTenant,
     FrameFromTunnel,
     InstallRule,
+    NotSent,
     RemoveRule,
     RuleRefused,
     RulesUsed,
@@ -355,6 +356,44 @@ def test_other_flows_than_roce_keep_their_way() -> None:
             lab.send("nanjing", tcp)
         lab.pass_time(0.1)
     assert carried(lab) == "direct"
+
+
+def test_what_this_machine_drops_is_no_loss_of_the_link() -> None:
+    """A tenant that sends more than its bandwidth fills its own queue, and keeps its way."""
+    lab = TwoGateways()
+    lab.connect_tcp()
+    lab.lose_every = 2
+    for _ in range(40):
+        for _ in range(20):
+            before = lab.num_data
+            lab.psn += 1
+            lab.send("nanjing", roce_frame(psn=lab.psn))
+            if lab.num_data % 2 == 0 and lab.num_data > before:
+                lab.give("nanjing", NotSent(b"\x0a\0\0\2"))
+        lab.now_s += 0.1
+        for site in SITES:
+            lab.give(site, Tick())
+    assert carried(lab) == "direct"
+    assert lab.dropped("nanjing") == {"beyond a bandwidth": 400}
+
+
+def test_a_tenant_has_no_more_bandwidth_by_tcp() -> None:
+    """What it sends beyond is dropped; another tenant's frames are not."""
+    lab = TwoGateways(tenants=[tenant(1, gbps=0.008), tenant(2)])
+    lab.connect_tcp()
+    lab.lose_every = 3
+    lab.pass_time(4, frames_each=20)
+    assert carried(lab) == "tcp"
+    before, num_sent = len(lab.handed), 0
+    for _ in range(100):
+        lab.now_s += 0.01
+        for _ in range(30):
+            lab.psn += 1
+            lab.send("nanjing", roce_frame(psn=lab.psn, size=1024))
+            num_sent += 1
+    num_bytes = sum(len(frame) for site, _, frame in lab.handed[before:] if site == "hangzhou")
+    assert 0.9e6 <= num_bytes <= 1.2e6
+    assert lab.dropped("nanjing")["beyond a bandwidth"] > num_sent / 2
 
 
 # Heartbeats

@@ -75,7 +75,7 @@ def _switches(group: str, nodes: Sequence[str], levels: Mapping[str, _Domains]) 
 
 def _labels(group: str, nodes: Sequence[str], levels: Mapping[str, _Domains]) -> Iterator[str]:
     """Yield commands that label the nodes, widest level first, and the object that names the labels."""
-    widest_first = list(reversed(levels.items()))
+    widest_first = list(levels.items())[::-1]
     labels: dict[str, list[str]] = {node: [] for node in nodes}
     for level, domains in widest_first:
         for name, members in domains.items():

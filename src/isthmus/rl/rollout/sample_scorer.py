@@ -19,7 +19,7 @@ Scored = SampleScored | ScoreFailed | ObservationAdded
 class SampleScorer:
     """Calls environments and rewards, both in processes or services of their own; any thread may call it.
 
-    `penalty_of` returns what is added to the reward of a response of so many tokens.
+    `penalty_of` returns what is added to the reward of a response, by its number of tokens.
     """
 
     def __init__(

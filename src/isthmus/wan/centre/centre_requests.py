@@ -37,9 +37,9 @@ class NameMessage(FrozenModel):
 
     def event(self) -> CentreEvent:
         """Return what the centre handles."""
-        kinds = {"confirm": ConfirmPath, "renew": RenewHold, "release": ReleasePath}
-        found: CentreEvent = kinds[self.kind](self.name)
-        return found
+        if self.kind == "confirm":
+            return ConfirmPath(self.name)
+        return RenewHold(self.name) if self.kind == "renew" else ReleasePath(self.name)
 
 
 class LookMessage(FrozenModel):

@@ -1,6 +1,6 @@
 """`ServedCentre`: a decision centre and the controllers of all its domains in one process, as one state machine.
 
-Orders to domains and their answers are carried out at once, so that what a client is told follows from the events and
+Orders to domains and their answers are carried out at once, so that an answer to a client follows from the events and
 their times alone: the same events give the same state again. The pool simulator drives it on its own clock.
 """
 
@@ -24,7 +24,7 @@ class ServedCentre:
         self.domains = {name: DomainController(self.centre.network, name, 1) for name in domains}
 
     def handle(self, event: CentreEvent, now_s: float) -> list[PathChanged]:
-        """Apply an event with all that follows from it; return what clients are told, in order."""
+        """Apply an event with all that follows from it; return what clients learn, in order."""
         told: list[PathChanged] = []
         waiting = deque(self.centre.handle(event, now_s))
         while waiting:
@@ -37,7 +37,7 @@ class ServedCentre:
         return told
 
     def advance(self, now_s: float) -> list[PathChanged]:
-        """Let time pass, once if anything is due; return what clients are told."""
+        """Let time pass, once if anything is due; return what clients learn."""
         due_s = self.next_timer_s()
         return self.handle(TimePassed(), now_s) if due_s is not None and due_s <= now_s else []
 

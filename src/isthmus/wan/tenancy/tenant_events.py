@@ -79,6 +79,13 @@ class FrameFromTunnel:
 
 
 @dataclass(frozen=True, slots=True)
+class NotSent:
+    """A tenant's packet to a gateway was lost here, in a queue of this machine: the link has not lost it."""
+
+    gateway: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class TcpChanged:
     """The TCP connection to a site is there, or is lost with what it has not delivered."""
 
@@ -140,7 +147,7 @@ class Tick:
 
 
 TenantEvent = (
-    FrameFromTenant | DatagramFromGateway | FrameFromTunnel | TcpChanged | TcpBytes | TcpResends
+    FrameFromTenant | DatagramFromGateway | FrameFromTunnel | NotSent | TcpChanged | TcpBytes | TcpResends
     | RuleRefused | RulesUsed | KernelCounts | TenantsChanged | Tick
 )  # fmt: skip
 

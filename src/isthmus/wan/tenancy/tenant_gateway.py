@@ -30,6 +30,7 @@ from isthmus.wan.tenancy.tenant_events import (
     FrameFromTunnel,
     InstallRule,
     KernelCounts,
+    NotSent,
     RemoveRule,
     RuleRefused,
     RulesUsed,
@@ -166,6 +167,9 @@ class TenantGateway:
     def _note(self, event: TenantEvent, now_s: float) -> None:
         """Take in what only counts."""
         match event:
+            case NotSent(gateway) if gateway in self._site_of:
+                self._links[self._site_of[gateway]].own.num_sent -= 1
+                self._dropped["beyond a bandwidth"] += 1
             case TcpResends(site, num_sent, num_resent) if site in self._tcp:
                 self._tcp[site].count_resends(num_sent, num_resent, now_s)
             case RuleRefused(key):
@@ -245,6 +249,9 @@ class TenantGateway:
 
     def _send_by_tcp(self, flow: TenantFlow, frame: bytes | memoryview, out: list[TenantInstruction]) -> None:
         tcp = self._tcp[flow.site]
+        if not flow.entry.may_send_by_tcp(len(frame), flow.used_s):
+            self._dropped["beyond a bandwidth"] += 1
+            return
         data = tcp.pack(flow.key.vni, frame)
         if data is None:
             self._dropped["TCP is full"] += 1

@@ -11,6 +11,9 @@ from isthmus.wan.tenancy.tenants_file import Tenant, TenantsFile
 
 MAX_REMEMBERED = 65_536
 """Addresses of a tenant whose site is remembered; they come from frames."""
+TCP_BURST_S = 0.02
+MIN_TCP_BURST_BYTES = 100_000
+"""What a tenant may send at once by TCP, at least."""
 _PROTOCOLS = {"tcp": (TCP,), "udp": (UDP,), "icmp": (ICMP, ICMPV6)}
 
 
@@ -22,6 +25,8 @@ class TenantEntry:
     num_flows: int = 0
     _sites: dict[bytes, str | None] = field(default_factory=dict)
     _allowed: tuple[tuple[int, int, int, int, int], ...] = ()
+    _tcp_bytes: float = 0.0
+    _tcp_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._allowed = tuple(
@@ -29,6 +34,17 @@ class TenantEntry:
             for rule in self.tenant.allow
             for number in _PROTOCOLS[rule.protocol]
         )
+
+    def may_send_by_tcp(self, num_bytes: int, now_s: float) -> bool:
+        """Return whether a frame is within the tenant's bandwidth, which no class of the kernel bounds in TCP."""
+        rate = (self.tenant.max_gbps or self.tenant.gbps) * 1e9 / 8
+        most = max(rate * TCP_BURST_S, MIN_TCP_BURST_BYTES)
+        self._tcp_bytes = min(self._tcp_bytes + max(now_s - self._tcp_s, 0.0) * rate, most)
+        self._tcp_s = max(now_s, self._tcp_s)
+        if num_bytes > self._tcp_bytes:
+            return False
+        self._tcp_bytes -= num_bytes
+        return True
 
     def site_of(self, address: bytes) -> str | None:
         """Return the site in whose networks an address of the tenant is."""

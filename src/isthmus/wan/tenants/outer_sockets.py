@@ -17,6 +17,7 @@ from isthmus.wan.tenancy.packets.frame_buffer import HEADROOM_BYTES, MAX_FRAME_B
 SEND_BYTES = 2**20
 RECEIVE_BYTES = 16 * 2**20
 _IP_RECVTOS = 13
+_IP_RECVERR = 11
 _SO_ATTACH_REUSEPORT_CBPF = 51
 _SO_RCVBUFFORCE = 33
 _LOAD_WORD, _SHIFT_RIGHT, _IF_EQUAL, _RETURN = 0x20, 0x74, 0x15, 0x06
@@ -47,8 +48,8 @@ class OuterSenders:
         self._senders: dict[int, socket.socket] = {}
         self.num_unsent = self.num_too_long = 0
 
-    def send(self, vni: int, gateway: bytes, packet: bytes | memoryview) -> None:
-        """Send a packet with its IPv4 header; where its VNI has no more room, it is lost."""
+    def send(self, vni: int, gateway: bytes, packet: bytes | memoryview) -> bool:
+        """Send a packet with its IPv4 header; return False if it is lost here, since its VNI has no more room."""
         sender = self._senders.get(vni)
         if sender is None:
             sender = self._senders[vni] = _sender()
@@ -59,6 +60,9 @@ class OuterSenders:
         except OSError as error:
             self.num_too_long += error.errno == errno.EMSGSIZE
             self.num_unsent += error.errno != errno.EMSGSIZE
+        else:
+            return True
+        return False
 
     def forget(self, vni: int) -> None:
         """Close the socket of a tenant that is gone."""
@@ -110,6 +114,7 @@ def _sender() -> socket.socket:
         raise UnavailableError("raw sockets need CAP_NET_RAW", hint="run as root") from error
     found.setblocking(False)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+    found.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)  # so that a packet that the queue drops is an error
     return found
 
 

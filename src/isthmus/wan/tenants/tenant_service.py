@@ -17,6 +17,7 @@ from isthmus.wan.tenancy.tenant_events import (
     EndTcp,
     InstallRule,
     KernelCounts,
+    NotSent,
     RemoveRule,
     RuleRefused,
     RulesUsed,
@@ -154,7 +155,8 @@ class TenantService:
     def _carry_out(self, one: TenantInstruction) -> None:
         match one:
             case SendToGateway(gateway, vni, packet):
-                self._outer.send(vni, gateway, packet)
+                if not self._outer.send(vni, gateway, packet) and vni != self._file.control.vni:
+                    self.give(NotSent(gateway))
             case SendToTenant(vlan, frame):
                 self._ports.send(vlan, frame)
             case SendByTcp(site, data):

@@ -48,8 +48,9 @@ def topology(
     """
     from isthmus.site import node_names  # loads numpy, which few commands need
 
-    kinds = get_args(SchedulerKind)
-    if kind not in kinds:
+    kinds: tuple[SchedulerKind, ...] = get_args(SchedulerKind)
+    wanted = next((one for one in kinds if one == kind), None)
+    if wanted is None:
         raise InputError(f"unknown kind '{kind}'", hint=suggest_name(kind, kinds))
     where = select_cluster(load_pool(pool), cluster)
     known = {one.name: one.topology for one in where.node_groups if one.topology is not None}
@@ -60,5 +61,5 @@ def topology(
             f"cluster '{where.name}': " + (f"node group '{name}' has no topology" if name else "name a node group"),
             hint=f"node groups with a topology: {listed}",
         )
-    text = scheduler_topology(name, node_names(where, name), known[name], kind)
+    text = scheduler_topology(name, node_names(where, name), known[name], wanted)
     env.answer({"cluster": where.name, "node_group": name, "kind": kind, "text": text}, lambda: text.rstrip("\n"))

@@ -26,6 +26,7 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_model_file
 from isthmus.wan import (
+    LOOPBACK,
     Admission,
     AdmissionFile,
     Booking,
@@ -257,11 +258,8 @@ def proxy(
             name: [parse_network(one) for one in text.split(",")]
             for name, text in site_pairs("--redirect", redirect or ())
         },
-        **{
-            name: tuple(parse_network(one) for one in given)
-            for name, given in (("allow", allow), ("clients", clients))
-            if given
-        },
+        clients=[parse_network(one) for one in clients] if clients else LOOPBACK,
+        allow=[parse_network(one) for one in allow] if allow else LOOPBACK,
     )
 
     def on_start(found: dict[str, object]) -> None:
