@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.service.card_keeper import CardKeeper
+from isthmus.agent.files.card_keeper import CardKeeper
 from isthmus.core.errors import UnavailableError
 from isthmus.core.records.card_record import parse_card_lines
 from isthmus.core.records.read_records import RecordFiles, read_records

@@ -29,6 +29,7 @@ from isthmus.agent.containers.node_containers import NodeContainers
 from isthmus.agent.containers.part_renderer import PartRenderer, rank_variables, start_kind
 from isthmus.agent.containers.part_rendering import PartRendering
 from isthmus.agent.containers.worker_containers import WorkerContainers
+from isthmus.agent.files.card_keeper import CardKeeper
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.files.version_fetcher import VersionFetcher
@@ -44,7 +45,6 @@ from isthmus.agent.service.agent_state_folder import (
     read_routes,
     worker_spec,
 )
-from isthmus.agent.service.card_keeper import CardKeeper
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
 from isthmus.agent.service.scheduler_calls import SchedulerCalls

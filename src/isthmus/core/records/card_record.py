@@ -62,15 +62,15 @@ class CardRecord:
     open: dict[RecordedPart, CardLine] = field(default_factory=dict)
 
 
-def parse_card_lines(lines: Iterable[str], file: str) -> CardRecord:
+def parse_card_lines(lines: Iterable[str], file: str, max_lines: int = MAX_LINES) -> CardRecord:
     """Return what the lines of a record say; raise `FileError` for the first that is none.
 
     The last line may be cut off: the agent was killed while it wrote.
     """
     found = CardRecord()
     texts = lines if isinstance(lines, Sequence) else list(lines)
-    if len(texts) > MAX_LINES:
-        raise FileError(f"has more than {MAX_LINES:,} lines", file=file, hint="compare a month at a time")
+    if len(texts) > max_lines:
+        raise FileError(f"has more than {max_lines:,} lines", file=file, hint="compare a month at a time")
     for number, text in enumerate(texts, start=1):
         if not text.strip():
             continue

@@ -38,33 +38,36 @@ class OwnRecords:
     restarts: list[Restart] = field(default_factory=list)
 
 
-def read_records(files: RecordFiles) -> OwnRecords:
-    """Read the records; raise `FileError`, naming file and line, for what is too large or cannot be read."""
+def read_records(files: RecordFiles, max_bytes: int = MAX_RECORD_BYTES) -> OwnRecords:
+    """Read the records, each file up to `max_bytes`.
+
+    Raises `FileError`, naming file and line, for what is too large or cannot be read.
+    """
     if files.slurm is not None and files.kubernetes is not None:
         raise FileError("a site has one scheduler", file=str(files.kubernetes), hint="give its record alone")
-    known = _cards(files.cards)
+    known = _cards(files.cards, max_bytes)
     restarts = list(known.restarts)
     if files.slurmctld_log is not None:
-        restarts += parse_slurmctld_log(_lines(files.slurmctld_log), str(files.slurmctld_log), files.zone)
+        restarts += parse_slurmctld_log(_lines(files.slurmctld_log, max_bytes), str(files.slurmctld_log), files.zone)
     if files.slurm is not None:
-        held = parse_slurm_records(_lines(files.slurm), str(files.slurm), known.holds, files.zone)
+        held = parse_slurm_records(_lines(files.slurm, max_bytes), str(files.slurm), known.holds, files.zone)
         return OwnRecords(kind="Slurm", intervals=held, resolution_ms=WHOLE_SECOND_MS, restarts=restarts)
     if files.kubernetes is not None:
-        held = parse_kubernetes_records(_bytes(files.kubernetes), str(files.kubernetes), known.holds)
+        held = parse_kubernetes_records(_bytes(files.kubernetes, max_bytes), str(files.kubernetes), known.holds)
         return OwnRecords(kind="Kubernetes", intervals=held, resolution_ms=WHOLE_SECOND_MS, restarts=restarts)
     return OwnRecords(kind="cards", intervals=known.intervals, resolution_ms=0, restarts=restarts)
 
 
-def _cards(path: Path) -> CardRecord:
+def _cards(path: Path, max_bytes: int) -> CardRecord:
     """Return the record of a file, or of all files of the agent's folder, each of a month, as one."""
     if not path.is_dir():
-        return parse_card_lines(_lines(path), str(path))
+        return parse_card_lines(_lines(path, max_bytes), str(path))
     files = sorted(path.glob("????-??.jsonl"))
     if not files:
         raise FileError("has no record of cards", file=str(path), hint="give the folder `cards` of the agent's state")
     whole, still = CardRecord(), list[HeldInterval]()
     for file in files:
-        one = parse_card_lines(_lines(file), str(file))
+        one = parse_card_lines(_lines(file, max_bytes), str(file))
         # What is held from one month to the next stands at the head of the next one's file as well.
         begins_ms = {held.part: held.begin_ms for held in reversed(one.intervals)}
         whole.intervals += [replace(held, end_ms=begins_ms[held.part]) for held in still if held.part in begins_ms]
@@ -76,15 +79,15 @@ def _cards(path: Path) -> CardRecord:
     return whole
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path, max_bytes: int) -> list[str]:
     try:
-        return _bytes(path).decode().splitlines(keepends=True)
+        return _bytes(path, max_bytes).decode().splitlines(keepends=True)
     except UnicodeDecodeError as error:
         raise FileError(f"is no text: byte {error.start} is not UTF-8", file=str(path)) from None
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, max_bytes: int) -> bytes:
     try:
-        return read_within(path, MAX_RECORD_BYTES)
+        return read_within(path, max_bytes)
     except OSError as error:
         raise FileError(f"cannot be read: {error.strerror}", file=str(path)) from error

@@ -49,14 +49,18 @@ class _Row(NamedTuple):
 
 
 def parse_slurm_records(
-    lines: Sequence[str], file: str, holds: Mapping[str, RecordedHold], zone: tzinfo | None = None
+    lines: Sequence[str],
+    file: str,
+    holds: Mapping[str, RecordedHold],
+    zone: tzinfo | None = None,
+    max_lines: int = MAX_LINES,
 ) -> list[HeldInterval]:
     """Return what the allocations of `holds` held; raise `FileError`, naming the line, for one that cannot be read.
 
     `zone` is that of the times (None: this machine's). Allocations without a known hold are parts named `hold ID`.
     """
-    if len(lines) > MAX_LINES:
-        raise FileError(f"has more than {MAX_LINES:,} lines", file=file, hint="compare a month at a time")
+    if len(lines) > max_lines:
+        raise FileError(f"has more than {max_lines:,} lines", file=file, hint="compare a month at a time")
     found: dict[tuple[str, str], HeldInterval] = {}
     user = ""
     for number, row in _rows(lines, file):
