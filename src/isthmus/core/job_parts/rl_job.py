@@ -16,6 +16,8 @@ MAX_REWARDS = 16
 """Most rewards of a weighted sum."""
 MAX_RESPONSE_TOKENS = 1 << 20
 MAX_URL_CHARS = 1024
+MAX_LENGTHS = 4096
+"""Most measured lengths of responses."""
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"clip": (0.2, 0.2), "aggregate": "sequence", "filter_groups": False},
@@ -109,6 +111,9 @@ class RlConfig(FrozenModel):
     they claim. Tokens, log-probabilities or weights that were forged end the decoding of their owner; its samples that
     have not been trained on begin again elsewhere.
 
+    `lengths` are measured lengths of responses, in tokens, such as those of an earlier run: the planner counts time and
+    memory of decoding by them. Without any it expects a mean of a quarter of `max_response_tokens`.
+
     `kl` above 0 and `replay_routing` are reserved: there is no reference model and no replay of routing yet.
     """
 
@@ -129,6 +134,7 @@ class RlConfig(FrozenModel):
     on_update: Literal["keep", "refill", "abort"] = "keep"
     replay_routing: Literal[False] = False
     audit: Annotated[float, Field(ge=0, le=1)] = 0.0
+    lengths: Annotated[tuple[PositiveInt, ...], Field(max_length=MAX_LENGTHS)] = ()
     reward: RewardConfig | Annotated[tuple[RewardConfig, ...], Field(min_length=1, max_length=MAX_REWARDS)]
 
     @model_validator(mode="before")
@@ -159,6 +165,15 @@ class RlConfig(FrozenModel):
             raise ValueError(
                 f"overlong.buffer {self.overlong.buffer} exceeds max_response_tokens; nearest valid value: "
                 f"{self.max_response_tokens}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> RlConfig:
+        if self.lengths and max(self.lengths) > self.max_response_tokens:
+            raise ValueError(
+                f"lengths has {max(self.lengths)} tokens, max_response_tokens is {self.max_response_tokens}; nearest "
+                f"valid value: {self.max_response_tokens}"
             )
         return self
 

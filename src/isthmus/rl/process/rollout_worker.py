@@ -14,6 +14,7 @@ import torch
 from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.core.errors import InputError, IsthmusError, PeerError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+from isthmus.core.plan_parts.rollout_place import RolloutPlace
 from isthmus.rl.process.rollout_clock import RolloutClock
 from isthmus.rl.rollout.engine_messages import DropSample, StartSample, SwitchVersion, TokensReport
 from isthmus.rl.rollout.engine_runner import EngineRunner
@@ -94,6 +95,11 @@ class _Decoder:
         self._runner: EngineRunner | None = None
         self._problem = ""
 
+    @property
+    def _place(self) -> RolloutPlace:
+        plan = self._spec.plan
+        return plan.rollouts[self._spec.rank - len(plan.ranks)]
+
     def serve(self, sock: socket.socket, keys: LinkKeys | None) -> bool:
         """Follow the orders of one connection; return True at the end of the run. Raises `OSError` when it is cut."""
         sock.settimeout(HANDSHAKE_TIMEOUT_S)
@@ -115,7 +121,11 @@ class _Decoder:
         digest = digest_of(self._receiver.tensors) if has >= 0 else ""
         link.send(
             pack_message(
-                Ready(num_slots=engine_slots(self._spec.job, len(self._spec.plan.rollouts)), step=has, digest=digest)
+                Ready(
+                    num_slots=engine_slots(self._spec.job, len(self._spec.plan.rollouts), self._place),
+                    step=has,
+                    digest=digest,
+                )
             )
         )
         if self._runner is not None:
@@ -233,6 +243,7 @@ class _Decoder:
             return
         if self._runner is None or step < self._runner.version:
             engine = open_engine(
-                self._spec.job, step, weights, worker_device(self._spec), len(self._spec.plan.rollouts)
+                self._spec.job, step, weights, worker_device(self._spec), len(self._spec.plan.rollouts),
+                place=self._place,
             )  # fmt: skip
             self._runner = EngineRunner(engine, greeting.sampling)

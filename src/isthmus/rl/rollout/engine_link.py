@@ -157,6 +157,8 @@ class EngineLink:
         if barred:
             print(f"rollouts of {self._name} end: {barred}", flush=True)
             self._end(link)
+        else:  # an engine that comes back with older weights has only staged these
+            link.send(pack_message(SwitchVersion(version=step, on_update="keep")))
         return not barred
 
     def _send_orders(self, link: MessageLink) -> None:
