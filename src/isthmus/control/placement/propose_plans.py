@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from isthmus.control.placement.bring_files import clusters_to_prefer, ready_to_end_s, with_bringing
 from isthmus.control.placement.command_plans import command_plans
@@ -64,7 +63,7 @@ def propose_plans(request: PlanRequest, keep: int = 5, should_continue: Callable
 def _propose_rollouts(request: PlanRequest, keep: int, patience: _Patience) -> PlanSet:
     """Return plans of a job with `task: rl`: who trains, and who decodes beside it."""
     found = [
-        _propose_plans(replace(request, job=job), keep, patience)
+        _propose_plans(request.model_copy(update={"job": job}), keep, patience)
         for number, job in enumerate(training_choices(request.job, request.pool))
         if not number or patience()
     ]
