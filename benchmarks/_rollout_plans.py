@@ -49,7 +49,7 @@ def step_errors(num_runs: int) -> Iterator[float]:
 def excess_times(num_pools: int) -> Iterator[float]:
     """Yield the step of the chosen plan over the best of all options, less 1, for random pools.
 
-    An option: one of the clusters trains; of each cluster any number of its free chips decodes, or the chip of rank 0 in
+    An option: one of the clusters trains; of each other one any number of chips decodes, or the chip of rank 0 does, in
     turns. All are simulated.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -100,8 +100,8 @@ def _random_pool(drawn: random.Random) -> Pool:
 def _random_job(drawn: random.Random) -> Job:
     longest = drawn.choice((128, 512))
     rl = {
-        "group": 4, "max_prompt_tokens": 32, "max_response_tokens": longest, "max_staleness": drawn.choice((0, 1, 1, 4)),
-        "reward": {"exact": True},
+        "group": 4, "max_prompt_tokens": 32, "max_response_tokens": longest,
+        "max_staleness": drawn.choice((0, 1, 1, 4)), "reward": {"exact": True},
     }  # fmt: skip
     training = {
         "steps": 9, "sequence_length": longest + 32, "global_batch_size": drawn.choice((16, 48)), "learning_rate": 1e-6,

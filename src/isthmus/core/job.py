@@ -220,9 +220,9 @@ class PlacementConstraints(FrozenModel):
     `network: false` skips the check of free link bandwidth.
 
     `train` are the clusters that train a job of task `rl`; without it `clusters` are. At each cluster of `rollouts` a
-    chip decodes for it; without any, the chip of rank 0 decodes and trains in turns. All start together; a running job
-    goes on without clusters of `rollouts` that are lost, drained or taken by their owner, while `least_rollouts` of
-    them decode.
+    chip decodes for it; with `train` alone, the chip of rank 0 decodes and trains in turns; with neither the planner
+    chooses who trains and who decodes. All start together; a running job goes on without clusters of `rollouts` that
+    are lost, drained or taken by their owner, while `least_rollouts` of them decode.
     """
 
     clusters: tuple[Name, ...] = ()

@@ -60,8 +60,8 @@ def version_bytes(profile: ModelProfile, job: Job) -> float:
     size = element_bytes(job)
     if size == 4:
         return float(size * profile.num_parameters)
-    rate = max(job.training.learning_rate, 0.0) / CODED_RATE
-    return min(size, CODED_BYTES_PER_WEIGHT * rate**CODED_POWER) * profile.num_parameters
+    each = CODED_BYTES_PER_WEIGHT * math.pow(job.training.learning_rate / CODED_RATE, CODED_POWER)
+    return min(float(size), each) * profile.num_parameters
 
 
 def weights_ways(
@@ -75,7 +75,8 @@ def weights_ways(
 
     `coded_bytes` of weights are coded and applied while the coded ones are sent.
     """
-    width, delay_s, way = {holder: math.inf}, {holder: 0.0}, {holder: (holder,)}
+    width, delay_s = {holder: math.inf}, {holder: 0.0}
+    way: dict[str, tuple[str, ...]] = {holder: (holder,)}
     open_sites = {holder}
     done: set[str] = set()
     while open_sites - done:
