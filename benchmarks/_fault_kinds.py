@@ -140,17 +140,13 @@ def outcome(fault: Fault, job: Job, folder: Path, undisturbed: dict[int, float])
 
 
 def _unclear(fault: Fault, run: FaultRun, statuses: list[int]) -> str:
-    """Return what is wrong with how a run was ended: only without a supervisor, or beside ranks that had finished.
-
-    Each gives its reason. A rank that dies between its last message and the note of its end finds no rank to meet.
-    """
-    beside_finished = fault.point == "end" and 0 in statuses
-    if fault.kind != "kill supervisor" and not beside_finished:
+    """Return what is wrong with how a run was ended: only without a supervisor, and with the reason."""
+    if fault.kind != "kill supervisor":
         return f"it ended: {run.story()}"
     for rank, status in enumerate(statuses):
         said = run.log(rank).splitlines()[-1:]
         if (
-            (rank != fault.rank or beside_finished)
+            rank != fault.rank
             and status != 0
             and not (status == PeerError.exit_code and said and said[0].startswith("error: PeerError: "))
         ):

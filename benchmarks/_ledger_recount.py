@@ -99,9 +99,14 @@ def held_now(state: PoolState) -> Iterator[tuple[Place, tuple[int, bool]]]:
                     yield place, (own, not record.connected)
 
 
-def recount(events: Iterable[Event], ledger: Ledger, config: CoordinatorConfig) -> Recount:
-    """Compare the usage in `ledger` with what the log says; at its end nothing may be held."""
-    coordinator, observer = Coordinator(config), Observer()
+def recount(
+    events: Iterable[Event], ledger: Ledger, config: CoordinatorConfig, coordinator: Coordinator | None = None
+) -> Recount:
+    """Compare the usage in `ledger` with what the log says; at its end nothing may be held.
+
+    The log is replayed by `coordinator` (default: a fresh one).
+    """
+    coordinator, observer = coordinator or Coordinator(config), Observer()
     for event in events:
         coordinator.handle(event)
         observer.look(coordinator.state, event)

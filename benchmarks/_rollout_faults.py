@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from isthmus.rl import LedgerConfig, TrajectoryLedger
+from isthmus.rl import LedgerConfig, TrajectoryLedger, summarise_ledger
 from isthmus.rl.ledger.ledger_records import SampleState
 from isthmus.rl.ledger.rollout_events import (
     BatchRequested,
     EngineJoined,
     EngineLost,
     EngineUpdated,
+    ObservationAdded,
+    RecordsFolded,
     RolloutEvent,
     SampleEnded,
     SampleFailed,
@@ -65,11 +67,17 @@ class Engine:
 
 
 class RolloutWorld:
-    """A run of `config` with faults at the rate `fault_share`; `check` is called after every event."""
+    """A run of `config` with faults at the rate `fault_share`; `check` is called after every event.
+
+    `observe_share` of the turns of a response are answered by an environment, up to three of each. With `folds` records
+    are folded into counts at each checkpoint.
+    """
 
     def __init__(
-        self, config: LedgerConfig, seed: int, fault_share: float, check: Callable[[TrajectoryLedger], None]
-    ) -> None:
+        self, config: LedgerConfig, seed: int, fault_share: float, check: Callable[[TrajectoryLedger], None],
+        observe_share: float = 0.0, folds: bool = False,
+    ) -> None:  # fmt: skip
+        self.observe_share, self.folds = observe_share, folds
         self.config, self.check, self.fault_share = config, check, fault_share
         self.random = random.Random(seed)
         self.ledger = TrajectoryLedger(config)
@@ -164,9 +172,15 @@ class RolloutWorld:
             self.send(SampleEnded(engine=name, sample=one.key, lease=lease, num_tokens=one.length))
 
     def score(self) -> None:
-        """Work out a reward."""
+        """Work out a reward, or what an environment answers."""
         if self.rewards:
             asked = self.rewards.pop(self.random.randrange(len(self.rewards)))
+            found = self.ledger.find(asked.sample)
+            if found is not None and found.num_turns < 4 and self.random.random() < self.observe_share:
+                self.send(ObservationAdded(
+                    sample=asked.sample, score_try=asked.score_try, num_tokens=self.random.randint(1, 5)
+                ))  # fmt: skip
+                return
             reward = float(self.random.random() < 0.6)
             self.send(SampleScored(sample=asked.sample, score_try=asked.score_try, reward=reward))
 
@@ -176,6 +190,8 @@ class RolloutWorld:
             self.working, self.version = False, self.version + 1
             if self.random.random() < 0.5:
                 self.checkpoint = self.version
+                if self.folds:
+                    self.send(RecordsFolded(before=self.checkpoint))
         if self.version:  # until the ledger knows; it ignores what it knows
             self.send(StepTrained(trainer=self.trainer, step=self.version - 1))
         self.send(BatchRequested(trainer=self.trainer, step=self.version))
@@ -217,7 +233,9 @@ class RolloutWorld:
         if engine is None:
             self.send(EngineLost(engine=one.engine))
         elif one.lease not in engine.samples:
-            length = 3 + (one.sample.prompt * 7 + one.sample.number * 5) % 17
+            found = self.ledger.find(one.sample)
+            begun = [piece.end for piece in found.ranges if not piece.is_sampled] if found is not None else []
+            length = max(begun, default=0) + 3 + (one.sample.prompt * 7 + one.sample.number * 5) % 17
             engine.samples[one.lease] = Decoding(one.sample, one.num_tokens, length, acknowledged=one.num_tokens)
 
     def fault(self) -> None:
@@ -306,9 +324,21 @@ class RolloutWorld:
         ]))  # fmt: skip
         return True
 
+    def count_problems(self) -> list[str]:
+        """Return what the counts of a ledger show against the batches that the trainer had."""
+        told, batches = summarise_ledger(self.ledger.state), sum(map(len, self.timeline))
+        found = [] if told.samples.get("trained") == batches else [f"{told.samples} for {batches} trained samples"]
+        keys = Counter(key.prompt for batch in self.timeline for key in batch)
+        found += [f"prompt {one} trained {count} times" for one, count in keys.items() if count != self.config.group]
+        if self.ledger.state.num_prompts != self.config.num_prompts:
+            found.append(f"{self.ledger.state.num_prompts} prompts of {self.config.num_prompts}")
+        return found
+
     def problems(self) -> list[str]:
         """Return what a finished run shows against the ledger, from what engines made and the trainer trained on."""
         found, state = [], self.ledger.state
+        if self.folds and state.folded.prompts:
+            return self.count_problems()
         trained = [key.prompt for batch in self.timeline for key in batch]
         groups = Counter(trained)
         found += [f"prompt {one} trained {count} times" for one, count in groups.items() if count != self.config.group]
@@ -324,6 +354,7 @@ class RolloutWorld:
                 stale = step - ranges[0].version
                 if stale > self.config.max_staleness:
                     found.append(f"sample {key} is {stale} versions old at step {step}")
-                found += [f"{key} has tokens that no engine made" for one in ranges for at in range(one.start, one.end)
+                sampled = [one for one in ranges if one.is_sampled]
+                found += [f"{key} has tokens that no engine made" for one in sampled for at in range(one.start, one.end)
                           if one.version not in self.made.get((key, at), ())]  # fmt: skip
         return found

@@ -13,15 +13,25 @@ from tests.agent.faulty_holds import FaultyHolds
 
 def fault_rows(where: str, wanted: int, amount: Amount, run: Callable[[int], FaultyHolds]) -> list[Row]:
     """Make runs by seeds until there were `wanted` faults, or the time is over; `run` makes and returns one."""
-    seed, num_faults, longest_s, problems = 0, 0, 0.0, Counter[str]()
-    while num_faults < wanted and not amount.is_over:
-        done = run(seed)
-        problems += done.problems
-        num_faults, longest_s = num_faults + done.num_faults, max(longest_s, done.longest_hold_s)
-        text = f"seed {seed}: {num_faults} faults, {dict(+done.problems)}, {done.longest_hold_s:.1f} s"
-        print(text, file=sys.stderr, flush=True)
-        seed += 1
-    what = f"{num_faults:,} seeded faults on a real {where}, {seed} runs"
+    with amount.seeded_runs(f"faults-{where.replace(' ', '-').lower()}") as runs:
+        while sum(one["faults"] for one in runs.results) < wanted and not amount.is_over:
+            seed = runs.take()
+            done = run(seed)
+            problems = +done.problems
+            runs.note(
+                seed, {"faults": done.num_faults, "problems": dict(problems), "longest_hold_s": done.longest_hold_s}
+            )
+            text = f"seed {seed}: {done.num_faults} faults, {dict(problems)}, {done.longest_hold_s:.1f} s"
+            print(text, file=sys.stderr, flush=True)
+            if problems:
+                print(f"  its story: {done.steps}", file=sys.stderr, flush=True)
+        results, num_open = runs.results, runs.num_open
+    num_faults, problems = sum(one["faults"] for one in results), Counter[str]()
+    for one in results:
+        problems.update(one["problems"])
+    longest_s = max((one["longest_hold_s"] for one in results), default=0.0)
+    what = f"{num_faults:,} seeded faults on a real {where}, {len(results)} runs"
+    what += f", {num_open} cut off" * (num_open > 0)
     return [
         Row(what=f"{what}: holds and workers lost, doubled, half started or left", ours=problems.total(),
             unit="cases", target="0", met=not problems.total()),

@@ -1,4 +1,4 @@
-"""The ledger: seeded faults, a month of 100,000 jobs, and the meter's share of CPU.
+"""The ledger: seeded faults, a month of 100,000 jobs, records of two real Slurm clusters, the meter's share of CPU.
 
 `runs`: seeded runs of a pool as in `pool_chaos`: servers and agents crash, sites are cut off, owners lie and change
 prices, users cancel, preempt and delete jobs. At the end of each, all entries are summed, every amount is recounted
@@ -9,8 +9,14 @@ with one from the log alone.
 `replay`: what the jobs of a month hold goes through the meter twice (`benchmarks/_ledger_month.py`): once from nothing,
 once with the state stored and read back every day, as a server restarts. The ledgers must be equal to the byte.
 
-`share`: the logs of pools with faults are replayed with the meter and without, in turns; the least CPU time of each
-counts.
+`month`: a month of load at three owners through the real server and the real agents, with faults; each owner counts by
+itself (`tests/control/owners_month.py`).
+
+`slurm`: the ledger beside the records of two real Slurm clusters (`benchmarks/_ledger_slurm.py`).
+
+`share`: the logs of pools with faults are replayed, and the meter is timed in each event
+(`benchmarks/_meter_share.py`). Their jobs run for seconds, so every third event ends an interval: the most that the
+meter can cost.
 """
 
 from __future__ import annotations
@@ -22,26 +28,27 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from unittest.mock import patch
 
 import pydantic_core
 
+from benchmarks import _ledger_slurm, _owners_month
 from benchmarks._ledger_month import DAY_S, Act, month_of, tariffs_of
 from benchmarks._ledger_recount import Recount, recount
+from benchmarks._meter_share import MeterTime, meter_time
 from benchmarks.table import Row, print_rows, run_parts
 from isthmus.control.accounting.check_ledger import check_ledger
 from isthmus.control.accounting.meter import Meter
-from isthmus.control.coordinator import coordinator as coordinator_module
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.simulation.chaos.run_chaos import CONFIG, run_chaos
 from isthmus.control.simulation.simulated_server import MemoryLog
 from isthmus.control.store.column_codec import column_codec
 from isthmus.core.owner.tariff import Tariff
 
+PARTS = ("runs", "replay", "month", "slurm", "share")
 RUNS, QUICK_RUNS, BATCH = 10_000, 20, 10
+CHECK_EVERY = 16  # `pool_chaos` checks the other invariants after every event
 JOBS, QUICK_JOBS = 100_000, 2_000
 SHARE_SEEDS, QUICK_SHARE_SEEDS = range(40), range(4)
-REPEATS = 3
 MAX_REPLAY_CPU_S, MAX_SHARE = 20.0, 0.03
 
 
@@ -78,10 +85,9 @@ def play(seeds: range) -> RunSums:
 
 def _one_run(seed: int) -> RunSums:
     log, last = MemoryLog(), list[Coordinator]()
-    run = run_chaos(seed, log, at_end=last.append)
-    meter, events = last[0].state.meter, log.events()
-    found = check_ledger(meter.ledger)
-    replayed = Coordinator.replay(events, CONFIG).state.meter
+    run = run_chaos(seed, log, at_end=last.append, check_every=CHECK_EVERY)
+    meter, replayed = last[0].state.meter, Coordinator(CONFIG)
+    found, counted = check_ledger(meter.ledger), recount(log.events(), meter.ledger, CONFIG, replayed)
     return RunSums(
         runs=1,
         entries=found.entries,
@@ -91,8 +97,8 @@ def _one_run(seed: int) -> RunSums:
         sum=abs(found.sum),
         unpaired=found.unpaired,
         differences=len(found.differences),
-        recount=recount(events, meter.ledger, CONFIG),
-        unlike_replay=to_bytes(replayed) != to_bytes(meter),
+        recount=counted,
+        unlike_replay=to_bytes(replayed.state.meter) != to_bytes(meter),
         problems=[f"seed {seed}: {run.problems[0]}"] if run.problems else [],
     )
 
@@ -179,52 +185,31 @@ def measure_replay(jobs: int, seed: int) -> list[Row]:
     ]  # fmt: skip
 
 
-class StoppedMeter(Meter):
-    """A meter for which no time passes."""
-
-    def advance(self, now_s: float) -> None:
-        """Do nothing."""
-
-
 def measure_share(seeds: Sequence[int]) -> list[Row]:
-    """Replay logs with and without the meter; the difference is its share."""
-    with_s = without_s = 0.0
-    num_events = 0
+    """Replay the logs of pools with faults; see `meter_time`."""
+    times: list[MeterTime] = []
+    num_bookings = 0
     for seed in seeds:
-        log = MemoryLog()
-        run_chaos(seed, log)
-        num_events += len(log.stored)
-        times_s = [(_replay_s(log, metered=True), _replay_s(log, metered=False)) for _ in range(REPEATS)]
-        with_s += min(one for one, _ in times_s)
-        without_s += min(other for _, other in times_s)
-    share = 1 - without_s / with_s
+        log, last = MemoryLog(), list[Coordinator]()
+        run_chaos(seed, log, at_end=last.append, check_every=CHECK_EVERY)
+        times.append(meter_time(log.stored, CONFIG))
+        num_bookings += len(last[0].state.meter.ledger.transactions)
+    whole = MeterTime(*(sum(column) for column in zip(*times, strict=True)))
+    what = f"{whole.events:,} events of {len(seeds)} pools with faults"
     return [
-        Row(what=f"the meter's share of the coordinator's CPU, {num_events:,} events of {len(seeds)} pools with faults",
-            ours=100 * share, unit="%", target=f"at most {100 * MAX_SHARE:g}", met=share <= MAX_SHARE),
+        Row(what=f"the meter's share of the coordinator's time, {what}", ours=100 * whole.share, unit="%",
+            target=f"at most {100 * MAX_SHARE:g}", met=whole.share <= MAX_SHARE),
+        Row(what=f"the meter, {what}, {num_bookings / whole.events:.2f} bookings each",
+            ours=whole.meter_ns / whole.events / 1000, unit="us an event"),
     ]  # fmt: skip
-
-
-def _replay_s(log: MemoryLog, *, metered: bool) -> float:
-    """Return the CPU seconds of replaying a log."""
-    coordinator, events = Coordinator(CONFIG), log.events()
-    if not metered:
-        coordinator.state.meter = StoppedMeter()
-    meter_jobs = coordinator_module.meter_jobs if metered else _observe_nothing
-    with patch.object(coordinator_module, "meter_jobs", meter_jobs):
-        began_s = time.process_time()
-        for event in events:
-            coordinator.handle(event)
-        return time.process_time() - began_s
-
-
-def _observe_nothing(*_given: object) -> None:
-    """Leave the meter as it is."""
 
 
 def main() -> int:
     """Measure the chosen parts and print the rows; the exit status tells whether all targets are met."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--only", action="append", choices=("runs", "replay", "share"), help="one part")
+    parser.add_argument(
+        "--only", action="append", choices=("runs", "replay", "month", "slurm", "share"), help="one part"
+    )
     parser.add_argument("--runs", type=int, default=None, help=f"seeds to play (default {RUNS})")
     parser.add_argument("--jobs", type=int, default=None, help=f"jobs of the month (default {JOBS})")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
@@ -234,6 +219,10 @@ def main() -> int:
     parts = {
         "runs": lambda: measure_runs(options.seed, options.runs or (QUICK_RUNS if options.quick else RUNS)),
         "replay": lambda: measure_replay(options.jobs or (QUICK_JOBS if options.quick else JOBS), options.seed),
+        "month": lambda: _owners_month.rows(options.seed, quick=options.quick),
+        "slurm": lambda: _ledger_slurm.rows(
+            _ledger_slurm.QUICK if options.quick else _ledger_slurm.SlurmAmount(), options.seed
+        ),
         "share": lambda: measure_share(QUICK_SHARE_SEEDS if options.quick else SHARE_SEEDS),
     }
     rows = run_parts(parts, options.only or tuple(parts))

@@ -21,6 +21,12 @@ process decodes. CPU seconds are those of a whole step, decoding and ledger incl
 
 `decode`: the paged engine on a Qwen3 of random weights, prompts of 8 tokens, 48 decoded: tokens by CPU seconds beside
 `generate` of transformers on the same batch, and how many sequences have other numbers in a batch than alone.
+
+`links`: whole weights to three sites, over the time that one line takes, by the engine of relays; and steps a second
+of virtual chips (training 2 s, a token of up to 64 samples in 12 or 18 ms, responses of 32 to 128 tokens, 64 a step) by
+the real ledger. Both in virtual time first, which no load of the machine changes, then with processes at emulated links
+(`benchmarks/_weights_links.py`): real connections, weights and ledger, where one site after another stands for a server
+that takes one request at a time. On a busy machine the processes share its CPUs, and their figures are its load's.
 """
 
 from __future__ import annotations
@@ -240,10 +246,19 @@ def decode_rows(quick: bool) -> list[Row]:
     return list(decode_rates(quick))
 
 
+def link_rows(quick: bool) -> list[Row]:
+    """Return how fast weights reach sites over emulated links."""
+    from benchmarks import _weights_links
+
+    return _weights_links.link_rows(quick)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the rows; 1 if a target is missed."""
-    parts = {"delta": delta_rows, "ledger": ledger_rows, "trust": trust_rows, "plan": plan_rows,
-             "learn": learn_rows, "decode": decode_rows}  # fmt: skip
+    parts = {
+        "delta": delta_rows, "ledger": ledger_rows, "trust": trust_rows, "plan": plan_rows, "learn": learn_rows,
+        "decode": decode_rows, "links": link_rows,
+    }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--quick", action="store_true", help="fewer weights, faults and tokens")

@@ -15,6 +15,10 @@ policies: first fit, best fit, ours without moves, and ours with moves.
 
 `moves`: random sites with up to 20 parts and a waiting one; the fewest moves by trying all sets of up to three parts
 and all places of what moves.
+
+`agents`: the same trace in the pool simulator twice, with the server's and the agents' own code: without moves, and
+with moves as `policy.yaml` allows them (`benchmarks/_pool_moves.py`). Work lost is what a moved job does again, since
+no checkpoint has saved it.
 """
 
 from __future__ import annotations
@@ -22,13 +26,15 @@ from __future__ import annotations
 import argparse
 import gc
 import random
-import statistics
 import time
 from collections.abc import Sequence
 from functools import partial
+from statistics import fmean
 
+from benchmarks._pool_moves import CHECKPOINT_INTERVAL_S, NODES, RULES, simulate_moves
 from benchmarks._site_week import WeekResult, best_fit, first_fit, gang, ours, run_week, week
 from benchmarks.table import Row, compared, print_rows, run_parts
+from isthmus.core.owner.move_rules import MoveRules
 from isthmus.site.topology.free_cards import FreeCards
 from isthmus.site.topology.gang_placement import GangPlacement
 from isthmus.site.topology.gang_request import GangRequest
@@ -118,8 +124,8 @@ def volume_rows(sites: int, seed: int) -> list[Row]:
                 gaps.setdefault(f"{name}, {order}", []).append(100 * free.total / sum(tree.cards))
     rows = []
     for order, has_target in (("together, the largest first", True), ("one by one, as they come", False)):
-        own, peer = gaps[f"ours, {order}"], statistics.fmean(gaps[f"first fit, {order}"])
-        mean = statistics.fmean(own)
+        own, peer = gaps[f"ours, {order}"], fmean(gaps[f"first fit, {order}"])
+        mean = fmean(own)
         target, met = ("at most 2", max(own) <= 2) if has_target else ("", None)
         what = f"{sites} sites of 64 to 1,024 nodes, parts {order}: volume left out"
         rows.append(compared(f"{what}, mean", mean, "% of the bound", "first fit", peer))
@@ -153,7 +159,7 @@ def wait_rows(weeks: int, seed: int, days: float) -> list[Row]:
         what = f"{days:g} days, {peer.num_jobs:,} jobs, with moves: mean wait of all"
         rows.append(compared(what, results[3].wait_s, "s", name, peer.wait_s))
     last = [results[3] for results in found]
-    mean = statistics.fmean(ratios)
+    mean = fmean(ratios)
     moved = sum(one.num_moves for one in last)
     pause = sum(one.pause_card_s for one in last) / (weeks * days * 86_400 * sum(tree.cards))
     return [
@@ -188,6 +194,25 @@ def move_rows(sites: int, seed: int) -> list[Row]:
     return [compared(label, float(equal), "sites", "trying all sets", float(total), target="equal", met=equal == total)]
 
 
+def agent_rows(traces: int, jobs: int, seed: int) -> list[Row]:
+    without = [simulate_moves(jobs, seed + number, MoveRules()) for number in range(traces)]
+    moved = [simulate_moves(jobs, seed + number, RULES) for number in range(traces)]
+    ratios = [one.wide_wait_s / other.wide_wait_s for one, other in zip(moved, without, strict=True)]
+    what = f"{traces} traces of {jobs:,} jobs at {NODES} nodes"
+    lost_s = max(one.most_lost_s for one in moved)
+    return [
+        compared(f"{what}, with moves: mean wait of jobs of whole nodes", fmean(one.wide_wait_s for one in moved), "s",
+                 "without moves", fmean(one.wide_wait_s for one in without)),
+        Row(what=f"{what}: ratio of the two, by trace", ours=fmean(ratios),
+            unit=f"ratio ({min(ratios):.2f} to {max(ratios):.2f})", target="below 1", met=fmean(ratios) < 1),
+        compared(f"{what}, with moves: mean wait of all jobs", fmean(one.wait_s for one in moved), "s",
+                 "without moves", fmean(one.wait_s for one in without)),
+        Row(what=f"{what}: moves", ours=float(sum(one.num_moves for one in moved)), unit="moves"),
+        Row(what=f"{what}: most work lost by a move", ours=lost_s, unit="s",
+            target=f"below {CHECKPOINT_INTERVAL_S:g}, one interval", met=lost_s < CHECKPOINT_INTERVAL_S),
+    ]  # fmt: skip
+
+
 def _request(
     chance: random.Random, nodes: Sequence[int], most: int = 1 << 30, sizes: Sequence[int] = SIZES
 ) -> GangRequest:
@@ -209,7 +234,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="a few of each")
-    parser.add_argument("--only", choices=("time", "exact", "volume", "waits", "moves"), help="this part alone")
+    parser.add_argument(
+        "--only", choices=("time", "exact", "volume", "waits", "moves", "agents"), help="this part alone"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of sites, requests and traces")
     options = parser.parse_args()
     quick, seed = options.quick, options.seed
@@ -219,6 +246,7 @@ def main() -> None:
         "volume": lambda: volume_rows(3 if quick else 30, seed),
         "waits": lambda: wait_rows(1 if quick else 5, seed, 1 if quick else 7),
         "moves": lambda: move_rows(30 if quick else 1_000, seed),
+        "agents": lambda: agent_rows(1 if quick else 4, 120 if quick else 400, seed),
     }
     print_rows(run_parts(parts, [options.only] if options.only else list(parts)), options.json)
 

@@ -15,6 +15,7 @@ extra `ray`).
   python -m benchmarks.sites --quick          # fewer jobs, kills and faults
   python -m benchmarks.sites --only look      # one part; may be repeated
   python -m benchmarks.sites --limit-s 600    # repeated faults and kills end after 600 s a part; rows say how many
+  python -m benchmarks.sites --only faults --record RUNS  # go on with the runs in RUNS, also beside another process
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from benchmarks import (
     _sites_courier,
@@ -70,6 +72,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer cases")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds after which faults and kills end")
+    parser.add_argument("--record", type=Path, help="folder that keeps the seeded runs: a later call goes on with them")
     parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     arguments = parser.parse_args()
@@ -93,7 +96,7 @@ def main() -> int:
 
 
 def _run(name: str, arguments: argparse.Namespace) -> list[Row]:
-    return PARTS[name](Amount(quick=arguments.quick, limit_s=arguments.limit_s))
+    return PARTS[name](Amount(quick=arguments.quick, limit_s=arguments.limit_s, record=arguments.record))
 
 
 if __name__ == "__main__":

@@ -78,6 +78,25 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
                   (('ALERTS{alertname=~"Isthmus.+"} or vector(0)', "{{alertname}} {{alertstate}}"),)),
         ),
     ),
+    "agent": (
+        "Isthmus: a site's agent",
+        (
+            Panel("Devices", "short", (("isthmus_agent_devices", "{{node_group}}"),
+                                       ("isthmus_agent_devices_of_pool", "{{node_group}} of the pool"))),
+            Panel("Free devices in fragments", "short",
+                  (("isthmus_agent_devices_free - isthmus_agent_devices_offered", "{{node_group}}"),)),
+            Panel("Parts by state", "short", (("isthmus_agent_parts", "{{state}}"),)),
+            Panel("Local jobs by state", "short", (("isthmus_agent_local_jobs", "{{state}}"),)),
+            Panel("Parts without a place, and moves", "short",
+                  (("isthmus_agent_parts_without_place", "without a place"),
+                   ("isthmus_agent_moves_proposed", "moves proposed"),
+                   ("isthmus_agent_moves_in_hour", "moves in the last hour"))),
+            Panel("Since the server's last answer", "s",
+                  (("time() - isthmus_agent_last_answer_timestamp_seconds", "{{instance}}"),)),
+            Panel("Exchanges with the server", "short", (("isthmus_agent_syncs_total", "{{outcome}}"),)),
+            Panel("Longest unsaved work", "s", (("isthmus_agent_unsaved_seconds", "{{instance}}"),)),
+        ),
+    ),
 }  # fmt: skip
 
 

@@ -71,8 +71,8 @@ SURFACES = {
         HoldObserved InventoryObserved
         FetchObserved HoursObserved LocalJob LocalJobSubmitted LocalJobWithdrawn LocalJobsObserved LogWarning
         ObservedWorker OrdersReceived PartKey ProbeObserved QueueObserved RenewRunLease ReorderQueue ReportLocalExit
-        RequestCheckpoint ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker
-        StopWorker SitePlacement TopologyAllocator WorkersObserved WriteRankMap awaits_checkpoint check_site
+        RequestCheckpoint ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SitePartState SiteWorker
+        StartWorker StopWorker SitePlacement TopologyAllocator WorkersObserved WriteRankMap awaits_checkpoint check_site
         explain_part make_allocator node_names victim_name
     """,
     "strategies": """
@@ -87,11 +87,12 @@ SURFACES = {
         serve_switch
     """,
     "wan": """
-        Admission AdmissionFile BackgroundLinks Booking EdgeSettings FarSite FlowMatch GatewayConfig GatewaySettings
-        LegTransport Namespaces PathRequest PortRange ProxyConfig TransferBooking UdpSocket admit_all answer_probe
-        apply_edge_settings dial edge_settings emulated_namespaces follow_edge format_address links_in_background
-        listen listen_for_probes local_address parse_address parse_network probe_link read_edge_state read_proxy_key
-        read_route run_gateway run_links run_proxy write_edge_state
+        Admission AdmissionFile BackgroundLinks Booking CarriedIn EdgeSettings FarSite FlowMatch GatewayConfig
+        GatewaySettings LegTransport Namespaces PathRequest PortRange ProxyConfig TenantsFile TransferBooking
+        UdpSocket admit_all answer_probe apply_edge_settings dial edge_settings emulated_namespaces follow_edge
+        format_address links_in_background listen listen_for_probes local_address parse_address parse_network
+        probe_link probe_tenancy read_edge_state read_proxy_key read_route read_tenants run_gateway run_links
+        run_proxy run_tenants write_edge_state
     """,
     "noise": "CipherState DatagramCipher KEY_BYTES NUMBER_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",

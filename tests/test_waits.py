@@ -40,7 +40,7 @@ ALLOWED = {
     "agent/adapters/rules/hold_rules.py holds_at_the_same_time_are_one": KIT,
     "agent/adapters/rules/program_rules.py starts_at_the_same_time_are_one": KIT,
     "agent/adapters/rules/program_rules.py stop_races_with_start": KIT,
-    "agent/containers/container_start.py main": PROGRAM,
+    "core/process/container_start.py main": PROGRAM,
     "agent/courier/courier_listener.py CourierListener._accept": SERVICE,
     "agent/courier/courier_listener.py CourierListener._watch": SERVICE,
     "agent/service/agent_loop.py _leave_pool": SERVICE,

@@ -10,13 +10,16 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from isthmus.agent.courier.courier import Courier
+from isthmus.agent.metrics.metrics_listener import MetricsListener
 from isthmus.agent.service.agent_loop import (
     FAST_POLL_S,
     POLL_S,
@@ -92,6 +95,22 @@ def loop(tmp_path: Path, server: Answering) -> Iterator[AgentLoop]:
     site = Site(tmp_path)
     with SyncClient(server.url, "secret", "east") as exchange:
         yield AgentLoop(site.shell, exchange, random.Random(0))
+
+
+def test_the_loop_shows_its_exchanges_on_its_page(tmp_path: Path, server: Answering) -> None:
+    """The page of metrics is made every two seconds, and counts the answers and failures before it."""
+    with (
+        closing(MetricsListener("127.0.0.1", 0)) as listener,
+        SyncClient(server.url, "secret", "east") as exchange,
+    ):
+        loop = AgentLoop(Site(tmp_path).shell, exchange, random.Random(0), metrics=listener)
+        server.will_say((503, {"message": "disk full"}), AgentOrders(poll_after_s=1))
+        for at_s in (0.0, 10.0, 20.0):
+            loop.step(at_s)
+        text = httpx.get(f"http://127.0.0.1:{listener.address[1]}/metrics", timeout=20).text
+    assert 'isthmus_agent_syncs_total{outcome="failed"} 1.0' in text
+    assert 'isthmus_agent_syncs_total{outcome="answered"} 1.0' in text
+    assert 'isthmus_agent_devices{node_group="h20"} 3.0' in text
 
 
 def test_it_reports_when_due_and_no_sooner(loop: AgentLoop, server: Answering) -> None:
@@ -217,11 +236,12 @@ def test_the_files_of_an_agent_that_has_left_are_removed(tmp_path: Path, server:
     (state / "runs").mkdir(exist_ok=True)
     (state / "runs" / "link").symlink_to(outside)
     (state / "notes").touch()
+    (state / "node_images").write_text("/srv/unpacked")
     (state / "local" / "own").mkdir(parents=True)
     with lock_state_folder(state, "agent"), pytest.raises(UnavailableError, match="another agent uses"):
         remove_state_folder(state)
     found = remove_state_folder(state)
-    assert found.left == (str(state / "local"), str(state / "notes"))
+    assert found.left == (str(state / "local"), str(state / "notes"), "/srv/unpacked of the site's nodes")
     assert sorted(one.name for one in state.iterdir()) == ["local", "notes"]
     assert (outside / "kept").exists()
 

@@ -92,3 +92,14 @@ def test_a_part_without_a_place_is_named_with_its_reason(folder: Path) -> None:
 def test_a_state_folder_that_is_none_is_refused(folder: Path, given: str, reason: str) -> None:
     status, text = run("place", folder / "plan.json", "--pool", folder / "pool.yaml", "--state", given)
     assert (status, reason in text) == (2, True)
+
+
+def test_a_site_gets_its_topology_for_its_own_scheduler(folder: Path) -> None:
+    """The only cluster and the only node group with a topology need no names; another kind is refused."""
+    found = answer("site", "topology", "--pool", folder / "pool.yaml", "--as", "slurm-tree")
+    assert found["text"].splitlines() == [
+        "SwitchName=tor-t0 Nodes=0,1", "SwitchName=tor-t1 Nodes=2,3", "SwitchName=h20 Switches=tor-t0,tor-t1",
+    ]  # fmt: skip
+    status, text = run("site", "topology", "--pool", folder / "pool.yaml", "--as", "slurm")
+    assert status == 2
+    assert "unknown kind 'slurm'" in text

@@ -26,6 +26,7 @@ from isthmus.core.catalogue import HeldCopy
 from isthmus.core.messages.agent_messages import (
     AgentIdentity,
     AgentReport,
+    MoveProposal,
     ObservedLocalJob,
     ObservedPart,
     PartOrder,
@@ -132,6 +133,7 @@ class Driver:
         chips: int | None = None,
         local: tuple[ObservedLocalJob, ...] | None = None,
         queue: tuple[QueueEntry, ...] = (),
+        moves: tuple[MoveProposal, ...] = (),
     ) -> list[Instruction]:
         """Report `parts` of a site. `free` follows from what the parts hold; `chips` is all there are.
 
@@ -152,6 +154,7 @@ class Driver:
             parts=parts,
             local_jobs=self.local.get(site, ()),
             queue=queue,
+            moves=moves,
             peer_address=self.addresses.get(site),
             peer_checks=self.checks.get(site, ()),
             checks=site in self.checking,

@@ -76,3 +76,127 @@ def test_a_site_that_is_lost_leaves_when_its_lease_ends() -> None:
     pool.tell(RunLeaseEnded(now_s=pool.now_s, cluster="b"))
     assert pool.state("j") == "running"
     assert [part.cluster for part in pool.coordinator.state.jobs["j"].remaining_parts()] == ["a", "c"]
+
+
+def ranks_known(pool: Driver) -> dict[int, int]:
+    """Return the port of each rank in the rank map that sites are told."""
+    (order,) = pool.coordinator.orders("a")
+    assert order.rank_map is not None
+    return {one.rank: one.port for one in order.rank_map.workers}
+
+
+def settle(pool: Driver) -> None:
+    """Let the sites obey until nothing changes, with time between."""
+    for _ in range(4):
+        pool.obey()
+        pool.wait(2)
+
+
+def test_a_site_that_left_joins_again_in_the_same_attempt() -> None:
+    """Once its site has forgotten the part and has a chip: it is started, and the rank map has its new place."""
+    pool = running(restarts=0)
+    pool.report("c", seen("j", 1, "released", "its owner took the chips"), free=0)
+    pool.wait(60)
+    assert pool.orders("c") == {}
+    pool.report("c", free=0)
+    assert pool.orders("c") == {}
+    pool.wait(60)
+    pool.report("c", free=3)
+    assert pool.orders("c") == {("j", 1): "prepared"}
+    pool.obey("c")
+    assert pool.orders("c") == {("j", 1): "running"}
+    address = pool.done("c", pool.coordinator.orders("c")[0]).workers[0].model_copy(update={"port": 999})
+    pool.report("c", seen("j", 1, "running").model_copy(update={"workers": (address,)}))
+    assert ranks_known(pool)[2] == 999
+    kinds = [one.kind for one in pool.coordinator.state.jobs["j"].history.entries]
+    assert (kinds.count("left"), kinds.count("joined")) == (1, 1)
+    for site in "abc":
+        pool.report(site, seen("j", 1, "succeeded"))
+    pool.obey()
+    assert pool.state("j") == "succeeded"
+    assert pool.coordinator.state.jobs["j"].attempt == 1
+
+
+def test_a_site_that_fails_again_and_again_is_asked_ever_later() -> None:
+    """The time between two orders doubles, and a part that is not prepared in time is given up."""
+    pool = running()
+    waits = []
+    for _ in range(3):
+        pool.report("c", seen("j", 1, "failed", "its worker crashed"))
+        pool.obey("c")
+        pool.report("c")
+        since_s = pool.now_s
+        while not pool.orders("c"):
+            pool.wait(1)
+        waits.append(pool.now_s - since_s)
+        pool.obey("c")
+        pool.obey("c")
+    assert waits == [2, 4, 8]
+    pool.report("c", seen("j", 1, "failed"))
+    pool.obey("c")
+    pool.report("c")
+    pool.wait(8)
+    assert pool.orders("c") == {("j", 1): "prepared"}
+    pool.wait(11)
+    assert pool.orders("c") == {("j", 1): "released"}
+    assert pool.state("j") == "running"
+
+
+def test_a_job_ends_without_a_part_that_is_about_to_join() -> None:
+    """It is not waited for."""
+    pool = running()
+    pool.report("c", seen("j", 1, "released"))
+    pool.wait(2)
+    pool.report("c")
+    assert pool.orders("c") == {("j", 1): "prepared"}
+    for site in "ab":
+        pool.report(site, seen("j", 1, "succeeded"))
+    settle(pool)
+    assert pool.state("j") == "succeeded"
+
+
+def test_a_cluster_without_a_free_chip_joins_after_the_start() -> None:
+    """The job starts without it, and other work there comes first."""
+    pool = Driver("a", "b", "c")
+    late = (RolloutPlace(cluster="b", node_group="g"), RolloutPlace(cluster="c", node_group="g", joins=True))
+    pool.report("c", free=0)
+    placement = PlacementConstraints(train=("a",), rollouts=("b", "c"))
+    found = plan("a").model_copy(update={"rollouts": late})
+    pool.submit("j", found, task="rl", rl=RL, placement=placement)
+    for _ in range(2):
+        pool.obey("a", "b")
+    assert pool.state("j") == "running"
+    assert sorted(ranks_known(pool)) == [0, 1]
+    assert pool.orders("c") == {}
+    pool.report("c", free=1)
+    assert pool.orders("c") == {("j", 1): "prepared"}
+    settle(pool)
+    assert sorted(ranks_known(pool)) == [0, 1, 2]
+
+
+def test_a_job_of_higher_priority_takes_the_part_that_decodes() -> None:
+    """The other job trains on without a checkpoint, and its part joins again when the chips are free."""
+    pool = running(preemptible=True, priority="low")
+    pool.submit("h", plan(*"cccc"), priority="high")
+    assert pool.preempt("h") == ("c/j",)
+    settle(pool)
+    assert (pool.state("j"), pool.state("h")) == ("running", "running")
+    assert pool.coordinator.state.jobs["j"].attempt == 1
+    assert not any(order.protect for order in pool.coordinator.orders("a"))
+    assert pool.orders("c") == {("h", 1): "running"}
+    pool.report("c", seen("h", 1, "succeeded"))
+    settle(pool)
+    assert pool.orders("c") == {("j", 1): "running"}
+    assert pool.state("j") == "running"
+
+
+def test_a_job_of_higher_priority_takes_all_where_too_few_would_be_left() -> None:
+    """With `least_rollouts: 2` the attempt ends, after a checkpoint."""
+    pool = running(2, preemptible=True, priority="low")
+    pool.submit("h", plan(*"cccc"), priority="high")
+    assert pool.preempt("h") == ("c/j",)
+    pool.obey()
+    assert any(order.protect for order in pool.coordinator.orders("a"))
+    settle(pool)
+    assert pool.state("h") == "running"
+    assert pool.state("j") != "running"

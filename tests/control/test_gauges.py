@@ -10,9 +10,9 @@ from isthmus.control.accounting.ledger import Ledger, Transaction
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.queries.forecast_inputs import JobProgress
 from isthmus.control.queries.monitoring.pool_figures import MAX_JOBS, pool_figures
-from isthmus.control.service.metrics.gauge_text import GaugeText
 from isthmus.control.service.metrics.ledger_watch import LedgerWatch
 from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics, WorkerAddress
+from isthmus.core.text.gauge_text import GaugeText
 from tests.control.serving import EAST, WEST, report
 from tests.control.test_metrics import samples
 from tests.control.test_server_api import Server
@@ -45,14 +45,16 @@ def test_a_running_job_has_its_steps_times_and_checkpoints(server: Server) -> No
 
 
 def test_the_first_of_the_waiting_jobs_says_how_long_the_queue_stands(server: Server) -> None:
-    """By priority, and 0 without a job that waits."""
+    """By priority, and 0 without a job that waits; one whose user must choose a plan makes no queue stand."""
     assert samples(server)[("isthmus_queue_oldest_wait_seconds",)] == 0
-    server.submit(policy="manual")
+    server.submit(policy="manual", priority="high")
+    server.now_s += 30
+    server.submit(policy="auto")
     server.now_s += 70
-    server.submit(policy="manual", priority="low")
+    server.submit(policy="auto", priority="low")
     found = samples(server)
     assert found[("isthmus_queue_oldest_wait_seconds",)] == 70
-    assert sum(value for name, value in found.items() if name[0] == "isthmus_queue_jobs") == 2
+    assert sum(value for name, value in found.items() if name[0] == "isthmus_queue_jobs") == 3
 
 
 def test_jobs_beyond_the_limit_have_no_series_and_are_counted(server: Server) -> None:

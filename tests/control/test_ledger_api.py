@@ -206,3 +206,32 @@ def test_the_tariff_of_the_guide_is_published_as_it_says(server: Server, run: Ru
     file.write_text(page.partition("```yaml\n")[2].partition("```")[0])
     assert run("check", file)[0] == 0
     assert run("tariff", "set", file, caller="owner-east") == (0, "3 prices in EUR are published\n")
+
+
+def cards(file: Path, job: str, begin_s: float, end_s: float) -> Path:
+    """The record of cards of the site in the east: one card from and to."""
+    held = {"at_s": begin_s, "event": "held", "job": job, "attempt": 1, "cards": ["h20/0/0"]}
+    lines = [held, {"at_s": end_s, "event": "released", "job": job, "attempt": 1}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_an_owner_compares_its_record_of_cards_with_the_ledger(server: Server, run: Run, tmp_path: Path) -> None:
+    """Only its own site; a difference without a known cause ends the command with status 6."""
+    job = paid(server, run, tmp_path)
+    begin_s = server.now_s - HOUR_S
+    asked = ("ledger", "compare", "--site", "east", "--month", "1970-01", "--cards")
+    file = cards(tmp_path / "whole.jsonl", job, begin_s - 1, begin_s + HOUR_S + 1)
+    status, answer = run(*asked, file, "--json", caller="owner-east")
+    found = json.loads(answer)
+    assert (status, found["unexplained"], found["record"]) == (0, 0, "cards")
+    assert [one["cause"] for one in found["causes"]] == ["late release", "queue end"]
+    assert abs(found["percent"]) < 0.1
+    assert json.loads(run(*asked, file, "--json", caller="root")[1]) == found
+    others = json.loads(run(*asked, file, "--json", caller="owner-west")[1].splitlines()[0])
+    assert others["ours_chip_hours"] == 0
+    status, answer = run(
+        *asked, cards(tmp_path / "half.jsonl", job, begin_s, begin_s + HOUR_S / 2), caller="owner-east"
+    )
+    assert status == 6
+    assert "unknown" in answer

@@ -17,12 +17,12 @@ from tests.docs.follow_guide import ROOT, blocks
 from tests.machines import Machine, machines, wait_until
 
 PAGE = ROOT / "docs" / "guide" / "network.md"
-LONG_RUNNING = re.compile(r"isthmus (proxy|wan measure --listen)")
+LONG_RUNNING = re.compile(r"isthmus (proxy|wan measure --listen|wan centre)")
 WHY = unavailable_reason(effective_capabilities())
 needs_root = [
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(WHY is not None, reason=f"{WHY}; run: sudo .venv/bin/python -m pytest -m root tests/docs"),
 ]
 
@@ -85,8 +85,8 @@ class TestGuide:
 
 
 def test_the_page_has_a_command_for_every_step() -> None:
-    """Key, two proxies, two ends of a measurement, admission and the edge; both machines take part."""
-    assert len(commands()) == 9
+    """Key, two proxies, two ends of a measurement, admission, the edge, the pool and a centre; both take part."""
+    assert len(commands()) == 11
     assert {machine for machine, _, _ in commands()} == {"nanjing", "hangzhou"}
 
 

@@ -14,6 +14,7 @@ import yaml
 from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.process.confined_start import MIN_LANDLOCK_ABI, landlock_abi
+from isthmus.rl.rollout.read_ledger import read_ledger
 from tests.e2e.site import all_metrics, clusters_of, processes_in, running, state_is, submit, wait_until
 from tests.forks import preload
 from tests.rl.rl_jobs import make_rl_job
@@ -35,6 +36,11 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoPool]:
     (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
     with running(folder, clusters_of({"a": 1, "b": 1, "c": 1}, 1.0)) as made:
         yield made
+
+
+def kinds(pool: DemoPool, job_id: str) -> list[str]:
+    """Return what has happened to a job so far."""
+    return [one.kind for one in pool.client.history(job_id).events]
 
 
 def test_one_job_trains_at_one_owner_and_decodes_at_two_of_which_one_dies(pool: DemoPool) -> None:
@@ -74,3 +80,34 @@ def test_one_job_trains_at_one_owner_and_decodes_at_two_of_which_one_dies(pool: 
     assert (found["lost"], found["doubled"]) == (0, 0)
     assert set(found["tokens"]) <= {"b", "c"}
     assert Path(job.output, "config.json").exists()
+
+
+def test_a_site_that_died_decodes_again_in_the_same_attempt(pool: DemoPool, whole: bool) -> None:
+    """Its part is ordered again, it gets weights, and its tokens are trained on; nothing is lost or doubled."""
+    if not whole:
+        pytest.skip("starts four more ranks")
+    place = pool.folder / "users" / "again"
+    job = make_rl_job(
+        place, steps=100_000, placement={"train": ["a"], "rollouts": ["b", "c"]}, policy="auto", rl={"max_staleness": 1}
+    )
+    view = submit(pool.client, job)
+    state_is(pool.client, view.id, "running")
+    wait_until("a step is done", lambda: all_metrics(pool.client, view.id))
+    for process in processes_in(pool.folder / "c"):
+        if "rl_supervisor" in " ".join(process.cmdline()):
+            process.kill()
+    wait_until("c has joined again", lambda: "joined" in kinds(pool, view.id))
+    before = max(one.step for one in all_metrics(pool.client, view.id) if one.rank == 0)
+
+    def decodes_again() -> bool:
+        found = [one for one in all_metrics(pool.client, view.id) if one.rank == 2 and one.step > before]
+        return any(one.values["decoded_tokens"] for one in found)
+
+    wait_until("c decodes", decodes_again)
+    now = pool.client.job(view.id)
+    assert (now.state, now.attempt) == ("running", 1)
+    pool.client.cancel(view.id)
+    state_is(pool.client, view.id, "cancelled")
+    found = read_ledger(Path(job.checkpoints.folder) / "rollouts")
+    assert (found.lost, found.doubled) == (0, 0)
+    assert set(found.tokens) == {"b", "c"}

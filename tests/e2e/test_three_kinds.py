@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,14 +47,15 @@ def ray(whole: bool) -> Iterator[RayCluster]:
 def test_a_job_over_slurm_ray_and_local_is_preempted_by_a_slurm_users_job_and_goes_on(
     ray: RayCluster, tmp_path: Path
 ) -> None:
-    """1. A rank trains at each site, each started by its own scheduler: at Slurm and at the local site in a container
-    of its rendered image, where root may; at Ray as a process. 2. A Slurm user's job takes the card there by Slurm's
-    own rules: the job leaves all sites. 3. It goes on from its checkpoint. 4. Its losses are one process's.
+    """1. Ranks train at each site, each started by its own scheduler in a container of its rendered image, where root
+    may: at Slurm inside its step, at Ray inside its task, from the images of Ray's nodes. 2. A Slurm user's job takes
+    the card there by Slurm's own rules: the job leaves all sites. 3. It goes on from its checkpoint. 4. Its losses are
+    one process's.
     """
     with slurm_clusters(tmp_path, 1, 1, "west") as slurms:
         (tmp_path / "pool").mkdir()
-        policy = policy_with_images(tmp_path)
-        others = {"north": ray_site(ray), "south": local_site(policy)}
+        policy, nodes = policy_with_images(tmp_path)
+        others = {"north": ray_site(ray, policy, nodes), "south": local_site(policy)}
         pool = JointPool(tmp_path / "pool", slurms, WORKER_COMMAND, others=others, policy=policy)
         try:
             until(lambda: pool.free() == {"west": 1, "north": 2, "south": 1}, "all sites have joined", 300)
@@ -63,7 +65,11 @@ def test_a_job_over_slurm_ray_and_local_is_preempted_by_a_slurm_users_job_and_go
                 until(lambda: newest_valid(Path(job.checkpoints.folder)), "a checkpoint is whole", 600)
                 assert (slurms["west"].num_held(), ray.used_cards()) == (1, 2)
                 if policy.workers.containers is not None:
-                    assert containers_of(pool) == {"west": 1, "south": 1}
+                    known = {"north": Path(nodes["image_store"]) / "runtime"}
+                    known |= {name: pool.folder / name / "containers" for name in ("west", "south")}
+                    assert {name: len(list(one.iterdir())) for name, one in known.items()} == {
+                        "west": 1, "south": 1, "north": 2
+                    }  # fmt: skip
                 users = take_the_card(slurms["west"])
                 state_is(client, patient, "waiting", timeout_s=600)
                 until(lambda: not ray.used_cards(), "Ray has its cards back", 120)
@@ -80,16 +86,16 @@ def test_a_job_over_slurm_ray_and_local_is_preempted_by_a_slurm_users_job_and_go
             pool.close()
 
 
-def policy_with_images(folder: Path) -> OwnerPolicy:
-    """Return a policy whose workers run in containers, one without where this machine cannot run any."""
+def policy_with_images(folder: Path) -> tuple[OwnerPolicy, dict[str, str]]:
+    """Return a policy whose workers run in containers, and Ray's options of the images at its nodes.
+
+    Where this machine cannot run containers neither names images.
+    """
     if why_not():
-        return OwnerPolicy()
+        return OwnerPolicy(), {}
     folder.chmod(0o755)
     build_image(folder / "images", "host", "1", HOST)
-    return OwnerPolicy.model_validate({"workers": {"containers": {"images": str(folder / "images")}}})
-
-
-def containers_of(pool: JointPool) -> dict[str, int]:
-    """Return how many containers `runc` knows at each site that makes some."""
-    known = {name: pool.folder / name / "containers" for name in pool.sites}
-    return {name: len(list(folder.iterdir())) for name, folder in known.items() if folder.exists()}
+    (folder / "ray-nodes").mkdir()
+    shutil.copytree(folder / "images", folder / "ray-nodes" / "images")
+    options = {"images": str(folder / "ray-nodes" / "images"), "image_store": str(folder / "ray-nodes" / "store")}
+    return OwnerPolicy.model_validate({"workers": {"containers": {"images": str(folder / "images")}}}), options

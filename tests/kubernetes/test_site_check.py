@@ -89,12 +89,24 @@ def test_labels_and_resources_that_nobody_has_are_named() -> None:
     assert any("n3 has 4 nvidia.com/gpu" in one for one in unmapped)
 
 
+def test_a_second_kind_of_cards_at_a_node_that_is_mapped_is_named() -> None:
+    """A node group maps one resource of a node; the other cards of the node are of no group."""
+    server = filled(ApiStandIn())
+    mixed = node("n3")
+    mixed["status"]["allocatable"] |= {"huawei.com/ascend910": "2", "example.com/nics": "2"}
+    server.put("", "nodes", mixed)
+    details = [one.detail for one in wrong(site_of(), server)]
+    assert "cards of no node group: node n3 has 2 huawei.com/ascend910" in details
+    assert not any("nics" in one for one in details)
+
+
 def test_a_missing_right_is_named_by_verb_and_object() -> None:
     """As one asks for it, with where it is needed."""
     server = filled(ApiStandIn())
     server.denied |= {("", "secrets", "create"), ("batch", "jobs", "delete"), ("", "nodes", "watch")}
-    details = [one.detail for one in wrong(site_of(), server)]
-    assert details == [
+    found = wrong(site_of(), server)
+    assert {one.file_path for one in found} == {("kind",)}
+    assert [one.detail for one in found] == [
         "missing right: delete jobs.batch in namespace 'isthmus'",
         "missing right: create secrets in namespace 'isthmus'",
         "missing right: watch nodes in the whole cluster",

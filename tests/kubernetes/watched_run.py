@@ -35,20 +35,21 @@ class WatchedRun:
         self.problems: Counter[str] = Counter()
         self.num_kills = self.num_compactions = self.num_changes = 0
 
-    def run(self, num_rounds: int, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Make `num_rounds` rounds, fewer if the time `is_over`, then remove every object."""
-        for _ in range(num_rounds):
-            if is_over():
-                break
+    def run(self, num_rounds: int, is_over: Callable[[], bool] = lambda: False) -> int:
+        """Make `num_rounds` rounds, fewer if the time `is_over`, then remove every object; return how many."""
+        num_done = 0
+        while num_done < num_rounds and not is_over():
             self._change()
             self._look()
             self._change()
             self._break()
             self._change()
             self._see_all()
+            num_done += 1
         for uid in list(self._alive):
             self._delete(uid)
         self._see_all()
+        return num_done
 
     def _parse(self, item: Any) -> str | None:
         metadata = item["metadata"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from isthmus.agent.metrics import agent_figures
 from isthmus.control.queries.monitoring import pool_figures
 from isthmus.control.service.metrics import render_metrics, server_metrics
 from scripts.dashboards import DASHBOARDS, FOLDER, rendered
@@ -68,7 +69,7 @@ def test_queries_name_series_that_the_server_has() -> None:
     texts = [(MONITORING / name).read_text() for name in ("isthmus.rules.yml", "isthmus.alerts.yml")]
     recorded = set(re.findall(r"record: (\S+)", texts[0]))
     asked = set(re.findall(r"\bisthmus[_:][a-z0-9_:]+", " ".join([*queries, *texts])))
-    modules = (pool_figures, render_metrics, server_metrics)
+    modules = (pool_figures, render_metrics, server_metrics, agent_figures)
     sources = [Path(str(module.__file__)).read_text() for module in modules]
     sources.append((Path(str(server_metrics.__file__)).parents[1] / "control_service.py").read_text())
     sources.append((Path(str(server_metrics.__file__)).parents[2] / "server" / "run_server.py").read_text())
@@ -83,7 +84,10 @@ def test_the_guide_names_every_series_alert_and_field_of_the_logs() -> None:
     named = set(re.findall(r"`([\w.]+)`", guide))
     assert [alert for alert in alerts() if alert not in named] == []
     package = Path(str(render_metrics.__file__)).parents[3]
-    for source in ("control/service/metrics/render_metrics.py", "control/service/control_service.py"):
+    for source in (
+        "control/service/metrics/render_metrics.py", "control/service/control_service.py",
+        "agent/metrics/agent_figures.py",
+    ):  # fmt: skip
         series = re.findall(r'"(isthmus_[a-z_]+)"', (package / source).read_text())
         assert [one for one in series if one not in named] == []
     logger = (package / "control" / "service" / "job_state_logger.py").read_text()

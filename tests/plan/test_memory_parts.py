@@ -1,5 +1,6 @@
 """Of which parts a stage's memory consists: each rule is one difference between two stages."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,8 @@ from isthmus.plan.memory.stage_degrees import StageDegrees
 from isthmus.plan.memory.stage_memory import StageMemory, combine_copies, stage_memory
 from isthmus.plan.profile.component import Sharding
 from isthmus.plan.profile.model_profile import profile_model
+from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan.time.calibration import DATA_SHEET
 from tests.plan.hand import model_of, plan_of
 from tests.plan.published import published
 
@@ -84,6 +87,28 @@ def test_an_outer_optimizer_adds_eight_bytes_a_parameter():
     plain, outer = stage(), stage(outer_optimizer=True)
     assert outer.optimizer_bytes - plain.optimizer_bytes == 8 * DENSE.num_parameters
     assert outer.allocated_bytes - plain.allocated_bytes == 8 * DENSE.num_parameters
+
+
+@pytest.mark.parametrize(("precision", "each"), [("bf16", 2), ("fp32", 4)])
+@pytest.mark.parametrize(("zero", "shards"), [(0, 1), (3, 4)])
+def test_a_reference_model_is_a_copy_of_the_weights(precision, each, zero, shards):
+    """As wide as compute uses them, and sharded where they are; the search counts the same bytes a parameter."""
+    options = {"precision": precision, "zero": zero, "dp": 4}
+    plain, with_copy = stage(**options), stage(reference_model=True, **options)
+    assert with_copy.weights_bytes - plain.weights_bytes == each * DENSE.num_parameters / shards
+    assert with_copy.allocated_bytes - plain.allocated_bytes == each * DENSE.num_parameters / shards
+    workload = TrainingWorkload(DENSE, TOKENS, precision, DATA_SHEET)
+    of_search = replace(workload, reference_model=True).static_bytes[0] - workload.static_bytes[0]
+    assert of_search == each
+
+
+def test_a_plan_with_a_reference_model_holds_it_in_every_stage():
+    """The planner sets it for a job with a penalty."""
+    plan = plan_of(layers=4, clusters="ab")
+    beside = Plan.model_validate(plan.model_dump() | {"reference_model": True})
+    for index in range(2):
+        every, some = (plan_stage_memory(one, DENSE, one.stages, index) for one in (plan, beside))
+        assert some.weights_bytes > every.weights_bytes
 
 
 def test_the_update_of_a_short_sequence_holds_two_tensors_of_the_largest_gradient():

@@ -388,6 +388,9 @@ def test_a_check_finds_what_no_group_has() -> None:
     ray = StandInRay()
     ray.nodes = [*ray.nodes, {**ray.nodes[0], "node_id": "cd" * 28, "resources_total": {"CPU": 1.0, "TPU": 4.0}}]
     assert any("(TPU)" in one.detail for one in check_ray(site(), ray.rest()) if not one.ok)
+    ray.nodes = [{**NODE, "resources_total": {"GPU": 2.0, "NPU": 4.0, "fast_disk": 1.0}}]
+    (found,) = (one for one in check_ray(site(), ray.rest()) if "no node group" in one.detail)
+    assert found.detail.endswith("(NPU)")
     ray.replaced["/api/version"] = httpx.Response(200, json={"ray_version": "2.9.3", "session_name": "s"})
     assert next(one.check for one in check_ray(site(), ray.rest()) if not one.ok) == "version"
     ray.lost, ray.replaced = "request", {}
@@ -414,6 +417,8 @@ def test_a_missing_right_is_named_by_verb_and_object() -> None:
         (SiteFile(kind="ray", options={**ADDRESS, "courier_port": "seven"}), "options.courier_port: 'seven'"),
         (SiteFile(kind="ray", options={"address": "head:8265"}), "'head:8265' is no URL"),
         (SiteFile(kind="ray", options={**ADDRESS, "adress": "x"}), "unknown option of a Ray site: 'adress'"),
+        (SiteFile(kind="ray", options={**ADDRESS, "images": "images"}), "options.images: 'images' is no absolute path"),
+        (SiteFile(kind="ray", options={**ADDRESS, "image_store": "/s"}), "image_store without images"),
         (
             SiteFile(kind="ray", node_groups={"h20": NodeSelector(partition="p")}, options=dict(ADDRESS)),
             "no partitions",

@@ -28,11 +28,11 @@ from isthmus.rl.audit.choose_sample import is_chosen
 from isthmus.rl.audit.judge_sample import FP32_BOUNDS, AuditBounds, judge_sample
 from isthmus.rl.audit.token_difference import TokenDifference, token_difference
 from isthmus.rl.audit.trajectory_auditor import SampleClaim, TrajectoryAuditor
-from isthmus.rl.ledger.ledger_records import SampleRecord, TokenRange
+from isthmus.rl.ledger.ledger_records import ENVIRONMENT, SampleRecord, TokenRange
 from isthmus.rl.ledger.ledger_snapshot import dump_ledger, restore_ledger
 from isthmus.rl.ledger.rollout_events import EngineJoined, SampleAudited, SampleEnded, SampleKey, TokensReported
 from isthmus.rl.ledger.rollout_instructions import GenerateSample, OnUpdate
-from isthmus.rl.rewards.reward_sum import RewardSum
+from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_messages import EndReport, EngineOrder, StartSample, TokensReport
 from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
@@ -107,6 +107,36 @@ def test_a_sample_is_recomputed_through_versions_and_engines(on_update: OnUpdate
         assert (accused[0], f"token {position}" in accused[1]) == (owner, True)
     del known[2]
     assert found(claim) is None
+
+
+def test_a_sample_of_several_turns_is_recomputed_with_what_it_observed() -> None:
+    """Tokens of an environment are taken as they are; with others the engine's next tokens would not be drawn."""
+    versions = dict(enumerate(make_weights(torch.float32), 1))
+    engine, claim = make_engine(versions[1], 1, torch.float32, 8), Trajectory()
+    request = {
+        "key": SequenceKey(*KEY), "seed": SAMPLING.seed, "prompt_tokens": PROMPT, "max_response_tokens": LENGTH,
+        "stop_tokens": frozenset(),
+    }  # fmt: skip
+    engine.add(DecodeRequest(**request))
+    decode(engine, 3, claim)
+    engine.stop(SequenceKey(*KEY))
+    claim.tokens += [7, 8]
+    claim.log_probabilities += [0.0, 0.0]
+    engine.add(DecodeRequest(**request, response_tokens=tuple(claim.tokens)))
+    decode(engine, 3, claim)
+    ends = [(0, 3, "b"), (3, 5, ENVIRONMENT), (5, 8, "b")]
+    ranges = [TokenRange(start=a, end=b, version=1, engine=owner, owner=owner) for a, b, owner in ends]
+    auditor = TrajectoryAuditor(
+        lambda version, weights, draw: make_engine(weights, version, torch.float32, 8, draw), versions.get, SAMPLING,
+        "keep", AuditBounds(log_probability=0.0, mean_log_probability=0.0, draw=0.0),
+    )  # fmt: skip
+    sample = SampleRecord(key=KEY, ranges=ranges)
+    for observed in ([7, 8], [7, 8], [7, 9]):
+        tokens = [*claim.tokens[:3], *observed, *claim.tokens[5:]]
+        forged = Trajectory(tokens=tokens, log_probabilities=claim.log_probabilities)
+        found = auditor.audit(SampleClaim(sample=sample, prompt_tokens=PROMPT, trajectory=forged))
+        assert found is not None
+        assert (found[0], bool(found[1])) == ("b", observed != [7, 8])
 
 
 @given(st.integers(0, 2**32), st.just(0.0) | st.floats(0.1, 3), st.integers(1, 40))
@@ -187,7 +217,8 @@ def test_the_coordinator_drops_a_forger_and_ends_without_honest_owners(tmp_path:
         return sample.ranges[-1].owner, "forged" if 9 in claim.tokens else ""
 
     config = LedgerConfig(group=4, batch_prompts=4, max_staleness=0)
-    made = RolloutCoordinator(config, limits, prompts, RewardSum(job.rl.rewards), RolloutStore(tmp_path / "l"), audit)
+    reward, store = RewardPool(job.rl.rewards, 1), RolloutStore(tmp_path / "l")
+    made = RolloutCoordinator(config, limits, prompts, reward, store, audit)
     made.begin(0)
     orders: dict[str, list[EngineOrder | None]] = {"b": [], "c": []}
 
@@ -213,7 +244,7 @@ def test_the_coordinator_drops_a_forger_and_ends_without_honest_owners(tmp_path:
     with pytest.raises(InputError, match="no owner is left"):
         until(lambda: made.wait_batch(0.01) is not None)
     made.close()
-    other = RolloutCoordinator(config, limits, prompts, RewardSum(job.rl.rewards), RolloutStore(tmp_path / "m"))
+    other = RolloutCoordinator(config, limits, prompts, RewardPool(job.rl.rewards, 1), RolloutStore(tmp_path / "m"))
     other.begin(0)
     other.refuse_owner("b", "another model")
     assert other.wait_batch(0.0) is None

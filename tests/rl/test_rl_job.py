@@ -31,7 +31,7 @@ def test_an_algorithm_sets_what_the_job_leaves_out() -> None:
         ({"group": 1}, "nearest valid value: 2"),
         ({"clip": (0.0, 0.28)}, "nearest valid value: 0.01"),
         ({"clip": (0.2, 1.0)}, "nearest valid value: 0.99"),
-        ({"kl": 0.1}, "nearest valid value: 0.0"),
+        ({"kl": -0.1}, "greater than or equal to 0"),
         ({"audit": 1.1}, "less than or equal to 1"),
         ({"overlong": {"buffer": 9}}, "nearest valid value: 8"),
         ({"correction": {"truncate": (2.0, 1.0)}}, "does not rise"),

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -54,10 +55,14 @@ def test_one_process_and_any_plan_learn_the_same(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_goes_on_with_its_samples(tmp_path: Path) -> None:
-    """An attempt killed in the middle: the next one goes on with the same samples, and the same curve bit for bit."""
-    job = make_rl_job(tmp_path, steps=6, checkpoints={"every_steps": 2})
+    """An attempt killed in the middle: the next one goes on with the same samples, and the same curve bit for bit.
+
+    Its reference model is again the job's, not that of the checkpoint.
+    """
+    passes = {"kl": 0.2, "old": "recomputed"}
+    job = make_rl_job(tmp_path, steps=6, checkpoints={"every_steps": 2}, rl=passes)
     alone = run_job(tmp_path / "alone", job, whole(job), program=PROGRAM)
-    cut = make_rl_job(tmp_path / "cut", steps=6, checkpoints={"every_steps": 2})
+    cut = make_rl_job(tmp_path / "cut", steps=6, checkpoints={"every_steps": 2}, rl=passes)
     with started(tmp_path / "cut", cut, whole(cut), program=PROGRAM) as first:
         first.wait_for_step(4)
         os.kill(first.processes[0].pid, signal.SIGKILL)
@@ -105,13 +110,17 @@ def test_three_owners_learn_bit_for_bit_what_one_process_learns(tmp_path: Path) 
 
 
 def test_links_that_were_cut_carry_samples_again_within_5_s(tmp_path: Path, whole: bool) -> None:
-    """Both links of the trainer stall and refuse connections; once they are back, two more steps take at most 5 s."""
+    """Both links of the trainer stall and refuse connections; once they are back, two more steps take at most 5 s.
+
+    Weights go to c over b, and the bytes of that link are in the ledger too.
+    """
     job = make_rl_job(tmp_path, steps=4000)
-    plan = make_plan(job, [4], "a", rollouts=[{"cluster": name, "node_group": "cpu"} for name in "bc"])
-    links_of_a = [{"between": ["a", name], "bandwidth_gbps": 1, "round_trip_ms": 2} for name in "bc"]
+    rollouts = [{"cluster": "b", "node_group": "cpu"}, {"cluster": "c", "node_group": "cpu", "sources": ["b"]}]
+    plan = make_plan(job, [4], "a", rollouts=rollouts)
+    joined = [{"between": [*ends], "bandwidth_gbps": 1, "round_trip_ms": 2} for ends in ("ab", "ac", "bc")]
     with (
-        links_in_background(pool_of(*links_of_a)) as links,
-        started(tmp_path, job, plan, program=PROGRAM, routes=links.routes["a"]) as workers,
+        links_in_background(pool_of(*joined)) as links,
+        started(tmp_path, job, plan, program=PROGRAM, routes_of=links.routes) as workers,
     ):
         workers.wait_for_step(1)
         for name in "bc":
@@ -121,8 +130,13 @@ def test_links_that_were_cut_carry_samples_again_within_5_s(tmp_path: Path, whol
         for name in "bc":
             links.restore("a", name)
         workers.wait_for_step(before + 2, limit_s=5.0)
-        found = read_ledger(Path(job.checkpoints.folder) / "rollouts")
+        ends_s = time.monotonic() + 60
+        while "b>c" not in (found := read_ledger(Path(job.checkpoints.folder) / "rollouts")).bytes:
+            assert time.monotonic() < ends_s, workers.log(2)
+            workers.wait_for_step(workers.metrics(0)[-1].step + 1)
+        carried = {(one["from"], one["to"]): one["bytes"] for one in links.statistics()}
     assert (found.lost, found.doubled) == (0, 0)
+    assert 0 < found.bytes["b>c"]["sent_bytes"] <= carried["b", "c"]
 
 
 def test_a_site_with_another_model_is_named_and_the_other_decodes(tmp_path: Path) -> None:

@@ -31,8 +31,6 @@ from isthmus.rl.rewards.reward_sum import RewardSum
 from isthmus.rl.rollout.engine_messages import TokensReport
 from isthmus.rl.rollout.message_link import MessageLink
 from isthmus.rl.rollout.rollout_store import RolloutStore
-from isthmus.rl.rollout.version_store import VersionStore
-from isthmus.rl.rollout.weights_stream import PolicyVersion, WeightsReceiver, digest_of, encode_version
 from isthmus.rl.rollout.wire_messages import pack_message, unpack_message
 
 KEY = SampleKey(1, 0, 2)
@@ -179,59 +177,6 @@ def test_shares_of_the_loss_add_up_over_any_split(aggregate: str) -> None:
         for a, b in ((0, 2), (2, 6))
     ]
     assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-6)
-
-
-def versions(dtype: torch.dtype) -> tuple[PolicyVersion, PolicyVersion]:
-    """Return two versions of which a tenth of the weights differ."""
-    made = torch.Generator().manual_seed(1)
-    old = {"a": torch.randn(50, 40, generator=made).to(dtype), "b": torch.randn(7, generator=made).to(dtype)}
-    new = {name: torch.where(torch.rand(one.shape, generator=made) < 0.1, one * 1.01, one) for name, one in old.items()}
-    return PolicyVersion(3, old), PolicyVersion(4, {name: one.to(dtype) for name, one in new.items()})
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_versions_cross_without_loss_and_in_few_bytes(dtype: torch.dtype) -> None:
-    """Whole first, then as changes; 16-bit floats take less than a quarter of the bytes."""
-    store = VersionStore(2)
-    receiver = WeightsReceiver({"a": torch.Size((50, 40)), "b": torch.Size((7,))}, dtype)
-    sizes = []
-    for version, base in zip(versions(dtype), (None, 3), strict=True):
-        store.add(version)
-        newest, known, chunks = store.newest_from(base)
-        assert (newest.step, known) == (version.step, base)
-        receiver.begin(base)
-        made = list(chunks)
-        assert made == list(store.newest_from(base)[2])
-        for header, content in made:
-            receiver.add(header, content)
-        found = receiver.finish(version.step, store.digest(version.step))
-        assert all(torch.equal(found[name], one) for name, one in version.tensors.items())
-        sizes.append(sum(len(content) for _, content in made))
-    assert dtype == torch.float32 or sizes[1] < sizes[0] / 4
-
-
-def test_a_damaged_version_is_refused() -> None:
-    """Another base, missing chunks, altered bytes, places outside the model: each is named, none is used."""
-    old, new = versions(torch.bfloat16)
-    receiver = WeightsReceiver({name: one.shape for name, one in old.tensors.items()}, torch.bfloat16)
-    with pytest.raises(InputError, match="are the base"):
-        receiver.begin(3)
-    receiver.begin(None)
-    chunks = list(encode_version(old, None))
-    with pytest.raises(InputError, match="elements arrived"):
-        receiver.finish(3, old.digest())
-    receiver.begin(None)
-    for header, content in chunks:
-        receiver.add(header, content)
-    with pytest.raises(InputError, match="another digest"):
-        receiver.finish(3, new.digest())
-    for wrong in ({"name": "c"}, {"start": -1}, {"start": 2000}, {"count": 3000}, {"count": "x"}):
-        with pytest.raises(InputError):
-            receiver.add(chunks[0][0] | wrong, chunks[0][1])
-    with pytest.raises(InputError, match="damaged"):
-        receiver.add(chunks[0][0], chunks[0][1][:-1])
-    assert receiver.step == -1
-    assert digest_of(old.tensors) != digest_of({"a": old.tensors["a"]})
 
 
 @given(

@@ -8,6 +8,7 @@ from transformers import (
     MixtralConfig,
     PretrainedConfig,
     PreTrainedModel,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -23,6 +24,9 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=False),
     "qwen3_moe": Qwen3MoeConfig(
         **SIZES, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2, tie_word_embeddings=False
+    ),
+    "qwen2_moe": Qwen2MoeConfig(
+        **SIZES, moe_intermediate_size=32, shared_expert_intermediate_size=48, num_experts=4, num_experts_per_tok=2
     ),
     "mixtral": MixtralConfig(
         **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=6, tie_word_embeddings=False

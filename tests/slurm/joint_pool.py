@@ -56,11 +56,14 @@ def slurm_site(slurm: SlurmCluster, policy: OwnerPolicy | None = None) -> JointS
     return site_of(cluster_of(slurm), SiteFile(kind="slurm", node_groups=groups, options=options), policy)
 
 
-def ray_site(ray: RayCluster) -> JointSite:
-    """Return the site of both nodes of a Ray cluster, `north`."""
+def ray_site(
+    ray: RayCluster, policy: OwnerPolicy | None = None, node_images: Mapping[str, str] | None = None
+) -> JointSite:
+    """Return the site of both nodes of a Ray cluster, `north`; `node_images` are the options of images there."""
     group = NodeGroup(name="h20", chip="H20", nodes=2, chips_per_node=ray.num_cards)
-    options = {"address": ray.address, "python": sys.executable, "timeout_s": 60}
-    return site_of(Cluster(name="north", owner="o", node_groups=(group,)), SiteFile(kind="ray", options=options))
+    options = {"address": ray.address, "python": sys.executable, "timeout_s": 60, **(node_images or {})}
+    site = SiteFile(kind="ray", options=options)
+    return site_of(Cluster(name="north", owner="o", node_groups=(group,)), site, policy)
 
 
 def local_site(policy: OwnerPolicy | None = None) -> JointSite:

@@ -12,11 +12,12 @@ from isthmus.core.owner.site_file import NodeSelector, SiteFile
 from isthmus.core.pool import Cluster, NodeGroup
 from tests.slurm.slurm_cluster import SlurmCluster
 
-SITE = SiteFile(
-    kind="slurm",
-    node_groups={"h20": NodeSelector(partition="normal", resource="gpu")},
-    options={"preempting_partition": "high"},
-)
+
+def site_of(slurm: SlurmCluster) -> SlurmSite:
+    """Return the mapping of the cluster as `site.yaml` has it."""
+    groups = {"h20": NodeSelector(partition="normal", resource=slurm.gres)}
+    file = SiteFile(kind="slurm", node_groups=groups, options={"preempting_partition": "high"})
+    return SlurmSite(file, cluster_of(slurm))
 
 
 def cluster_of(slurm: SlurmCluster) -> Cluster:
@@ -30,4 +31,4 @@ def adapter_of(
 ) -> SlurmAdapter:
     """Return an adapter of the cluster whose workers run `command`, by `commands` if given."""
     own = commands or SlurmCommands(config=str(slurm.conf), timeout_s=5.0)
-    return SlurmAdapter(SlurmSite(SITE, cluster_of(slurm)), state, own, tuple(command))
+    return SlurmAdapter(site_of(slurm), state, own, tuple(command))

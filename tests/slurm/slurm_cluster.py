@@ -48,12 +48,13 @@ TaskPlugin=task/none
 MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
-JobCompType=jobcomp/none
+JobCompType=jobcomp/filetxt
+JobCompLoc={root}/log/jobcomp.txt
 ReturnToService=2
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-GresTypes=gpu
+GresTypes={gres}
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1,enable_user_top,preempt_youngest_first
 PriorityType=priority/multifactor
@@ -64,7 +65,7 @@ SlurmctldParameters=preempt_send_user_signal
 JobRequeue=1
 KillWait=2
 NodeName={name}[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={first_port}-{last_port} CPUs=16 Boards=1 \
-SocketsPerBoard=1 CoresPerSocket=16 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:{cards} State=UNKNOWN
+SocketsPerBoard=1 CoresPerSocket=16 ThreadsPerCore=1 RealMemory=8000 Gres={gres}:{cards} State=UNKNOWN
 PartitionName=normal Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PriorityJobFactor=1 \
 PreemptMode=REQUEUE GraceTime=2
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PriorityJobFactor=10 PreemptMode=OFF
@@ -72,10 +73,13 @@ PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PriorityJ
 
 
 class SlurmCluster:
-    """One cluster `name` with `nodes` nodes of `cards` cards below `root`; `start` before use, `end` after."""
+    """One cluster `name` with `nodes` nodes of `cards` cards below `root`; `start` before use, `end` after.
 
-    def __init__(self, name: str, root: Path, nodes: int = 2, cards: int = 4) -> None:
-        self.name, self.root, self.num_nodes, self.num_cards = name, root, nodes, cards
+    Slurm calls a card `gres`.
+    """
+
+    def __init__(self, name: str, root: Path, nodes: int = 2, cards: int = 4, gres: str = "gpu") -> None:
+        self.name, self.root, self.num_nodes, self.num_cards, self.gres = name, root, nodes, cards, gres
         self.conf = root / "etc" / "slurm.conf"
         self.environment = {**os.environ, "SLURM_CONF": str(self.conf)}
         self.num_crashes = self.num_kills = 0
@@ -96,14 +100,14 @@ class SlurmCluster:
         self.conf.write_text(
             _CONF.format(
                 name=self.name, host=host, root=self.root, ctld_port=ports[0], first_port=ports[1], last_port=ports[-1],
-                nodes=self.num_nodes, cards=self.num_cards,
+                nodes=self.num_nodes, cards=self.num_cards, gres=self.gres,
             )
         )  # fmt: skip
         devices = [self.root / "dev" / f"gpu{number}" for number in range(self.num_cards)]
         for device in devices:
             os.mknod(device, 0o666 | 0o020000, os.makedev(1, 3))
         (self.root / "etc" / "gres.conf").write_text(
-            f"AutoDetect=off\nNodeName={self.name}[1-{self.num_nodes}] Name=gpu "
+            f"AutoDetect=off\nNodeName={self.name}[1-{self.num_nodes}] Name={self.gres} "
             f"File={self.root}/dev/gpu[0-{self.num_cards - 1}]\n"
         )
         munge = self.root / "munge"

@@ -104,6 +104,7 @@ def _known_later(word: str, hold: str, state: Path, folder: Path) -> str:
     word = word.replace(hold, HOLD_ID).replace(str(folder), "{worker_folder}").replace(str(state), "{state}")
     word = re.sub(r"(step\.|^)[0-9a-f]{32}$", r"\g<1>{start}", word) if HOLD_ID not in word else word
     stand_ins = {"--jobid=8": "--jobid={job}", "--nodelist=b1": "--nodelist={node}", "0": "{places}"}
+    stand_ins["--gres=gpu:a:1"] = "--gres=gpu:a:{cards_on_node}"
     return "{python}" if word == sys.executable else stand_ins.get(word, word)
 
 

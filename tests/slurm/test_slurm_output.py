@@ -8,6 +8,8 @@ from datetime import datetime
 
 import pytest
 
+from isthmus.agent.adapters.slurm.slurm_checks import check_slurm
+from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
 from isthmus.agent.adapters.slurm.slurm_output import (
     expand_nodes,
     parse_allocation,
@@ -15,7 +17,10 @@ from isthmus.agent.adapters.slurm.slurm_output import (
     parse_jobs,
     parse_nodes,
 )
+from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
 from isthmus.core.errors import UnavailableError
+from isthmus.core.owner.site_file import NodeSelector, SiteFile
+from isthmus.core.pool import Cluster, NodeGroup
 
 JOBS = (
     "7|R|1000|100|normal|2026-01-01T10:00:00|2|4|a[1-2]|1|gres:gpu:4|N/A|N/A|2026-01-01T12:30:00|\n"
@@ -36,6 +41,24 @@ def test_jobs_are_read_with_nodes_and_cards() -> None:
     )
     assert (second.nodes, second.num_cards("gpu"), second.num_cards("npu")) == ((), 3, 0)
     assert first.key != second.key
+
+
+def test_cards_of_a_node_that_no_node_group_maps_are_named() -> None:
+    """Also beside cards that one maps, and of another type; resources that are no cards are not."""
+    site = SlurmSite(
+        SiteFile(kind="slurm", node_groups={"h20": NodeSelector(partition="normal", resource="gpu:h20")}),
+        Cluster(name="east", owner="o", node_groups=(NodeGroup(name="h20", chip="H20", nodes=1, chips_per_node=8),)),
+    )
+
+    class Commands(SlurmCommands):
+        def run_fully(self, *command: str) -> tuple[str, str]:
+            if command[0] == "sbatch":
+                return "", ""
+            mixed = NODE.replace("Gres=gpu:h20:8(S:0-1)", "Gres=gpu:h20:8(S:0-1),gpu:a100:2,npu:4,nic:2")
+            return ("BOOT_TIME = now\n" if "config" in command else mixed.format("IDLE") + "\n"), ""
+
+    wrong = [one for one in check_slurm(site, Commands(config="", timeout_s=1)) if not one.ok]
+    assert [one.detail for one in wrong] == ["cards of no node group: a1 (gpu:a100, npu)"]
 
 
 def test_the_end_of_a_running_job_is_read_in_the_zone_of_this_machine() -> None:

@@ -56,6 +56,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "MixtralForCausalLM",
         {**_MIXTRAL, "tie_word_embeddings": True, "sliding_window": 5},
     ),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        {**_QWEN_MOE, "shared_expert_intermediate_size": 20, "decoder_sparse_step": 2},
+    ),
     "qwen3-moe": ("Qwen3MoeForCausalLM", {**_QWEN_MOE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
     "qwen3-moe-tied-sparse": (
         "Qwen3MoeForCausalLM",

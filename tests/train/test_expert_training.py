@@ -48,6 +48,8 @@ def stages_plan(stages: list[dict[str, Any]], **changes: Any) -> Plan:
         ("mixtral", {}, {}),
         ("qwen3-moe", {"zero": 1, "overlap_gradients": True}, {"recompute": "full"}),
         ("qwen3-moe-tied-sparse", {"schedule": "zero_bubble"}, {}),
+        ("qwen2-moe", {"schedule": "zero_bubble"}, {"recompute": "moe"}),
+        ("qwen2-moe", {"overlap_gradients": True}, {"recompute": "full"}),
         ("mixtral", {"schedule": "interleaved", "zero": 1}, {"recompute": "moe"}),
         ("mixtral", {"schedule": "dualpipe"}, {}),
     ],
@@ -87,10 +89,13 @@ def test_experts_are_summed_over_those_that_hold_them_only(tmp_path: Path) -> No
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("stage", [{"tp": 2}, {"tp": 2, "sp": True}, {"cp": 2, "tp": 2, "sp": True}])
 @pytest.mark.parametrize("balance", [0.0, 0.5])
-def test_chips_that_share_tensors_share_experts_too(tmp_path: Path, stage: dict[str, Any], balance: float) -> None:
+@pytest.mark.parametrize("variant", ["mixtral", "qwen2-moe"])
+def test_chips_that_share_tensors_share_experts_too(
+    tmp_path: Path, stage: dict[str, Any], balance: float, variant: str
+) -> None:
     """Of tokens that they share or cut, with the balance loss of one process and without it."""
     fields = {"output_router_logits": balance > 0, "router_aux_loss_coef": balance}
-    model, training = write_config(tmp_path, "mixtral", **fields), make_executor_training(steps=3)
+    model, training = write_config(tmp_path, variant, **fields), make_executor_training(steps=3)
     stages = [stage | {"ep": stage["tp"] * stage.get("cp", 1)}]
     assert shared(model, [4], stages, training) == pytest.approx(alone(model, training), rel=1e-5)
 

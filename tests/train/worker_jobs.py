@@ -6,10 +6,11 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from isthmus.core.job import Job
@@ -142,18 +143,22 @@ def started(
     program: str = "worker",
     hosts: Sequence[str] = (),
     keyed: bool = True,
+    routes_of: Mapping[str, dict[str, str]] = MappingProxyType({}),
     **spec: Any,
 ) -> Iterator[Workers]:
     """Start one process per rank and give them the rank map; whatever still runs at the end is killed.
 
     Rank r listens at `hosts[r]`, where given: different addresses stand for different machines. With a job per rank,
-    each has the paths of its own site. Links have keys unless `keyed` is false.
+    each has the paths of its own site. `routes_of` has the routes of each cluster. Links have keys unless `keyed` is
+    false.
     """
     folders = [WorkerFolder(folder / f"{attempt}/rank-{rank}") for rank in range(plan.num_ranks)]
     workers = Workers(folders)
     for rank, place in enumerate(folders):
-        here = {"host": hosts[rank]} if hosts else {}
+        here: dict[str, Any] = {"host": hosts[rank]} if hosts else {}
         mine = job if isinstance(job, Job) else job[rank]
+        if routes_of:
+            here["routes"] = routes_of[plan.stage_of(rank).cluster]
         own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=mine, plan=plan, **here, **spec)
         place.write_spec(own)
         if keyed:

@@ -20,9 +20,11 @@ MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "entropy": ("entropy", "{:.3f} nats".format),
     "clipped_share": ("clipped", _share),
     "kl_rollout": ("train/rollout KL", "{:.2g}".format),
+    "kl_reference": ("KL to the first weights", "{:.2g}".format),
     "effective_samples": ("effective sample size", _share),
     "staleness": ("staleness", "{:.2f} versions".format),
     "response_tokens": ("response length", "{:.1f} tokens".format),
+    "turns": ("turns", "{:.2f}".format),
     "cut_share": ("cut off", _share),
     "filtered_groups": ("filtered groups", "{:.0f}".format),
 }

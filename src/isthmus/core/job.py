@@ -221,8 +221,9 @@ class PlacementConstraints(FrozenModel):
 
     `train` are the clusters that train a job of task `rl`; without it `clusters` are. At each cluster of `rollouts` a
     chip decodes for it; with `train` alone, the chip of rank 0 decodes and trains in turns; with neither the planner
-    chooses who trains and who decodes. All start together; a running job goes on without clusters of `rollouts` that
-    are lost, drained or taken by their owner, while `least_rollouts` of them decode.
+    chooses who trains and who decodes. `least_rollouts` of them start with the training, and a running job needs them.
+    Others that have no free chip join later; those that are lost, drained, or taken by their owner or a job of higher
+    priority leave, and may join again.
     """
 
     clusters: tuple[Name, ...] = ()
@@ -444,7 +445,7 @@ def job_accesses(job: Job) -> Iterator[tuple[str, str, Access]]:
     if job.runtime.code is not None:
         yield "runtime.code", job.runtime.code, "read"
     if job.rl is not None:
-        yield from (("rl.reward.function", path, "read") for path in job.rl.reward_files)
+        yield from (("rl.function", path, "read") for path in job.rl.function_files)
 
 
 def with_paths(job: Job, change: Callable[[str, str], str]) -> Job:
@@ -466,7 +467,7 @@ def with_paths(job: Job, change: Callable[[str, str], str]) -> Job:
         runtime = runtime.model_copy(update={"code": change("runtime.code", runtime.code)})
     rl = job.rl
     if rl is not None:
-        rl = rl.with_reward_files(tuple(change("rl.reward.function", path) for path in rl.reward_files))
+        rl = rl.with_function_files(tuple(change("rl.function", path) for path in rl.function_files))
     return job.model_copy(
         update={
             "runtime": runtime,

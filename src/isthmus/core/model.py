@@ -18,6 +18,7 @@ from isthmus.core.model_parts.standard_keys import with_standard_keys
 TRAINABLE_ARCHITECTURES = (
     "LlamaForCausalLM",
     "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
 )

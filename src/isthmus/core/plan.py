@@ -162,7 +162,8 @@ class Plan(FrozenModel):
     the computations of each stage under a searched schedule (`orders`), whether a send blocks until its receive
     (`rendezvous`, like NCCL), and whether gradient reduction overlaps the last backward (`overlap_gradients`).
 
-    `optimizer_on_host` keeps fp32 weights and moments in host memory and updates them there.
+    `optimizer_on_host` keeps fp32 weights and moments in host memory and updates them there. `reference_model` keeps a
+    frozen copy of the first weights beside them (`rl.kl`).
 
     `attention`, `compile` and `deterministic` are those of the job's `training`; if a plan states them, they must be
     equal.
@@ -206,6 +207,7 @@ class Plan(FrozenModel):
     deterministic: bool | None = None
     zero: Literal[0, 1, 2, 3] = 0
     optimizer_on_host: bool = False
+    reference_model: bool = False
     replica_micro_batches: tuple[PositiveInt, ...] = ()
     replica_micro_batch_sizes: tuple[PositiveInt, ...] = ()
     local_steps: PositiveInt = 1

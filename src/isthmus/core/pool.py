@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from isthmus.core.base_model import Currency, FrozenModel, Name, NonNegativeFloat, PositiveFloat, PositiveInt
 from isthmus.core.chip import Chip, chip_catalogue
 from isthmus.core.errors import InputError
+from isthmus.core.pool_parts.crossing import Crossing, SiteAccess, check_crossings
 from isthmus.core.pool_parts.group_topology import GroupTopology, TopologyError
 from isthmus.core.priority import PriorityMap
 from isthmus.core.units import TB, Bytes
@@ -188,6 +189,7 @@ class Cluster(FrozenModel):
     """One site with one local scheduler. `priorities` maps pool priorities to the site's own.
 
     `aggregators` are the parameter servers and switches that synchronisation may use, at most one entry per kind.
+    `access` are the proxies and gateways by which its workers reach other sites, where links state a `crossing`.
     """
 
     name: Name
@@ -197,6 +199,7 @@ class Cluster(FrozenModel):
     storage_bytes: Bytes = 10 * TB
     priorities: PriorityMap = PriorityMap()
     aggregators: tuple[Aggregators, ...] = ()
+    access: SiteAccess | None = None
 
     @model_validator(mode="after")
     def _check_unique_groups(self) -> Cluster:
@@ -228,7 +231,9 @@ class Link(FrozenModel):
     `loss` the packet loss probability, `congestion_control` the algorithm of TCP flows on the link. Packets are lost
     independently of each other (`loss_burst_packets` 1), or that many in a row on average. `reordering` is the share of
     packets that arrive `reordering_ms` late, so that later ones overtake them, `duplication` that of packets that
-    arrive twice, `mtu_bytes` the size of the largest IP packet.
+    arrive twice, `mtu_bytes` the size of the largest IP packet. `crossing` says that workers' connections cross it
+    through the proxies or gateways of both sites, which their agents start; without it they connect directly, or by
+    the routes of `isthmus agent --routes`.
     """
 
     source: Name = Field(alias="from")
@@ -244,6 +249,7 @@ class Link(FrozenModel):
     reordering_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     duplication: LossRate = 0.0
     mtu_bytes: Annotated[int, Field(ge=MIN_MTU_BYTES, le=MAX_MTU_BYTES)] = 1500
+    crossing: Crossing | None = None
 
     @model_validator(mode="after")
     def _faults_are_possible(self) -> Link:
@@ -310,6 +316,10 @@ class Pool(FrozenModel):
             for cluster in self.clusters:
                 if cluster.owner not in owners:
                     raise UnknownNameError("owner", cluster.owner, owners)
+        check_crossings(
+            {cluster.name: cluster.access for cluster in self.clusters},
+            ((link.source, link.target, link.crossing) for link in self.links),
+        )
         return self
 
     def cluster(self, name: str) -> Cluster:

@@ -39,12 +39,15 @@ class PromptSet:
     template: ChatTemplate | None = None
 
     def __init__(
-        self, train: Sequence[Prompt], held_out: Sequence[Prompt], tokenizer: Tokenizer, name: str, seed: int
-    ) -> None:
+        self, train: Sequence[Prompt], held_out: Sequence[Prompt], tokenizer: Tokenizer, name: str, seed: int,
+        stops: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self._train, self.held_out, self._tokenizer, self._seed = train, tuple(held_out), tokenizer, seed
         self.tokenizer, self.vocab_size, self.end_id = name, tokenizer.vocab_size, tokenizer.end_id
         # Each sample of a prompt asks for it at its start and for its reward, the order takes .2 ms of a core.
         self._place = functools.lru_cache(_KNOWN_PLACES)(self._find_place)
+        self.stop_tokens = frozenset({self.end_id, *stops})
+        """Tokens that end a turn of the model: the end token, and what the job's environment names."""
 
     def prompt(self, number: int) -> Prompt:
         """Return training prompt `number`, from 0."""
@@ -58,6 +61,10 @@ class PromptSet:
     def _find_place(self, number: int) -> int:
         return int(sample_order(number, 1, len(self._train), self._seed)[0])
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text, without special tokens."""
+        return tuple(int(one) for one in self._tokenizer.encode([text.encode("utf-8", errors="replace")])[0])
+
     def describe(self) -> list[str]:
         """Return lines for a log."""
         counts = f"{len(self._train):,} prompts, {len(self.held_out):,} held out"
@@ -68,7 +75,8 @@ def open_prompts(job: Job, vocab_size: int | None = None) -> PromptSet:
     """Open the prompts of `job` for a model of `vocab_size` tokens.
 
     Raises `DataError` for lines without a prompt or an answer, prompts longer than the job's `max_prompt_tokens`, and a
-    tokenizer of more tokens than the model has; raises `ValueError` for a job of another task.
+    tokenizer of more tokens than the model has, and a stop of the environment that is not one token; raises
+    `ValueError` for a job of another task.
     """
     if job.rl is None:
         raise ValueError(f"job {job.name} has task {job.task}")
@@ -95,7 +103,21 @@ def open_prompts(job: Job, vocab_size: int | None = None) -> PromptSet:
     held_out = hold_out_items(encoded, job.data.validation_fraction)
     train = [one for number, one in enumerate(found) if number not in held_out]
     rest = [one for number, one in enumerate(found) if number in held_out]
-    return PromptSet(train, rest, tokenizer, name, job.training.seed)
+    return PromptSet(train, rest, tokenizer, name, job.training.seed, _stops(job, tokenizer, name))
+
+
+def _stops(job: Job, tokenizer: Tokenizer, name: str) -> list[int]:
+    """Return the tokens by which the job's environment ends turns."""
+    texts = () if job.rl is None or job.rl.environment is None else job.rl.environment.stop
+    found = []
+    for text, tokens in zip(texts, tokenizer.encode([one.encode() for one in texts]), strict=True):
+        if len(tokens) != 1:
+            raise DataError(
+                f"rl.environment.stop: '{text}' is {len(tokens)} tokens of tokenizer {name}",
+                hint="name texts that are one token each; the end token ends a turn in any case",
+            )
+        found.append(int(tokens[0]))
+    return found
 
 
 def _field(value: dict[str, Any], field: str, where: str) -> str:

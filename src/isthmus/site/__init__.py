@@ -21,6 +21,7 @@ from isthmus.site.machine_events import (
     LogWarning,
     ObservedWorker,
     OrdersReceived,
+    PathObserved,
     ProbeObserved,
     QueueObserved,
     RenewRunLease,
@@ -35,7 +36,8 @@ from isthmus.site.machine_events import (
     WorkersObserved,
     WriteRankMap,
 )
-from isthmus.site.parts import CLAIMING, HOLDING, PartKey, SitePart, SiteWorker
+from isthmus.site.parts import CLAIMING, HOLDING, PartKey, SitePart, SitePartState, SiteWorker
+from isthmus.site.scheduler.network_paths import outgoing_kbps
 from isthmus.site.scheduler.scheduler_holds import victim_name
 from isthmus.site.site_invariants import check_site
 from isthmus.site.site_report import UNSAVED_STEP_S
@@ -63,6 +65,7 @@ __all__ = [
     "ObservedWorker",
     "OrdersReceived",
     "PartKey",
+    "PathObserved",
     "ProbeObserved",
     "QueueObserved",
     "RenewRunLease",
@@ -74,6 +77,7 @@ __all__ = [
     "SiteInstruction",
     "SiteMachine",
     "SitePart",
+    "SitePartState",
     "SitePlacement",
     "SiteWorker",
     "StartWorker",
@@ -86,5 +90,6 @@ __all__ = [
     "explain_part",
     "make_allocator",
     "node_names",
+    "outgoing_kbps",
     "victim_name",
 ]

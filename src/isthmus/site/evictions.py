@@ -85,7 +85,8 @@ def continue_eviction(site: SiteState, part: SitePart, now_s: float) -> None:
         elif part.protection is not None or part.evict_at_s is None or now_s >= part.evict_at_s:
             part.fault = "evicted"
             release_part(site, part, now_s)
-    if part.state == "evicting" and not part.fetching and site.is_held(part) and not current_holders(site, part):
+    is_ready = not part.fetching and part.path != "asked" and site.is_held(part)
+    if part.state == "evicting" and is_ready and not current_holders(site, part):
         move_part(site, part, "running" if part.local else "prepared", now_s)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart, QueueEntry
+from isthmus.core.messages.agent_messages import MoveProposal, ObservedLocalJob, ObservedPart, QueueEntry
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.priority import PriorityMap
 from isthmus.site import site_report
@@ -25,6 +25,7 @@ from isthmus.site.machine_events import (
     LocalJobSubmitted,
     LocalJobWithdrawn,
     OrdersReceived,
+    PathObserved,
     ProbeObserved,
     QueueObserved,
     ShutdownRequested,
@@ -32,6 +33,7 @@ from isthmus.site.machine_events import (
     SiteInstruction,
     WorkersObserved,
 )
+from isthmus.site.moves.propose_moves import update_proposals
 from isthmus.site.orders import apply_orders, observe_fetch
 from isthmus.site.part_lifecycle import move_part, release_part, stop_live_workers
 from isthmus.site.parts import CLAIMING, PartKey, SitePart
@@ -65,9 +67,10 @@ class SiteMachine:
     `devices` allocates its devices; `parts`, `fence` and the run lease are those that a previous agent process saved.
     A site that `has_own_storage` has its own storage: jobs start once their files have been copied there. One that
     `asks_for_holds` has a scheduler that owns its devices: parts start once it has granted their hold. With
-    `asks_for_probes` it also agrees to the victims of a part before that claims them. Unless it `knows_inventory`,
-    parts wait for the first look at the scheduler. With `renewal_s` workers on other machines see within that time that
-    the run lease is renewed.
+    `asks_for_probes` it also agrees to the victims of a part before that claims them. One that `asks_for_paths` has a
+    decision centre of the network: a part that is promised bandwidth is prepared once it holds its paths. Unless it
+    `knows_inventory`, parts wait for the first look at the scheduler. With `renewal_s` workers on other machines see
+    within that time that the run lease is renewed.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class SiteMachine:
         has_own_storage: bool = False,
         asks_for_holds: bool = False,
         asks_for_probes: bool = False,
+        asks_for_paths: bool = False,
         knows_inventory: bool = True,
         now_s: float = 0.0,
         stop_grace_s: float = STOP_GRACE_S,
@@ -99,6 +103,7 @@ class SiteMachine:
             has_own_storage=has_own_storage,
             asks_for_holds=asks_for_holds,
             asks_for_probes=asks_for_probes,
+            asks_for_paths=asks_for_paths,
             knows_inventory=knows_inventory,
             stop_grace_s=stop_grace_s,
             checkin_timeout_s=checkin_timeout_s,
@@ -142,6 +147,8 @@ class SiteMachine:
         else:
             self._apply_due_changes(self._with_claimers(touched), event.now_s)
             self.next_due_s = min(self.next_due_s, self._earliest_due_s(self._with_claimers(touched)))
+        update_proposals(self.site, event.now_s)
+        self.next_due_s = min(self.next_due_s, self.site.moves_due_s)
         out, self.site.instructions = self.site.instructions, []
         return out
 
@@ -161,6 +168,10 @@ class SiteMachine:
     def free_chips(self) -> dict[str, int]:
         """Return the number of devices by node group available to a new part of the pool."""
         return site_report.free_chips(self.site)
+
+    def moves(self) -> tuple[MoveProposal, ...]:
+        """Return the moves of running parts that are proposed to the server, so that waiting ones have a place."""
+        return self.site.proposals
 
     def run_lease_s(self) -> float:
         """Return the lease that all workers of the pool here end themselves on, 0 if one runs without."""
@@ -191,7 +202,7 @@ class SiteMachine:
                 reconcile_queue(site, event.entries)
             case FetchObserved():
                 observe_fetch(site, event)
-            case InventoryObserved() | HoldObserved() | ProbeObserved():
+            case InventoryObserved() | HoldObserved() | ProbeObserved() | PathObserved():
                 observe_scheduler(site, event)
             case HoursObserved():
                 self._observe_hours(event)
@@ -200,6 +211,7 @@ class SiteMachine:
         return None
 
     def _observe_hours(self, event: HoursObserved) -> None:
+        self.site.may_move = event.may_move
         if event.is_open != self.site.is_open:
             self.site.is_open, self.site.may_start_local = event.is_open, True
             self.site.num_changes += 1
@@ -231,6 +243,8 @@ class SiteMachine:
     def _restore_parts(self, now_s: float) -> None:
         """Restore parts of a previous agent process; repeat stops that it may not have executed."""
         site = self.site
+        # Moves of the previous process are not known: those of the hour count as made.
+        site.moved_at_s = [now_s] * site.policy.moves.per_hour if self.parts else []
         for part in self.parts.values():
             part.since_s, part.claimed_s, part.rank_map = now_s, now_s, None
             part.unexplained_s = None

@@ -148,6 +148,16 @@ class HoldObserved:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PathObserved:
+    """What became of a part's paths on the network: `ended`: there is none, or no longer one."""
+
+    now_s: float
+    part: PartKey
+    state: Literal["held", "ended"]
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProbeObserved:
     """The names of the jobs that the scheduler would preempt for a part, asked for when the part had `victims`."""
 
@@ -159,10 +169,11 @@ class ProbeObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class HoursObserved:
-    """Whether the owner admits the pool's jobs at this hour."""
+    """Whether the owner admits the pool's jobs at this hour, and whether running ones may be moved."""
 
     now_s: float
     is_open: bool
+    may_move: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +199,7 @@ SiteEvent = (
     | HoursObserved
     | InventoryObserved
     | HoldObserved
+    | PathObserved
     | ProbeObserved
     | ShutdownRequested
 )

@@ -7,9 +7,11 @@ from isthmus.core.plan import PlanPart
 from isthmus.site.checkpoint_protection import request_checkpoint, withdraw_checkpoint_request
 from isthmus.site.evictions import current_holders, evict_victims
 from isthmus.site.machine_events import FetchFiles, FetchObserved, LogWarning, WriteRankMap
+from isthmus.site.moves.propose_moves import count_moves, note_refused
 from isthmus.site.part_lifecycle import fail_part, move_part, release_part
 from isthmus.site.parts import SitePart, SiteWorker
 from isthmus.site.pool_claims import claim_for_pool
+from isthmus.site.scheduler.network_paths import ask_for_path
 from isthmus.site.scheduler.scheduler_holds import ask_for_hold, ask_for_probe, drop_hold, take_held_devices
 from isthmus.site.site_queue import set_pool_order
 from isthmus.site.site_state import SiteState
@@ -102,6 +104,7 @@ def _enqueue(site: SiteState, part: SitePart, order: PartOrder, now_s: float) ->
         return
     if order.plan is not None:
         _make_workers(site, part, order)
+        part.plan = order.plan
     refusal = _policy_objection(site, order)
     for group, num in part.wanted.items():
         if not refusal and num > site.pool_limit(group):
@@ -126,15 +129,19 @@ def _claim_devices(site: SiteState, part: SitePart, order: PartOrder, now_s: flo
             move_part(site, part, "queued", now_s)
         return
     if refusal:
+        if part.workers and not victims:
+            note_refused(site, part, now_s)
         part.set_workers({})
         drop_hold(part)
         move_part(site, part, "refused", now_s, refusal)
     elif order.desired == "prepared":
+        count_moves(site, part, now_s)
         evict_victims(site, part, now_s)
         part.fetching = _fetch_files(site, part, order)
         held = ask_for_hold(site, part, commits=True)
         take_held_devices(site, part)
-        waits = part.fetching or not held or bool(current_holders(site, part))
+        has_path = ask_for_path(site, part)
+        waits = part.fetching or not held or not has_path or bool(current_holders(site, part))
         move_part(site, part, "evicting" if waits else "prepared", now_s)
     elif part.state == "ready":
         part.since_s = now_s

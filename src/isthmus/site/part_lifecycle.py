@@ -83,7 +83,7 @@ def _clear(_site: SiteState, part: SitePart) -> None:
     part.set_workers({})
     part.force_at_s, part.spec, part.plan = None, None, None
     part.victims, part.evict_at_s = (), None
-    part.hold, part.commits, part.held = "", False, ()
+    part.hold, part.commits, part.held, part.path = "", False, (), ""
 
 
 def _requeue(_site: SiteState, part: SitePart) -> None:

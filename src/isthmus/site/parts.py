@@ -158,6 +158,8 @@ class SitePart:
     commits: bool = False
     # Whether the scheduler agrees that the part costs its `victims` and no other job.
     probe: Literal["", "asked", "agreed"] = ""
+    # Where a decision centre books the network: whether it holds the paths that leave this site for the part.
+    path: Literal["", "asked", "held"] = ""
     # A job of the site's own users that the site's scheduler runs.
     foreign: bool = False
     # When such a job ends at the latest, in seconds since the epoch (None: unknown).

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from isthmus.core.messages.agent_messages import MoveProposal
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.priority import PriorityMap
 from isthmus.site.devices.device_allocator import DeviceAllocator
@@ -14,6 +15,17 @@ from isthmus.site.parts import CLAIMING, LEASED, PartKey, SitePart
 
 VERDICT_S = 15.0
 """How long a part whose rank an unknown signal ended is kept for its scheduler to say that it took the devices."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PlaceLack:
+    """A waiting part of the pool, without devices, that lacks nothing but a place in node group `group`."""
+
+    part: SitePart
+    group: str
+    # Since when, and when it last asked.
+    since_s: float
+    seen_s: float
 
 
 @dataclass(kw_only=True, eq=False)
@@ -47,6 +59,8 @@ class SiteState:
     has_own_storage: bool = False
     # The site's scheduler holds the devices.
     asks_for_holds: bool = False
+    # A decision centre books the paths of parts that are promised bandwidth.
+    asks_for_paths: bool = False
     # And can say beforehand which jobs a part would preempt.
     asks_for_probes: bool = False
     # Why parts of the present orders cannot be started here as their jobs ask.
@@ -65,6 +79,13 @@ class SiteState:
     time_dependent: dict[PartKey, SitePart] = field(default_factory=dict)
     # A queued local job may be able to start now.
     may_start_local: bool = True
+    # Parts that lack nothing but a place, by job; moves for them, as proposed to the server; when they are made again.
+    lacks: dict[str, PlaceLack] = field(default_factory=dict)
+    proposals: tuple[MoveProposal, ...] = ()
+    moves_due_s: float = math.inf
+    # The owner's rules allow moves at this hour; and when the latest of the last hour began.
+    may_move: bool = True
+    moved_at_s: list[float] = field(default_factory=list)
     # Number of changes that must be reported to the server.
     num_changes: int = 0
 

@@ -1,9 +1,16 @@
 """Wide-area links: dialling through them, proxies across them, and emulating them, with or without root."""
 
 from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
+from isthmus.wan.centre.centre_client import CentreAddress, CentreClient
+from isthmus.wan.centre.centre_config import CentreConfig, read_centre_token
+from isthmus.wan.centre.centre_requests import PathState
+from isthmus.wan.centre.logged_centre import LoggedCentre
+from isthmus.wan.centre.run_centre import run_centre
 from isthmus.wan.control.wan_topology import Admission, AdmissionFile, Booking, FlowMatch, PathRequest, TransferBooking
 from isthmus.wan.controller.admit_all import admit_all
 from isthmus.wan.controller.edge_settings import EdgeSettings, edge_settings
+from isthmus.wan.crossing.choose_crossing import CrossingChoice, choose_crossing
+from isthmus.wan.crossing.crossing_processes import CrossingProcesses, process_ids, site_crossings
 from isthmus.wan.dial import dial, format_address, parse_address
 from isthmus.wan.edge.apply_edge_settings import apply_edge_settings
 from isthmus.wan.edge.edge_state import read_edge_state, write_edge_state
@@ -18,6 +25,11 @@ from isthmus.wan.proxy.run_proxy import run_proxy
 from isthmus.wan.read_route import read_route
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 from isthmus.wan.tcp_listener import PortRange, listen, local_address
+from isthmus.wan.tenancy.tenants_file import TenantsFile
+from isthmus.wan.tenants.choose_datapath import CarriedIn
+from isthmus.wan.tenants.probe_tenancy import probe_tenancy
+from isthmus.wan.tenants.read_tenants import read_tenants
+from isthmus.wan.tenants.run_tenants import run_tenants
 from isthmus.wan.udp_socket import UdpSocket
 
 __all__ = [
@@ -25,21 +37,31 @@ __all__ = [
     "AdmissionFile",
     "BackgroundLinks",
     "Booking",
+    "CarriedIn",
+    "CentreAddress",
+    "CentreClient",
+    "CentreConfig",
+    "CrossingChoice",
+    "CrossingProcesses",
     "EdgeSettings",
     "FarSite",
     "FlowMatch",
     "GatewayConfig",
     "GatewaySettings",
     "LegTransport",
+    "LoggedCentre",
     "Namespaces",
     "PathRequest",
+    "PathState",
     "PortRange",
     "ProxyConfig",
+    "TenantsFile",
     "TransferBooking",
     "UdpSocket",
     "admit_all",
     "answer_probe",
     "apply_edge_settings",
+    "choose_crossing",
     "dial",
     "edge_settings",
     "emulated_namespaces",
@@ -52,11 +74,18 @@ __all__ = [
     "parse_address",
     "parse_network",
     "probe_link",
+    "probe_tenancy",
+    "process_ids",
+    "read_centre_token",
     "read_edge_state",
     "read_proxy_key",
     "read_route",
+    "read_tenants",
+    "run_centre",
     "run_gateway",
     "run_links",
     "run_proxy",
+    "run_tenants",
+    "site_crossings",
     "write_edge_state",
 ]

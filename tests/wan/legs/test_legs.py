@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from isthmus.noise import CipherState
 from isthmus.wan.legs.check_leg import check_leg
-from isthmus.wan.legs.dial_leg import dial_leg
+from isthmus.wan.legs.dial_leg import connect_tcp, dial_leg
 from isthmus.wan.legs.leg import Leg
 from isthmus.wan.legs.leg_entrance import LegEntrance
 from isthmus.wan.legs.leg_greeting import FIRST_BYTES, LegDialler, LegListener, OpenedLeg
@@ -29,6 +29,12 @@ SITES = "hangzhou", "nanjing"
 def greeting(key: bytes = KEY, *, is_new: bool = True, sites: tuple[str, str] = SITES) -> LegDialler:
     """Return the first leg of a tunnel from hangzhou to nanjing."""
     return LegDialler(key, sites, TUNNEL, 0, is_new=is_new)
+
+
+def dial_to(address: tuple[str, int], greeting: LegDialler) -> Awaitable[Leg | None]:
+    """Dial a leg over TCP."""
+    loop = asyncio.get_running_loop()
+    return dial_leg(loop, lambda: connect_tcp(loop, address), greeting)
 
 
 class Admitted:
@@ -60,7 +66,7 @@ async def entrance(max_waiting: int = 8) -> AsyncIterator[tuple[LegEntrance, Adm
 async def joined_legs() -> tuple[Leg, Leg]:
     """Return both ends of a leg."""
     async with entrance() as (_, admitted, address):
-        dialled = await dial_leg(asyncio.get_running_loop(), address, greeting())
+        dialled = await dial_to(address, greeting())
         assert dialled is not None
         return dialled, await admitted.legs.get()
 
@@ -75,7 +81,7 @@ def test_a_leg_of_an_unknown_tunnel_is_not_taken() -> None:
 
     async def run() -> None:
         async with entrance() as (_, admitted, address):
-            assert await dial_leg(asyncio.get_running_loop(), address, greeting(is_new=False)) is None
+            assert await dial_to(address, greeting(is_new=False)) is None
             assert admitted.legs.empty()
 
     asyncio.run(run())
@@ -90,7 +96,7 @@ def test_another_key_or_site_gets_no_byte(dialler: LegDialler) -> None:
     async def run() -> None:
         async with entrance() as (found, admitted, address):
             with pytest.raises(ConnectionResetError):
-                await dial_leg(asyncio.get_running_loop(), address, dialler)
+                await dial_to(address, dialler)
             assert not admitted.opened
             assert found.num_refused == 1
 
@@ -137,7 +143,7 @@ def test_silent_strangers_keep_no_proxy_out() -> None:
         loop = asyncio.get_running_loop()
         async with entrance(max_waiting=4) as (_, admitted, address):
             silent = [socket.create_connection(address) for _ in range(12)]
-            leg = await dial_leg(loop, address, greeting())
+            leg = await dial_to(address, greeting())
             assert leg is not None
             (await admitted.legs.get()).close()
             for sock in silent[:6]:

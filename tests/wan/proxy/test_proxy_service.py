@@ -15,7 +15,7 @@ import pytest
 from isthmus.core.errors import PeerError, UnavailableError
 from isthmus.wan.dial import dial, parse_address
 from isthmus.wan.proxy.pick_proxy import ProxyLoad, pick_proxy
-from isthmus.wan.proxy.proxy_config import LegTransport, ProxyConfig, parse_network
+from isthmus.wan.proxy.proxy_config import LegTransport, LinkLegs, ProxyConfig, parse_network
 from isthmus.wan.proxy.proxy_service import ProxyService
 
 KEY = bytes(range(32))
@@ -239,3 +239,41 @@ def test_a_busy_or_cut_proxy_is_not_picked() -> None:
     assert pick_proxy([ProxyLoad(4, 8, 0), ProxyLoad(4, 3, 9), ProxyLoad(0, 0, 0)]) == 1
     assert pick_proxy([ProxyLoad(2, 4, 5), ProxyLoad(4, 8, 4)]) == 1
     assert pick_proxy([ProxyLoad(0, 4, 5), ProxyLoad(0, 8, 4)]) == 0
+
+
+def test_legs_together_keep_to_their_rate() -> None:
+    """A connection takes no more than the rate that is set for all legs, less a frame for each."""
+
+    async def check() -> float:
+        loop = asyncio.get_running_loop()
+        far = ProxyService(ProxyConfig("hangzhou", {}, {"nanjing": KEY}, listen=HOME), loop)
+        far.start()
+        legs = LinkLegs(num_legs=2, gbps=0.04)
+        near = ProxyService(
+            ProxyConfig(
+                "nanjing",
+                {"hangzhou": [parse_address(far.listens_at or "")]},
+                {"hangzhou": KEY},
+                legs_to={"hangzhou": legs},
+            ),
+            loop,
+        )
+        near.start()
+        with echo_worker() as target:
+            route = near.routes()["nanjing"]["hangzhou"]
+            sock = await asyncio.to_thread(dial, target, route)
+            start_s, data = loop.time(), bytes(2_000_000)
+            sender = asyncio.create_task(asyncio.to_thread(sock.sendall, data))
+            left = len(data)
+            while left:
+                left -= len(await asyncio.to_thread(sock.recv, 2**16))
+            await sender
+            took_s = loop.time() - start_s
+            sock.close()
+        for one in (near, far):
+            one.close("the test is over")
+        await asyncio.sleep(0.01)
+        return took_s
+
+    least_s = (2_000_000 - 3 * 2**18) / 5e6
+    assert asyncio.run(check()) >= least_s

@@ -86,6 +86,8 @@ def render_hold(site: SiteFile, cluster: Cluster, part: PartRequest) -> Rendered
 def containers_of(site: SiteFile) -> str:
     """Return `Capabilities.containers` of a built-in kind; raise `InputError` for others, which render nothing."""
     _renderer(site)
+    if site.kind == "ray" and site.options.get("images"):
+        return "node"
     return _CONTAINERS.get(site.kind, "none")
 
 
@@ -105,6 +107,11 @@ def _make_local(context: SiteContext) -> SchedulerAdapter:
     if context.site.options:
         name = next(iter(context.site.options))
         raise FieldError(f"a site of kind 'local' has no options; given: '{name}'", place=("options", name))
+    for group, selector in context.site.node_groups.items():
+        given = [field for field in ("partition", "labels", "resource") if getattr(selector, field)]
+        if given:
+            place, hint = ("node_groups", group, given[0]), "leave it out: its cards are those of pool.yaml"
+            raise FieldError(f"a site of kind 'local' has no {given[0]}", place=place, hint=hint)
     return LocalAdapter(context.cluster, context.state / "queue", context.worker_command)
 
 

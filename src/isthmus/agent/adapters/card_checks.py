@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 from isthmus.agent.adapters.scheduler_adapter import CardNode, SchedulerCheck
 from isthmus.core.pool import Cluster
+
+_CARD = re.compile(r"(.*/)?(.*[gnxt]pu|mlu|dcu|gcu|ascend.*|.*accelerator.*)", re.IGNORECASE)
+
+
+def is_card(resource: str) -> bool:
+    """Return whether a resource of a scheduler, without its type, is a card, by the names that are usual."""
+    return _CARD.fullmatch(resource) is not None
 
 
 def check_cards(

@@ -37,6 +37,14 @@ class QueueMove(FrozenModel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeImages:
+    """Where each node has the images of the policy, an OCI layout, and where it unpacks them: a folder of its own."""
+
+    layout: str
+    store: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """What an adapter's scheduler can do."""
 
@@ -50,10 +58,12 @@ class Capabilities:
     orders: bool = False
     # A restart may lose what it had acknowledged, and then changes the epoch; else the epoch names its store.
     forgets: bool = True
-    # What makes the containers of workers: `agent`, by `runc`, whose bundles the nodes see; `scheduler`, as pods with
-    # the limits of `HoldRequest.containers`; `none`: workers are processes of the nodes. `images`: of rendered images.
-    containers: Literal["agent", "scheduler", "none"] = "none"
+    # What makes the containers of workers: `agent`, by `runc`, whose bundles the nodes see; `node`, by `runc` from
+    # `node_images`; `scheduler`, as pods with the limits of `HoldRequest.containers`; `none`: workers are processes of
+    # the nodes. `images`: of rendered images.
+    containers: Literal["agent", "node", "scheduler", "none"] = "none"
     images: bool = False
+    node_images: NodeImages | None = None
     # Where pods see the files of jobs, below which every path of a job must then lie; empty: what their image has.
     storage_path: str = ""
 

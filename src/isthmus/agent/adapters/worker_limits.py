@@ -25,12 +25,14 @@ _SYSTEM_FOLDERS = (
 
 _DEVICES = "/dev"
 
-_USUAL_VARIABLES = (
+INHERITED_VARIABLES = (
     "PATH", "LANG", "LANGUAGE", "TZ", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
     "LD_PRELOAD", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE",
     "HF_HUB_OFFLINE", "TMPDIR", "NO_PROXY", "no_proxy",
 )  # fmt: skip
-_USUAL_PREFIXES = (
+"""What a worker has of the environment of its machine, unless the name says that it is a secret."""
+
+INHERITED_PREFIXES = (
     "LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_",
     "GLOO_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_", "ROCM_", "HIP_", "HSA_", "ROCR_", "RCCL_", "ASCEND_",
     "HCCL_", "UCX_", "FI_", "IB_", "TOKENIZERS_", "TRANSFORMERS_", "ISTHMUS_", "SLURM_", "COVERAGE_",
@@ -102,8 +104,8 @@ def limits_for(
 def require_confined(spec: WorkerSpec, limits: WorkerLimits) -> None:
     """Raise `InputError` for a job with a program of the user's that could use all files of the agent."""
     rl = spec.job.rl
-    what = "engine: command" if rl is None else "rl.reward.function"
-    runs_program = spec.job.engine == "command" if rl is None else bool(rl.reward_files)
+    what = "engine: command" if rl is None else "rl.function"
+    runs_program = spec.job.engine == "command" if rl is None else bool(rl.function_files)
     if runs_program and limits.paths is None and limits.account is None:
         raise InputError(
             f"programs of users ({what}) would run as the agent's account with all its files",
@@ -219,4 +221,4 @@ def _without(paths: Iterable[str], hidden: Sequence[Path]) -> Iterator[str]:
 def _is_usual(name: str) -> bool:
     if name not in _PUBLIC_NAMES and any(word in name.upper() for word in _SECRET_WORDS):
         return False
-    return name in _USUAL_VARIABLES or name.startswith(_USUAL_PREFIXES)
+    return name in INHERITED_VARIABLES or name.startswith(INHERITED_PREFIXES)

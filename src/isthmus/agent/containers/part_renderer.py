@@ -31,13 +31,22 @@ class PartRenderer:
     """Renders the parts of the site `cluster`, which starts workers as `starts` says and as the owner's `rights` allow.
 
     `pool` has the chips of the cluster, and its links as far as the agent's own file names them. Pods see the files of
-    jobs below `storage_path`, if it is given.
+    jobs below `storage_path`, if it is given. With `apart` the nodes share no files with this machine: they find the
+    places of a job's files themselves.
     """
 
     def __init__(
-        self, rights: WorkerRights, pool: Pool, cluster: str, starts: StartKind, storage_path: str = ""
+        self,
+        rights: WorkerRights,
+        pool: Pool,
+        cluster: str,
+        starts: StartKind,
+        storage_path: str = "",
+        *,
+        apart: bool = False,
     ) -> None:
         self._rights, self._pool, self._cluster, self._storage_path = rights, pool, cluster, storage_path
+        self._apart = apart
         self.starts = starts if rights.containers is not None or starts == "pod" else "process"
 
     def render(self, job: Job, job_id: str, plan: Plan, links: Iterable[Link] = ()) -> dict[str, RenderedPart]:
@@ -65,7 +74,7 @@ class PartRenderer:
             blueprint,
             read_site_runtime(self._rights, self.starts),
             registration=None if job.runtime.code is None else read_registration(Path(job.runtime.code)),
-            mounts=_job_mounts(spec, blueprint) if self.starts == "container" else (),
+            mounts=_job_mounts(spec, blueprint, apart=self._apart) if self.starts == "container" else (),
         )
         _require_own_program(part, blueprint, self.starts)
         return part
@@ -124,13 +133,14 @@ def container_need(part: RenderedPart) -> ContainerNeed:
 
 def start_kind(containers: str) -> StartKind:
     """Return how a site whose adapter can have such `containers` starts workers, if its owner wants containers."""
-    kinds: dict[str, StartKind] = {"agent": "container", "scheduler": "pod", "none": "process"}
+    kinds: dict[str, StartKind] = {"agent": "container", "node": "container", "scheduler": "pod", "none": "process"}
     return kinds[containers]
 
 
-def refuse_images(kind: str, containers: str) -> None:
+def refuse_images(kind: str) -> None:
     """Raise `InputError` for a policy with containers at a site of `kind`, whose adapter starts none from images."""
-    hint = "set options.registry" if containers == "scheduler" else "leave containers out of the policy"
+    option = {"kubernetes": "options.registry", "ray": "options.images"}.get(kind, "")
+    hint = f"set {option}, or leave containers out of the policy" if option else "leave containers out of the policy"
     raise InputError(f"workers.containers: this site of kind '{kind}' starts no workers from images", hint=hint)
 
 
@@ -150,18 +160,18 @@ def _require_own_program(part: RenderedPart, blueprint: Blueprint, starts: Start
         )
 
 
-def _job_mounts(spec: WorkerSpec, blueprint: Blueprint) -> Iterator[Setting]:
+def _job_mounts(spec: WorkerSpec, blueprint: Blueprint, *, apart: bool) -> Iterator[Setting]:
     """Yield the storage roots of the job's user; without them the paths of the job, or what exists above them."""
     if spec.storage is not None:
         for root in spec.storage.roots:
-            if "://" not in root.path and Path(root.path).exists():
-                place = os.path.realpath(root.path)
+            if "://" not in root.path and (apart or Path(root.path).exists()):
+                place = root.path if apart else os.path.realpath(root.path)
                 yield mount(place, place, root.access == "write", "owner's policy")
         return
     rights: dict[str, bool] = {}
     for field, path, access in job_accesses(blueprint.job):
         if path.startswith("/"):
-            place = _existing(field, Path(path))
+            place = path if apart else _existing(field, Path(path))
             rights[place] = rights.get(place, False) or access == "write"
     for place, writable in rights.items():
         yield mount(place, place, writable, "job")

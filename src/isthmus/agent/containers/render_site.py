@@ -33,6 +33,7 @@ from isthmus.agent.containers.worker_containers import (
     container_starter,
     start_words,
 )
+from isthmus.agent.courier.start_file import node_container_command
 from isthmus.core.job import Job
 from isthmus.core.messages.worker_folder import WorkerLimits
 from isthmus.core.owner.site_file import SiteFile
@@ -60,7 +61,7 @@ def render_site(
     """
     can = containers_of(site)
     if rights.containers is not None and can == "none":
-        refuse_images(site.kind, can)
+        refuse_images(site.kind)
     renderer = PartRenderer(rights, pool, cluster.name, start_kind(can), storage_path_of(site))
     parts = renderer.render(job, job_id, plan)
     ranks = PlanPart.from_plan(plan, cluster.name).ranks
@@ -72,7 +73,7 @@ def render_site(
         program = job_program(job, image_program(part, renderer.starts) or WORKER_COMMAND)
         command, variables = (*program, WORKER_FOLDER), rank_variables(part)
         if in_containers:
-            command, variables = _container_command(container_name(job_id, attempt, rank)), {}
+            command, variables = _container_command(can, container_name(job_id, attempt, rank)), {}
         needs.append(RankNeed(node_group=group, num_cards=plan.chips_of(rank)))
         image = image_reference(part) if is_pod else ""
         folder = Path(WORKER_FOLDER)
@@ -86,6 +87,8 @@ def render_site(
     return RenderedSite(parts=parts, in_containers=in_containers, hold=render_hold(site, cluster, asked))
 
 
-def _container_command(name: str) -> tuple[str, ...]:
+def _container_command(can: str, name: str) -> tuple[str, ...]:
+    if can == "node":
+        return node_container_command(Path(WORKER_FOLDER))
     state, bundle = Path(STATE_FOLDER) / RUNTIME_FOLDER, Path(WORKER_FOLDER) / BUNDLE
     return (*container_starter(), *start_words("runc", state, bundle, name))

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, job_program, worker_environment
 from isthmus.agent.adapters.worker_limits import TEMPORARY_FOLDER, allowed_variables, host_folders
-from isthmus.agent.containers import container_start
 from isthmus.agent.containers.image_tool import unpack_image
 from isthmus.agent.containers.part_renderer import rank_variables
 from isthmus.core.job import Job
 from isthmus.core.messages.worker_folder import WorkerAccount, WorkerSpec, write_atomically
+from isthmus.core.process import container_start
 from isthmus.core.process.rank_runner import AFTER_FILE
 from isthmus.core.rights.worker_rights import ContainerRules, WorkerRights
 from isthmus.render import Container, ContainerUser, RenderedPart, oci_config
@@ -80,7 +80,7 @@ class WorkerContainers:
             command=self._command(spec.job, part, folder),
             environment=self._environment(part, folder, devices),
             working_folder=str(folder),
-            user=_user(account, self._rights),
+            user=container_user(account, self._rights),
             mounts=mounts,
             cgroup=name if self._in_step else f"/{name}",
         )
@@ -118,7 +118,8 @@ def container_name(job_id: str, attempt: int, rank: int) -> str:
     return f"isthmus-{job_id}-{attempt}-{rank}"
 
 
-def _user(account: WorkerAccount | None, rights: WorkerRights) -> ContainerUser:
+def container_user(account: WorkerAccount | None, rights: WorkerRights) -> ContainerUser:
+    """Return the account inside a container: that of the job's user, else the agent's own."""
     umask = int(rights.umask, 8)
     if account is None:
         return ContainerUser(os.geteuid(), os.getegid(), (), umask)

@@ -12,7 +12,8 @@ _MODULES = (
     "agent/courier/courier_frames.py", "agent/courier/folder_client.py",
     "agent/courier/run_part.py", "agent/courier/courier_link.py", "agent/courier/work_folder.py",
     "agent/courier/part_program.py",
-    "core/process/boot_clock.py", "core/process/confined_start.py", "core/process/rank_runner.py",
+    "core/process/boot_clock.py", "core/process/confined_start.py", "core/process/container_start.py",
+    "core/process/node_container.py", "core/process/rank_runner.py",
 )  # fmt: skip
 """They need the standard library and each other alone."""
 

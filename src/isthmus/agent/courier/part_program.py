@@ -11,6 +11,8 @@ from pathlib import Path
 
 from isthmus.agent.courier.folder_client import EXIT
 from isthmus.agent.courier.work_folder import Work, part_environment, replace_file
+from isthmus.core.process.node_container import CONTAINER_FILE, DELETE, start_words
+from isthmus.core.process.rank_runner import AFTER_FILE
 
 ENDLESS = "1 1e15\n"
 """Renewals of a part that ends with no hold."""
@@ -44,7 +46,9 @@ class PartProgram:
                 *program,
             ]  # fmt: skip
             (work.folder / "tmp").mkdir(mode=0o700, exist_ok=True)
-        program = [sys.executable if one == "{python}" else one for one in program]
+        if "{node_container}" in program:
+            self._write_after()
+        program = [self._own_word(one) for one in program]
         hold = work.hold
         if not plan.get("ends_with_hold", True):  # the program watches the hold itself
             hold = work.hold.parent / "courier"
@@ -58,6 +62,22 @@ class PartProgram:
         self._runner = subprocess.Popen(  # noqa: S603 - the agent's program, by the runner that it shipped
             [*runner, *program], env=environment, stdin=subprocess.DEVNULL, cwd="/", start_new_session=True
         )
+
+    def _own_word(self, word: str) -> str:
+        """Return a word of the program with this machine's Python and scripts."""
+        if word == "{python}":
+            return sys.executable
+        return self._work.script(word[1:-1]) if word in ("{node_container}", "{container_start}") else word
+
+    def _write_after(self) -> None:
+        """Name the command that removes the container once every process of the program has ended.
+
+        It is written before the program can change `container.json`.
+        """
+        asked = json.loads((self._work.folder / CONTAINER_FILE).read_bytes())
+        scripts = (self._work.script("node_container"), DELETE, self._work.script("container_start"))
+        command = [sys.executable, "-I", "-S", "-B", *scripts, *start_words(asked)]
+        replace_file(self._work.folder / AFTER_FILE, json.dumps(command).encode(), 0o600)
 
     def has_ended(self) -> bool:
         """Return whether the program has ended, with every process of it; a dead runner counts as killed."""

@@ -116,6 +116,7 @@ class RunPart:
                 self._bring(link)
         self._work.save()
         if ended and (self._work.folder / EXIT).exists() and EXIT in self._work.client.tracked:
+            self._remove_consumed(link)  # also of a program that ended before the next look
             if link.ask(Frame("done")).kind != "ended":
                 raise FrameError("no end after the exit status")
             self._drop_link()
@@ -158,10 +159,8 @@ class RunPart:
             (work.folder / name).unlink(missing_ok=True)
             work.client.drop(name)
             del work.installed[name]
-        for name in [name for name in _CONSUMED if name in work.installed and not (work.folder / name).exists()]:
-            if link.ask(Frame("remove", {"name": name})).kind == "stored":
-                del work.installed[name]
-                wanted = [one for one in wanted if one[0] != name]
+        consumed = self._remove_consumed(link)
+        wanted = [one for one in wanted if one[0] not in consumed]
         self._is_complete = True
         for name, stamp, size, mode in wanted:
             if name == EXIT:
@@ -175,6 +174,15 @@ class RunPart:
             else:
                 self._is_complete = False
         work.save()
+
+    def _remove_consumed(self, link: CourierLink) -> set[str]:
+        """Remove at the agent what the program has taken away here; return what it was."""
+        work = self._work
+        gone = [name for name in _CONSUMED if name in work.installed and not (work.folder / name).exists()]
+        removed = {name for name in gone if link.ask(Frame("remove", {"name": name})).kind == "stored"}
+        for name in removed:
+            del work.installed[name]
+        return removed
 
     def _fetch(self, link: CourierLink, name: str, stamp: str, size: int) -> bytes | None:
         found = bytearray()

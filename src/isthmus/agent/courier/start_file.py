@@ -12,6 +12,9 @@ from isthmus.core.messages.worker_folder import write_atomically
 PYTHON = "{python}"
 """Stands for the Python of the machine where a program runs."""
 
+SCRIPTS = ("node_container", "container_start")
+"""Scripts of `isthmus.core.process` that a program may name as `{NAME}`: the worker's end has them."""
+
 
 def write_start(
     folder: Path, program: Sequence[str], environment: Mapping[str, str], *, positions: Sequence[int] = (),
@@ -35,8 +38,17 @@ def start_document(
     ends_with_hold: bool = True,
 ) -> dict[str, object]:
     """Return the content of `start.json` (see `write_start`)."""
-    words = [PYTHON if word == sys.executable else word for word in program]
     return {
-        "program": words, "environment": dict(environment), "ends_with_hold": ends_with_hold,
+        "program": list(portable_words(program)), "environment": dict(environment), "ends_with_hold": ends_with_hold,
         "positions": ",".join(map(str, positions)),
     }  # fmt: skip
+
+
+def portable_words(words: Sequence[str]) -> tuple[str, ...]:
+    """Return a command with `{python}` in place of this machine's Python."""
+    return tuple(PYTHON if word == sys.executable else word for word in words)
+
+
+def node_container_command(folder: Path) -> tuple[str, ...]:
+    """Return the command that runs the container of `container.json` in `folder` on the worker's node."""
+    return (PYTHON, "-I", "-S", "-B", *(f"{{{name}}}" for name in SCRIPTS), str(folder))

@@ -15,7 +15,7 @@ from typing import Any
 
 from isthmus.agent.courier.folder_client import Carry, FileStat, FolderClient, Tracked
 
-_LOCAL_FILES = frozenset({"pid", "exit.part"})
+_LOCAL_FILES = frozenset({"pid", "exit.part", "after.json"})
 """Files that are not carried: each side has its own."""
 
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "ACCESS_KEY", "PRIVATE_KEY")

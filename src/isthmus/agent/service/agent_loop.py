@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 import uuid
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from isthmus.agent.adapters.adapter_kinds import SiteContext, make_adapter
 from isthmus.agent.adapters.local_adapter import WORKER_COMMAND
 from isthmus.agent.adapters.scheduler_adapter import Capabilities
 from isthmus.agent.adapters.worker_limits import check_rights, describe_isolation
+from isthmus.agent.containers.node_containers import NodeContainers
 from isthmus.agent.containers.part_renderer import refuse_images
 from isthmus.agent.containers.site_runtime import check_containers
 from isthmus.agent.containers.worker_containers import WorkerContainers
@@ -28,8 +30,11 @@ from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.files.version_cache import VersionCache
 from isthmus.agent.files.version_fetcher import VersionFetcher
 from isthmus.agent.files.version_source import VersionSource
+from isthmus.agent.metrics.metrics_listener import MetricsListener
+from isthmus.agent.metrics.sync_counts import SyncCounts
 from isthmus.agent.service.agent_key import AgentKey
 from isthmus.agent.service.agent_service import AgentService
+from isthmus.agent.service.crossings_started import crossings_started
 from isthmus.agent.service.own_address import own_address, resolve_host
 from isthmus.agent.service.state_identity import open_identity
 from isthmus.agent.service.sync_client import SyncClient
@@ -42,7 +47,7 @@ from isthmus.core.pool import Cluster, Pool
 from isthmus.core.process.boot_clock import boot_time_s
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
-from isthmus.wan import PortRange
+from isthmus.wan import CentreAddress, PortRange
 
 FAST_POLL_S = 0.05
 """Poll and sync interval while a part is about to change."""
@@ -55,6 +60,9 @@ STOP_MARGIN_S = 120.0
 
 CACHE_FOLDER = "cache"
 """Folder of copies of the catalogue in the state folder."""
+
+PAGE_INTERVAL_S = 2.0
+"""Interval at which the page of the agent's metrics is made."""
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.2, 5.0
 
@@ -99,8 +107,14 @@ class AgentConfig:
     site: SiteFile = field(default_factory=SiteFile)
     # What the owner lets pool jobs do.
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
+    # Where the agent's own metrics are served: host, port, token; None: nowhere.
+    metrics: tuple[str, int, str | None] | None = None
     # The pool that the cluster belongs to: its chips and links, by which parts are rendered.
     pool: Pool | None = None
+    # The folder to which key files of the pool's crossings are relative: that of the pool file.
+    pool_folder: Path = Path()
+    # The decision centre of the network, where parts that are promised bandwidth get their paths; None: no party.
+    centre: CentreAddress | None = None
 
 
 @dataclass
@@ -125,9 +139,15 @@ class AgentLoop:
     """The loop around the agent service and the sync client; `step` is one non-blocking iteration."""
 
     def __init__(
-        self, service: AgentService, client: SyncClient, rng: random.Random, key: AgentKey | None = None
+        self,
+        service: AgentService,
+        client: SyncClient,
+        rng: random.Random,
+        key: AgentKey | None = None,
+        metrics: MetricsListener | None = None,
     ) -> None:
         self.service, self._client, self._key = service, client, key
+        self._metrics, self._next_page_s, self._syncs = metrics, 0.0, SyncCounts()
         self._backoff = Backoff(rng)
         self._incarnation = uuid.UUID(int=rng.getrandbits(128), version=4).hex
         self._reported_parts: object = None
@@ -141,6 +161,9 @@ class AgentLoop:
         What orders have changed is reported at once.
         """
         self.service.tick()
+        if self._metrics is not None and now_s >= self._next_page_s:
+            self._next_page_s = now_s + PAGE_INTERVAL_S
+            self._metrics.show(self.service.figures(self._syncs))
         if now_s >= self._next_report_s or self._has_news():
             self._sync(now_s)
             if self._has_news():
@@ -157,11 +180,14 @@ class AgentLoop:
             if self._key is not None:
                 self._key.renew_if_due(self._client)
             report, batch = self.service.report(self._incarnation)
+            sent_s = time.monotonic()
             orders = self._exchange(report, batch)
+            self._syncs.add_answer(time.monotonic() - sent_s, time.time())
             if self._key is not None:
                 self._key.confirm()
         except UnavailableError as error:
             wait_s = self._backoff.next_wait_s()
+            self._syncs.num_failed += 1
             if not self._disconnected:
                 _log.warning("%s; retrying", error)
             self._disconnected, self._next_report_s = True, now_s + wait_s
@@ -220,6 +246,8 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         handled_stop_signals(on_stop),
         lock_state_folder(config.state, "agent"),
         SyncClient(config.server, config.token or "", config.cluster.name, config.ca) as exchange,
+        ExitStack() as stack,
+        crossings_started(config.pool, config.cluster.name, config.pool_folder, config.state, config.routes) as wan,
     ):
         key = None if config.token is not None else _load_key(config)
         if key is not None:
@@ -241,7 +269,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             ports=config.ports,
             checks_peers=True,
             needs_keys=True,
-            routes=config.routes,
+            routes=wan.routes,
             promises=config.promises,
             policy=config.policy,
             fetcher=fetcher,
@@ -249,10 +277,12 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             identity=identity,
             containers=_worker_containers(config, adapter.capabilities),
             pool=config.pool,
-            secrets=config.secrets,
+            secrets=(*config.secrets, *wan.keys),
             on_answer=wake.set,
+            centre=config.centre,
         )
-        loop = AgentLoop(shell, exchange, random.SystemRandom(), key)
+        metrics = None if config.metrics is None else stack.enter_context(closing(MetricsListener(*config.metrics)))
+        loop = AgentLoop(shell, exchange, random.SystemRandom(), key, metrics)
         try:
             while not stop.is_set() and not loop.leaves:
                 wake.wait(loop.step(time.monotonic()))
@@ -296,16 +326,18 @@ def _load_key(config: AgentConfig) -> AgentKey:
     return key
 
 
-def _worker_containers(config: AgentConfig, can: Capabilities) -> WorkerContainers | None:
+def _worker_containers(config: AgentConfig, can: Capabilities) -> WorkerContainers | NodeContainers | None:
     """Return what makes the containers of the policy, None where there are none or the scheduler makes them."""
     rights = config.policy.workers
     if rights.containers is None:
         return None
     if not can.images:
-        refuse_images(config.site.kind, can.containers)
+        refuse_images(config.site.kind)
     check_containers(rights.containers, runs_them=can.containers == "agent")
     if can.containers == "scheduler":
         return None
+    if can.node_images is not None:
+        return NodeContainers(rights, can.node_images, config.state, config.worker_command)
     in_step = can.holds == "scheduler"
     return WorkerContainers(rights.containers, rights, config.state.absolute(), config.worker_command, in_step=in_step)
 

@@ -25,12 +25,15 @@ from isthmus.agent.adapters.worker_limits import (
     require_confined,
     write_limits,
 )
+from isthmus.agent.containers.node_containers import NodeContainers
 from isthmus.agent.containers.part_renderer import PartRenderer, rank_variables, start_kind
 from isthmus.agent.containers.part_rendering import PartRendering
 from isthmus.agent.containers.worker_containers import WorkerContainers
 from isthmus.agent.files.file_fetcher import FileFetcher
 from isthmus.agent.files.site_storage import SiteStorage
 from isthmus.agent.files.version_fetcher import VersionFetcher
+from isthmus.agent.metrics.agent_figures import agent_figures
+from isthmus.agent.metrics.sync_counts import SyncCounts
 from isthmus.agent.preflight.preflight_runner import PreflightRunner
 from isthmus.agent.service.agent_state_folder import (
     AgentStateFolder,
@@ -39,12 +42,14 @@ from isthmus.agent.service.agent_state_folder import (
     read_routes,
     worker_spec,
 )
+from isthmus.agent.service.card_keeper import CardKeeper
 from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
 from isthmus.agent.service.peer_prober import PeerProber
 from isthmus.agent.service.promised_rates import PromiseFile
 from isthmus.agent.service.scheduler_calls import SchedulerCalls
 from isthmus.agent.service.site_holds import SiteHolds, foreign_part
+from isthmus.agent.service.site_paths import SitePaths
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 from isthmus.agent.service.worker_event_tails import WorkerEventTails
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
@@ -96,7 +101,7 @@ from isthmus.site import (
     awaits_checkpoint,
     make_allocator,
 )
-from isthmus.wan import PortRange
+from isthmus.wan import CentreAddress, CentreClient, PortRange
 
 _NOT_STARTED_STATUS = 126
 """Exit status reported for a worker that could not be started."""
@@ -126,6 +131,7 @@ class AgentService:
     `pool` has the chips and links that parts are rendered with. No worker may read the files `secrets`. Workers start
     with the keys that the server sent for their links; without them, with `needs_keys` or beyond loopback, they do not
     start. `on_answer` is called in another thread when the scheduler has answered: the next `tick` takes it up.
+    `centre` is the decision centre of the network, where parts that are promised bandwidth get their paths.
     """
 
     def __init__(
@@ -145,11 +151,12 @@ class AgentService:
         fetcher: FileFetcher | None = None,
         versions: VersionFetcher | None = None,
         identity: AgentIdentity | None = None,
-        containers: WorkerContainers | None = None,
+        containers: WorkerContainers | NodeContainers | None = None,
         pool: Pool | None = None,
         secrets: Sequence[Path] = (),
         wall_clock: Callable[[], float] = time.time,
         on_answer: Callable[[], object] = lambda: None,
+        centre: CentreAddress | None = None,
     ) -> None:
         self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
@@ -157,19 +164,25 @@ class AgentService:
         self._containers = containers
         pool, starts = pool or Pool(clusters=(cluster,)), start_kind(adapter.capabilities.containers)
         can = adapter.capabilities
-        renderer = PartRenderer(self.policy.workers, pool, cluster.name, starts, can.storage_path)
+        apart = can.node_images is not None
+        renderer = PartRenderer(self.policy.workers, pool, cluster.name, starts, can.storage_path, apart=apart)
         self._rendering = PartRendering(renderer, clock, self._resolved_job)
         self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
         read_routes(routes, cluster.name)
         self._promises = PromiseFile(promises, cluster.name) if promises else None
         self._prober = PeerProber(host, ports, lambda: read_routes(routes, cluster.name)) if checks_peers else None
-        self._table = PartTable(self.state_folder.path)
+        self._table, self._cards = PartTable(self.state_folder.path), CardKeeper(self.state_folder.path, wall_clock)
+        self._cards_due = True
         known = self._table.load()
         self._calls = SchedulerCalls(blocks=adapter.capabilities.blocks, on_answer=on_answer)
         self._look = SchedulerLook(nodes=())
         key = identity.key if identity else cluster.name
         self._holds = SiteHolds(adapter, self._calls, key, self._handle, self._rendering.containers)
+        self._path_calls = SchedulerCalls(blocks=centre is not None, on_answer=on_answer, what="decision centre")
+        self._paths: SitePaths | None = None
+        if centre is not None:
+            self._paths = SitePaths(CentreClient(centre), self._path_calls, cluster.name, self._handle)
         self._next_look_s = 0.0
         if not adapter.capabilities.blocks:
             self._look = adapter.observe()
@@ -190,6 +203,7 @@ class AgentService:
             has_own_storage=fetcher is not None,
             asks_for_holds=adapter.capabilities.holds == "scheduler",
             asks_for_probes=adapter.capabilities.probes,
+            asks_for_paths=centre is not None,
             knows_inventory=not adapter.capabilities.blocks,
             now_s=clock(),
         )
@@ -211,6 +225,7 @@ class AgentService:
     def stopped(self) -> bool:
         """Whether all parts are released after `shut_down`."""
         ended = not any(part.live for part in self.machine.parts.values()) and self._holds.settled
+        ended = ended and (self._paths is None or self._paths.settled or self._path_calls.has_failed)
         return self.machine.shutting_down and ended
 
     @property
@@ -221,15 +236,22 @@ class AgentService:
     @property
     def needs_fast_poll(self) -> bool:
         """Whether a part is about to change, so that the next poll should come soon."""
-        checks = self._calls.busy or self._preflights.is_open or (self._prober is not None and self._prober.busy)
+        checks = (
+            self._calls.busy
+            or self._path_calls.busy
+            or self._preflights.is_open
+            or (self._prober is not None and self._prober.busy)
+        )
         return checks or any(_needs_fast_poll(part) for part in self.machine.parts.values())
 
     def tick(self) -> None:
         """Poll the site once and execute what the machine decides."""
         # Step 1: answers of the scheduler, and the owner's opening hours.
         self._calls.collect()
+        self._path_calls.collect()
         here = datetime.fromtimestamp(self._wall_clock()).astimezone()
-        self._handle(HoursObserved(now_s=self._clock(), is_open=self.policy.is_open(here)))
+        is_open, may_move = self.policy.is_open(here), self.policy.moves.is_open(here)
+        self._handle(HoursObserved(now_s=self._clock(), is_open=is_open, may_move=may_move))
         # Step 2: workers; skipped while deferred instructions make their state stale.
         parts = () if self._deferred else self.machine.parts.values()
         seen = observe_workers(
@@ -242,6 +264,8 @@ class AgentService:
             jobs, unread = read_local_jobs(self.state_folder, self.cluster)
             self._handle(LocalJobsObserved(now_s=self._clock(), jobs=jobs, unreadable=unread))
         self._look_at_scheduler()
+        if self._paths is not None:
+            self._paths.reconcile(self.machine.parts.values(), self._clock())
         # Step 4: remove folders of finished attempts; state what the site's edge has to send.
         self._remove_finished_attempts()
         if self._promises is not None:
@@ -333,6 +357,7 @@ class AgentService:
             incarnation=incarnation,
             identity=identity and identity.model_copy(update={"saves": self._table.saves}),
             run_lease_s=self.machine.run_lease_s(),
+            moves=self.machine.moves(),
             free_chips=self.machine.free_chips(),
             parts=self.observed_parts(),
             queue=self._look.queue,
@@ -349,6 +374,12 @@ class AgentService:
             logs=tuple(batch.logs),
         )
         return report, batch
+
+    def figures(self, syncs: SyncCounts) -> bytes:
+        """Return the page of the agent's own metrics."""
+        return agent_figures(
+            self.machine, syncs, now_s=self._clock(), num_deferred=len(self._deferred), wall_s=self._wall_clock()
+        )
 
     def _with_events(self, seen: ObservedPart) -> ObservedPart:
         """Return a part's observation with the newest events of its workers."""
@@ -376,7 +407,10 @@ class AgentService:
             self._execute(instruction)
 
     def _save(self) -> None:
-        self._table.save(self.machine.parts.values(), self.machine.fence)
+        self._cards_due |= self._table.save(self.machine.parts.values(), self.machine.fence)
+        if self._cards_due:
+            self._cards.update(self.machine.parts.values(), self._holds.hold_id)
+            self._cards_due = False
 
     def _log_once(self, text: str) -> None:
         """Log an error unless it repeats the previous one."""
@@ -466,6 +500,8 @@ class AgentService:
             if part.local:
                 write_atomically(WorkerFolder(folder).started_path, "")
             else:
+                if WorkerFolder(folder).exit_path.exists():  # of a part that left and joins the same attempt again
+                    self._remove_attempt(folder.parent)
                 routes = read_routes(self._routes, self.cluster.name)
                 spec = worker_spec(
                     part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes,
@@ -550,10 +586,14 @@ class AgentService:
                 continue
             key = attempt.parent.name, int(attempt.name)
             if key not in self.machine.parts and self.outbox.is_attempt_drained(attempt):
-                self._event_tails.forget(attempt.glob("rank-*"))
-                shutil.rmtree(attempt, ignore_errors=True)
+                self._remove_attempt(attempt)
                 if not any(attempt.parent.iterdir()):
                     attempt.parent.rmdir()
+
+    def _remove_attempt(self, attempt: Path) -> None:
+        self._event_tails.forget(attempt.glob("rank-*"))
+        self.outbox.forget(attempt)
+        shutil.rmtree(attempt, ignore_errors=True)
 
 
 def _needs_fast_poll(part: SitePart) -> bool:

@@ -63,12 +63,12 @@ class PartTable:
         self.saves = saved.saves
         return saved
 
-    def save(self, parts: Iterable[SitePart], fence: int) -> None:
-        """Write the table durably if it changed; raise `UnavailableError` on failure."""
+    def save(self, parts: Iterable[SitePart], fence: int) -> bool:
+        """Write the table durably if it changed; return whether it did; raise `UnavailableError` on failure."""
         table = SavedParts(fence=fence, parts=list(parts))
         data = dump_parts(table)
         if data == self._written:
-            return
+            return False
         table.saves = self.saves + 1
         try:
             write_atomically(self.path, dump_parts(table).decode(), 0o600)
@@ -76,6 +76,7 @@ class PartTable:
         except OSError as error:
             raise unwritable_folder_error(self.path.parent, error) from error
         self._written, self.saves = data, table.saves
+        return True
 
 
 def dump_parts(table: SavedParts) -> bytes:

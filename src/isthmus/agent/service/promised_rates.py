@@ -14,8 +14,8 @@ from pathlib import Path
 
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import WorkerAddress
-from isthmus.core.pool_resource import KBPS_PER_GBPS, PoolResource
-from isthmus.site import SitePart
+from isthmus.core.pool_resource import KBPS_PER_GBPS
+from isthmus.site import PartKey, SitePart, outgoing_kbps
 from isthmus.wan import Admission, Booking, FlowMatch, PathRequest
 
 _MAX_FLOWS = 64
@@ -47,30 +47,25 @@ class PromiseFile:
 
 def promised_rates(part: SitePart, cluster: str) -> list[Booking]:
     """Return what a part is promised from `cluster`; nothing before all its ranks have an address."""
-    plan, ranks = part.plan, part.rank_map
-    if plan is None or ranks is None or part.spec is None or part.state != "running":
+    ranks = part.rank_map
+    if ranks is None or part.state != "running":
         return []
-    if not part.spec.placement.network:
-        return []
-    capacity_gbps: dict[PoolResource, float] = {}
-    for link in part.links:
-        capacity_gbps.setdefault(PoolResource.link(link.source, link.target), link.bandwidth_gbps)
     found = []
-    for resource, kbps in sorted(plan.link_kbps(capacity_gbps).items()):
+    for target, kbps in outgoing_kbps(part, cluster).items():
         near = [one for one in ranks.workers if one.cluster == cluster]
-        far = [one for one in ranks.workers if one.cluster == resource.name]
+        far = [one for one in ranks.workers if one.cluster == target]
         flows = _flows(near, far)
-        if resource.cluster != cluster or not kbps or not flows:
+        if not flows:
             continue
         request = PathRequest(
-            name=_name(part, resource.name),
+            name=path_name(part.key, target),
             source=cluster,
-            target=resource.name,
+            target=target,
             bandwidth_gbps=kbps / KBPS_PER_GBPS,
             flows=flows,
         )
         rates = (request.bandwidth_gbps,)
-        name = f"{cluster}-{resource.name}"[:_MAX_NAME_CHARS]
+        name = f"{cluster}-{target}"[:_MAX_NAME_CHARS]
         found.append(Booking(request=request, pipes=(name,), rates_gbps=rates, delay_ms=0.0, jitter_ms=0.0, loss=0.0))
     return found
 
@@ -106,9 +101,9 @@ def _network(host: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
         return None
 
 
-def _name(part: SitePart, target: str) -> str:
+def path_name(part: PartKey, target: str) -> str:
     """Return a name of a booking, which no other part or target has."""
-    name = f"{part.job}.{part.attempt}.{target}"
+    name = f"{part[0]}.{part[1]}.{target}"
     if len(name) <= _MAX_NAME_CHARS:
         return name
     digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()

@@ -27,7 +27,11 @@ class SchedulerCalls:
     that thread when there is something to collect.
     """
 
-    def __init__(self, *, blocks: bool, on_answer: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, *, blocks: bool, on_answer: Callable[[], object] = lambda: None, what: str = "scheduler"
+    ) -> None:
+        """`what` is called, for the log."""
+        self._what = what
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="scheduler") if blocks else None
         self._on_answer = on_answer
         self._calls: dict[Hashable, _Call] = {}
@@ -65,6 +69,11 @@ class SchedulerCalls:
         else:
             on_answer(answer)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last answer was an error."""
+        return bool(self._last_error)
+
     def collect(self) -> None:
         """Hand over the answers that have arrived."""
         for key, call in list(self._calls.items()):
@@ -86,5 +95,5 @@ class SchedulerCalls:
 
     def _log_error(self, error: Exception) -> None:
         if str(error) != self._last_error:
-            _log.error("scheduler: %s", error)
+            _log.error("%s: %s", self._what, error)
         self._last_error = str(error)

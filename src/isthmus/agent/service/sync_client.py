@@ -36,9 +36,12 @@ _ERRORS: dict[int, type[IsthmusError]] = {
 
 
 class SyncClient:
-    """HTTP client of the server. `ca` is a certificate file to trust instead of the system's."""
+    """HTTP client of the server. `ca` is a certificate file to trust instead of the system's, `transport` for tests."""
 
-    def __init__(self, server: str, token: str, cluster: str, ca: Path | None = None) -> None:
+    def __init__(
+        self, server: str, token: str, cluster: str, ca: Path | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:  # fmt: skip
         try:
             verify = ssl.create_default_context(cafile=str(ca) if ca else None)
         except OSError as error:
@@ -52,6 +55,7 @@ class SyncClient:
             timeout=_TIMEOUT_S,
             verify=verify,
             trust_env=False,
+            transport=transport,
         )
 
     def __enter__(self) -> SyncClient:

@@ -99,6 +99,11 @@ class TelemetryOutbox:
             except OSError as error:
                 self._warn_once(folder, f"cannot note what the server has stored: {error}")
 
+    def forget(self, attempt: Path) -> None:
+        """Forget what was sent of an attempt whose folder is removed: another part may get the same one."""
+        for folder in [one for one in self._offsets if one.parent == attempt]:
+            del self._offsets[folder]
+
     def is_attempt_drained(self, attempt: Path) -> bool:
         """Return whether the server has stored all output of the workers in folder `attempt`."""
         return all(self._is_folder_drained(folder) for folder in attempt.glob("rank-*"))

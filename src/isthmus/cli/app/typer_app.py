@@ -23,7 +23,14 @@ from isthmus.cli.commands.accounting import ledger_commands, quota_commands
 from isthmus.cli.commands.catalogue import catalogue_commands
 from isthmus.cli.commands.operations import audit_commands, notify_commands
 from isthmus.cli.commands.rl import rl_commands
-from isthmus.cli.commands.site import duty_commands, join_commands, place_command, render_commands, site_commands
+from isthmus.cli.commands.site import (
+    duty_commands,
+    join_commands,
+    place_command,
+    render_commands,
+    site_commands,
+    topology_command,
+)
 from isthmus.cli.commands.strategies import strategy_commands
 from isthmus.cli.commands.wan import wan_commands
 from isthmus.cli.demo import demo_command
@@ -43,6 +50,7 @@ _COMMAND_MODULES = (
     notify_commands,
     site_commands,
     duty_commands,
+    topology_command,
     join_commands,
     catalogue_commands,
     ledger_commands,

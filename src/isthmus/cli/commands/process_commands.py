@@ -21,7 +21,7 @@ from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, command
 from isthmus.cli.environment.bounded_log import BoundedLog
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.json_log import JsonLineFormatter, PlainLineFormatter
-from isthmus.client.client_settings import DEFAULT_PORT, resolve_settings
+from isthmus.client.client_settings import DEFAULT_PORT, read_token, resolve_settings
 from isthmus.client.server_address import require_secure_server
 from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.control.algorithms.global_order import Objective
@@ -306,6 +306,12 @@ def agent(
         Path | None,
         typer.Option(metavar="FILE", help="Where to write what jobs are promised on links, for `isthmus wan shape`."),
     ] = None,
+    centre: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Decision centre of the network, which books paths of prepared parts."),
+    ] = None,
+    centre_token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Secret of its clients.")] = None,
+    centre_ca: Annotated[Path | None, typer.Option(metavar="FILE", help="CA of its certificate.")] = None,
     policy: Annotated[
         Path | None,
         typer.Option(metavar="POLICY.yaml", help="Limits for pool jobs: see `isthmus schema policy`."),
@@ -326,6 +332,17 @@ def agent(
         Path | None,
         typer.Option(metavar="DIR", help="Copies of the catalogue's models and data (default: in the state folder)."),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", min=1, max=65535, help="Serve the agent's own metrics here (default: nowhere)."),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to serve them; beyond this machine a token is needed.")
+    ] = "127.0.0.1",
+    metrics_token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The token that readers of the metrics must present."),
+    ] = None,
     enrol: Annotated[
         bool, typer.Option("--enrol", help="Take the place of the cluster's enrolled agent, whose state is lost.")
     ] = False,
@@ -342,6 +359,9 @@ def agent(
 
     A cluster is bound to the first agent that reports for it, and the agent to its state folder and machine. Another
     one takes its place with --enrol, once nothing that the first one started can run any more (isthmus site show).
+
+    Where links of the pool file state a `crossing`, the agent also starts the site's proxy and gateways, and its
+    workers' connections cross those links through them; they then dial by the proxies of --routes, if one is given.
 
     The agent of a site that has joined by a code (isthmus site join) needs no token: its key is in the state folder.
     """
@@ -360,14 +380,17 @@ def agent(
     own_cluster = select_cluster(whole_pool, cluster)
     owner_policy, site_file = _read_policy(policy, own_cluster), read_site(site, own_cluster)
     configure_logging(env, as_json=log_json)
-    secrets = _hide_secrets(settings.token_file)
+    secrets = _hide_secrets(settings.token_file, metrics_token_file)
+    metrics_token = read_token(metrics_token_file) if metrics_token_file else None
+    metrics = None if metrics_port is None else (metrics_host, metrics_port, metrics_token)
     with errors_placed(site):
         agents.run_agent(
             agents.AgentConfig(
                 server=settings.server, token=token, cluster=own_cluster,
                 state=state, host=host, ports=_parse_ports(ports), routes=routes,
-                promises=promises, ca=settings.ca, policy=owner_policy,
-                site=site_file, pool=whole_pool,
+                promises=promises, ca=settings.ca, policy=owner_policy, metrics=metrics,
+                site=site_file, pool=whole_pool, pool_folder=pool.parent,
+                centre=_centre_address(centre, centre_token_file, centre_ca),
                 storage=storage, sources=sources, cache=cache, enrols=enrol, secrets=secrets,
                 interactive=sys.stdin is not None and sys.stdin.isatty(),
             )
@@ -487,17 +510,16 @@ def switch(
     env.answer(counters, lambda: "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in counters.items()))
 
 
-def _hide_secrets(token_file: Path | None) -> tuple[Path, ...]:
-    """Keep the agent's token from its workers; return the files that no worker may read."""
+def _hide_secrets(*token_files: Path | None) -> tuple[Path, ...]:
+    """Keep the agent's tokens from its workers; return the files that no worker may read."""
     forbid_inspection()
     os.umask(os.umask(0o077) | 0o027)
-    if token_file is None:
-        return ()
-    file = token_file.expanduser()
-    if file.stat().st_mode & 0o077:
-        text = "other accounts may read the token file %s: chmod 600 %s"
-        logging.getLogger("isthmus.agent").warning(text, file, file)
-    return (file.absolute(),)
+    files = tuple(file.expanduser() for file in token_files if file is not None)
+    for file in files:
+        if file.exists() and file.stat().st_mode & 0o077:
+            text = "other accounts may read the token file %s: chmod 600 %s"
+            logging.getLogger("isthmus.agent").warning(text, file, file)
+    return tuple(file.absolute() for file in files)
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
@@ -511,6 +533,18 @@ def import_extra(module: str, extra: str) -> ModuleType:
             f"this command needs the package '{error.name}', which is not installed",
             hint=f"pip install 'isthmus[{extra}]'",
         ) from error
+
+
+def _centre_address(address: str | None, token_file: Path | None, ca: Path | None) -> Any:
+    """Return the decision centre of the options, None without one."""
+    from isthmus.wan import CentreAddress, parse_address, read_centre_token
+
+    if address is None:
+        if token_file is not None or ca is not None:
+            raise InputError("a token or CA of a decision centre, and no --centre", hint="--centre HOST:PORT")
+        return None
+    token = read_centre_token(token_file) if token_file is not None else ""
+    return CentreAddress(address=parse_address(address), token=token, ca=ca)
 
 
 def _parse_ports(text: str | None) -> tuple[int, int] | None:

@@ -21,7 +21,8 @@ from isthmus.control.simulation.traces.generate_trace import generate_trace
 from isthmus.control.simulation.traces.job_trace import Trace, read_trace
 from isthmus.control.simulation.traces.trace_pools import CHIPS_PER_NODE, make_trace_pool
 from isthmus.core.errors import InputError
-from isthmus.core.files.user_files import load_pool
+from isthmus.core.files.user_files import load_policy, load_pool
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.units import format_seconds
 
 commands = typer.Typer()
@@ -40,6 +41,7 @@ _Choice = TypeVar("_Choice")
         "isthmus simulate-pool --scenario pool --objective arrival --objective utilisation",
         "sacct -a -X -P -o JobID,Account,Submit,Elapsed,NNodes,ReqTRES,QOS > jobs.txt",
         "isthmus simulate-pool jobs.txt --pool pool.yaml --node-mtbf-days 200",
+        "isthmus simulate-pool jobs.txt --pool pool.yaml --policy policy.yaml",
         "isthmus simulate-pool jobs.txt --limit 2000 --scenario home --json | jq .pool.p95_s",
     ],
 )
@@ -50,6 +52,9 @@ def simulate_pool(
         typer.Argument(metavar="[TRACE]", help="Jobs from `sacct -P` or an Alibaba CSV (default: generated)."),
     ] = None,
     pool: Annotated[Path | None, typer.Option(metavar="FILE", help="The pool (default: sized for the load).")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The policy of every owner (default: no limits, no moves).")
+    ] = None,
     scenario: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,7 +87,7 @@ def simulate_pool(
 ) -> None:
     """Simulate a job trace in a pool with the server's own coordinator on a virtual clock.
 
-    Reports waiting time per owner, utilisation and preemptions, for the pool and for each owner alone.
+    Reports waiting time per owner, utilisation, preemptions and moves, for the pool and for each owner alone.
     Ctrl-C prints the results so far.
     """
     given = _read_trace(trace, limit) if trace else _generate_trace(owners, jobs, load, seed)
@@ -93,6 +98,7 @@ def simulate_pool(
         objectives=_select_named("objective", get_args(Objective), objective) or ("arrival",),
         node_mtbf_s=node_mtbf_days * DAY_S if node_mtbf_days else None,
         seed=seed,
+        policy=load_policy(policy) if policy else OwnerPolicy(),
         until_s=days * DAY_S if days else None,
     )
     for reason, count in given.skipped.items():
@@ -155,6 +161,7 @@ def _render_outcomes(outcomes: list[PoolOutcome]) -> RenderableType:
             format_seconds(one.pool.p95_s),
             f"{100 * one.utilisation:.1f}%",
             str(one.preemptions),
+            str(one.moves),
             str(one.failures),
             f"{one.ended_s / DAY_S:.1f}",
             f"{one.events_per_cpu_s:.0f}" if one.scenario != "alone" else "",
@@ -167,6 +174,7 @@ def _render_outcomes(outcomes: list[PoolOutcome]) -> RenderableType:
         "p95 wait",
         "utilisation",
         "preempted",
+        "moved",
         "node failures",
         "days",
         "events/CPU s",

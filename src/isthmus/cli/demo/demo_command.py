@@ -14,6 +14,8 @@ from isthmus.cli.commands.follow_commands import job_snapshots, watch_job
 from isthmus.cli.demo.demo_folder import as_seen_outside, demo_folder, stock_sites
 from isthmus.cli.demo.demo_pool import DemoPool, run_module
 from isthmus.cli.demo.efficiency import MeasuredSteps, efficiency_text, measure_steps, overran
+from isthmus.cli.demo.wan_result import wan_record, wan_text
+from isthmus.cli.demo.wide_area import DIRECT_FILE, WanMode, WideArea, wide_area
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.job_report.write_report import write_report
 from isthmus.cli.job_statistics import JobStatistics
@@ -30,6 +32,9 @@ from isthmus.core.views.api_views import HistoryEvent, JobView, Submission
 commands = typer.Typer()
 PLANNING_LIMIT_S = 300.0
 """Longest wait for the planner."""
+
+WAN_STEPS = 40
+"""Steps with `--wan` unless stated: the comparison run takes as many."""
 
 BASELINE_STEPS = 24
 """Steps of the comparison run without wide-area links."""
@@ -52,7 +57,13 @@ class FinishedJob:
 @command(
     commands,
     panel="Start here",
-    examples=["isthmus demo", "isthmus demo --state /tmp/demo --json", "isthmus demo --steps 40"],
+    examples=[
+        "isthmus demo",
+        "isthmus demo --state /tmp/demo --json",
+        "isthmus demo --steps 40",
+        "isthmus demo --wan gateway",
+        "isthmus demo --wan proxy --steps 20 --json",
+    ],
 )
 def demo(
     env: CliEnvironment,
@@ -60,13 +71,29 @@ def demo(
         Path, typer.Option("--state", metavar="DIR", help="Folder for the demo's files; emptied first.")
     ] = Path(".isthmus/demo"),
     steps: Annotated[int | None, typer.Option(metavar="N", min=10, help="Training steps (default: the job's).")] = None,
+    wan: Annotated[
+        WanMode | None,
+        typer.Option(
+            metavar="proxy|gateway",
+            help="Cross lossy links through proxies, or through RoCE gateways (root), as pool.yaml states them.",
+        ),
+    ] = None,
 ) -> None:
-    """Train a small model across three emulated clusters of three owners with a storage each; show the result."""
+    """Train a small model across three emulated clusters of three owners with a storage each; show the result.
+
+    With --wan the links lose packets, and the sites reach each other through their proxies or RoCE gateways only, which
+    the agents start by `pool.yaml` alone. As root each site is a network namespace. The same job is then trained
+    without them: every loss has the same bits.
+    """
     with demo_folder(state) as folder:
-        _run(env, folder, steps)
+        if wan is None:
+            _run(env, folder, steps)
+        else:
+            with wide_area(folder, load_pool(folder / "pool.yaml"), wan) as area:
+                _run(env, folder, steps or WAN_STEPS, area)
 
 
-def _run(env: CliEnvironment, folder: Path, steps: int | None) -> None:
+def _run(env: CliEnvironment, folder: Path, steps: int | None, area: WideArea | None = None) -> None:
     pool = load_pool(folder / "pool.yaml")
     job = load_job(folder / "job.yaml")
     if steps is not None:
@@ -78,14 +105,17 @@ def _run(env: CliEnvironment, folder: Path, steps: int | None) -> None:
     say = _heading_printer(env)
     # Step 1: start the pool and train across it.
     say("Starting three clusters of three owners and the wide-area links between them.")
-    with DemoPool(folder, pool, storage) as processes:
+    if area is not None and area.note:
+        env.print_note(area.note)
+    with DemoPool(folder, pool, storage, area.sites if area is not None else None) as processes:
         if not env.as_json:
             env.print(pool_table(processes.client.pool()))
         view, plan = _submit(env, processes.client, job, model)
         trained = _train(env, processes, view, plan)
         # Step 2: run the same plan without wide-area links.
         say("Running the same plan without wide-area links, for comparison.")
-        baseline = _run_baseline(env, processes, job, plan, model)
+        crossed = _wait_crossed(env, area) if area is not None else []
+        baseline = _run_baseline(env, processes, job, plan, model, whole=area is not None)
         pool_view = processes.client.pool()
     # Step 3: check the trained model and write the report.
     say("Checking that the checkpoint loads in transformers with the same loss.")
@@ -103,7 +133,15 @@ def _run(env: CliEnvironment, folder: Path, steps: int | None) -> None:
         "checkpoint_loss_difference": check["difference"],
         "report": str(report),
     }
-    env.answer(result, lambda: _summary(result))
+    if area is not None:
+        result |= wan_record(area, crossed, trained.stats.series("loss"), baseline.stats.series("loss"))
+    env.answer(result, lambda: _summary(result) + (wan_text(result) if area is not None else ""))
+
+
+def _wait_crossed(env: CliEnvironment, area: WideArea) -> list[dict[str, object]]:
+    """Return what has crossed once proxies and gateways have written it."""
+    env.sleep(1.5)
+    return area.crossed()
 
 
 def training_s(stats: JobStatistics) -> float:
@@ -149,9 +187,16 @@ def _train(env: CliEnvironment, site: DemoPool, view: JobView, plan: Plan) -> Fi
     return _wait_finished(env, site.client, view.id)
 
 
-def _run_baseline(env: CliEnvironment, site: DemoPool, job: Job, plan: Plan, model: Model) -> FinishedJob:
-    site.use_wide_area_links(False)
-    training = job.training.model_copy(update={"steps": BASELINE_STEPS, "evaluate_every": 0})
+def _run_baseline(
+    env: CliEnvironment, site: DemoPool, job: Job, plan: Plan, model: Model, *, whole: bool
+) -> FinishedJob:
+    """Run the plan without wide-area links; with `whole` for all steps, whose losses can then be compared."""
+    if whole:
+        site.restart_agents(site.folder / DIRECT_FILE)
+    else:
+        site.use_wide_area_links(False)
+    steps = job.training.steps if whole else BASELINE_STEPS
+    training = job.training.model_copy(update={"steps": steps, "evaluate_every": 0})
     short = job.model_copy(
         update={
             "name": "demo-without-wan",

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from isthmus.cli.demo.demo_sites import DemoSites
 from isthmus.client.api_client import ApiClient
 from isthmus.client.client_settings import read_token
 from isthmus.core.errors import IsthmusError, UnavailableError
@@ -33,19 +34,28 @@ class DemoPool:
     """A local pool: a context manager that starts all its processes and stops them on exit.
 
     `folder` contains `pool.yaml` and optionally a `policy.yaml` for all owners; it receives the state, logs
-    and tokens of each process. `storage` has a folder for each cluster, its own storage; None: all share one.
+    and tokens of each process. `storage` has a folder for each cluster, its own storage; None: all share one. With
+    `sites` the agents run there, and their links are emulated already.
     """
 
-    def __init__(self, folder: Path, pool: Pool, storage: Path | None = None) -> None:
-        self.folder, self.pool, self._storage = folder, pool, storage
+    def __init__(self, folder: Path, pool: Pool, storage: Path | None = None, sites: DemoSites | None = None) -> None:
+        self.folder, self.pool, self._storage, self._sites = folder, pool, storage, sites
         self.port = _free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._arguments: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._client: ApiClient | None = None
 
     @property
     def server(self) -> str:
         """URL of the server."""
+        if self._sites is not None:
+            return f"https://{self._sites.server_host}:{self.port}"
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def ca(self) -> Path | None:
+        """File of the CA that signed the server's certificate; None without TLS."""
+        return self.folder / "server" / "tls" / "ca.pem" if self._sites is not None else None
 
     @property
     def client(self) -> ApiClient:
@@ -68,7 +78,8 @@ class DemoPool:
     def _start_all(self) -> None:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         pool = str(self.folder / "pool.yaml")
-        self._start_links()
+        if self._sites is None:
+            self._start_links()
         self._start(
             "server",
             "serve",
@@ -80,27 +91,47 @@ class DemoPool:
             str(self.port),
             "--high-priority-user",
             DEMO_USER,
+            *(("--host", self._sites.server_host, "--self-signed") if self._sites is not None else ()),
         )
         admin_token = self.folder / "server" / "admin.token"
         self._wait("server", lambda: admin_token.exists() and self._is_healthy())
-        with ApiClient(self.server, read_token(admin_token)) as admin:
+        with ApiClient(self.server, read_token(admin_token), self.ca) as admin:
             for owner in dict.fromkeys(cluster.owner for cluster in self.pool.clusters):
                 created = admin.create_token(TokenRequest(role="owner", name=owner))
                 write_secret(self.folder / f"{owner}.token", created.token)
             user = admin.create_token(TokenRequest(role="user", name=DEMO_USER))
         write_secret(self.folder / "user.token", user.token)
-        self._wait_links()
+        if self._sites is None:
+            self._wait_links()
+        self._start_agents(self.folder / "pool.yaml")
+        self._client = ApiClient(self.server, user.token, self.ca)
+        self._wait(None, self._all_connected)
+
+    def _start_agents(self, pool_file: Path) -> None:
         policy = self.folder / "policy.yaml"
         for cluster in self.pool.clusters:
+            options: tuple[str, ...] = ("--routes", str(self.folder / "routes.json"))
+            prefix: tuple[str, ...] = ()
+            if self._sites is not None:
+                prefix = self._sites.prefixes[cluster.name]
+                options = ("--host", self._sites.hosts[cluster.name])
             self._start(
                 f"agent-{cluster.name}",
-                *("agent", "--server", self.server, "--pool", pool, "--cluster", cluster.name),
-                *("--state", str(self.folder / cluster.name), "--routes", str(self.folder / "routes.json")),
+                *("agent", "--server", self.server, "--pool", str(pool_file), "--cluster", cluster.name),
+                *("--state", str(self.folder / cluster.name), *options),
                 *("--token-file", str(self.folder / f"{cluster.owner}.token")),
                 *(("--policy", str(policy)) if policy.exists() else ()),
                 *(("--storage", str(self._storage / cluster.name)) if self._storage else ()),
+                *(("--ca", str(self.ca)) if self.ca is not None else ()),
+                prefix=prefix,
             )
-        self._client = ApiClient(self.server, user.token)
+
+    def restart_agents(self, pool_file: Path) -> None:
+        """Restart the agents between runs with another pool file; workers then connect without emulated links."""
+        self._stop([name for name in self._processes if name.startswith("agent")])
+        if self._sites is None:
+            self.use_wide_area_links(False)
+        self._start_agents(pool_file)
         self._wait(None, self._all_connected)
 
     def restart_links(self, *, runs_first: bool) -> None:
@@ -118,6 +149,15 @@ class DemoPool:
     def _wait_links(self) -> None:
         self._wait("links", (self.folder / "links" / "routes.json").exists)
         self.use_wide_area_links(True)
+
+    def kill_and_restart(self, name: str) -> None:
+        """Kill a process of the pool without warning, and start it again as before."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait(STOP_TIMEOUT_S)
+        prefix, arguments = self._arguments[name]
+        self._start(name, *arguments, prefix=prefix)
+        self._wait(name, self._is_healthy)
 
     def use_wide_area_links(self, emulated: bool) -> None:
         """Route runs that start from now on through the emulated links, or directly."""
@@ -141,19 +181,20 @@ class DemoPool:
             self._client = None
         with _ignore_interrupts():
             names = sorted(self._processes, key=lambda name: not name.startswith("agent"))
-            for group in (
-                [name for name in names if name.startswith("agent")],
-                [name for name in names if not name.startswith("agent")],
-            ):
-                for name in group:
-                    self._processes[name].terminate()
-                for name in group:
-                    _wait_or_kill(self._processes.pop(name))
+            self._stop([name for name in names if name.startswith("agent")])
+            self._stop([name for name in names if not name.startswith("agent")])
 
-    def _start(self, name: str, *arguments: str) -> None:
+    def _stop(self, names: list[str]) -> None:
+        for name in names:
+            self._processes[name].terminate()
+        for name in names:
+            _wait_or_kill(self._processes.pop(name))
+
+    def _start(self, name: str, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
+        self._arguments[name] = (prefix, arguments)
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(  # noqa: S603 - this Python with modules of this package
-                [sys.executable, "-m", "isthmus", *arguments],
+                [*prefix, sys.executable, "-m", "isthmus", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -163,8 +204,10 @@ class DemoPool:
             )
 
     def _is_healthy(self) -> bool:
+        if self.ca is not None and not self.ca.exists():
+            return False
         try:
-            with ApiClient(self.server, sleep=lambda _: None) as probe:
+            with ApiClient(self.server, ca=self.ca, sleep=lambda _: None) as probe:
                 probe.health()
         except UnavailableError:
             return False

@@ -23,7 +23,14 @@ from isthmus.core.text.printable import printable
 from isthmus.core.views.api_views import HistoryEvent, JobView
 from isthmus.core.views.queue_status import QueueStatus
 
-_STYLES = {"lost": "red", "failed": "red", "worker-lost": "yellow", "preempted": "yellow", "finished": "green"}
+_STYLES = {
+    "lost": "red",
+    "failed": "red",
+    "worker-lost": "yellow",
+    "preempted": "yellow",
+    "moved": "yellow",
+    "finished": "green",
+}
 
 
 def show_page(

@@ -33,9 +33,11 @@ def owner_account(owner: str) -> str:
     return f"owner:{owner}" if owner else POOL_ACCOUNT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Transaction:
     """One transaction. Times are milliseconds since the epoch on the server's clock.
+
+    It never changes; to make one of a frozen data class would cost twice as much.
 
     `dated_ms` decides the month that it counts to. For usage `amount` of `resource` was held in [begin_ms, end_ms) at
     `price_millionths` for an hour; other kinds have neither a resource nor a price.

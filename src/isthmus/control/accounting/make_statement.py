@@ -15,7 +15,7 @@ from isthmus.control.accounting.ledger import (
     owner_account,
 )
 from isthmus.control.accounting.meter import Meter
-from isthmus.control.accounting.months import month_span_ms, next_month_ms
+from isthmus.core.months import month_span_ms, next_month_ms
 from isthmus.core.views.ledger_views import PartyKind, StatementLine, StatementView
 
 MILLIONTHS_PER_CENT = 10_000

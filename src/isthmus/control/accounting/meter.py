@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from isthmus.control.accounting.book_usage import accrued, book_usage, credit_back
 from isthmus.control.accounting.holdings import Absence, Holding, HoldingKey, JobMeter, OpenHolding
 from isthmus.control.accounting.ledger import Ledger
-from isthmus.control.accounting.months import month_begin_ms, next_month_ms
 from isthmus.control.accounting.price_book import PriceBook
 from isthmus.core.errors import ConflictError
+from isthmus.core.months import month_begin_ms, next_month_ms
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.priority import Priority
 
@@ -47,6 +47,9 @@ class Meter:
     def advance(self, now_s: float) -> None:
         """Advance to the time of an event, never backwards. Each month is closed at its end."""
         now_ms = int(now_s * 1000)
+        if self.cached_month_ms[0] <= self.now_ms <= now_ms < self.cached_month_ms[1]:
+            self.now_ms = now_ms
+            return
         while (self.jobs or self.absences) and (end_ms := self._month_end_ms()) <= now_ms:
             self._close_month(end_ms)
         self.now_ms = max(self.now_ms, now_ms)
@@ -66,15 +69,15 @@ class Meter:
         self, job_id: str, user: str, job_class: Priority, holdings: Iterable[Holding], project: str = ""
     ) -> None:
         """Record what a job holds from now on; intervals that end are booked."""
-        found = {one.key: one for one in holdings}
+        found = {(one.attempt, one.cluster): one for one in holdings}
         job = self.jobs.get(job_id)
         if job is None:
             if not found:
                 return
             job = self.jobs[job_id] = JobMeter(user=user, job_class=job_class, project=project)
-        for key, opened in tuple(job.held.items()):
+        for key, opened in list(job.held.items()):
             now = found.pop(key, None)
-            if now == opened.holding:
+            if now is opened.holding or now == opened.holding:
                 continue
             self._close(job_id, job, opened, now)
             del job.held[key]
@@ -182,6 +185,8 @@ class Meter:
 def _forget_attempts(job: JobMeter) -> None:
     """Forget the amounts of attempts that hold nothing, once a later one holds something: they have ended."""
     attempts = {attempt for attempt, _ in job.held}
+    if attempts.issuperset(job.charged.keys() | job.saved.keys() | job.lost_by.keys()):
+        return
     for amounts in (job.charged, job.saved, job.lost_by):
         for attempt in [one for one in amounts if one not in attempts and one < max(attempts)]:
             del amounts[attempt]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -135,31 +135,38 @@ class PriceBook:
         found = (one for one in self.schedules.get(resource, ()) if one.begins_ms == begins_ms)
         return next(found, None)
 
-    def spans(self, resource: PoolResource, job_class: Priority, begin_ms: int, end_ms: int) -> Iterator[PricedSpan]:
-        """Yield the parts of an interval by price, in order; neighbours of equal price are one."""
+    def spans(self, resource: PoolResource, job_class: Priority, begin_ms: int, end_ms: int) -> Sequence[PricedSpan]:
+        """Return the parts of an interval by price, in order; neighbours of equal price are one."""
         schedules = self.schedules.get(resource)
         if begin_ms >= end_ms:
-            return
+            return ()
         if not schedules:
-            yield PricedSpan(begin_ms, end_ms, None)
-            return
-        begun = bisect_right(schedules, begin_ms, key=lambda one: one.begins_ms)
-        last: PricedSpan | None = None
-        at_ms = begin_ms
-        while at_ms < end_ms:
-            until_ms = min(end_ms, schedules[begun].begins_ms) if begun < len(schedules) else end_ms
-            schedule = schedules[begun - 1] if begun else None
-            while at_ms < until_ms:
-                price, next_ms = _price_at(schedule, job_class, at_ms, until_ms)
-                span = PricedSpan(at_ms, next_ms, price)
-                if last is not None and last.price_millionths == price:
-                    span = PricedSpan(last.begin_ms, span.end_ms, price)
-                elif last is not None:
-                    yield last
-                last, at_ms = span, span.end_ms
-            begun += 1
-        if last is not None:
-            yield last
+            return (PricedSpan(begin_ms, end_ms, None),)
+        last = schedules[-1]
+        if last.begins_ms <= begin_ms and len(windows := last.windows[job_class]) == 1:
+            return (PricedSpan(begin_ms, end_ms, windows[0].price_millionths),)
+        return tuple(_cut(schedules, job_class, begin_ms, end_ms))
+
+
+def _cut(schedules: Sequence[PriceSchedule], job_class: Priority, begin_ms: int, end_ms: int) -> Iterator[PricedSpan]:
+    """Yield the parts of an interval that is not empty."""
+    begun = bisect_right(schedules, begin_ms, key=lambda one: one.begins_ms)
+    last: PricedSpan | None = None
+    at_ms = begin_ms
+    while at_ms < end_ms:
+        until_ms = min(end_ms, schedules[begun].begins_ms) if begun < len(schedules) else end_ms
+        schedule = schedules[begun - 1] if begun else None
+        while at_ms < until_ms:
+            price, next_ms = _price_at(schedule, job_class, at_ms, until_ms)
+            span = PricedSpan(at_ms, next_ms, price)
+            if last is not None and last.price_millionths == price:
+                span = PricedSpan(last.begin_ms, span.end_ms, price)
+            elif last is not None:
+                yield last
+            last, at_ms = span, span.end_ms
+        begun += 1
+    if last is not None:
+        yield last
 
 
 def _schedules(tariff: Tariff, now_ms: int) -> dict[tuple[PoolResource, int, int], PriceSchedule]:

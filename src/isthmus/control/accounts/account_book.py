@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from isthmus.control.accounting.months import month_begin_ms, next_month_ms
 from isthmus.control.accounts.account_tree import AccountTree
+from isthmus.core.months import month_begin_ms, next_month_ms
 from isthmus.core.owner.accounts import Accounts
 
 MS_PER_HOUR = 3_600_000

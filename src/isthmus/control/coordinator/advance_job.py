@@ -17,7 +17,7 @@ from isthmus.control.coordinator.attempts import (
 from isthmus.control.coordinator.job_lifecycle import move_job
 from isthmus.control.coordinator.joint_preemption import advance_preemption
 from isthmus.control.coordinator.sites.drain_job import drain_job
-from isthmus.control.coordinator.sites.elastic_parts import let_part_go
+from isthmus.control.coordinator.sites.elastic_parts import let_part_go, start_joining_parts
 from isthmus.control.coordinator.sites.probation import count_success
 from isthmus.control.queries.accounts.price_quotes import quote
 from isthmus.control.state.job_records import JobRecord, PoolState
@@ -72,7 +72,7 @@ def _advance_starting(state: PoolState, job: JobRecord, now_s: float) -> None:
     """Distribute the rank map once every rank has checked in."""
     if _fail_if_part_lost(state, job, now_s) or job.plan is None:
         return
-    if sum(len(part.workers) for part in job.current_parts()) == job.plan.num_ranks:
+    if all(len(part.workers) == len(part.ranks) for part in job.current_parts()):
         move_job(state, job, "running", now_s)
 
 
@@ -80,7 +80,8 @@ def _advance_running(state: PoolState, job: JobRecord, now_s: float) -> None:
     """Stop with success once every part has succeeded."""
     if _fail_if_part_lost(state, job, now_s):
         return
-    if all(part.state == "succeeded" for part in job.remaining_parts()):
+    start_joining_parts(state, job, now_s)
+    if all(part.state == "succeeded" for part in job.remaining_parts() if part.committed):
         count_success(state, job)
         stop_attempt(state, job, "succeeded", "trained to the end", now_s)
 

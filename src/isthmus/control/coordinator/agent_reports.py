@@ -37,6 +37,8 @@ def apply_report(state: PoolState, event: AgentReported) -> list[JobRecord]:
     local, record.local_jobs = record.local_jobs, {one.name: one for one in event.local_jobs}
     record.checks, record.run_lease_s = event.checks, event.run_lease_s
     record.copies, record.fetch_gbps = _copies_by_key(event.copies), event.fetch_gbps
+    record.moves = event.moves
+    (state.proposing.add if event.moves else state.proposing.discard)(record.cluster.name)
     _bind_agent(record, event)
     if event.agent is not None and len(record.incarnations) >= MAX_INCARNATIONS:  # its sessions tell late reports
         record.incarnations = {record.incarnation}
@@ -74,6 +76,7 @@ def report_differs(record: ClusterRecord, event: AgentReported) -> bool:
         or record.copies != _copies_by_key(event.copies)
         or record.fetch_gbps != event.fetch_gbps
         or record.run_lease_s != event.run_lease_s
+        or record.moves != event.moves
         or is_new_session(record, event)
         or len(record.reported_parts) != len(event.parts)
         or len(record.local_jobs) != len(event.local_jobs)

@@ -74,7 +74,7 @@ def refuse_attempt(state: PoolState, job: JobRecord, reason: str, now_s: float, 
 def abort_preemption(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None:
     """Stop the attempt of a preempting job before any victim was stopped; the job waits again."""
     job.last_restart_reason = f"preemption aborted, no job was stopped: {reason}"
-    job.refusals += job.reclaims  # no user decides when it is tried again
+    job.refusals += job.reclaims or job.moves  # no user decides when it is tried again
     stop_attempt(state, job, "waiting", job.last_restart_reason, now_s, kind="refused")
 
 
@@ -123,17 +123,26 @@ def fail_attempt(
 
 
 def preempt_job(
-    state: PoolState, job: JobRecord, reason: str, now_s: float, *, cluster: str | None = None, by: str | None = None
+    state: PoolState,
+    job: JobRecord,
+    reason: str,
+    now_s: float,
+    *,
+    cluster: str | None = None,
+    by: str | None = None,
+    moves: bool = False,
 ) -> None:
     """Release every part, for another job `by` or the owner of `cluster`.
 
     The job resumes later from its checkpoint, on any sites: one that chooses its plan itself is planned as when it was
-    submitted, on what is free once all its parts are released. It keeps its plan if no other one fits.
+    submitted, on what is free once all its parts are released. It keeps its plan if no other one fits. One that `moves`
+    keeps its plan and its sites.
     """
-    job.last_restart_reason = text = f"preempted: {reason}"
-    if job.auto_plan:
+    kind: HistoryKind = "moved" if moves else "preempted"
+    job.last_restart_reason = text = f"{kind}: {reason}"
+    if job.auto_plan and not moves:
         job.plan_fixed, job.last_planned_free, job.last_planned_total = False, None, None
-    stop_attempt(state, job, "waiting", text, now_s, kind="preempted", told=reason, cluster=cluster, by=by)
+    stop_attempt(state, job, "waiting", text, now_s, kind=kind, told=reason, cluster=cluster, by=by)
 
 
 def part_failure_text(part: PartRecord) -> str:

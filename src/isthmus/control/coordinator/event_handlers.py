@@ -10,6 +10,7 @@ from isthmus.control.coordinator.catalogue.site_copies import follow_copies
 from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.coordinator.joint_preemption import begin_preemption, timeout_reason
 from isthmus.control.coordinator.plan_requests import apply_plans, request_plans, withdraw_plan_request
+from isthmus.control.coordinator.sites.elastic_parts import end_late_joins
 from isthmus.control.queries.accounts.job_project import job_project
 from isthmus.control.state import allocations
 from isthmus.control.state.events import (
@@ -160,7 +161,7 @@ def disconnect_cluster(state: PoolState, event: AgentLost) -> None:
 
 
 def end_overdue_state(state: PoolState, event: DeadlinePassed) -> None:
-    """End the state whose deadline passed: back-off, preemption, preparation or start."""
+    """End the state whose deadline passed: back-off, preemption, preparation, start, or the wait of a part to join."""
     job, now_s = state.jobs[event.job_id], event.now_s
     if job.state == "waiting":
         set_state_deadline(state, job, None)
@@ -175,6 +176,9 @@ def end_overdue_state(state: PoolState, event: DeadlinePassed) -> None:
         limit_s = state.config.eviction_timeout_s if job.victims else state.config.reservation_timeout_s
         lost_by = owner_of_part(state, slow[0]) if slow and not job.victims else ""
         refuse_attempt(state, job, f"{names} did not prepare within {limit_s:g} s", now_s, lost_by=lost_by)
+    elif job.state == "running":
+        set_state_deadline(state, job, None)
+        end_late_joins(state, job, now_s)
     else:
         late = [
             f"{rank} at {part.cluster}"

@@ -18,6 +18,7 @@ from isthmus.control.state.site_records import PartRecord
 from isthmus.control.state.update_indexes import mark_queue_changed, reindex_job, set_state_deadline
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages.agent_messages import DesiredState, RankMap, Victim
+from isthmus.core.plan import Plan, PlanPart
 from isthmus.core.views.api_views import HistoryKind, JobState
 
 HOLDING_STATES = frozenset({"preempting", "preparing", "starting", "running", "stopping"})
@@ -96,19 +97,25 @@ def open_attempt(state: PoolState, job: JobRecord, desired: DesiredState) -> Non
     job.past_ranks = dict([*job.past_ranks.items(), *past.items()][-MAX_PAST_PARTS:])
     job.parts = {key: part for key, part in job.parts.items() if part.state != "released"}
     for cut in job.plan_parts:
-        part = PartRecord(
-            job=job.id,
-            attempt=job.attempt,
-            cluster=cut.cluster,
-            ranks=cut.ranks,
-            chips=dict(cut.chips),
-            storage_bytes=allocations.storage_bytes_at(job.plan, cut.cluster),
-            desired=desired,
-        )
-        job.parts[job.attempt, cut.cluster] = part
-        record = state.clusters[cut.cluster]
-        record.parts[job.id, job.attempt] = part
-        record.reported_parts.pop((job.id, job.attempt), None)
+        open_part(state, job, job.plan, cut, desired)
+
+
+def open_part(state: PoolState, job: JobRecord, plan: Plan, cut: PlanPart, desired: DesiredState) -> PartRecord:
+    """Open the part of the current attempt at a cluster."""
+    part = PartRecord(
+        job=job.id,
+        attempt=job.attempt,
+        cluster=cut.cluster,
+        ranks=cut.ranks,
+        chips=dict(cut.chips),
+        storage_bytes=allocations.storage_bytes_at(plan, cut.cluster),
+        desired=desired,
+    )
+    job.parts[job.attempt, cut.cluster] = part
+    record = state.clusters[cut.cluster]
+    record.parts[job.id, job.attempt] = part
+    record.reported_parts.pop((job.id, job.attempt), None)
+    return part
 
 
 def join_site_queues(state: PoolState, job: JobRecord) -> None:
@@ -146,7 +153,8 @@ def _back_off(state: PoolState, job: JobRecord, now_s: float) -> float | None:
 def _allocate(state: PoolState, job: JobRecord, now_s: float) -> float:
     """Allocate the resources of all parts at once."""
     _begin_attempt(state, job, "prepared")
-    allocations.allocate(state, job, job.current_parts())
+    allocations.allocate(state, job.current_parts())
+    allocations.allocate_links(state, job)
     return now_s + state.config.reservation_timeout_s
 
 
@@ -156,7 +164,8 @@ def _allocate_with_victims(state: PoolState, job: JobRecord, now_s: float) -> fl
     state.indexes.preemptors[job.id] = None
     for part in job.current_parts():
         _borrow_from_victims(state, job, part)
-    allocations.allocate(state, job, job.current_parts())
+    allocations.allocate(state, job.current_parts())
+    allocations.allocate_links(state, job)
     for one in job.victims:
         if one.attempt:
             state.jobs[one.job].preemptor = job.id

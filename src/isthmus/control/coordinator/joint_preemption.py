@@ -13,18 +13,29 @@ from collections.abc import Sequence
 
 from isthmus.control.coordinator.attempts import abort_preemption, part_failure_text, preempt_job
 from isthmus.control.coordinator.job_lifecycle import move_job
+from isthmus.control.coordinator.sites.elastic_parts import let_part_go
 from isthmus.control.state.job_records import ClusterVictim, JobRecord, PoolState
 from isthmus.control.state.site_records import PartRecord
 from isthmus.control.state.update_indexes import set_state_deadline
 
 
 def begin_preemption(
-    state: PoolState, job: JobRecord, victims: Sequence[ClusterVictim], now_s: float, *, reclaims: bool = False
+    state: PoolState,
+    job: JobRecord,
+    victims: Sequence[ClusterVictim],
+    now_s: float,
+    *,
+    reclaims: bool = False,
+    moves: bool = False,
 ) -> None:
-    """Begin to preempt `victims` for a waiting job; it `reclaims` what its project is guaranteed."""
-    job.victims, job.reclaims = tuple(sorted(victims)), reclaims
+    """Begin to preempt `victims` for a waiting job; it `reclaims` what its project is guaranteed.
+
+    With `moves` they are moved to other devices of their site, and go on there with the same plan.
+    """
+    job.victims, job.reclaims, job.moves = tuple(sorted(victims)), reclaims, moves
     names = ", ".join(dict.fromkeys(one.job for one in job.victims))
-    move_job(state, job, "preempting", now_s, f"preempting {names}: waiting for its sites to be ready")
+    text = f"moving {names} to other devices to make room" if moves else f"preempting {names}"
+    move_job(state, job, "preempting", now_s, f"{text}: waiting for its sites to be ready")
 
 
 def advance_preemption(state: PoolState, job: JobRecord, now_s: float) -> None:
@@ -35,7 +46,7 @@ def advance_preemption(state: PoolState, job: JobRecord, now_s: float) -> None:
         return
     if any(part.state != "ready" for part in job.current_parts()):
         return
-    training = [victim for victim in pool_victims(state, job) if victim.state == "running"]
+    training = [one for one in pool_victims(state, job) if one.state == "running" and not _goes_on(job, one)]
     for victim in training:
         if not all(part.checkpoint_requested for part in victim.training_parts()):
             _request_checkpoint(state, job, victim, now_s)
@@ -54,7 +65,8 @@ def timeout_reason(state: PoolState, job: JobRecord) -> str:
     slow = [part.cluster for part in job.current_parts() if part.state != "ready"]
     if slow:
         return f"{', '.join(slow)} did not get ready within {state.config.reservation_timeout_s:g} s"
-    late = [v.id for v in pool_victims(state, job) if v.state == "running" and v.verified_step() is None]
+    running = [v for v in pool_victims(state, job) if v.state == "running" and not _goes_on(job, v)]
+    late = [v.id for v in running if v.verified_step() is None]
     return f"no verified checkpoint of {', '.join(late)} within {state.config.checkpoint_timeout_s:g} s"
 
 
@@ -83,6 +95,16 @@ def _victim_valid(state: PoolState, job: JobRecord, one: ClusterVictim) -> bool:
     return victim.state in ("preparing", "starting")
 
 
+def _clusters_given(job: JobRecord, victim: JobRecord) -> list[str]:
+    """Return the clusters at which a victim gives its chips to a job."""
+    return [one.cluster for one in job.victims if one.job == victim.id and one.attempt == victim.attempt]
+
+
+def _goes_on(job: JobRecord, victim: JobRecord) -> bool:
+    """Return whether a victim trains on, since only parts that decode give their chips."""
+    return victim.may_go_on_without(_clusters_given(job, victim))
+
+
 def _is_training(state: PoolState, part: PartRecord) -> bool:
     return part.state == "running" and state.clusters[part.cluster].connected
 
@@ -101,9 +123,19 @@ def _evict_victims(state: PoolState, job: JobRecord, now_s: float) -> None:
     names = ", ".join(dict.fromkeys(one.job for one in job.victims))
     move_job(state, job, "preparing", now_s, f"{names} is leaving")
     for victim in victims:
+        if _goes_on(job, victim):
+            for part in victim.remaining_parts():
+                if part.cluster in _clusters_given(job, victim):
+                    let_part_go(
+                        state, victim, part, f"job {job.id} of priority '{job.priority}' takes its chips", now_s
+                    )
+            continue
         victim.saved_step = victim.verified_step() or 0
         checkpoint = f", checkpoint at step {victim.saved_step}" if victim.saved_step else ""
         reason = f"job {job.id} of priority '{job.priority}' preempts it{checkpoint}"
         if job.reclaims:
             reason = f"project {job.project} takes back chips that it is guaranteed, for job {job.id}{checkpoint}"
-        preempt_job(state, victim, reason, now_s, by=job.id)
+        if job.moves:
+            state.moved[victim.id] = now_s
+            reason = f"to other devices, so that job {job.id} has a place{checkpoint}"
+        preempt_job(state, victim, reason, now_s, by=job.id, moves=job.moves)

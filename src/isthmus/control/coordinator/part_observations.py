@@ -92,7 +92,7 @@ def record_part_events(state: PoolState, part: PartRecord, seen: ObservedPart, n
 def _add_workers(state: PoolState, part: PartRecord, seen: ObservedPart) -> bool:
     """Adopt the addresses of new and replaced workers; ranks of other sites are ignored.
 
-    In the rank map of a running job a replaced worker changes the entry of its own rank alone.
+    In the rank map of a running job a new or replaced worker changes the entry of its own rank alone.
     """
     known = {worker.rank: worker for worker in part.workers}
     if all(known.get(worker.rank) == worker for worker in seen.workers):
@@ -108,7 +108,8 @@ def _add_workers(state: PoolState, part: PartRecord, seen: ObservedPart) -> bool
     part.workers = tuple((known | new).values())
     job = state.jobs[part.job]
     if job.rank_map is not None and part.attempt == job.attempt:
-        job.rank_map = RankMap(workers=tuple(new.get(one.rank, one) for one in job.rank_map.workers))
+        placed = {one.rank: one for one in job.rank_map.workers} | new
+        job.rank_map = RankMap(workers=tuple(placed[rank] for rank in sorted(placed)))
     return True
 
 

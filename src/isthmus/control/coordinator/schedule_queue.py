@@ -14,6 +14,8 @@ from isthmus.control.coordinator.accounts.pause_job import begin_pause
 from isthmus.control.coordinator.job_lifecycle import join_site_queues, leave_site_queues, move_job
 from isthmus.control.coordinator.job_preflight import begin_preflight, may_hold_chips
 from isthmus.control.coordinator.joint_preemption import begin_preemption
+from isthmus.control.coordinator.moves.make_room import make_room
+from isthmus.control.coordinator.moves.restart_moved import jobs_on_move, restart_moved
 from isthmus.control.coordinator.plan_requests import (
     has_more_free,
     is_plan_requested,
@@ -22,6 +24,7 @@ from isthmus.control.coordinator.plan_requests import (
     withdraw_plan_request,
 )
 from isthmus.control.coordinator.reachability import may_start
+from isthmus.control.coordinator.sites.elastic_parts import order_absent_parts
 from isthmus.control.coordinator.wound_wait import wound
 from isthmus.control.queries.accounts.lent_chips import borrowers_below, guaranteeing_project
 from isthmus.control.queries.accounts.limit_refusals import limit_refusal
@@ -63,11 +66,17 @@ def schedule_queue(state: PoolState, now_s: float) -> list[JobRecord]:
     if indexes.capacity_added:
         _unpark_jobs(state)
     _release_capped(state)
+    if state.moved:
+        restart_moved(state, now_s, lambda job: _restart(state, job, now_s))
+    if state.proposing:
+        make_room(state, now_s, lambda job: _may_start(state, job, now_s))
     if not indexes.capacity_freed and _start_newly_queued(state, now_s):
         indexes.capacity_freed = True
     if indexes.capacity_freed:
         indexes.freed_count += 1
         _schedule_head(state, now_s)
+    for job_id in tuple(indexes.elastic):
+        order_absent_parts(state, state.jobs[job_id], now_s)
     if (indexes.queue_changed or indexes.newly_queued) and _affects_advertised(state):
         _advertise(state, now_s)
     indexes.capacity_freed = indexes.capacity_added = indexes.queue_changed = False
@@ -169,6 +178,8 @@ def _schedule_head(state: PoolState, now_s: float) -> None:
     """Order the head of the queue: start jobs, reserve chips, wound later jobs."""
     indexes = state.indexes
     indexes.reserved, indexes.reservers = {}, frozenset()
+    for moved in jobs_on_move(state):
+        _reserve_amounts(state, moved)
     held = (job for job in _queue_head(state) if not _is_unholdable(state, job))
     waiting = [job for job in held if _may_start(state, job, now_s)]
     if waiting:
@@ -220,7 +231,8 @@ def _reclaim_guarantees(state: PoolState, waiting: list[JobRecord], now_s: float
 def _candidates(
     state: PoolState, waiting: list[JobRecord], free: allocations.Amounts, now_s: float
 ) -> list[WaitingJob]:
-    """Return the jobs that fit or may reserve chips; add the free amounts that they need to `free`.
+    """Return the jobs that fit or may reserve chips; add the free amounts that they need to `free`: without
+    what is kept for jobs that move.
 
     Leaving out the other jobs does not change the order. A job that is only first by arrival and waits for an
     owner's own work reserves nothing, since the end of that work is unknown.
@@ -233,7 +245,7 @@ def _candidates(
         fits = True
         for key, chips in request.needs.items():
             if key not in free:
-                free[key] = allocations.free_amount(state, key)
+                free[key] = allocations.free_amount(state, key) - state.indexes.reserved.get(key, 0)
             fits = fits and free[key] >= chips
         reserves = now_s - job.submitted_s > state.patience_s
         reserves = reserves or (state.objective == "deadline" and job.user_deadline_s is not None)
@@ -272,6 +284,14 @@ def _next_releases(state: PoolState) -> list[Release]:
     return [Release(at_s=end_s, chips=allocations.chip_needs(job.needs or {})) for end_s, job in jobs]
 
 
+def _restart(state: PoolState, job: JobRecord, now_s: float) -> None:
+    """Start a moved job on other devices."""
+    if _may_start(state, job, now_s) and may_hold_chips(state, job, now_s):
+        withdraw_plan_request(state, job)
+        move_job(state, job, "preparing", now_s, "moved to other devices")
+        state.indexes.capacity_freed = True  # what was kept for it is used now
+
+
 def _start_or_check(state: PoolState, job: JobRecord, now_s: float) -> None:
     """Start a job that fits, or reserve its chips until its sites have passed its checks."""
     if _cap_if_limited(state, job, now_s):
@@ -285,11 +305,15 @@ def _start_or_check(state: PoolState, job: JobRecord, now_s: float) -> None:
 
 def _reserve(state: PoolState, job: JobRecord) -> None:
     """Reserve the free resources of the job, up to its need."""
-    indexes = state.indexes
+    _reserve_amounts(state, job)
+    state.indexes.reservers |= {job.number}
+
+
+def _reserve_amounts(state: PoolState, job: JobRecord) -> None:
+    reserved = state.indexes.reserved
     for key, amount in (job.needs or {}).items():
-        left = allocations.free_amount(state, key) - indexes.reserved.get(key, 0)
-        indexes.reserved[key] = indexes.reserved.get(key, 0) + max(0, min(amount, left))
-    indexes.reservers |= {job.number}
+        left = allocations.free_amount(state, key) - reserved.get(key, 0)
+        reserved[key] = reserved.get(key, 0) + max(0, min(amount, left))
 
 
 def _is_unholdable(state: PoolState, job: JobRecord) -> bool:

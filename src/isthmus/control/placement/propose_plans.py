@@ -20,6 +20,7 @@ from isthmus.control.placement.resources.free_resources import ClusterPair, Free
 from isthmus.control.placement.resources.gradient_traffic import GradientTraffic
 from isthmus.control.placement.resources.plan_requirement import plan_requirement_of
 from isthmus.control.placement.resources.storage_requirement import storage_bytes_by_stage
+from isthmus.control.placement.rollout_places import with_rollouts
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.job import Job
 from isthmus.core.plan import SEARCH_ENDED_EARLY, Plan, PlanSet, Refusal
@@ -67,11 +68,12 @@ def _propose_rollouts(request: PlanRequest, keep: int, patience: _Patience) -> P
         for number, job in enumerate(training_choices(request.job, request.pool))
         if not number or patience()
     ]
-    plans = {plan.id: plan for one in reversed(found) for plan in one.plans}
+    placed = [with_rollouts(one, request.job, request.pool, request.free_chips) for one in found]
+    plans = {plan.id: plan for one in reversed(placed) for plan in one.plans}
     rollouts = RolloutRequest(
         job=request.job, pool=request.pool, profile=profile_model(request.model), free_chips=request.free_chips
     )
-    return choose_rollouts(rollouts, PlanSet(plans=tuple(plans.values()), refused=found[0].refused), keep)
+    return choose_rollouts(rollouts, PlanSet(plans=tuple(plans.values()), refused=placed[0].refused), keep)
 
 
 class _Patience:

@@ -156,7 +156,7 @@ def due_events(state: PoolState, now_s: float, steady_s: float) -> tuple[Event, 
             due.append(PreflightTimedOut(now_s=now_s, job_id=job_id, round=record.round))
     for number in sorted(set(_expired_jobs(state, now_s))):
         job = state.jobs[state.indexes.ids_by_number[number]]
-        if job.state in ("preempting", "preparing", "starting", "waiting"):
+        if job.state in ("preempting", "preparing", "starting", "waiting", "running"):
             due.append(DeadlinePassed(now_s=now_s, job_id=job.id, state=job.state, attempt=job.attempt))
     return tuple(due)
 

@@ -246,11 +246,23 @@ def _reason(state: PoolState, job: JobRecord, plan: Plan | None) -> str:
         for one in shortages(state, wanted_needs(job))
     )
     if where:
-        return f"{plan.id} waits for resources at {', '.join(where)}"
+        moves = _describe_moves(state, job)
+        return f"{plan.id} waits for resources at {', '.join(where)}" + (f"; {moves}" if moves else "")
     if bringing := describe_bringing(state, job):
         return f"waits for its model and data: {bringing}"
     if is_checking(job) and job.preflight is not None:
         return f"{', '.join(job.preflight.waits_for)} must check the job's files and storage before it starts"
     if not allocations.fits(state, job.needs or {}, state.indexes.reserved):
         return "the resources are free, but reserved for jobs ahead of it"
+    if moves := _describe_moves(state, job):
+        return moves
     return describe_unreached(state, wanted_parts(job)) or "the resources are free: it starts next"
+
+
+def _describe_moves(state: PoolState, job: JobRecord) -> str:
+    """Return which moves of other jobs would make room for the job, without their names; "" without a proposal."""
+    for name in sorted(state.proposing):
+        for one in state.clusters[name].moves:
+            if one.job == job.id:
+                return f"{name} has the devices, in fragments: moving {len(one.moved)} running jobs would make room"
+    return ""

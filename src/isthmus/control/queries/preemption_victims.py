@@ -2,14 +2,15 @@
 
 Victims must be `preemptible` and of a lower level than the job at each owner (`Cluster.priorities`); a site's
 own jobs, if the owner's policy permits. A victim from the pool leaves all its sites, so it counts once, with
-all chips it frees. Chosen greedily (lowest priority, then least work lost); then unneeded victims are
-dropped, most expensive first.
+all chips it frees; but of one that can go on without those of its parts that have the chips (they only decode), these
+parts alone are victims. Chosen greedily (lowest priority, then least work lost); then unneeded victims are dropped,
+most expensive first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from isthmus.control.queries.accounts.lent_chips import LentChips, guaranteeing_project
 from isthmus.control.state import allocations
@@ -140,7 +141,17 @@ def _candidates(state: PoolState, job: JobRecord, lacking: Mapping[PoolResource,
     for name in names:
         found = _pool_candidate(state, state.jobs[name], job, lacking)
         if found is not None:
-            yield found
+            yield from _apart(state.jobs[name], found)
+
+
+def _apart(victim: JobRecord, whole: VictimCandidate) -> Iterator[VictimCandidate]:
+    """Yield the parts of a candidate one by one where the victim goes on without all of them."""
+    if not victim.may_go_on_without([one.cluster for one in whole.victims]):
+        yield whole
+        return
+    for at in whole.victims:
+        freed = {key: chips for key, chips in whole.freed_chips.items() if key.cluster == at.cluster}
+        yield replace(whole, victims=(at,), freed_chips=freed, unsaved_s=0.0)
 
 
 def _pool_candidate(
@@ -149,7 +160,7 @@ def _pool_candidate(
     settled = victim.state in ("preparing", "starting", "running") and not victim.victims
     if not (settled and victim.preemptible and victim.preemptor is None and victim.id != job.id):
         return None
-    gives, at, parts = dict[PoolResource, int](), list[ClusterVictim](), victim.current_parts()
+    gives, at, parts = dict[PoolResource, int](), list[ClusterVictim](), victim.remaining_parts()
     for part in parts:
         record = state.clusters[part.cluster]
         here = {PoolResource.chips(part.cluster, group): chips for group, chips in part.chips.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from isthmus.control.algorithms.global_order import Objective
 from isthmus.control.simulation.chaos.node_failures import fail_nodes
@@ -12,6 +12,7 @@ from isthmus.control.simulation.pool_outcome import PoolOutcome
 from isthmus.control.simulation.pool_simulation import PoolSimulation, Scenario
 from isthmus.control.simulation.traces.job_trace import Trace
 from isthmus.control.simulation.traces.trace_pools import assign_owners
+from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.pool import Pool
 
 ContinueCallback = Callable[[Scenario, float, int], bool]
@@ -29,6 +30,8 @@ class ScenarioComparison:
     # Mean time between failures of a node. None: nodes never fail.
     node_mtbf_s: float | None = None
     seed: int = 0
+    # The policy of every owner.
+    policy: OwnerPolicy = field(default_factory=OwnerPolicy)
     # Virtual time at which each run ends. None: when all jobs have ended.
     until_s: float | None = None
 
@@ -42,7 +45,8 @@ def compare_scenarios(
     """
     jobs, pool = assign_owners(comparison.trace, comparison.pool)
     for scenario, objective in _scenario_runs(comparison):
-        world = PoolSimulation(pool, jobs, scenario=scenario, objective=objective)
+        policies = dict.fromkeys((one.name for one in pool.clusters), comparison.policy)
+        world = PoolSimulation(pool, jobs, scenario=scenario, objective=objective, policies=policies)
         if comparison.node_mtbf_s is not None:
             for number, agent in enumerate(world.agents.values()):
                 rng = random.Random(comparison.seed * 1000 + number)  # noqa: S311 - seeded, so that runs repeat; no secret

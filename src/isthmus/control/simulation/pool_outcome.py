@@ -23,6 +23,9 @@ class JobOutcome:
     ended_s: float | None = None
     # Number of interruptions of its training, by preemption or failure.
     num_interruptions: int = 0
+    # Of them, moves to other devices, and the most work that one of these lost, in seconds.
+    num_moves: int = 0
+    most_lost_by_move_s: float = 0.0
 
     @property
     def waited_s(self) -> float | None:
@@ -70,9 +73,12 @@ class PoolOutcome:
     # Chip seconds of completed jobs over those of all chips until `ended_s`.
     utilisation: float
     ended_s: float
-    # Interruptions of training by preemption and by node failure.
+    # Interruptions of training by preemption, by node failure and by moves inside a site, and the most work that one of
+    # these lost, in seconds.
     preemptions: int
     failures: int
+    moves: int
+    most_lost_by_move_s: float
     # Jobs that fit nowhere in this scenario.
     too_large: int
     # Events appended by the coordinator.

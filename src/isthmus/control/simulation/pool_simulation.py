@@ -156,7 +156,9 @@ class PoolSimulation:
             owners=waits_by_owner(fates, lambda job: self.home_queues.find_node_group(job) is not None),
             utilisation=done / (self.num_chips * ended_s) if ended_s else 0.0,
             ended_s=ended_s,
-            preemptions=sum(fate.num_interruptions for fate in fates) - self.num_node_failures,
+            preemptions=sum(fate.num_interruptions - fate.num_moves for fate in fates) - self.num_node_failures,
+            moves=sum(fate.num_moves for fate in fates),
+            most_lost_by_move_s=max((fate.most_lost_by_move_s for fate in fates), default=0.0),
             failures=self.num_node_failures,
             too_large=sum(not self._fits(fate.job) for fate in fates),
             events=sum(self.server.event_counts.values()),
@@ -259,9 +261,13 @@ class PoolSimulation:
         self.record_start(job)
         self.home_queues.on_pool_start(job)
 
-    def _on_run_stopped(self, job: str) -> None:
+    def _on_run_stopped(self, job: str, lost_s: float) -> None:
         if job in self._unfinished:
-            self.job_outcomes[job].num_interruptions += 1
+            fate = self.job_outcomes[job]
+            fate.num_interruptions += 1
             self.num_node_failures += job in self._hit_by_failure
+            if job in self.server.coordinator.state.moved and job not in self._hit_by_failure:
+                fate.num_moves += 1
+                fate.most_lost_by_move_s = max(fate.most_lost_by_move_s, lost_s)
         self._hit_by_failure.discard(job)
         self.home_queues.on_pool_stop(job)

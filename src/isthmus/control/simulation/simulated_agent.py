@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from isthmus.control.simulation.delays import Delays
 from isthmus.control.simulation.faults.false_reports import falsify_report
 from isthmus.control.simulation.faults.fault_injector import FaultInjector
-from isthmus.control.simulation.owner_hours import is_open_at, next_change_s
+from isthmus.control.simulation.owner_hours import is_open_at, may_move_at, next_change_s
 from isthmus.control.simulation.simulated_runs import SimulatedRuns
 from isthmus.control.simulation.simulated_scheduler import SchedulerJob, SimulatedScheduler
 from isthmus.control.simulation.simulated_server import SimulatedServer
@@ -110,7 +110,7 @@ class SimulatedAgent:
         self._joined = joined
         self.schedule_report(0.0)
         self._policy = policy
-        if policy.hours:
+        if policy.hours or policy.moves.hours:
             kernel.start(self._watch_hours())
 
     @property
@@ -207,6 +207,7 @@ class SimulatedAgent:
                 saves=self.machine.site.num_changes,
             ),
             run_lease_s=self.machine.run_lease_s(),
+            moves=self.machine.moves(),
             free_chips=self.machine.free_chips(),
             parts=self.machine.observed_parts(),
             queue=self.machine.queue(),
@@ -363,7 +364,8 @@ class SimulatedAgent:
     def _observe_hours(self) -> None:
         now_s = self._kernel.now_s
         if now_s >= self.down_until_s:
-            self.handle(HoursObserved(now_s=now_s, is_open=is_open_at(self._policy, now_s)))
+            is_open, may_move = is_open_at(self._policy, now_s), may_move_at(self._policy, now_s)
+            self.handle(HoursObserved(now_s=now_s, is_open=is_open, may_move=may_move))
 
     def _start_part(self, part: SitePart) -> None:
         key = part.key

@@ -51,8 +51,8 @@ class SimulatedRuns:
     """The runs of all jobs.
 
     Callbacks: `on_part_end(site, job, attempt, status)` ends a part's processes, `on_checkpoint(site, job, attempt,
-    checkpoint)` reports a verified checkpoint, `on_start(job)` and `on_interrupt(job)` report the start and the
-    interruption of training.
+    checkpoint)` reports a verified checkpoint, `on_start(job)` reports the start of training, and
+    `on_interrupt(job, lost_s)` its interruption, with the seconds of training that no checkpoint has saved.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SimulatedRuns:
         on_part_end: Callable[[str, str, int, int], None],
         on_checkpoint: Callable[[str, str, int, VerifiedCheckpoint], None],
         on_start: Callable[[str], None],
-        on_interrupt: Callable[[str], None],
+        on_interrupt: Callable[[str, float], None],
     ) -> None:
         self._kernel, self._delays = kernel, delays
         self._on_part_end, self._on_checkpoint, self._on_start, self._on_interrupt = (
@@ -153,8 +153,9 @@ class SimulatedRuns:
 
     def _stop(self, run: SimulatedRun) -> None:
         if run.started_s is not None:
-            self.job_progress[run.job].saved_s = min(self._saved_s(run), self.job_progress[run.job].total_s)
-            self._on_interrupt(run.job)
+            progress = self.job_progress[run.job]
+            progress.saved_s = min(self._saved_s(run), progress.total_s)
+            self._on_interrupt(run.job, max(0.0, min(self._reached_s(run), progress.total_s) - progress.saved_s))
         run.ended = True
 
     def _fail_peers(self, lost: tuple[SimulatedRun, str]) -> None:

@@ -33,7 +33,8 @@ def assign_plan(state: PoolState, job: JobRecord, plan: Plan | None) -> None:
         return
     if plan.predicted is not None:
         job.predicted_run_s = plan.predicted.iteration_s * job.spec.training.steps
-    job.plan_parts = plan.parts()
+    late = {place.cluster for place in plan.rollouts if place.joins} - {stage.cluster for stage in plan.stages}
+    job.plan_parts = tuple(part for part in plan.parts() if part.cluster not in late)
     job.needs = _needs_of_plan(state, job, plan, job.plan_parts)
 
 
@@ -146,14 +147,18 @@ def blocked_by_owner_work(state: PoolState, needs: Mapping[PoolResource, int]) -
     )
 
 
-def allocate(state: PoolState, job: JobRecord, parts: Iterable[PartRecord]) -> None:
-    """Allocate the parts of an attempt, without their borrowed chips, and the job's links."""
+def allocate(state: PoolState, parts: Iterable[PartRecord]) -> None:
+    """Allocate parts of an attempt, without their borrowed chips."""
     for part in parts:
         record, part.allocated = state.clusters[part.cluster], True
         seen = record.reported_parts.get((part.job, part.attempt))
         part.held = seen is not None and seen.state in HELD_STATES
         _count_part(record, part, 1)
         _count_use(state, record, part)
+
+
+def allocate_links(state: PoolState, job: JobRecord) -> None:
+    """Allocate the bandwidth of the job's links."""
     for key, amount in (job.needs or {}).items():
         if key.kind == "link":
             job.allocated_kbps[key] = job.allocated_kbps.get(key, 0) + amount

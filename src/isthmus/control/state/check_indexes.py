@@ -35,6 +35,7 @@ def index_violations(state: PoolState) -> Iterator[str]:
             set(indexes.awaiting_choice),
             {job.number for job in jobs if job.state == "waiting" and not job.auto_plan and job.plan is None},
         ),
+        "elastic": (set(indexes.elastic), {job.id for job in jobs if job.state == "running" and job.absent_clusters()}),
         "preparing": (set(indexes.preparing), {job.id for job in jobs if job.state == "preparing"}),
         "preempting": (set(indexes.preempting), {job.id for job in jobs if job.state == "preempting"}),
         "checking": (set(indexes.checking), {job.id for job in jobs if is_checking(job)}),

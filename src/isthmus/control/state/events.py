@@ -25,6 +25,7 @@ from isthmus.core.messages.agent_messages import (
     AgentReport,
     Digest,
     Fence,
+    MoveProposal,
     ObservedLocalJob,
     ObservedPart,
     PeerAddress,
@@ -151,6 +152,7 @@ class AgentReported(_EventBase):
     copies: Annotated[tuple[HeldCopy, ...] | None, Field(exclude_if=lambda copies: copies is None)] = None
     fetch_gbps: Annotated[PositiveFloat | None, Field(exclude_if=operator.not_)] = None
     clock_s: Annotated[NonNegativeFloat | None, Field(exclude_if=lambda clock_s: clock_s is None)] = None
+    moves: Annotated[tuple[MoveProposal, ...], Field(exclude_if=operator.not_)] = ()
 
     @classmethod
     def from_report(cls, report: AgentReport, now_s: float) -> AgentReported:
@@ -172,6 +174,7 @@ class AgentReported(_EventBase):
             copies=report.copies,
             fetch_gbps=report.fetch_gbps,
             clock_s=report.clock_s,
+            moves=report.moves,
         )
 
 
@@ -321,7 +324,7 @@ class DeadlinePassed(_EventBase):
 
     kind: Literal["deadline-passed"] = "deadline-passed"
     job_id: Name
-    state: Literal["preempting", "preparing", "starting", "waiting"]
+    state: Literal["preempting", "preparing", "starting", "waiting", "running"]
     attempt: NonNegativeInt
 
 

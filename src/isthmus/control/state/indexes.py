@@ -60,6 +60,8 @@ class Indexes:
     preparing: dict[str, None] = field(default_factory=dict)
     # Ids of the jobs in state `preempting`.
     preempting: dict[str, None] = field(default_factory=dict)
+    # Ids of the running jobs that more of their parts may join.
+    elastic: dict[str, None] = field(default_factory=dict)
     # Ids of the waiting jobs whose sites have not answered their checks.
     checking: dict[str, None] = field(default_factory=dict)
     # Ids of the jobs that have victims.

@@ -26,7 +26,9 @@ def all_or_none(state: PoolState, now_s: float, grace_s: float = 0.0) -> Iterato
                 yield f"job {job.id} is {job.state} and has no deadline"
             elif now_s > job.state_deadline_s + grace_s:
                 yield f"job {job.id} has been {job.state} since {job.changed_s}, now {now_s}"
-        if job.state in ("starting", "running") and any(p.state == "ordered" for p in job.current_parts()):
+        if job.state in ("starting", "running") and any(
+            p.state == "ordered" and p.ordered_s is None for p in job.current_parts()
+        ):
             yield f"job {job.id} is {job.state}, but not every part was prepared"
         idle = job.state in ("planning", "choosing", "waiting", "blocked")
         for part in job.unreleased_parts() if idle else ():
@@ -93,7 +95,7 @@ def acknowledged_jobs_exist(state: PoolState, job_ids: Iterable[str]) -> Iterato
 
 
 def victims_have_lower_level(state: PoolState) -> Iterator[str]:
-    """Invariant 4: every victim is preemptible and, unless it lends chips, of a lower level at that owner."""
+    """Invariant 4: every victim is preemptible and, unless it lends chips or is moved, of a lower level there."""
     for job in state.live_jobs.values():
         for one in job.victims:
             levels = state.clusters[one.cluster].cluster.priorities
@@ -101,7 +103,7 @@ def victims_have_lower_level(state: PoolState) -> Iterator[str]:
             if victim is None or victim.preemptor != job.id:
                 continue
             mine, theirs = (levels.rank(levels.level(each.priority)) for each in (job, victim))
-            if (theirs <= mine and not job.reclaims) or not victim.preemptible:
+            if (theirs <= mine and not job.reclaims and not job.moves) or not victim.preemptible:
                 yield f"job {job.id} preempts {victim.id}, which is not of a lower level at {one.cluster}"
 
 

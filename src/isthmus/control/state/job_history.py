@@ -16,7 +16,7 @@ SAME_EVENT_S = 5.0
 """Ranks report one recovery within this time of each other."""
 
 _REPLACED_BY_NEXT: frozenset[HistoryKind] = frozenset({"waiting", "checkpoint"})
-_ENDINGS: frozenset[HistoryKind] = frozenset({"lost", "refused", "preempted", "stopping"})
+_ENDINGS: frozenset[HistoryKind] = frozenset({"lost", "refused", "preempted", "moved", "stopping"})
 _KIND_OF_WORKER_EVENT: dict[PartEventKind, HistoryKind] = {
     "died": "worker-lost",
     "frozen": "stalled",

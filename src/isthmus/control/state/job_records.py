@@ -5,7 +5,7 @@ A part counts against its cluster from its allocation (`allocations`) until its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -93,6 +93,8 @@ class JobRecord:
     claims_in: str = ""
     # It takes back chips that its project is guaranteed (`victims`).
     reclaims: bool = False
+    # The jobs that it takes chips from (`victims`) are moved to other devices of their site.
+    moves: bool = False
     # The versions of the catalogue that it uses.
     versions: tuple[JobVersion, ...] = ()
     # The user's deadline.
@@ -259,6 +261,26 @@ class JobRecord:
         first = len(self.plan.ranks)
         return [part for part in self.current_parts() if min(part.ranks) < first]
 
+    def absent_clusters(self) -> list[str]:
+        """Return the clusters of the plan that could decode for the current attempt and do not."""
+        if self.plan is None or not self.plan.rollouts:
+            return []
+        names = dict.fromkeys(place.cluster for place in self.plan.rollouts)
+        parts = {name: self.parts.get((self.attempt, name)) for name in names}
+        return [name for name, part in parts.items() if part is None or part.left]
+
+    def may_go_on_without(self, clusters: Collection[str]) -> bool:
+        """Return whether the running job can do without its parts at `clusters`.
+
+        They only decode, and `placement.least_rollouts` of the others that do are alive.
+        """
+        trains = self.training_parts()
+        if self.state != "running" or any(part.cluster in clusters for part in trains):
+            return False
+        others = [one for one in self.remaining_parts() if one not in trains and one.cluster not in clusters]
+        alive = [one for one in others if one.state in ("running", "succeeded")]
+        return len(alive) >= self.spec.placement.least_rollouts
+
     def verified_step(self) -> int | None:
         """Return the step of the checkpoint that every part that trains has verified; None if there is none."""
         steps = {part.verified_checkpoint.step if part.verified_checkpoint else None for part in self.training_parts()}
@@ -343,6 +365,10 @@ class PoolState:
     # Subscriptions by role and name; and the absent sites that made a notice.
     subscriptions: dict[tuple[str, str], SubscriptionRecord] = field(default_factory=dict)
     noticed_away: set[str] = field(default_factory=set)
+    # The jobs that were stopped to be moved and do not run again yet, and since when.
+    moved: dict[str, float] = field(default_factory=dict)
+    # The sites that propose moves.
+    proposing: set[str] = field(default_factory=set)
     # Projects, groups and users: what they hold, have used, and may.
     accounts: AccountBook = field(default_factory=AccountBook)
     # Ids of the jobs whose view the current event has changed.

@@ -12,6 +12,7 @@ from isthmus.core.catalogue import HeldCopy
 from isthmus.core.messages.agent_messages import (
     DesiredState,
     FailureCause,
+    MoveProposal,
     ObservedLocalJob,
     ObservedPart,
     PeerAddress,
@@ -60,8 +61,12 @@ class PartRecord:
     borrowed: dict[str, int] = field(default_factory=dict)
     # Chips by node group that local jobs of the site must release.
     local_chips: dict[str, int] = field(default_factory=dict)
-    # The attempt goes on without the part, which decoded for it.
+    # The attempt goes on without the part, which decoded for it: how often, and since when.
     left: bool = False
+    num_left: int = 0
+    left_s: float = 0.0
+    # When the part was ordered, while the attempt ran; None: with the attempt.
+    ordered_s: float | None = None
     # The part must save a checkpoint and verify it.
     checkpoint_requested: bool = False
     # The checkpoint that the part has verified.
@@ -174,6 +179,8 @@ class ClusterRecord:
     check_waits: dict[str, float] = field(default_factory=dict)
     # The sites that are to check it.
     checked_by: set[str] = field(default_factory=set)
+    # The moves that its agent proposes.
+    moves: tuple[MoveProposal, ...] = ()
     # Cached result of `free_by_group`.
     cached_free: dict[str, int] | None = field(default=None, compare=False, repr=False)
 

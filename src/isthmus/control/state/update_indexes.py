@@ -58,7 +58,16 @@ def reindex_job(state: PoolState, job: JobRecord) -> None:
             index[job.id] = None
         else:
             index.pop(job.id, None)
+    index_elastic(state, job)
     _index_expected_end(state, job)
+
+
+def index_elastic(state: PoolState, job: JobRecord) -> None:
+    """Update whether more parts may join the job."""
+    if job.state == "running" and job.absent_clusters():
+        state.indexes.elastic[job.id] = None
+    else:
+        state.indexes.elastic.pop(job.id, None)
 
 
 def _join_queue(state: PoolState, job: JobRecord) -> None:

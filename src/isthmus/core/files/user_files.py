@@ -234,7 +234,7 @@ def _resolve_paths(job: Job, file: Path) -> Job:
         runtime = runtime.model_copy(update={"code": absolute(runtime.code)})
     rl = job.rl
     if rl is not None:
-        rl = rl.with_reward_files(tuple(absolute(path) for path in rl.reward_files))
+        rl = rl.with_function_files(tuple(absolute(path) for path in rl.function_files))
     resume: str | ResumeSource | None = job.resume
     if isinstance(resume, ResumeSource):
         resume = resume.model_copy(update={"folder": absolute(resume.folder)})

@@ -15,10 +15,13 @@ from isthmus.core.base_model import NAME_PATTERN
 from isthmus.core.errors import FileError
 from isthmus.core.files.yaml_lines import LineNumbers, Location, format_location, value_at
 from isthmus.core.pool import UnknownNameError
-from isthmus.core.pool_parts.group_topology import TopologyError
+from isthmus.core.pool_parts.placed_error import PlacedError
 
 _SHOWN_CHARS = 200
 """Longest value that a message shows."""
+
+CLASH = "clash"
+"""Type of an error of fields that are valid each but not together: its context has the `text` and the `hint`."""
 
 
 def to_file_error(
@@ -35,8 +38,9 @@ def to_file_error(
         hint = chip_hint(cause.value, cause.known) if cause.kind == "chip" else suggest_name(cause.value, cause.known)
     else:
         message, hint = _message_and_hint(details, document, place, model_type)
-        if isinstance(cause, TopologyError):
-            place, message = (*place, *cause.place), str(cause)
+        if isinstance(cause, PlacedError):
+            place = _document_location((*details["loc"], *cause.place), document)
+            message, hint = str(cause), cause.hint
     line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
     value = value_at(document, place)
     field = format_location(place) or None
@@ -51,6 +55,9 @@ def _message_and_hint(
         return f"unknown field '{word}'", suggest_name(word, _valid_fields(model_type, details["loc"]))
     if details["type"] == "missing":
         return "is missing", None
+    if details["type"] == CLASH:
+        context = details.get("ctx") or {}
+        return str(context.get("text")), context.get("hint")
     value = value_at(document, place)
     text = _plain_message(details)
     shown = f", not {_short(value)}" if isinstance(value, str | int | float | bool) else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -14,10 +15,18 @@ MAX_STALENESS = 64
 """Largest bound on the versions between the one that sampled a token and the one that is trained."""
 MAX_REWARDS = 16
 """Most rewards of a weighted sum."""
+MAX_REWARD_WORKERS = 64
+"""Most rewards that are computed at a time."""
 MAX_RESPONSE_TOKENS = 1 << 20
 MAX_URL_CHARS = 1024
 MAX_LENGTHS = 4096
 """Most measured lengths of responses."""
+MAX_TURNS = 1024
+"""Most turns of the model in a response."""
+MAX_STOPS = 16
+MAX_STOP_CHARS = 64
+MAX_KL = 100.0
+"""Largest factor of the penalty for leaving the first weights."""
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"clip": (0.2, 0.2), "aggregate": "sequence", "filter_groups": False},
@@ -40,6 +49,8 @@ def _check_function(value: str) -> str:
 
 
 ClipBound = Annotated[float, AfterValidator(_check_clip)]
+ServiceUrl = Annotated[str, Field(pattern=r"^https?://[^\s@?#]+$", max_length=MAX_URL_CHARS)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 FunctionName = Annotated[PathName, AfterValidator(_check_function)]
 
 
@@ -78,7 +89,7 @@ class RewardConfig(FrozenModel):
 
     exact: Literal[True] | None = None
     function: FunctionName | None = None
-    url: Annotated[str, Field(pattern=r"^https?://[^\s@?#]+$", max_length=MAX_URL_CHARS)] | None = None
+    url: ServiceUrl | None = None
     timeout_s: PositiveFloat = 10.0
     weight: float = 1.0
 
@@ -87,6 +98,37 @@ class RewardConfig(FrozenModel):
         given = [name for name in ("exact", "function", "url") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"a reward has one of exact, function and url; it has {' and '.join(given) or 'none'}")
+        return self
+
+
+class EnvironmentConfig(FrozenModel):
+    """What answers the turns of a response: a function of the user's, or an HTTP service.
+
+    A turn of the model ends with the end token or with one of the texts `stop`, each one token. Then a function
+    `NAME(prompt, turns, answer)` of the user's file is called, in a process of its own, with all turns so far
+    (`{"by": "model" | "environment", "text", "tokens"}`). It returns what the model sees next, as text or as a list of
+    token numbers, or None: the response has ended. A service gets `{"prompt", "turns", "answer"}` by POST and answers
+    `{"observation": ...}`. It keeps nothing between calls, so that samples survive restarts.
+
+    A response has at most `max_turns` turns of the model, and `max_response_tokens` tokens, observations included. An
+    observation has at most `max_observation_tokens`; it is not trained on. A call that raises, takes longer than
+    `timeout_s`, or answers what cannot be, is made again, and then the sample fails. Rewards get the last turn of the
+    model as response (`scores: last_turn`), or the text of all turns (`transcript`).
+    """
+
+    function: FunctionName | None = None
+    url: ServiceUrl | None = None
+    timeout_s: PositiveFloat = 10.0
+    max_turns: Annotated[PositiveInt, Field(le=MAX_TURNS)] = 8
+    max_observation_tokens: Annotated[PositiveInt, Field(le=MAX_RESPONSE_TOKENS)] = 256
+    stop: Annotated[tuple[StopText, ...], Field(max_length=MAX_STOPS)] = ()
+    scores: Literal["last_turn", "transcript"] = "last_turn"
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> EnvironmentConfig:
+        given = [name for name in ("function", "url") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"an environment has a function or a url; it has {' and '.join(given) or 'none'}")
         return self
 
 
@@ -102,10 +144,12 @@ class RlConfig(FrozenModel):
     step (`token`), the mean over responses of each one's mean (`sequence`), or the sum over samples and positions
     divided by their number (`constant`).
 
-    Old log-probabilities are those of the engine that sampled (`old: rollout`). A token is trained on at most
+    Old log-probabilities are those of the engine that sampled (`old: rollout`), or those of a further forward pass of
+    the training plan when the step begins (`recomputed`). A token is trained on at most
     `max_staleness` versions after the one that sampled it. Under new weights unfinished samples go on (`keep`), go on
     with a cache computed again (`refill`), or begin again (`abort`). `reward` is one reward or a list,
-    whose weighted sum counts.
+    whose weighted sum counts. Of up to `reward_workers` samples at a time functions and services are called, each
+    function in as many processes. With an `environment` a response has several turns.
 
     `audit` is the share of the samples of other clusters that the training cluster decodes again at the versions that
     they claim. Tokens, log-probabilities or weights that were forged end the decoding of their owner; its samples that
@@ -114,7 +158,10 @@ class RlConfig(FrozenModel):
     `lengths` are measured lengths of responses, in tokens, such as those of an earlier run: the planner counts time and
     memory of decoding by them. Without any it expects a mean of a quarter of `max_response_tokens`.
 
-    `kl` above 0 and `replay_routing` are reserved: there is no reference model and no replay of routing yet.
+    `kl` above 0 adds that many times the penalty k3 to the loss of each token: it keeps the policy near the model that
+    training began with, of which each chip keeps a frozen copy beside its weights.
+
+    `replay_routing` is reserved: there is no replay of routing yet.
     """
 
     algorithm: Literal["grpo", "dapo"] = "dapo"
@@ -125,17 +172,19 @@ class RlConfig(FrozenModel):
     clip: tuple[ClipBound, ClipBound] = (0.2, 0.28)
     clip_dual: Annotated[float, Field(gt=1)] | None = None
     aggregate: Literal["token", "sequence", "constant"] = "token"
-    kl: NonNegativeFloat = 0.0
+    kl: Annotated[NonNegativeFloat, Field(le=MAX_KL)] = 0.0
     filter_groups: bool = True
     overlong: OverlongConfig | None = None
     correction: CorrectionConfig | None = None
-    old: Literal["rollout"] = "rollout"
+    old: Literal["rollout", "recomputed"] = "rollout"
     max_staleness: Annotated[NonNegativeInt, Field(le=MAX_STALENESS)] = 0
     on_update: Literal["keep", "refill", "abort"] = "keep"
     replay_routing: Literal[False] = False
     audit: Annotated[float, Field(ge=0, le=1)] = 0.0
     lengths: Annotated[tuple[PositiveInt, ...], Field(max_length=MAX_LENGTHS)] = ()
     reward: RewardConfig | Annotated[tuple[RewardConfig, ...], Field(min_length=1, max_length=MAX_REWARDS)]
+    environment: EnvironmentConfig | None = None
+    reward_workers: Annotated[PositiveInt, Field(le=MAX_REWARD_WORKERS)] = 4
 
     @model_validator(mode="before")
     @classmethod
@@ -151,13 +200,6 @@ class RlConfig(FrozenModel):
         if group < 2:
             raise ValueError("a group of 1 has no mean to compare with; nearest valid value: 2")
         return group
-
-    @field_validator("kl")
-    @classmethod
-    def _check_kl(cls, kl: float) -> float:
-        if kl > 0:
-            raise ValueError(f"kl {kl} needs a reference model, which no run has yet; nearest valid value: 0.0")
-        return kl
 
     @model_validator(mode="after")
     def _check_overlong(self) -> RlConfig:
@@ -183,16 +225,28 @@ class RlConfig(FrozenModel):
         return self.reward if isinstance(self.reward, tuple) else (self.reward,)
 
     @property
-    def reward_files(self) -> tuple[str, ...]:
-        """The files of reward functions."""
-        return tuple(one.function.rpartition(":")[0] for one in self.rewards if one.function is not None)
+    def function_files(self) -> tuple[str, ...]:
+        """The files of the functions of rewards, then of the environment."""
+        named = (*(one.function for one in self.rewards), self.environment.function if self.environment else None)
+        return tuple(one.rpartition(":")[0] for one in named if one is not None)
 
-    def with_reward_files(self, files: tuple[str, ...]) -> RlConfig:
-        """Return it with the files of `reward_files` replaced, in that order."""
+    def with_function_files(self, files: tuple[str, ...]) -> RlConfig:
+        """Return it with the files of `function_files` replaced, in that order."""
         left = iter(files)
-        changed = tuple(
-            one if one.function is None
-            else one.model_copy(update={"function": f"{next(left)}:{one.function.rpartition(':')[2]}"})
-            for one in self.rewards
-        )  # fmt: skip
-        return self.model_copy(update={"reward": changed if isinstance(self.reward, tuple) else changed[0]})
+        changed = tuple(_moved(one, left) for one in self.rewards)
+        return self.model_copy(
+            update={
+                "reward": changed if isinstance(self.reward, tuple) else changed[0],
+                "environment": None if self.environment is None else _moved(self.environment, left),
+            }
+        )
+
+
+Caller = TypeVar("Caller", RewardConfig, EnvironmentConfig)
+
+
+def _moved(one: Caller, files: Iterator[str]) -> Caller:
+    """Return what calls a function with the next file in place of its own."""
+    if one.function is None:
+        return one
+    return one.model_copy(update={"function": f"{next(files)}:{one.function.rpartition(':')[2]}"})

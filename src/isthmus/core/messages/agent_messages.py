@@ -15,6 +15,7 @@ so a late or repeated report cannot revert it. The agent therefore
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, model_validator
@@ -93,6 +94,23 @@ MAX_TIME_S = 1e12
 """Latest time that a message may name, in seconds since the epoch: beyond every year of four digits."""
 TimeS = Annotated[float, Field(ge=0, le=MAX_TIME_S)]
 """A time in seconds, since the epoch or on an agent's own clock."""
+
+
+MAX_MOVED, MAX_PROPOSALS = 20, 8
+"""Largest numbers of jobs that a proposal moves, and of proposals in a report."""
+
+
+class MoveProposal(FrozenModel):
+    """Parts of running jobs that a site would move to other devices of it, so that a waiting job has a place there.
+
+    `loss_card_s` is what the waiting job has lost so far by lacking nothing but a place, `cost_card_s` what the moves
+    cost: card-seconds.
+    """
+
+    job: Name
+    moved: Annotated[tuple[QueueEntry, ...], Field(min_length=1, max_length=MAX_MOVED)]
+    cost_card_s: NonNegativeFloat
+    loss_card_s: NonNegativeFloat
 
 
 class ObservedLocalJob(FrozenModel):
@@ -294,7 +312,8 @@ class AgentReport(FrozenModel):
     site ends itself this long after the last contact with the server; 0: not all workers do. `fence` is the highest
     one of the orders that the agent has obeyed. `copies` are the site's copies of versions of the catalogue (None: the
     agent fetches none), and `fetch_gbps` the rate at which it has fetched lately. `clock_s` is the time on the
-    agent's own clock, which is never set (None: not told): only differences to it count.
+    agent's own clock, which is never set (None: not told): only differences to it count. `moves` are proposals of the
+    owner's agent, the first alone if several name the same parts.
     """
 
     protocol: PositiveInt = PROTOCOL_VERSION
@@ -315,6 +334,7 @@ class AgentReport(FrozenModel):
     fetch_gbps: Rate | None = None
     fence: Fence = 0
     clock_s: TimeS | None = None
+    moves: Annotated[tuple[MoveProposal, ...], Field(max_length=MAX_PROPOSALS, exclude_if=operator.not_)] = ()
     metrics: Annotated[tuple[StepMetrics, ...], Field(max_length=MAX_LINES), FailFast()] = ()
     logs: Annotated[tuple[LogChunk, ...], Field(max_length=MAX_LINES), FailFast()] = ()
 

@@ -16,13 +16,12 @@ from pydantic import AfterValidator, Field
 from isthmus.core.base_model import Fraction, FrozenModel, Name, NonNegativeFloat, NonNegativeInt
 from isthmus.core.catalogue import is_catalogue_name
 from isthmus.core.job import Job, job_accesses
+from isthmus.core.owner.move_rules import MoveRules
+from isthmus.core.owner.opening_hours import OpeningHours
 from isthmus.core.pool import Cluster, UnknownNameError
 from isthmus.core.rights.storage_rules import StorageRules
 from isthmus.core.rights.worker_rights import WorkerRights
 from isthmus.core.units import GB, Bytes
-
-Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
-TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
 def _check_network(text: str) -> str:
@@ -32,27 +31,6 @@ def _check_network(text: str) -> str:
 
 NetworkName = Annotated[str, Field(max_length=64), AfterValidator(_check_network)]
 """A network of addresses, such as `10.0.0.0/8` or `fd00::/8`."""
-
-DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-
-
-class OpeningHours(FrozenModel):
-    """A daily time window in `HH:MM` site time on each of `days`.
-
-    An end that is not after the start falls on the next day.
-    """
-
-    days: tuple[Day, ...] = DAYS
-    begin: TimeOfDay = Field("00:00", alias="from")
-    end: TimeOfDay = Field("00:00", alias="to")
-
-    def contains(self, moment: datetime) -> bool:
-        """Return whether `moment`, in site time, is inside the window."""
-        time, day = moment.strftime("%H:%M"), moment.weekday()
-        today, yesterday = DAYS[day] in self.days, DAYS[day - 1] in self.days
-        if self.begin < self.end:
-            return today and self.begin <= time < self.end
-        return (today and time >= self.begin) or (yesterday and time < self.end)
 
 
 class FetchPolicy(FrozenModel):
@@ -82,7 +60,8 @@ class OwnerPolicy(FrozenModel):
     preempted local job gets SIGTERM, SIGKILL after `grace_s`, and returns to its place in the queue. With
     `local_evicts_pool` a local job that finds no free devices evicts pool jobs of a lower level; running ones
     first have `protect_s` to checkpoint. A pool job that is queued ahead of local jobs may keep free devices
-    from them for at most `hold_back_s`.
+    from them for at most `hold_back_s`. `moves` says whether running pool jobs may be moved to other devices of the
+    site to make room for a waiting one.
     """
 
     version: Literal[1] = 1
@@ -100,6 +79,7 @@ class OwnerPolicy(FrozenModel):
     local_evicts_pool: bool = True
     protect_s: NonNegativeFloat = 60.0
     hold_back_s: NonNegativeFloat = 0.0
+    moves: MoveRules = MoveRules()
 
     def max_pool_chips(self, node_group: str, chips: int) -> int:
         """Return how many of the `chips` of `node_group` pool jobs may hold at once."""
@@ -117,8 +97,8 @@ class OwnerPolicy(FrozenModel):
             return f"the owner has no account for jobs of user '{user}': workers.run_as names none"
         if job.engine == "command" and not self.workers.commands:
             return "the owner admits no programs of users (engine: command): `commands: true` in workers does"
-        if job.rl is not None and job.rl.reward_files and not self.workers.commands:
-            return "the owner admits no programs of users (rl.reward.function): `commands: true` in workers does"
+        if job.rl is not None and job.rl.function_files and not self.workers.commands:
+            return "the owner admits no programs of users (rl.function): `commands: true` in workers does"
         strange = next((path for path in _job_paths(job) if not _is_below(path, self.folders)), None)
         if self.folders and strange is not None:
             return f"'{strange}' is outside the folders that the owner allows: {', '.join(self.folders)}"

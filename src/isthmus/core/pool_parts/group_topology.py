@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from isthmus.core.base_model import FrozenModel, Name
+from isthmus.core.pool_parts.placed_error import PlacedError
 
 MAX_DOMAINS, MAX_RANGES = 20_000, 4_096
 """Most domains of a level, and most ranges of nodes in one of them."""
@@ -32,12 +33,8 @@ _NUMBERS = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
 _NAMES = re.compile(r"(.+)\[([0-9]{1,6})-([0-9]{1,6})\]")
 
 
-class TopologyError(ValueError):
+class TopologyError(PlacedError):
     """Domains that form no tree; `place` leads from the topology to the field that is wrong."""
-
-    def __init__(self, message: str, place: tuple[str | int, ...]) -> None:
-        super().__init__(message)
-        self.place = place
 
 
 class CardLink(FrozenModel):

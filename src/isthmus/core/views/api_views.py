@@ -113,9 +113,11 @@ HistoryKind = Literal[
     "worker-lost",  # a worker process died; it is replaced while the others wait
     "stalled",  # a worker makes no progress
     "left",  # a site that decoded for it is gone; it goes on without
+    "joined",  # a site decodes for it that had left, or whose chips were not free at its start
     "lost",  # an attempt failed after its start
     "refused",  # an attempt ended before its start
     "preempted",  # another job, or the site's owner, takes its chips
+    "moved",  # it is stopped, with a checkpoint, and goes on at once on other devices of its sites
     "stopping",  # all sites release the job
     "finished",
     "failed",

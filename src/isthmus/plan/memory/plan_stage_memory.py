@@ -79,7 +79,7 @@ def _memory_of_layers(
         (plan.micro_batch_size_of(stage.replica), plan.sequence_length),
         stage_degrees(plan, stage),
         "fp32" if (stage.precision or plan.precision) in ("fp32", "tf32") else "bf16",
-        (plan.local_steps > 1, plan.optimizer_on_host),
+        (plan.local_steps > 1, plan.optimizer_on_host, plan.reference_model),
         (stage.recompute, stage.recompute_layers, stage.offload),
         _gradient_share(plan, stage.replica, len(stages)),
     )
@@ -103,11 +103,11 @@ def _cached_stage_memory(
     sizes: tuple[int, int],
     degrees: StageDegrees,
     precision: Literal["fp32", "bf16"],
-    optimizer: tuple[bool, bool],
+    optimizer: tuple[bool, bool, bool],
     recompute: tuple[Recompute, int | None, ActivationOffload | None],
     gradient_share: float,
 ) -> StageMemory:
-    """Return the memory of a stage; `optimizer` is (has an outer optimizer, is on the host).
+    """Return the memory of a stage; `optimizer` is (has an outer optimizer, is on the host, has a reference beside it).
 
     `recompute` is (what is recomputed, in how many layers, what is moved to the host).
 
@@ -117,5 +117,6 @@ def _cached_stage_memory(
         profile, layers, is_first=ends[0], is_last=ends[1],
         micro_batch_size=sizes[0], sequence_length=sizes[1], in_flight=1, precision=precision,
         degrees=degrees, recompute=recompute[0], recompute_layers=recompute[1], offload=recompute[2],
-        outer_optimizer=optimizer[0], optimizer_on_host=optimizer[1], gradient_share=gradient_share,
+        outer_optimizer=optimizer[0], optimizer_on_host=optimizer[1], reference_model=optimizer[2],
+        gradient_share=gradient_share,
     )  # fmt: skip

@@ -24,12 +24,13 @@ from isthmus.plan.memory.backward_peak import (
 )
 from isthmus.plan.memory.exchange_buffers import exchange_buffer_bytes
 from isthmus.plan.memory.stage_degrees import StageDegrees
-from isthmus.plan.profile.component import Recompute, Sharding
+from isthmus.plan.profile.component import Component, Recompute, Sharding
 from isthmus.plan.profile.layer_profile import ModelProfile
 
 TrainingPrecision = Literal["bf16", "fp32"]
 
-_COMPUTE_BYTES = {"bf16": 2, "fp32": 4}
+COMPUTE_BYTES = {"bf16": 2, "fp32": 4}
+"""Bytes per parameter of the weights that compute uses."""
 _GRADIENT_BYTES = 4
 OUTER_OPTIMIZER_BYTES = 8
 """Bytes per parameter of an outer optimizer: the last averaged parameters and a momentum, in fp32."""
@@ -117,6 +118,7 @@ def stage_memory(
     recompute_layers: int | None = None,
     optimizer_on_host: bool = False,
     outer_optimizer: bool = False,
+    reference_model: bool = False,
     imbalance: float = 0.0,
     reserve_fraction: float | None = None,
     gradient_share: float = 1.0,
@@ -125,17 +127,17 @@ def stage_memory(
 
     `in_flight` micro-batches hold activations at the peak. `recompute` applies to `recompute_layers` of the
     layers (default all); the others save all activations. `imbalance` ranges from 0 (balanced experts) to 1
-    (all tokens at this chip's experts). `outer_optimizer` is held in addition (local steps). `degrees` replaces
-    `tp` to `zero`; `offload` leaves the activations of two layers at a time on the chip, one that is copied and one
-    that is used.
-    `gradient_share` of the layers have gradients at a time that are not reduced before the last micro-batch.
+    (all tokens at this chip's experts). `outer_optimizer` is held in addition (local steps), and so is a
+    frozen copy of the weights (`reference_model`), sharded as they are. `degrees` replaces `tp` to
+    `zero`; `offload` leaves the activations of two layers at a time on the chip, one that is copied and one that is
+    used. `gradient_share` of the layers have gradients at a time that are not reduced before the last micro-batch.
     `reserve_fraction` of the sum is lost in the allocator (default: the stack's). Raises `PlanError` for an empty
     or unknown range of layers, or a degree below 1.
     """
     # Step 1: the memory of each layer and the static memory of the stage.
     degrees = degrees or StageDegrees(tp=tp, cp=cp, ep=ep, dp=dp, sp=sp, zero=zero)
     tp, ep, sp, zero = degrees.tp, degrees.ep, degrees.sp, degrees.zero
-    each = _COMPUTE_BYTES[precision]
+    each = COMPUTE_BYTES[precision]
     load = MicroBatchLoad(
         tokens=micro_batch_size * sequence_length / degrees.sequence_parts, sequence_length=sequence_length,
         precision_bytes=each,
@@ -145,6 +147,9 @@ def stage_memory(
     held = _layer_memories(profile, modes, layers, degrees, imbalance, load)
     shard = Sharding(tp=tp, sp=sp, ep=ep, etp=degrees.etp)
     static = _static_bytes(profile, held, degrees, shard, is_first, is_last, precision, outer_optimizer)
+    if reference_model:
+        copy_bytes = _reference_bytes(profile, held, degrees, shard, is_first, is_last, precision)
+        static = replace(static, weights_bytes=static.weights_bytes + copy_bytes)
     if optimizer_on_host:
         static = replace(static, optimizer_bytes=0.0)
     # Step 2: activations, and the peak of the backward pass above them.
@@ -293,6 +298,40 @@ def _static_bytes(
     outer: bool,
 ) -> _StaticBytes:
     """Return the bytes held throughout the iteration, sharded by ZeRO over the replicas of each tensor."""
+    ends, dense, experts = _parameters(profile, held, shard, is_first, is_last)
+    frozen = sum(one.frozen_dense_parameters for one in held)
+    frozen += sum(weight.on_chip(shard) for part in ends for weight in part.weights if not weight.trainable)
+    frozen_experts = sum(one.frozen_expert_parameters for one in held)
+
+    def dealt(dense: float, experts: float, stage: int) -> float:
+        return _dealt(degrees, dense, experts, stage)
+
+    each, trained = state_bytes(profile, precision), (dense - frozen, experts - frozen_experts)
+    return _StaticBytes(
+        weights_bytes=each.weights * dealt(*trained, 3) + COMPUTE_BYTES[precision] * dealt(frozen, frozen_experts, 3),
+        gradients_bytes=each.gradients * dealt(*trained, 2),
+        optimizer_bytes=(each.optimizer + OUTER_OPTIMIZER_BYTES * outer) * dealt(*trained, 1),
+    )
+
+
+def _dealt(degrees: StageDegrees, dense: float, experts: float, stage: int) -> float:
+    """Return the parameters that a chip keeps of what ZeRO `stage` shards."""
+    return dense / degrees.zero_shards(stage) + experts / degrees.zero_shards(stage, expert=True)
+
+
+def _reference_bytes(
+    profile: ModelProfile, held: Sequence[LayerMemory], degrees: StageDegrees, shard: Sharding, is_first: bool,
+    is_last: bool, precision: TrainingPrecision,
+) -> float:  # fmt: skip
+    """Return the bytes of a frozen copy of the weights, as wide as compute uses them."""
+    _, dense, experts = _parameters(profile, held, shard, is_first, is_last)
+    return COMPUTE_BYTES[precision] * _dealt(degrees, dense, experts, 3)
+
+
+def _parameters(
+    profile: ModelProfile, held: Sequence[LayerMemory], shard: Sharding, is_first: bool, is_last: bool
+) -> tuple[list[Component], float, float]:
+    """Return the parts before and after the layers, and the dense and expert parameters of the stage on a chip."""
     ends = [profile.embedding] if is_first else []
     ends += [profile.final_norm, profile.head] if is_last else []
     if is_last and profile.tied_embeddings and not is_first:
@@ -300,19 +339,7 @@ def _static_bytes(
         ends.append(table)  # the tied head's copy
     dense = sum(one.dense_parameters for one in held) + sum(part.on_chip(shard) for part in ends)
     experts = sum(one.expert_parameters for one in held)
-    frozen = sum(one.frozen_dense_parameters for one in held)
-    frozen += sum(weight.on_chip(shard) for part in ends for weight in part.weights if not weight.trainable)
-    frozen_experts = sum(one.frozen_expert_parameters for one in held)
-
-    def dealt(dense: float, experts: float, stage: int) -> float:
-        return dense / degrees.zero_shards(stage) + experts / degrees.zero_shards(stage, expert=True)
-
-    each, trained = state_bytes(profile, precision), (dense - frozen, experts - frozen_experts)
-    return _StaticBytes(
-        weights_bytes=each.weights * dealt(*trained, 3) + _COMPUTE_BYTES[precision] * dealt(frozen, frozen_experts, 3),
-        gradients_bytes=each.gradients * dealt(*trained, 2),
-        optimizer_bytes=(each.optimizer + OUTER_OPTIMIZER_BYTES * outer) * dealt(*trained, 1),
-    )
+    return ends, dense, experts
 
 
 def _activation_bytes(

@@ -7,6 +7,7 @@ ranked in closed form (`estimate_step_s`); ranks that do not make a step faster 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from isthmus.core.plan import Plan, PlanPart, PlanSet, Refusal
@@ -32,15 +33,15 @@ NO_SLOWER = 1.005
 def choose_rollouts(request: RolloutRequest, found: PlanSet, keep: int = 5) -> PlanSet:
     """Return up to `keep` plans with the ranks that decode and their predictions, and why some plans have none.
 
-    Clusters of `placement.rollouts` all decode; with `placement.train` alone the chip of rank 0 does, in turns; with
-    neither the planner chooses.
+    Ranks of a plan that has some stay. Clusters of `placement.rollouts` all decode; with `placement.train` alone the chip
+    of rank 0 does, in turns; with neither the planner chooses.
     """
     placement, options, refused = request.job.placement, list[DecodeOption](), list[Refusal]()
     for plan in found.plans:
         if plan.predicted is None:
             continue
-        if placement.rollouts:
-            places = _named_places(request, plan)
+        if plan.rollouts or placement.rollouts:
+            places = _planned_places(plan) if plan.rollouts else _named_places(request, plan)
             option = places if isinstance(places, Refusal) else decode_option(request, plan, places)
             if isinstance(option, DecodeOption):
                 options.append(option)
@@ -85,6 +86,12 @@ def _other_staleness(request: RolloutRequest, option: DecodeOption) -> dict[int,
 def _refusal(clusters: Sequence[str], text: str) -> Refusal:
     stage = "network" if text.startswith("no link") else "compute"
     return Refusal(clusters=tuple(dict.fromkeys(clusters)), reason=text, stage=stage)
+
+
+def _planned_places(plan: Plan) -> list[Chosen]:
+    """Return the ranks that a plan has already and that start with the job."""
+    counts = Counter((one.cluster, one.node_group) for one in plan.rollouts if not one.joins)
+    return [(cluster, group, count) for (cluster, group), count in counts.items()]
 
 
 def _named_places(request: RolloutRequest, plan: Plan) -> list[Chosen] | Refusal:

@@ -40,10 +40,19 @@ class DecodeOption:
 
     @property
     def places(self) -> tuple[RolloutPlace, ...]:
-        """Return the ranks that decode."""
+        """Return the ranks that decode; those that the plan had keep what it says of them."""
+        if self.plan.rollouts:
+            sizes = {
+                (one.cluster, one.node_group): {"sequences": one.sequences, "cache_tokens": one.cache_tokens}
+                for one in self.groups
+            }
+            return tuple(
+                one.model_copy(update=sizes.get((one.cluster, one.node_group), {})) for one in self.plan.rollouts
+            )
         return tuple(
             RolloutPlace(
                 cluster=one.cluster, node_group=one.node_group, sequences=one.sequences, cache_tokens=one.cache_tokens,
+                sources=one.weights_way[-2:0:-1],
             )
             for one in self.groups
             for _ in range(one.ranks)

@@ -117,7 +117,7 @@ def _link_bytes(request: RolloutRequest, option: DecodeOption, found: RolloutRes
 
 def _plan_id(option: DecodeOption) -> str:
     """Return an id that tells apart options of one training plan."""
-    if not option.groups:
+    if not option.groups or option.plan.rollouts:
         return option.plan.id
     ranks = "-".join(f"{one.cluster}{one.ranks}" for one in option.groups)
     return f"{option.plan.id}-{ranks}"[:63]

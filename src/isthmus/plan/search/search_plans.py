@@ -335,6 +335,7 @@ def _make_workload(request: SearchRequest) -> TrainingWorkload:
         precision=training.precision,
         calibration=complete_calibration(calibration_for(request.pool), chips, request.job.stack),
         optimizer_on_host=training.optimizer_on_host,
+        reference_model=request.job.rl is not None and request.job.rl.kl > 0,
     )
 
 

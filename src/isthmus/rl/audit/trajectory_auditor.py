@@ -89,10 +89,16 @@ class TrajectoryAuditor:
         before: TokenRange | None = None
         engine = self._engine
         for piece in claim.sample.ranges:
+            if not piece.is_sampled:  # the engine that goes on begins with all tokens so far
+                if engine is not None and before is not None and engine.num_sequences:
+                    engine.stop(claim.key)
+                self._found[claim.key] += [TokenDifference(0.0, 0.0)] * (piece.end - piece.start)
+                before = None
+                continue
             if (weights := self._weights_of(piece.version)) is None:
                 break
             if engine is None or before is None or piece.engine != before.engine:
-                if engine is not None and before is not None:
+                if engine is not None and before is not None and engine.num_sequences:
                     engine.stop(claim.key)
                 engine = self._begin([claim], piece, weights)
             else:

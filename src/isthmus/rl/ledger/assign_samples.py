@@ -27,29 +27,52 @@ def assign_samples(ledger: LedgerState) -> None:
             if sample.state is SampleState.WAITING and not _start(ledger, sample, deadlines):
                 blocked = True
     while not blocked and not ledger.exhausted:
-        number = len(ledger.prompts)
+        number = ledger.num_prompts
         group = [SampleRecord(key=SampleKey(number, index, 0)) for index in range(ledger.config.group)]
         prompt = PromptRecord(number=number, samples=group)
         if not _start(ledger, group[0], deadlines):
             return
+        ledger.num_prompts += 1
         ledger.prompts[number] = ledger.open_prompts[number] = prompt
         for sample in group[1:]:
             blocked = not _start(ledger, sample, deadlines) or blocked
 
 
 def _start(ledger: LedgerState, sample: SampleRecord, deadlines: dict[int, float]) -> bool:
-    """Start a sample on the engine with the newest weights, of these the one with most free slots, if one may."""
+    """Start a sample on the engine with the newest weights, if one may.
+
+    Of these the one that has computed its tokens, then one that has the prompt from other samples of the group and at
+    most a group fewer free slots than another, then the one with most free slots.
+    """
     last = sample.ranges[-1].version if sample.ranges else 0
     if ledger.config.on_update == "abort":
         last = max(last, ledger.version)
+    most = max((one.num_slots - len(one.running) for one in ledger.engines.values()), default=0)
     engines = sorted(
-        ((one.version, one.num_slots - len(one.running), name) for name, one in ledger.engines.items()), reverse=True
+        (
+            (
+                one.version,
+                *_cached(sample, name, one, most - ledger.config.group),
+                one.num_slots - len(one.running),
+                name,
+            )
+            for name, one in ledger.engines.items()
+        ),
+        reverse=True,
     )
-    for version, num_free, name in engines:
+    for version, _, _, num_free, name in engines:
         if num_free > 0 and version >= last and _may_begin(ledger, sample, version, deadlines):
             _give(ledger, sample, name, ledger.engines[name])
             return True
     return False
+
+
+def _cached(sample: SampleRecord, name: str, engine: EngineRecord, least_free: int) -> tuple[bool, bool]:
+    """Return whether an engine has rows of the sample's tokens, and of its prompt where it has `least_free` slots."""
+    sampled = [one for one in sample.ranges if one.is_sampled]
+    own = bool(sampled) and (sampled[-1].engine, sampled[-1].version) == (name, engine.version)
+    shares = any(key.prompt == sample.key.prompt for key in engine.running)
+    return own, shares and engine.num_slots - len(engine.running) >= least_free
 
 
 def _may_begin(ledger: LedgerState, sample: SampleRecord, version: int, deadlines: dict[int, float]) -> bool:

@@ -16,10 +16,13 @@ class LedgerInvariantError(Exception):
 def check_trajectories(ledger: LedgerState) -> None:
     """Raise `LedgerInvariantError` if anything is lost or doubled, or a token is too stale.
 
-    Prompts are opened in order and each is open, in one batch, filtered or failed. Each of its places has one current
-    sample, and former ones are stale or failed. Tokens are recorded without a gap, under versions that rise.
+    Prompts are opened in order and each is open, in one batch, filtered or failed, or folded into counts. Each of its
+    places has one current sample, and former ones are stale or failed. Tokens are recorded without a gap, under
+    versions that rise.
     """
-    _require(list(ledger.prompts) == list(range(len(ledger.prompts))), "a prompt was left out")
+    numbers = list(ledger.prompts)
+    _require(numbers == sorted(numbers) and max(numbers, default=-1) < ledger.num_prompts, "a prompt is out of order")
+    _require(len(numbers) + ledger.folded.prompts == ledger.num_prompts, "a prompt was left out")
     in_batches = Counter(number for batch in ledger.batches for number in batch)
     _require(not in_batches or max(in_batches.values()) == 1, "a prompt is in two batches")
     for number, prompt in ledger.prompts.items():
@@ -27,7 +30,7 @@ def check_trajectories(ledger: LedgerState) -> None:
         ended = prompt.fate in (SampleState.FILTERED, SampleState.FAILED)
         _require(places + ended == 1, f"prompt {number} is in {places} places with fate {prompt.fate}")
         _check_prompt(ledger, prompt)
-    for step, batch in enumerate(ledger.batches):
+    for step, batch in enumerate(ledger.batches, ledger.first_step):
         state = SampleState.TRAINED if step < ledger.version else SampleState.CLAIMED
         states = {one.state for number in batch for one in ledger.prompts[number].samples}
         _require(states == {state}, f"step {step} has samples that are {states}, not {state}")

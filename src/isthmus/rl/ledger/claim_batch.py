@@ -40,7 +40,7 @@ def claim_batch(ledger: LedgerState) -> None:
 
 def send_batch(ledger: LedgerState, step: int) -> None:
     """Send the batch of a step, again if need be: it is the same at any time."""
-    keys = tuple(sample.key for number in ledger.batches[step] for sample in ledger.prompts[number].samples)
+    keys = tuple(sample.key for number in ledger.batch_of(step) for sample in ledger.prompts[number].samples)
     ledger.instructions.append(TrainBatch(step=step, samples=keys))
 
 

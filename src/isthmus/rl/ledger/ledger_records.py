@@ -25,6 +25,9 @@ class SampleState(StrEnum):
     FAILED = "failed"
 
 
+ENVIRONMENT = "(environment)"
+"""Engine and owner of tokens that an environment gave: they are no one's samples, and are not trained on."""
+
 FATES = (SampleState.TRAINED, SampleState.FILTERED, SampleState.STALE, SampleState.FAILED)
 
 
@@ -66,10 +69,18 @@ class TokenRange:
     engine: str
     owner: str
 
+    @property
+    def is_sampled(self) -> bool:
+        """Return whether an engine sampled the tokens; an environment gave the others."""
+        return self.owner != ENVIRONMENT
+
 
 @dataclass(kw_only=True)
 class SampleRecord:
-    """A sample: its state, its ranges in order, and while it runs its engine, lease and the version it began with."""
+    """A sample: its state, its ranges in order, and while it runs its engine, lease and the version it began with.
+
+    `score_try` numbers the calls of environment and rewards, `first_try` the first one since the last observation.
+    """
 
     key: SampleKey
     state: SampleState = SampleState.WAITING
@@ -78,6 +89,7 @@ class SampleRecord:
     lease: int = 0
     begun_version: int | None = None
     score_try: int = 1
+    first_try: int = 1
     reward: float | None = None
     step: int | None = None
 
@@ -85,6 +97,11 @@ class SampleRecord:
     def num_tokens(self) -> int:
         """Return how many tokens are recorded."""
         return self.ranges[-1].end if self.ranges else 0
+
+    @property
+    def num_turns(self) -> int:
+        """Return how many turns the model has begun: one, and one after each observation."""
+        return 1 + sum(not one.is_sampled for one in self.ranges)
 
     @property
     def oldest_version(self) -> int | None:
@@ -140,14 +157,66 @@ class LinkBytes:
 
 
 @dataclass(kw_only=True)
+class SampleCounts:
+    """Counts of samples: by fate; tokens by owner, then fate; trained tokens by staleness; audits by owner."""
+
+    samples: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, dict[str, int]] = field(default_factory=dict)
+    staleness: dict[int, int] = field(default_factory=dict)
+    audits: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, sample: SampleRecord) -> None:
+        """Count a sample."""
+        fate = str(sample.state) if sample.state in FATES else "in_flight"
+        self.samples[fate] = self.samples.get(fate, 0) + 1
+        for one in sample.ranges:
+            num, of_owner = one.end - one.start, self.tokens.setdefault(one.owner, {})
+            of_owner[fate] = of_owner.get(fate, 0) + num
+            if one.is_sampled and sample.state is SampleState.TRAINED and sample.step is not None:
+                age = sample.step - one.version
+                self.staleness[age] = self.staleness.get(age, 0) + num
+
+    def add_audit(self, audit: SampleAudit) -> None:
+        """Count an audit."""
+        count = self.audits.setdefault(audit.owner, {"samples": 0, "differing": 0})
+        count["samples"] += 1
+        count["differing"] += bool(audit.problem)
+
+
+@dataclass(kw_only=True)
+class FoldedAudit:
+    """Of a step without records: its samples, how many were recomputed, and those that differed with owner and how."""
+
+    samples: int = 0
+    recomputed: int = 0
+    differing: list[tuple[SampleKey, str, str]] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class FoldedRecords:
+    """What is known of prompts whose records are gone: their number, their counts, and audits by step."""
+
+    prompts: int = 0
+    counts: SampleCounts = field(default_factory=SampleCounts)
+    steps: dict[int, FoldedAudit] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
 class LedgerState:
-    """The whole state; only `isthmus.rl.ledger` changes it."""
+    """The whole state; only `isthmus.rl.ledger` changes it.
+
+    `num_prompts` were opened, of which `prompts` has those whose records are here. `batches` begin with step
+    `first_step`.
+    """
 
     config: LedgerConfig
     prompts: dict[int, PromptRecord] = field(default_factory=dict)
     open_prompts: dict[int, PromptRecord] = field(default_factory=dict)
     engines: dict[str, EngineRecord] = field(default_factory=dict)
     batches: list[tuple[int, ...]] = field(default_factory=list)
+    folded: FoldedRecords = field(default_factory=FoldedRecords)
+    num_prompts: int = 0
+    first_step: int = 0
     links: dict[str, LinkBytes] = field(default_factory=dict)
     audits: dict[SampleKey, SampleAudit] = field(default_factory=dict)
     barred: dict[str, str] = field(default_factory=dict)
@@ -161,15 +230,19 @@ class LedgerState:
     @property
     def next_step(self) -> int:
         """Return the first step that has no batch yet."""
-        return len(self.batches)
+        return self.first_step + len(self.batches)
+
+    def batch_of(self, step: int) -> tuple[int, ...]:
+        """Return the prompts of a step, from `first_step` on."""
+        return self.batches[step - self.first_step]
 
     @property
     def exhausted(self) -> bool:
         """Return whether every prompt has been opened."""
-        return self.config.num_prompts is not None and len(self.prompts) >= self.config.num_prompts
+        return self.config.num_prompts is not None and self.num_prompts >= self.config.num_prompts
 
     def samples(self) -> Iterator[SampleRecord]:
-        """Yield all samples, those that began again included."""
+        """Yield all samples whose records are here, those that began again included."""
         for prompt in self.prompts.values():
             yield from prompt.former
             yield from prompt.samples

@@ -8,18 +8,21 @@ from typing import Any
 from isthmus.core.errors import InputError
 from isthmus.rl.ledger.ledger_records import (
     EngineRecord,
+    FoldedAudit,
+    FoldedRecords,
     LedgerConfig,
     LedgerState,
     LinkBytes,
     PromptRecord,
     SampleAudit,
+    SampleCounts,
     SampleRecord,
     SampleState,
     TokenRange,
 )
 from isthmus.rl.ledger.rollout_events import SampleKey
 
-_NUMBERS = ("version", "newest", "trainer", "requested", "next_lease")
+_NUMBERS = ("version", "newest", "trainer", "requested", "next_lease", "num_prompts", "first_step")
 
 
 def dump_ledger(state: LedgerState) -> dict[str, Any]:
@@ -33,6 +36,7 @@ def dump_ledger(state: LedgerState) -> dict[str, Any]:
             }
             for name, one in state.engines.items()
         },
+        "folded": _dump_folded(state.folded),
         "batches": [list(one) for one in state.batches],
         "audits": [[*key, one.owner, one.problem] for key, one in state.audits.items()],
         "barred": dict(state.barred),
@@ -47,11 +51,12 @@ def restore_ledger(config: LedgerConfig, content: dict[str, Any]) -> LedgerState
         state = LedgerState(config=config, batches=[tuple(int(n) for n in one) for one in content["batches"]])
         for name in _NUMBERS:
             setattr(state, name, content[name])
-        for number, one in enumerate(content["prompts"]):
-            record = _restore_prompt(number, one)
-            state.prompts[number] = record
+        state.folded = _restore_folded(content["folded"])
+        for one in content["prompts"]:
+            record = _restore_prompt(one)
+            state.prompts[record.number] = record
             if record.fate is None and record.step is None:
-                state.open_prompts[number] = record
+                state.open_prompts[record.number] = record
         for prompt, number, attempt, owner, problem in content.get("audits", ()):
             state.audits[SampleKey(prompt, number, attempt)] = SampleAudit(owner=owner, problem=problem)
         state.barred = dict(content.get("barred", {}))
@@ -69,6 +74,7 @@ def restore_ledger(config: LedgerConfig, content: dict[str, Any]) -> LedgerState
 
 def _dump_prompt(prompt: PromptRecord) -> dict[str, Any]:
     return {
+        "number": prompt.number,
         "samples": [_dump_sample(one) for one in prompt.samples],
         "former": [_dump_sample(one) for one in prompt.former],
         "num_failures": prompt.num_failures, "fate": prompt.fate, "step": prompt.step,
@@ -86,10 +92,30 @@ def _dump_sample(sample: SampleRecord) -> dict[str, Any]:
     return {"key": list(sample.key), "ranges": [asdict(one) for one in sample.ranges], **found}
 
 
-def _restore_prompt(number: int, content: dict[str, Any]) -> PromptRecord:
+def _dump_folded(folded: FoldedRecords) -> dict[str, Any]:
+    counts = asdict(folded.counts)
+    counts["staleness"] = sorted(folded.counts.staleness.items())
+    steps = [[step, one.samples, one.recomputed, one.differing] for step, one in folded.steps.items()]
+    return {"prompts": folded.prompts, "counts": counts, "steps": steps}
+
+
+def _restore_folded(content: dict[str, Any]) -> FoldedRecords:
+    counts = dict(content["counts"])
+    counts["staleness"] = {int(age): int(num) for age, num in counts["staleness"]}
+    steps = {
+        int(step): FoldedAudit(
+            samples=samples, recomputed=recomputed,
+            differing=[(SampleKey(*key), owner, problem) for key, owner, problem in differing],
+        )
+        for step, samples, recomputed, differing in content["steps"]
+    }  # fmt: skip
+    return FoldedRecords(prompts=int(content["prompts"]), counts=SampleCounts(**counts), steps=steps)
+
+
+def _restore_prompt(content: dict[str, Any]) -> PromptRecord:
     fate = content["fate"]
     return PromptRecord(
-        number=number,
+        number=int(content["number"]),
         samples=[_restore_sample(one) for one in content["samples"]],
         former=[_restore_sample(one) for one in content["former"]],
         num_failures=content["num_failures"],

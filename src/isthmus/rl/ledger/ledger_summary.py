@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 
-from isthmus.rl.ledger.ledger_records import FATES, LedgerState, SampleState
+from isthmus.rl.ledger.ledger_records import LedgerState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +16,7 @@ class LedgerSummary:
     samples:
         Samples by fate; those without one count as `in_flight`.
     tokens:
-        Tokens by owner of the engine, then by fate of the sample.
+        Tokens by owner of the engine, then by fate of the sample; `(environment)` has those of environments.
     lost, doubled:
         Prompts that are neither open nor have a fate, and prompts that are in two batches; both must be 0.
     staleness:
@@ -40,33 +41,22 @@ class LedgerSummary:
 
 
 def summarise_ledger(ledger: LedgerState) -> LedgerSummary:
-    """Return the counts of a ledger, worked out from its records alone."""
-    samples: Counter[str] = Counter()
-    tokens: dict[str, Counter[str]] = {}
-    staleness: Counter[int] = Counter()
+    """Return the counts of a ledger, worked out from its records, and from what folded ones have left."""
+    counts = deepcopy(ledger.folded.counts)
     for sample in ledger.samples():
-        fate = str(sample.state) if sample.state in FATES else "in_flight"
-        samples[fate] += 1
-        for one in sample.ranges:
-            num = one.end - one.start
-            tokens.setdefault(one.owner, Counter())[fate] += num
-            if sample.state is SampleState.TRAINED and sample.step is not None:
-                staleness[sample.step - one.version] += num
-    audits: dict[str, dict[str, int]] = {}
+        counts.add(sample)
     for audit in ledger.audits.values():
-        count = audits.setdefault(audit.owner, {"samples": 0, "differing": 0})
-        count["samples"] += 1
-        count["differing"] += bool(audit.problem)
+        counts.add_audit(audit)
     in_batches = Counter(number for batch in ledger.batches for number in batch)
     kept = {number for number, one in ledger.prompts.items() if one.fate is not None}
     known = kept | ledger.open_prompts.keys() | in_batches.keys()
     return LedgerSummary(
-        samples=dict(sorted(samples.items())),
-        tokens={owner: dict(sorted(one.items())) for owner, one in sorted(tokens.items())},
-        lost=len(ledger.prompts.keys() - known),
+        samples=dict(sorted(counts.samples.items())),
+        tokens={owner: dict(sorted(one.items())) for owner, one in sorted(counts.tokens.items())},
+        lost=ledger.num_prompts - ledger.folded.prompts - len(known),
         doubled=sum(count > 1 for count in in_batches.values()),
-        staleness=dict(sorted(staleness.items())),
+        staleness=dict(sorted(counts.staleness.items())),
         bytes={owner: asdict(one) for owner, one in sorted(ledger.links.items())},
-        audits=dict(sorted(audits.items())),
+        audits=dict(sorted(counts.audits.items())),
         barred=dict(sorted(ledger.barred.items())),
     )

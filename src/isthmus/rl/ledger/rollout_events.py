@@ -92,6 +92,15 @@ class ScoreFailed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ObservationAdded:
+    """An environment answered a turn, asked in try number `score_try`, with `num_tokens` tokens: the sample goes on."""
+
+    sample: SampleKey
+    score_try: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerJoined:
     """The trainer started for the time number `trainer`, from 1, with weights `version`: its last checkpoint."""
 
@@ -140,6 +149,13 @@ class SampleAudited:
     problem: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordsFolded:
+    """No trainer goes back to a step before `before`: records of earlier ones become counts."""
+
+    before: int
+
+
 RolloutEvent = (
     EngineJoined
     | EngineLost
@@ -149,9 +165,11 @@ RolloutEvent = (
     | SampleFailed
     | SampleScored
     | ScoreFailed
+    | ObservationAdded
     | TrainerJoined
     | BatchRequested
     | StepTrained
     | BytesCounted
     | SampleAudited
+    | RecordsFolded
 )

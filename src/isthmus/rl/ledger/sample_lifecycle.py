@@ -2,9 +2,10 @@
 
 waiting -> running -> ended -> scored -> claimed -> trained
 running -> waiting                     its engine is lost; what it reported stays
+ended -> waiting                       an environment answered its turn, and it goes on
 trained -> claimed                     the trainer lost the step
 scored -> filtered                     all rewards of the group are equal
-waiting, running -> stale              it begins again under newer weights
+waiting, running, ended -> stale       it begins again under newer weights
 waiting, running, ended, scored -> failed
 """
 
@@ -26,12 +27,13 @@ _TRANSITIONS = frozenset(
         (_WAITING, _RUNNING),
         (_RUNNING, _WAITING),
         (_RUNNING, _ENDED),
+        (_ENDED, _WAITING),
         (_ENDED, _SCORED),
         (_SCORED, SampleState.CLAIMED),
         (SampleState.CLAIMED, SampleState.TRAINED),
         (SampleState.TRAINED, SampleState.CLAIMED),
         (_SCORED, SampleState.FILTERED),
-        *((one, SampleState.STALE) for one in (_WAITING, _RUNNING)),
+        *((one, SampleState.STALE) for one in (_WAITING, _RUNNING, _ENDED)),
         *((one, SampleState.FAILED) for one in (_WAITING, _RUNNING, _ENDED, _SCORED)),
     ]
 )

@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from isthmus.rl.ledger.assign_samples import assign_samples
 from isthmus.rl.ledger.bar_owner import bar_owner
 from isthmus.rl.ledger.claim_batch import claim_batch, send_batch
+from isthmus.rl.ledger.fold_records import fold_records
 from isthmus.rl.ledger.ledger_records import (
+    ENVIRONMENT,
     EngineRecord,
     LedgerConfig,
     LedgerState,
@@ -29,6 +31,8 @@ from isthmus.rl.ledger.rollout_events import (
     EngineJoined,
     EngineLost,
     EngineUpdated,
+    ObservationAdded,
+    RecordsFolded,
     RolloutEvent,
     SampleAudited,
     SampleEnded,
@@ -92,6 +96,8 @@ class TrajectoryLedger:
                     fail_sample(self.state, sample)
             case SampleAudited():
                 self._audit_sample(event)
+            case ObservationAdded():
+                self._add_observation(event)
             case SampleScored() | ScoreFailed():
                 self._score_sample(event)
             case _:
@@ -100,8 +106,12 @@ class TrajectoryLedger:
         assign_samples(self.state)
         return self.state.instructions
 
-    def _handle_trainer(self, event: TrainerJoined | BatchRequested | StepTrained | BytesCounted) -> None:
+    def _handle_trainer(
+        self, event: TrainerJoined | BatchRequested | StepTrained | BytesCounted | RecordsFolded
+    ) -> None:
         match event:
+            case RecordsFolded():
+                fold_records(self.state, event.before)
             case TrainerJoined():
                 self._join_trainer(event)
             case BatchRequested():
@@ -204,11 +214,33 @@ class TrajectoryLedger:
             move_sample(self.state, sample, SampleState.SCORED)
             sample.reward = event.reward
             self._filter_group(sample.key.prompt)
-        elif sample.score_try < self.state.config.max_failures:
+        elif sample.score_try - sample.first_try + 1 < self.state.config.max_failures:
             sample.score_try += 1
             self.state.instructions.append(ScoreSample(sample=sample.key, score_try=sample.score_try))
         else:
             fail_sample(self.state, sample)
+
+    def _add_observation(self, event: ObservationAdded) -> None:
+        """Append what an environment answered, and let the sample go on; begin again what the weights have outrun."""
+        sample = self.find(event.sample)
+        if sample is None or sample.state is not SampleState.ENDED or sample.score_try != event.score_try:
+            return
+        if event.num_tokens < 1:
+            self._refuse(f"an observation of {event.num_tokens} tokens for sample {tuple(event.sample)}")
+            return
+        last, prompt = sample.ranges[-1], self.state.prompts[event.sample.prompt]
+        if self.state.config.on_update == "abort" and sample.ranges[0].version < self.state.version:
+            begin_again(self.state, prompt, sample, SampleState.STALE)
+            return
+        sample.ranges.append(
+            TokenRange(
+                start=last.end, end=last.end + event.num_tokens, version=last.version, engine=ENVIRONMENT,
+                owner=ENVIRONMENT,
+            )
+        )  # fmt: skip
+        sample.score_try += 1
+        sample.first_try = sample.score_try
+        move_sample(self.state, sample, SampleState.WAITING)
 
     def _filter_group(self, number: int) -> None:
         """Drop a complete group whose rewards are all equal; another prompt takes its place."""
@@ -227,12 +259,12 @@ class TrajectoryLedger:
         state = self.state
         if event.trainer <= state.trainer:
             return
-        if not 0 <= event.version <= state.next_step:
+        if not state.first_step <= event.version <= state.next_step:
             self._refuse(f"trainer {event.trainer} with version {event.version} of {state.next_step}")
             return
         while state.version < event.version:
             self._record_step()
-        for number in [one for batch in state.batches[event.version : state.version] for one in batch]:
+        for number in [one for step in range(event.version, state.version) for one in state.batch_of(step)]:
             prompt = state.prompts[number]
             prompt.fate = None
             for sample in prompt.samples:
@@ -266,7 +298,7 @@ class TrajectoryLedger:
     def _record_step(self) -> None:
         """Give the samples of the trainer's step their fate; its version is the next one."""
         state = self.state
-        for number in state.batches[state.version]:
+        for number in state.batch_of(state.version):
             prompt = state.prompts[number]
             prompt.fate = SampleState.TRAINED
             for sample in prompt.samples:

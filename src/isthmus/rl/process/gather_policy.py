@@ -10,6 +10,7 @@ from isthmus.core.plan import Plan
 from isthmus.train.communication.communicator import Communicator, TensorMessage
 from isthmus.train.model.gather_full_parameters import gather_full_parameters, give_experts
 from isthmus.train.model.model_chunks import ModelChunks
+from isthmus.train.update.optimizer import Optimizer
 
 FIRST_TAG = 1 << 19
 """Tag of the first tensor; tags of schedules and reductions are below."""
@@ -43,15 +44,19 @@ class PolicyGatherer:
             for name, shape, dtype in json.loads(parts):
                 self._parts.setdefault(str(name), (of_rank, torch.Size(shape), getattr(torch, dtype)))
 
-    def gather(self) -> dict[str, torch.Tensor] | None:
-        """Return copies of all parameters, of any shape, by full-model name on the CPU at rank 0, None elsewhere."""
+    def gather(self, optimizer: Optimizer) -> dict[str, torch.Tensor] | None:
+        """Return copies of all parameters, of any shape, by full-model name on the CPU at rank 0, None elsewhere.
+
+        Weights that `optimizer` shards over replicas are gathered from these first.
+        """
         own: dict[str, torch.Tensor] = {}
-        if self._takes_part:
-            for name, tensor in gather_full_parameters(self._chunks):
-                if self._sends and self._parts[name][0] == self._rank:
-                    own[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        elif self._gives_experts:
-            give_experts(self._chunks)
+        for names in optimizer.weights_in_turn():
+            if self._takes_part:
+                for name, tensor in gather_full_parameters(self._chunks, names):
+                    if self._sends and self._parts[name][0] == self._rank:
+                        own[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            elif self._gives_experts:
+                give_experts(self._chunks, names)
         if self._rank:
             messages = [(0, number, own[name]) for number, name in enumerate(self._parts) if name in own]
             self._exchange(messages, send=True)

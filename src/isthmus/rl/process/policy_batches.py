@@ -13,12 +13,13 @@ import torch
 from isthmus.core.job_parts.rl_job import RlConfig
 from isthmus.rl.aggregate_weights import aggregate_weights
 from isthmus.rl.correction import correction
+from isthmus.rl.k3_penalty import k3_penalty
 from isthmus.rl.policy_loss import policy_token_losses
 from isthmus.rl.rollout.trajectory import PolicyBatch
 from isthmus.train.model.stage_model import IGNORED_LABEL, StageModel
 from isthmus.train.pipeline.micro_batches import MicroBatches
 
-STATISTICS = ("num_tokens", "clipped", "minus_logp", "kl_rollout", "ratio", "ratio_squared")
+STATISTICS = ("num_tokens", "clipped", "minus_logp", "kl_rollout", "ratio", "ratio_squared", "kl_reference")
 """Sums over tokens that `PolicyMicroBatches.sums` has, in this order."""
 
 
@@ -31,6 +32,10 @@ class PolicyMicroBatches(MicroBatches):
     rollout_logp: tuple[torch.Tensor, ...] = ()
     advantages: tuple[torch.Tensor, ...] = ()
     weights: tuple[torch.Tensor, ...] = ()
+    # [B, S] float32 by micro-batch, empty where the job needs none: log-probabilities of the labels by the weights at
+    # the start of the step, and by those that training began with.
+    old_logp: tuple[torch.Tensor, ...] = ()
+    reference_logp: tuple[torch.Tensor, ...] = ()
     # [len(STATISTICS)] float64 by micro-batch whose loss was computed, on the device.
     sums: list[torch.Tensor] = field(default_factory=list)
 
@@ -42,17 +47,20 @@ class PolicyMicroBatches(MicroBatches):
         if not bool(mask.any()):
             return logp.sum() * 0.0
         device = logp.device
-        old, advantages, weights = (
+        sampled, advantages, weights = (
             one[number].to(device) for one in (self.rollout_logp, self.advantages, self.weights)
         )  # fmt: skip
+        old = self.old_logp[number].to(device) if self.old_logp else sampled
+        reference = self.reference_logp[number].to(device) if self.reference_logp else None
         factors = None
         if self.rl.correction is not None:
-            given = self.rl.correction
-            factors = correction(logp.detach(), old, mask, level=given.level, truncate=given.truncate)
+            given, own = self.rl.correction, old if self.old_logp else logp.detach()
+            factors = correction(own, sampled, mask, level=given.level, truncate=given.truncate)
         losses = policy_token_losses(
-            logp, old, advantages, mask, clip=self.rl.clip, clip_dual=self.rl.clip_dual, weights=factors
-        )
-        self.sums.append(_statistics(logp.detach(), old, advantages, mask, self.rl))
+            logp, old, advantages, mask, clip=self.rl.clip, clip_dual=self.rl.clip_dual, weights=factors,
+            ref_logp=reference, kl=self.rl.kl,
+        )  # fmt: skip
+        self.sums.append(_statistics(logp.detach(), old, sampled, advantages, mask, self.rl, reference))
         return (losses * weights).sum()
 
 
@@ -74,8 +82,9 @@ def make_policy_batches(
     count = len(batch.tokens)
     tokens = torch.zeros((count, sequence_length + 1), dtype=torch.int64)
     tokens[:, : batch.tokens.shape[1]] = batch.tokens
-    places = torch.arange(1, sequence_length + 1)
-    mask = (places >= batch.prompt_lengths[:, None]) & (places < batch.lengths[:, None])
+    mask = torch.zeros((count, sequence_length + 1), dtype=torch.bool)
+    mask[:, : batch.sampled.shape[1]] = batch.sampled
+    mask = mask[:, 1:]
     labels = torch.where(mask, tokens[:, 1:], IGNORED_LABEL)
     old = torch.zeros((count, sequence_length + 1), dtype=torch.float32)
     old[:, : batch.rollout_logp.shape[1]] = batch.rollout_logp
@@ -104,16 +113,20 @@ def make_policy_batches(
 
 
 def _statistics(
-    logp: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, rl: RlConfig
-) -> torch.Tensor:
-    """Return the sums of `STATISTICS`; all arguments are [B, S]."""
-    now, before, advantage = logp[mask].double(), old[mask].double(), advantages[mask].double()
-    ratio = (now - before).clamp(-20.0, 20.0).exp()
-    clipped = ((advantage > 0) & (ratio > 1 + rl.clip[1])) | ((advantage < 0) & (ratio < 1 - rl.clip[0]))
-    divergence = ratio - 1 - (now - before)
+    logp: torch.Tensor, old: torch.Tensor, sampled: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor,
+    rl: RlConfig, reference: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Return the sums of `STATISTICS`; all tensors are [B, S]."""
+    now, advantage = logp[mask].double(), advantages[mask].double()
+    change = (now - old[mask].double()).clamp(-20.0, 20.0).exp()
+    clipped = ((advantage > 0) & (change > 1 + rl.clip[1])) | ((advantage < 0) & (change < 1 - rl.clip[0]))
+    apart = now - sampled[mask].double()
+    ratio = apart.clamp(-20.0, 20.0).exp()
+    divergence = ratio - 1 - apart
+    penalty = now.new_zeros(()) if reference is None else k3_penalty(now, reference[mask].double()).sum()
     return torch.stack(
         [
             mask.sum().double(), clipped.double().sum(), -now.sum(), divergence.sum(), ratio.sum(),
-            ratio.square().sum(),
+            ratio.square().sum(), penalty,
         ]
     )  # fmt: skip

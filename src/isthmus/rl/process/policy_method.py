@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,20 +19,24 @@ from isthmus.rl.audit.judge_sample import BF16_BOUNDS, FP32_BOUNDS
 from isthmus.rl.audit.trajectory_auditor import SampleClaim, TrajectoryAuditor, audit_or_say
 from isthmus.rl.ledger.ledger_records import LedgerConfig
 from isthmus.rl.overlong_penalty import overlong_penalty
+from isthmus.rl.process.decode_quietly import decode_quietly
 from isthmus.rl.process.gather_policy import PolicyGatherer
+from isthmus.rl.process.log_probabilities import log_probabilities
 from isthmus.rl.process.open_links import open_links
 from isthmus.rl.process.policy_batches import STATISTICS, PolicyMicroBatches, make_policy_batches
-from isthmus.rl.rewards.reward_sum import RewardSum
+from isthmus.rl.process.reference_model import ReferenceModel
+from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_link import EngineLink
 from isthmus.rl.rollout.engine_messages import EngineOrder, SwitchVersion
 from isthmus.rl.rollout.engine_runner import EngineRunner
 from isthmus.rl.rollout.held_out_reward import held_out_reward
 from isthmus.rl.rollout.make_batch import make_batch, pack_batch, unpack_batch
+from isthmus.rl.rollout.make_turn_taker import make_turn_taker
 from isthmus.rl.rollout.open_engine import engine_slots, open_engine, sampling_of
 from isthmus.rl.rollout.rollout_coordinator import Audit, RolloutCoordinator, RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
-from isthmus.rl.rollout.version_store import VersionStore
-from isthmus.rl.rollout.weights_stream import PolicyVersion
+from isthmus.rl.versions.version_store import VersionStore
+from isthmus.rl.versions.weights_stream import PolicyVersion
 from isthmus.train.liveness.peer_wait import waiting_for_peer
 from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.process.trainer import Trainer
@@ -59,6 +64,7 @@ class PolicyMethod:
         self._engine_name = ""
         self._orders: deque[EngineOrder | None] = deque()
         self._weights: dict[str, torch.Tensor] = {}
+        self._reference: ReferenceModel | None = None
         self._versions = VersionStore(NUM_VERSIONS)
         self._links: list[EngineLink] = []
         self._batches: PolicyMicroBatches | None = None
@@ -67,14 +73,14 @@ class PolicyMethod:
 
     def open_data(self, spec: WorkerSpec, pieces: ModelChunks, /) -> PromptSet | None:
         """Open the prompts at rank 0 and on the first stage, for whose tokenizer the export asks."""
-        if spec.plan.zero == 3:
-            raise PlanError("task rl gathers whole weights, ZeRO stage 3 shards them", hint="choose zero 0, 1 or 2")
         rl, cp = _rl(spec), max(stage.cp for stage in spec.plan.stages)
         if cp > 1 and rl.correction is not None and rl.correction.level == "sequence":
             raise PlanError(
                 f"correction by sequence needs whole sequences, the plan shares each over {cp} ranks",
                 hint="set rl.correction.level to token, or parallel.cp to 1",
             )
+        if rl.kl > 0:
+            self._reference = ReferenceModel(pieces)
         if spec.rank and not pieces.is_first:
             return None
         return open_prompts(spec.job, pieces.vocab_size)
@@ -84,7 +90,7 @@ class PolicyMethod:
         self._step = step
         spec = trainer.spec
         self._gatherer = PolicyGatherer(spec.plan, spec.rank, trainer.prepared.model_chunks, trainer.communicator)
-        weights = self._gatherer.gather()
+        weights = self._gatherer.gather(trainer.optimizer)
         if weights is None:
             return
         self._weights = weights
@@ -96,11 +102,13 @@ class PolicyMethod:
         self._coordinator.begin(step)
         if spec.plan.rollouts:
             if not self._links:
-                self._links = open_links(trainer, self._coordinator, self._versions, _prompts(trainer).end_id, weights)
+                self._links = open_links(
+                    trainer, self._coordinator, self._versions, _prompts(trainer).stop_tokens, weights
+                )
         elif self._runner is None:
             prompts = _prompts(trainer)
             engine = open_engine(spec.job, step, weights, trainer.prepared.model_chunks.device)
-            self._runner = EngineRunner(engine, sampling_of(spec.job, prompts.end_id))
+            self._runner = EngineRunner(engine, sampling_of(spec.job, prompts.stop_tokens))
             self._engine_name = f"{spec.cluster}.{spec.rank}.{time.time_ns()}"
             self._coordinator.join_engine(
                 self._engine_name, spec.cluster, engine_slots(spec.job), step, self._orders.append
@@ -113,19 +121,30 @@ class PolicyMethod:
         self._metrics.update(batch.metrics)
         spec, pieces = trainer.spec, trainer.prepared.model_chunks
         replica = trainer.position.replica
-        self._batches = make_policy_batches(
+        batches = make_policy_batches(
             batch, _rl(spec), trainer.training.sequence_length, spec.plan.micro_batch_size_of(replica),
             replica_samples(spec.plan, replica, len(batch.tokens)),
             None if pieces.context is None else pieces.context.share.positions,
             is_first=pieces.is_first, is_last=pieces.is_last,
         )  # fmt: skip
+        self._batches = self._with_passes(trainer, batches)
         return self._batches
+
+    def _with_passes(self, trainer: Trainer, batches: PolicyMicroBatches) -> PolicyMicroBatches:
+        """Return the micro-batches with log-probabilities that further forward passes give, where the job asks."""
+        rl = _rl(trainer.spec)
+        if rl.old == "recomputed":
+            batches = replace(batches, old_logp=log_probabilities(trainer, batches, rl.temperature))
+        if self._reference is not None:
+            with self._reference.in_place(trainer.optimizer):
+                batches = replace(batches, reference_logp=log_probabilities(trainer, batches, rl.temperature))
+        return batches
 
     def end_step(self, trainer: Trainer, step: int, /) -> dict[str, float | None]:
         """Publish the new weights, and return what is to be seen of the step."""
         if self._gatherer is None:
             raise RuntimeError("begin comes first")
-        weights = self._gatherer.gather()
+        weights = self._gatherer.gather(trainer.optimizer)
         self._step = step + 1
         if self._coordinator is not None and weights is not None:
             self._weights = weights
@@ -146,6 +165,7 @@ class PolicyMethod:
             "entropy": total["minus_logp"] / count,
             "clipped_share": total["clipped"] / count,
             "kl_rollout": total["kl_rollout"] / count,
+            **({"kl_reference": total["kl_reference"] / count} if self._reference is not None else {}),
             "effective_samples": total["ratio"] ** 2 / max(count * total["ratio_squared"], 1e-30),
         }  # fmt: skip
 
@@ -192,11 +212,15 @@ class PolicyMethod:
 
         limits = RolloutLimits(
             max_response_tokens=rl.max_response_tokens, vocab_size=trainer.prepared.model_chunks.vocab_size,
-            penalty_of=penalty_of, stop_tokens=frozenset({_prompts(trainer).end_id}),
+            penalty_of=penalty_of, stop_tokens=_prompts(trainer).stop_tokens,
             owners=frozenset(place.cluster for place in trainer.spec.plan.rollouts),
         )  # fmt: skip
         store = RolloutStore(Path(job.checkpoints.folder) / LEDGER_FOLDER)
-        return RolloutCoordinator(config, limits, _prompts(trainer), RewardSum(rl.rewards), store, self._audit(trainer))
+        reward = RewardPool(rl.rewards, rl.reward_workers)
+        return RolloutCoordinator(
+            config, limits, _prompts(trainer), reward, store, self._audit(trainer),
+            make_turn_taker(rl, _prompts(trainer), limits.vocab_size, rl.reward_workers),
+        )  # fmt: skip
 
     def _audit(self, trainer: Trainer) -> Audit | None:
         """Return what recomputes the share of the samples that the job asks for; what this rank decodes is its own."""
@@ -207,7 +231,7 @@ class PolicyMethod:
         auditor = TrajectoryAuditor(
             lambda version, weights, draw: open_engine(job, version, weights, device, draw=draw),
             lambda version: self._versions.tensors(version + (self._coordinator.base if self._coordinator else 0)),
-            sampling_of(job, _prompts(trainer).end_id), _rl(trainer.spec).on_update,
+            sampling_of(job, _prompts(trainer).stop_tokens), _rl(trainer.spec).on_update,
             FP32_BOUNDS if job.training.precision == "fp32" else BF16_BOUNDS,
         )  # fmt: skip
         secret = secrets.token_bytes(32)
@@ -241,7 +265,9 @@ class PolicyMethod:
             if isinstance(order, SwitchVersion):
                 runner.stage(order.version, self._weights)
             runner.handle(order)
-        for report in runner.step():
+        with decode_quietly():
+            reports = runner.step()
+        for report in reports:
             if problem := coordinator.report(self._engine_name, report):
                 print(f"warning: rollouts of {self._engine_name}: {problem}", flush=True)
         return bool(self._orders) or not runner.is_idle

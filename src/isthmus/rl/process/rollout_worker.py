@@ -7,39 +7,31 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 
-from isthmus.comm.channel.link_keys import LinkKeys
-from isthmus.core.errors import InputError, IsthmusError, PeerError
+from isthmus.core.errors import IsthmusError, PeerError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
-from isthmus.core.plan_parts.rollout_place import RolloutPlace
-from isthmus.rl.process.rollout_clock import RolloutClock
-from isthmus.rl.rollout.engine_messages import DropSample, StartSample, SwitchVersion, TokensReport
-from isthmus.rl.rollout.engine_runner import EngineRunner
-from isthmus.rl.rollout.message_link import BEAT_S, MessageLink
-from isthmus.rl.rollout.open_engine import engine_dtype, engine_slots, model_digest, open_engine
-from isthmus.rl.rollout.weights_stream import WeightsReceiver, digest_of
-from isthmus.rl.rollout.wire_messages import (
-    Beat,
-    EndRun,
-    EngineGreeting,
-    Message,
-    Ready,
-    VersionBegin,
-    VersionChunk,
-    VersionEnd,
-    VersionStaged,
-    pack_message,
-    unpack_message,
-)
+from isthmus.rl.process.decode_quietly import pin_cores
+from isthmus.rl.process.open_links import DIAL_TIMEOUT_S
+from isthmus.rl.process.rollout_decoder import RolloutDecoder
+from isthmus.rl.rollout.message_link import MessageLink
+from isthmus.rl.rollout.weights_exchange import RelaySource
+from isthmus.rl.rollout.wire_messages import EngineGreeting, RelayGreeting, unpack_message
 from isthmus.train.communication.step_metrics import MetricsLog
-from isthmus.train.process.prepare_stage import worker_device
 from isthmus.train.process.worker import RankResources, wait_for_rank_map, worker_address
+from isthmus.wan import dial
 
 HANDSHAKE_TIMEOUT_S = 20.0
-_IDLE_S = 0.05
+OPENING_S = 3.0
+"""How long a site that asks for weights waits for the first greeting of the holder of the ledger."""
+MAX_CALLERS = 256
+"""Most connections that a rank serves at once."""
+
+Call = tuple[MessageLink, EngineGreeting]
 
 
 def run_rollout(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources) -> None:
@@ -48,29 +40,63 @@ def run_rollout(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources
     folder.write_checkin(worker_address(spec, resources.listener))
     wait_for_rank_map(folder, spec)
     print(f"rank {spec.rank}: decodes in cluster {spec.cluster}", flush=True)
+    cores = pin_cores(spec.local_rank, spec.local_world_size, spec.threads)
+    if cores:
+        print(f"rank {spec.rank}: runs on cores {', '.join(map(str, sorted(cores)))}", flush=True)
     gc.collect()
     gc.freeze()
-    resources.listener.settimeout(1.0)
     with MetricsLog(folder.metrics_path, spec, None, 0) as log:
-        _answer_calls(spec, resources, _Decoder(spec, log))
+        decoder = RolloutDecoder(spec, log, resources.keys.links, partial(_sources, folder, spec))
+        calls: queue.Queue[Call] = queue.Queue()
+        ended = threading.Event()
+        acceptor = threading.Thread(
+            target=_accept_calls, args=(resources, spec, decoder, calls, ended), name="isthmus-calls", daemon=True
+        )  # fmt: skip
+        acceptor.start()
+        try:
+            _answer_calls(spec, decoder, calls)
+        finally:
+            ended.set()
+            decoder.close()
+            acceptor.join(HANDSHAKE_TIMEOUT_S)
 
 
-def _answer_calls(spec: WorkerSpec, resources: RankResources, decoder: _Decoder) -> None:
-    """Serve one connection after another until the run ends."""
+def _sources(folder: WorkerFolder, spec: WorkerSpec, numbers: Sequence[int]) -> tuple[RelaySource, ...]:
+    """Return the ranks of these numbers as sources of weights."""
+    clusters = {number: spec.plan.stage_of(number).cluster for number in numbers if spec.plan.is_rollout(number)}
+    return tuple(
+        RelaySource(name=f"{cluster}.{number}", cluster=cluster, dial=partial(_dial, folder, spec, number))
+        for number, cluster in clusters.items()
+        if number != spec.rank
+    )
+
+
+def _dial(folder: WorkerFolder, spec: WorkerSpec, rank: int) -> socket.socket:
+    """Return a connection to another rank that decodes; raises `UnavailableError` without a way there."""
+    ranks = folder.read_rank_map()
+    worker = next((one for one in (ranks.workers if ranks is not None else ()) if one.rank == rank), None)
+    route = None if worker is None or worker.cluster == spec.cluster else spec.routes.get(worker.cluster)
+    if worker is None or (route is None and spec.routes and worker.cluster != spec.cluster):
+        raise UnavailableError(f"there is no way to rank {rank}", hint="add a link between the two clusters")
+    return dial((worker.host, worker.port), route, DIAL_TIMEOUT_S)
+
+
+def _answer_calls(spec: WorkerSpec, decoder: RolloutDecoder, calls: queue.Queue[Call]) -> None:
+    """Serve one connection of the holder of the ledger after another until the run ends."""
     silent_since_s = time.monotonic()
     while time.monotonic() - silent_since_s < spec.peer_timeout_s:
         try:
-            sock, _ = resources.listener.accept()
-        except TimeoutError:
+            link, greeting = calls.get(timeout=1.0)
+        except queue.Empty:
             continue
         try:
-            if decoder.serve(sock, resources.keys.links):
+            if decoder.serve(link, greeting):
                 return
         except (OSError, IsthmusError) as error:
             print(f"the connection to the ledger is cut: {' '.join(str(error).split())}", flush=True)
         finally:
             decoder.clock.enter("wait_link")
-            sock.close()
+            link.close()
         silent_since_s = time.monotonic()
     raise PeerError(
         f"the rank that holds the ledger did not connect for {spec.peer_timeout_s:g} s",
@@ -78,172 +104,41 @@ def _answer_calls(spec: WorkerSpec, resources: RankResources, decoder: _Decoder)
     )
 
 
-def _beat(link: MessageLink, ended: threading.Event) -> None:
-    """Say that this side lives, however long a step or a load of weights takes."""
-    with suppress(OSError):
-        while not ended.wait(BEAT_S):
-            link.send(pack_message(Beat()))
+def _accept_calls(
+    resources: RankResources, spec: WorkerSpec, decoder: RolloutDecoder, calls: queue.Queue[Call],
+    ended: threading.Event,
+) -> None:  # fmt: skip
+    """Take connections until the run has `ended`, each in a thread of its own."""
+    resources.listener.settimeout(1.0)
+    callers = threading.BoundedSemaphore(MAX_CALLERS)
+    while not ended.is_set():
+        with suppress(TimeoutError):
+            sock, _ = resources.listener.accept()
+            if not callers.acquire(blocking=False):
+                sock.close()
+                continue
+            answer = partial(_answer, sock, resources, spec, decoder, calls, callers)
+            threading.Thread(target=answer, name="isthmus-caller", daemon=True).start()
 
 
-class _Decoder:
-    """The engine of the rank, which outlives connections, and the weights that it has."""
-
-    def __init__(self, spec: WorkerSpec, log: MetricsLog) -> None:
-        self._spec, self._log = spec, log
-        self.clock = RolloutClock(time.monotonic)
-        self._receiver: WeightsReceiver | None = None
-        self._runner: EngineRunner | None = None
-        self._problem = ""
-
-    @property
-    def _place(self) -> RolloutPlace:
-        plan = self._spec.plan
-        return plan.rollouts[self._spec.rank - len(plan.ranks)]
-
-    def serve(self, sock: socket.socket, keys: LinkKeys | None) -> bool:
-        """Follow the orders of one connection; return True at the end of the run. Raises `OSError` when it is cut."""
+def _answer(
+    sock: socket.socket, resources: RankResources, spec: WorkerSpec, decoder: RolloutDecoder,
+    calls: queue.Queue[Call], callers: threading.BoundedSemaphore,
+) -> None:  # fmt: skip
+    """Hand a connection of the ledger on, or send weights to a site that asks for them."""
+    try:
         sock.settimeout(HANDSHAKE_TIMEOUT_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link = MessageLink.accepted(sock, keys)
+        link = MessageLink.accepted(sock, resources.keys.links)
         greeting = unpack_message(link.receive()[0])
-        if not isinstance(greeting, EngineGreeting) or greeting.run != self._spec.run:
-            raise InputError("a caller of another run", hint="check the job's rank map")
-        if problem := self._problem_of(greeting):
-            link.send(pack_message(Ready(num_slots=1, step=-1, digest="", problem=problem)))
-            is_end = isinstance(unpack_message(link.receive()[0]), EndRun)
-            link.send(pack_message(EndRun()))
-            return is_end
-        dtype = engine_dtype(self._spec.job)
-        if self._receiver is None:
-            shapes = {name: torch.Size(one) for name, one in greeting.parameters.items()}
-            self._receiver = WeightsReceiver(shapes, dtype)
-        has = self._receiver.step if self._runner is not None and self._runner.version == self._receiver.step else -1
-        digest = digest_of(self._receiver.tensors) if has >= 0 else ""
-        link.send(
-            pack_message(
-                Ready(
-                    num_slots=engine_slots(self._spec.job, len(self._spec.plan.rollouts), self._place),
-                    step=has,
-                    digest=digest,
-                )
-            )
-        )
-        if self._runner is not None:
-            self._runner.reset()
-        inbox: queue.Queue[Message | None] = queue.Queue()
-        reader = threading.Thread(target=self._read, args=(link, greeting, inbox), name="isthmus-orders", daemon=True)
-        reader.start()
-        ended = threading.Event()
-        beats = threading.Thread(target=_beat, args=(link, ended), name="isthmus-beats", daemon=True)
-        beats.start()
-        try:
-            return self._decode(link, inbox)
-        finally:
-            ended.set()
-            link.close()
-            beats.join(HANDSHAKE_TIMEOUT_S)
-            reader.join(HANDSHAKE_TIMEOUT_S)
-
-    def _problem_of(self, greeting: EngineGreeting) -> str:
-        """Return why this site cannot decode for the run, or ""."""
-        job = self._spec.job
-        if str(engine_dtype(job)) != greeting.dtype:
-            return f"it decodes in {engine_dtype(job)}, the weights are of {greeting.dtype}: use one job at all sites"
-        if model_digest(job) != greeting.model:
-            return f"{job.model} is another model here than at the training site: bring the same configuration"
-        return ""
-
-    def _decode(self, link: MessageLink, inbox: queue.Queue[Message | None]) -> bool:
-        """Decode and report until the run ends (True) or the connection does (False)."""
-        while True:
-            idle = self._runner is None or self._runner.is_idle
-            if idle:
-                self.clock.enter("wait_weights" if self._runner is None else "wait_samples")
-            while True:
-                try:
-                    order = inbox.get(timeout=_IDLE_S) if idle else inbox.get_nowait()
-                except queue.Empty:
-                    break
-                if isinstance(order, EndRun):
-                    self._write_metrics()
-                    link.send(pack_message(order))
-                    return True
-                if order is None:
-                    return False
-                self._follow(order)
-                idle = False
-            if self._runner is not None:
-                self._step(link, self._runner)
-
-    def _follow(self, order: Message) -> None:
-        """Pass an order on to the engine, which the weights before it may just have made."""
-        if self._runner is not None and isinstance(order, StartSample | DropSample | SwitchVersion):
-            if isinstance(order, SwitchVersion):
-                self._write_metrics()
-            self._runner.handle(order)
-
-    def _step(self, link: MessageLink, runner: EngineRunner) -> None:
-        """Decode a token of each sample and report."""
-        if not runner.is_idle:
-            self.clock.enter("decode")
-        for report in runner.step():
-            if isinstance(report, TokensReport):
-                self.clock.add_tokens(len(report.tokens))
-            link.send(pack_message(report))
-
-    def _write_metrics(self) -> None:
-        """Write what was done under the present version, as metrics of the step that ends with it."""
-        if self._runner is not None:
-            last = self._spec.job.training.steps - 1
-            self._log.write(min(self._runner.version, last), dict(self.clock.take()))
-
-    def _read(self, link: MessageLink, greeting: EngineGreeting, inbox: queue.Queue[Message | None]) -> None:
-        """Take in weights here, beside decoding, and pass orders on."""
-        try:
-            while True:
-                header, content = link.receive()
-                message = unpack_message(header)
-                if isinstance(message, VersionBegin | VersionChunk | VersionEnd):
-                    self._take_weights(link, greeting, message, content)
-                else:
-                    inbox.put(message)
-        except (OSError, IsthmusError):
+        if isinstance(greeting, EngineGreeting):
+            calls.put((link, greeting))
             return
-        finally:
-            inbox.put(None)
-
-    def _take_weights(
-        self,
-        link: MessageLink,
-        greeting: EngineGreeting,
-        message: VersionBegin | VersionChunk | VersionEnd,
-        content: bytes,
-    ) -> None:
-        """Apply a chunk; with the last one stage the version. What is wrong is said once the version has ended."""
-        receiver = self._receiver
-        if receiver is None:
-            raise RuntimeError("a greeting comes first")
-        try:
-            match message:
-                case VersionBegin():
-                    self._problem = ""
-                    receiver.begin(message.base)
-                case VersionChunk() if not self._problem:
-                    receiver.add(vars(message), content)
-                case VersionEnd() if not self._problem:
-                    self._stage(greeting, message.step, receiver.finish(message.step, message.digest))
-        except InputError as error:
-            self._problem = error.message
-        if isinstance(message, VersionEnd):
-            link.send(pack_message(VersionStaged(step=message.step, problem=self._problem)))
-
-    def _stage(self, greeting: EngineGreeting, step: int, weights: dict[str, torch.Tensor]) -> None:
-        if self._runner is not None and step > self._runner.version:
-            self._runner.stage(step, weights)
-            return
-        if self._runner is None or step < self._runner.version:
-            engine = open_engine(
-                self._spec.job, step, weights, worker_device(self._spec), len(self._spec.plan.rollouts),
-                place=self._place,
-            )  # fmt: skip
-            self._runner = EngineRunner(engine, greeting.sampling)
+        if isinstance(greeting, RelayGreeting) and greeting.run == spec.run and decoder.opened.wait(OPENING_S):
+            decoder.serve_weights(link, greeting.name)
+        link.close()
+    except (OSError, IsthmusError) as error:
+        sock.close()
+        print(f"a connection ends: {' '.join(str(error).split())}", flush=True)
+    finally:
+        callers.release()

@@ -1,6 +1,7 @@
-"""`python -m isthmus.rl.process.show_ledger FOLDER [STEP]`: a run's ledger as JSON, for the command line.
+"""`python -m isthmus.rl.process.show_ledger FOLDER [STEP | prompt NUMBER]`: a run's ledger as JSON.
 
-Without a step the counts of the ledger, with one what audits found of its samples.
+Without more the counts of the ledger, with a step what audits found of its samples, with a prompt the lives of its
+samples.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from pathlib import Path
 
 from isthmus.core.errors import InputError, IsthmusError
 from isthmus.rl.process.policy_method import LEDGER_FOLDER
-from isthmus.rl.rollout.read_ledger import read_audits, read_ledger
+from isthmus.rl.rollout.read_ledger import read_audits, read_ledger, read_sample_lives
 
 
 def main(arguments: list[str]) -> int:
     """Print what is asked of the ledger below a folder of checkpoints; return 0 or the error's exit code."""
     try:
-        if len(arguments) not in (1, 2) or not all(one.isdecimal() for one in arguments[1:]):
-            hint = "python -m isthmus.rl.process.show_ledger FOLDER [STEP]"
-            raise InputError("a folder and at most a step are needed", hint=hint)
+        numbers = arguments[2:] if arguments[1:2] == ["prompt"] else arguments[1:]
+        if not arguments or len(numbers) > 1 or not all(one.isdecimal() for one in numbers):
+            hint = "python -m isthmus.rl.process.show_ledger FOLDER [STEP | prompt NUMBER]"
+            raise InputError("a folder and at most a step or a prompt are needed", hint=hint)
         folder = Path(arguments[0]) / LEDGER_FOLDER
-        found = read_audits(folder, int(arguments[1])) if arguments[1:] else asdict(read_ledger(folder))
+        if arguments[1:2] == ["prompt"]:
+            found = read_sample_lives(folder, int(*numbers or "0"))
+        else:
+            found = read_audits(folder, int(numbers[0])) if numbers else asdict(read_ledger(folder))
         print(json.dumps(found))
     except IsthmusError as error:
         print(json.dumps({"error": error.message, "hint": error.hint}))

@@ -1,13 +1,15 @@
-"""Calls a user's reward function: `python -I function_host.py FILE.py NAME`, requests on standard input.
+"""Calls a user's function: `python -I function_host.py KIND FILE.py NAME`, requests on standard input.
 
-Each line is a JSON list `[prompt, response, answer]`; each is answered by a JSON line, `{"reward": number}` or
-`{"error": text}`. What the function prints goes to standard error. This file imports nothing of Isthmus.
+Each line is a JSON list of arguments; each is answered by a JSON line, `{"answer": value}` or `{"error": text}`. The
+answer of a `reward` is a number, that of an `environment` text, a list of token numbers, or null. What the function
+prints goes to standard error. This file imports nothing of Isthmus.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import operator
 import os
 import sys
 from collections.abc import Callable
@@ -17,10 +19,10 @@ from typing import Any
 _MAX_ERROR_CHARS = 1000
 
 
-def load_function(file: str, name: str) -> Callable[[str, str, str], Any]:
+def load_function(file: str, name: str) -> Callable[..., Any]:
     """Return the function `name` of the Python file; its folder is searched for what it imports."""
     sys.path.insert(0, str(Path(file).resolve().parent))
-    spec = importlib.util.spec_from_file_location("reward", file)
+    spec = importlib.util.spec_from_file_location("user_function", file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is no Python file")
     module = importlib.util.module_from_spec(spec)
@@ -31,15 +33,24 @@ def load_function(file: str, name: str) -> Callable[[str, str, str], Any]:
     return found  # type: ignore[no-any-return]
 
 
+def _observation(found: Any) -> str | list[int] | None:
+    """Return what an environment answered; raises `TypeError` for what is neither text, tokens nor None."""
+    if found is None or isinstance(found, str):
+        return found
+    return [operator.index(one) for one in found]
+
+
 def main(arguments: list[str]) -> int:
     """Answer requests until standard input ends."""
+    kind, *where = arguments
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    function: Callable[[str, str, str], Any] | None = None
+    function: Callable[..., Any] | None = None
     for line in sys.stdin:
         try:
-            function = function or load_function(*arguments)
-            answer = json.dumps({"reward": float(function(*json.loads(line)))})
+            function = function or load_function(*where)
+            found = function(*json.loads(line))
+            answer = json.dumps({"answer": float(found) if kind == "reward" else _observation(found)})
         except Exception as error:  # a function can raise anything
             answer = json.dumps({"error": f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]})
         answers.write(answer + "\n")

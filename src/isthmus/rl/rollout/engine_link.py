@@ -8,9 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.core.errors import IsthmusError, ProtocolError
+from isthmus.rl.relay.relay_events import Coding
+from isthmus.rl.rollout.chunk_sender import ChunkSender
 from isthmus.rl.rollout.engine_messages import (
     EndReport,
     EngineOrder,
@@ -18,21 +21,24 @@ from isthmus.rl.rollout.engine_messages import (
     TokensReport,
     VersionReport,
 )
-from isthmus.rl.rollout.message_link import BEAT_S, MessageLink
+from isthmus.rl.rollout.message_link import MessageLink
 from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
-from isthmus.rl.rollout.version_store import VersionStore
+from isthmus.rl.rollout.weights_exchange import asked_numbers
 from isthmus.rl.rollout.wire_messages import (
     Beat,
     EndRun,
     EngineGreeting,
+    Message,
     Ready,
-    VersionBegin,
-    VersionChunk,
-    VersionEnd,
+    VersionOffer,
     VersionStaged,
+    WeightsAsked,
+    WeightsChunk,
+    WeightsLacking,
     pack_message,
     unpack_message,
 )
+from isthmus.rl.versions.version_store import VersionStore
 
 RETRY_S = 0.5
 """Seconds between two attempts to connect."""
@@ -42,7 +48,7 @@ NUM_LAST_TRIES = 30
 
 
 class EngineLink:
-    """Keeps one engine connected, in two threads: one sends weights and orders, one takes reports.
+    """Keeps one engine connected: threads send weights and orders, and take reports.
 
     `name` and the number of the connection name the engine in the ledger; `cluster` is its owner's. `dial` opens a
     connection, `keys` are those of the run.
@@ -61,12 +67,11 @@ class EngineLink:
         self._name, self._cluster, self._dial, self._keys = name, cluster, dial, keys
         self._greeting, self._coordinator, self._versions = greeting, coordinator, versions
         self._stopped = threading.Event()
-        self._orders: queue.Queue[EngineOrder | None] = queue.Queue()
-        self._answers: queue.Queue[str | None] = queue.Queue()
-        self._number, self._staged, self._has_ended = 0, -1, False
+        self._turns: queue.Queue[EngineOrder | VersionStaged | None] = queue.Queue()
+        self._number, self._has_ended = 0, False
+        self._sender: ChunkSender | None = None
         self._link: MessageLink | None = None
         self._counted, self._counts = [0, 0, 0], threading.Lock()
-        self._weights_bytes = 0
         self._thread = threading.Thread(target=self._run, name=f"isthmus-engine-{name}", daemon=True)
 
     def start(self) -> None:
@@ -76,7 +81,7 @@ class EngineLink:
     def close(self) -> None:
         """Begin to end the run at the engine, also at one that is cut right now; `join` waits for it."""
         self._stopped.set()
-        self._orders.put(None)
+        self._turns.put(None)
 
     def join(self, timeout_s: float) -> None:
         """Wait until the engine knows the end, or does not answer within `timeout_s`."""
@@ -87,7 +92,8 @@ class EngineLink:
         with self._counts:
             if (link := self._link) is None:
                 return
-            now = [self._weights_bytes, link.sent_bytes, link.received_bytes]
+            weights_bytes = self._sender.weights_bytes if self._sender is not None else 0
+            now = [weights_bytes, link.sent_bytes, link.received_bytes]
             new = [after - before for after, before in zip(now, self._counted, strict=True)]
             self._counted = now
         self._coordinator.count_bytes(self._cluster, *new)
@@ -103,7 +109,7 @@ class EngineLink:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 link = MessageLink.dialled(sock, self._keys, self._cluster)
                 with self._counts:
-                    self._link, self._counted, self._weights_bytes = link, [0, 0, 0], 0
+                    self._link, self._sender, self._counted = link, None, [0, 0, 0]
                 try:
                     said = ""
                     self._serve(link)
@@ -124,91 +130,79 @@ class EngineLink:
         if not isinstance(ready, Ready):
             raise ProtocolError(f"{self._name} did not say that it is ready")
         self._number += 1
-        engine, self._staged = f"{self._name}#{self._number}", -1
-        self._orders, self._answers = queue.Queue(), queue.Queue()
-        reader = threading.Thread(target=self._read, args=(link, engine), name=f"isthmus-reports-{engine}", daemon=True)
+        engine = f"{self._name}#{self._number}"
+        self._turns = queue.Queue()
+        sender = ChunkSender(link, engine)
+        with self._counts:
+            self._sender = sender
+        reader = threading.Thread(
+            target=self._read, args=(link, engine, sender), name=f"isthmus-reports-{engine}", daemon=True
+        )  # fmt: skip
         reader.start()
+        sender.start()
         try:
             if ready.problem:
                 self._coordinator.refuse_owner(self._cluster, ready.problem)
-            if ready.problem or self._stopped.is_set():
-                self._end(link)
-            elif self._join(link, engine, ready):
-                if self._stopped.is_set():  # `close` may have told the former queue
-                    self._orders.put(None)
-                self._send_orders(link)
+            if ready.problem or self._stopped.is_set():  # `close` may have told the former queue
+                sender.send(EndRun())
+            else:
+                self._offer_newest(sender)
+                self._take_turns(sender, engine, ready)
             reader.join(HANDSHAKE_TIMEOUT_S)  # an engine that has got the end closes
         finally:
+            sender.close()
             link.close()
             reader.join(HANDSHAKE_TIMEOUT_S)
             self._coordinator.lose_engine(engine)
 
-    def _join(self, link: MessageLink, engine: str, ready: Ready) -> bool:
-        """Send the newest version and let the engine take part; False, and its end, where its owner may not."""
-        has = ready.step if self._versions.is_known(ready.step, ready.digest) else None
-        step = self._send_version(link, has)
-        if problem := self._wait_staged(link):
-            print(f"warning: {self._name}: {problem}; sends whole weights", flush=True)
-            step = self._send_version(link, None)
-            if problem := self._wait_staged(link):
-                raise ProtocolError(f"{self._name}: {problem}")
-        self._staged = step
-        barred = self._coordinator.join_engine(engine, self._cluster, ready.num_slots, step, self._orders.put)
-        if barred:
-            print(f"rollouts of {self._name} end: {barred}", flush=True)
-            self._end(link)
-        else:  # an engine that comes back with older weights has only staged these
-            link.send(pack_message(SwitchVersion(version=step, on_update="keep")))
-        return not barred
+    def _take_turns(self, sender: ChunkSender, engine: str, ready: Ready) -> None:
+        """Let the engine take part with the first version that it has; pass on orders until it is cut or the run ends.
 
-    def _send_orders(self, link: MessageLink) -> None:
-        """Send orders until the connection is cut or the run ends."""
-        while True:
-            try:
-                order = self._orders.get(timeout=BEAT_S)
-            except queue.Empty:
-                link.send(pack_message(Beat()))
-                continue
-            if order is None:
-                break
-            if not isinstance(order, SwitchVersion):
-                link.send(pack_message(order))
-            elif order.version > self._staged:
-                self._staged = self._send_version(link, self._staged)
-                link.send(pack_message(SwitchVersion(version=self._staged, on_update=order.on_update)))
+        An order to decode by new weights becomes an offer of the newest ones, and goes out once the engine has them.
+        """
+        joined = False
+        while (turn := self._turns.get()) is not None:
+            if isinstance(turn, VersionStaged):
+                step = turn.version.step
+                if not joined and (
+                    barred := self._coordinator.join_engine(
+                        engine, self._cluster, ready.num_slots, step, self._turns.put
+                    )
+                ):
+                    print(f"rollouts of {self._name} end: {barred}", flush=True)
+                    sender.send(EndRun())
+                    return
+                joined = True
+                sender.send(SwitchVersion(version=step, on_update=self._coordinator.on_update))
+            elif isinstance(turn, SwitchVersion):
+                self._offer_newest(sender)
+            else:
+                sender.send(turn)
         if self._stopped.is_set():
-            self._end(link)
+            sender.send(EndRun())
         else:
-            link.close()
+            sender.close()
 
-    def _end(self, link: MessageLink) -> None:
-        """Say that the run has ended; an engine that knows it answers the same."""
-        link.send(pack_message(EndRun()))
+    def _offer_newest(self, sender: ChunkSender) -> None:
+        offer, digests = self._versions.newest()
+        sender.send_chunk(lambda: (VersionOffer(version=offer.version, bases=offer.bases), digests))
 
-    def _send_version(self, link: MessageLink, base: int | None) -> int:
-        """Send the newest version as changes to version `base`, if that is still here; return its step."""
-        newest, known, chunks = self._versions.newest_from(base)
-        before = link.sent_bytes
-        link.send(pack_message(VersionBegin(step=newest.step, base=known)))
-        for header, content in chunks:
-            link.send(pack_message(VersionChunk(**header)), content)
-        link.send(pack_message(VersionEnd(step=newest.step, digest=self._versions.digest(newest.step))))
-        self._weights_bytes += link.sent_bytes - before
-        return newest.step
+    def _answer(self, asked: WeightsAsked, sender: ChunkSender) -> None:
+        """Send the chunks that a site asks for, each coded when its turn comes."""
+        coding = asked.coding
+        count = self._versions.num_chunks(coding)
+        if not count:
+            sender.send(WeightsLacking(coding=coding))
+        for number in asked_numbers(asked, count):
+            sender.send_chunk(partial(self._make_chunk, coding, number))
 
-    def _wait_staged(self, link: MessageLink) -> str:
-        """Return what the engine says is wrong with a version, "" if it has it; raises `ConnectionResetError`."""
-        while True:
-            try:
-                answer = self._answers.get(timeout=BEAT_S)
-            except queue.Empty:
-                link.send(pack_message(Beat()))
-                continue
-            if answer is None:
-                raise ConnectionResetError("cut before it had weights")
-            return answer
+    def _make_chunk(self, coding: Coding, number: int) -> tuple[Message, bytes]:
+        if (found := self._versions.chunk(coding, number)) is None:
+            return WeightsLacking(coding=coding), b""
+        kind, content = found
+        return WeightsChunk(coding=coding, number=number, kind=kind), content
 
-    def _read(self, link: MessageLink, engine: str) -> None:
+    def _read(self, link: MessageLink, engine: str, sender: ChunkSender) -> None:
         """Take reports until the connection is cut; an engine that reports what cannot be is dropped."""
         try:
             while True:
@@ -220,13 +214,10 @@ class EngineLink:
                     self._has_ended = True
                     return
                 elif isinstance(report, VersionStaged):
-                    if self._staged < 0:
-                        self._answers.put(report.problem)
-                    else:
-                        problem = report.problem
-                elif isinstance(report, Beat):
-                    continue
-                else:
+                    problem = self._note_staged(report)
+                elif isinstance(report, WeightsAsked):
+                    self._answer(report, sender)
+                elif not isinstance(report, Beat):
                     problem = f"it sent {type(report).__name__}"
                 if problem:
                     print(f"warning: {engine} is dropped: {problem}", flush=True)
@@ -234,5 +225,14 @@ class EngineLink:
         except (OSError, IsthmusError):
             return
         finally:
-            self._orders.put(None)
-            self._answers.put(None)
+            self._turns.put(None)
+
+    def _note_staged(self, report: VersionStaged) -> str:
+        """Pass on that the engine has a version; return what is wrong with it."""
+        for source, (received, sent) in report.relayed.items():
+            if min(received, sent) < 0:
+                return f"it counts {received} and {sent} bytes from {source}"
+            self._coordinator.count_bytes(f"{source}>{self._cluster}", received, received, sent)
+        if not report.problem:
+            self._turns.put(report)
+        return report.problem

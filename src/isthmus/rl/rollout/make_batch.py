@@ -15,10 +15,10 @@ from isthmus.rl.ledger.rollout_events import SampleKey
 from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
 from isthmus.rl.rollout.trajectory import PolicyBatch
 
-BATCH_METRICS = ("reward", "response_tokens", "cut_share", "staleness", "filtered_groups")
-"""What a batch says of its samples; staleness is a mean over tokens, in versions."""
+BATCH_METRICS = ("reward", "response_tokens", "cut_share", "turns", "staleness", "filtered_groups")
+"""What a batch says of its samples; staleness is a mean over sampled tokens, in versions."""
 
-_TENSORS = ("tokens", "prompt_lengths", "lengths", "rollout_logp", "advantages")
+_TENSORS = ("tokens", "prompt_lengths", "lengths", "sampled", "rollout_logp", "advantages")
 
 
 def make_batch(
@@ -30,11 +30,14 @@ def make_batch(
     starts = [prompts.prompt(coordinator.prompt_number(key)).tokens for key in keys]
     lengths = [len(start) + len(kept.tokens) for start, (_, kept) in zip(starts, found, strict=True)]
     tokens = torch.zeros((len(keys), max(lengths)), dtype=torch.int64)
-    logp = torch.zeros(tokens.shape, dtype=torch.float32)
-    for row, (start, (_, kept)) in enumerate(zip(starts, found, strict=True)):
+    logp, sampled = torch.zeros(tokens.shape, dtype=torch.float32), torch.zeros(tokens.shape, dtype=torch.bool)
+    for row, (start, (sample, kept)) in enumerate(zip(starts, found, strict=True)):
         tokens[row, : lengths[row]] = torch.tensor([*start, *kept.tokens])
         logp[row, len(start) : lengths[row]] = torch.tensor(kept.log_probabilities)
-    ranges = [(one, step - coordinator.base - one.version) for sample, _ in found for one in sample.ranges]
+        for one in sample.ranges:
+            sampled[row, len(start) + one.start : len(start) + one.end] = one.is_sampled
+    base = coordinator.base
+    ranges = [(one, step - base - one.version) for sample, _ in found for one in sample.ranges if one.is_sampled]
     total = sum(one.end - one.start for one, _ in ranges)
     counts = [len(kept.tokens) for _, kept in found]
     return PolicyBatch(
@@ -42,12 +45,14 @@ def make_batch(
         tokens=tokens,
         prompt_lengths=torch.tensor([len(start) for start in starts]),
         lengths=torch.tensor(lengths),
+        sampled=sampled,
         rollout_logp=logp,
         advantages=advantages(rewards, rl.group).float(),
         metrics={
             "reward": float(rewards.mean()),
             "response_tokens": fmean(counts),
             "cut_share": sum(one >= rl.max_response_tokens for one in counts) / len(counts),
+            "turns": fmean(sample.num_turns for sample, _ in found),
             "staleness": sum((one.end - one.start) * age for one, age in ranges) / total,
             "filtered_groups": float(coordinator.num_filtered),
         },

@@ -79,11 +79,11 @@ def open_engine(
     raise AssertionError("tiles of one row always fit")
 
 
-def sampling_of(job: Job, end_id: int) -> Sampling:
-    """Return how the responses of the job are drawn; `end_id` ends one."""
+def sampling_of(job: Job, stop_tokens: frozenset[int]) -> Sampling:
+    """Return how the responses of the job are drawn; one of `stop_tokens` ends a turn."""
     if job.rl is None:
         raise ValueError(f"job {job.name} has task {job.task}")
     return Sampling(
         seed=job.training.seed, temperature=job.rl.temperature, max_response_tokens=job.rl.max_response_tokens,
-        stop_tokens=frozenset({end_id}),
+        stop_tokens=stop_tokens,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`read_ledger` and `read_audits`: a ledger from the files of its run, while it runs or afterwards."""
+"""`read_ledger`, `read_audits` and `read_sample_lives`: what the files of a run say, while it runs or afterwards."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from isthmus.core.errors import InputError, NotFoundError
 from isthmus.rl.ledger.ledger_records import LedgerConfig, LedgerState
 from isthmus.rl.ledger.ledger_snapshot import restore_ledger
 from isthmus.rl.ledger.ledger_summary import LedgerSummary, summarise_ledger
+from isthmus.rl.ledger.sample_life import sample_lives
 from isthmus.rl.ledger.trajectory_ledger import TrajectoryLedger
 from isthmus.rl.rollout.rollout_store import RolloutStore
 
@@ -27,7 +28,9 @@ def read_audits(folder: Path, step: int) -> dict[str, Any]:
     if not 0 <= step - base < state.next_step:
         known = f"steps {base} to {base + state.next_step - 1}" if state.next_step else "no step yet"
         raise NotFoundError(f"the ledger has no step {step}", hint=f"it has {known}")
-    prompts = [state.prompts[number] for number in state.batches[step - base]]
+    if step - base < state.first_step:
+        return _folded_audits(state, base, step)
+    prompts = [state.prompts[number] for number in state.batch_of(step - base)]
     keys = [one.key for prompt in prompts for one in (*prompt.former, *prompt.samples)]
     differing = [
         {"sample": list(key), "owner": state.audits[key].owner, "problem": state.audits[key].problem}
@@ -36,6 +39,30 @@ def read_audits(folder: Path, step: int) -> dict[str, Any]:
     ]
     recomputed = sum(key in state.audits for key in keys)
     return {"step": step, "samples": len(keys), "recomputed": recomputed, "differing": differing}
+
+
+def read_sample_lives(folder: Path, prompt: int) -> dict[str, Any]:
+    """Return the life of each sample of prompt `prompt`, those that began again included.
+
+    Raises `NotFoundError` for a prompt that was not opened, and for one whose records are counts by now.
+    """
+    state, base = _read_state(folder)
+    lives = sample_lives(state, prompt)
+    if lives is None:
+        known = f"it has {', '.join(map(str, list(state.prompts)[:8])) or 'none'} and later ones"
+        what = "is trained, and counted" if 0 <= prompt < state.num_prompts else "was not opened"
+        raise NotFoundError(f"prompt {prompt} {what}: the ledger has no records of it", hint=known)
+    return {"prompt": prompt, "first_step": base, "samples": lives}
+
+
+def _folded_audits(state: LedgerState, base: int, step: int) -> dict[str, Any]:
+    """Return what is known of a step whose records are counts."""
+    found = state.folded.steps.get(step - base)
+    if found is None:
+        first = base + min(state.folded.steps, default=state.first_step)
+        raise NotFoundError(f"the ledger has no audits of step {step}", hint=f"it has those from step {first} on")
+    differing = [{"sample": list(key), "owner": owner, "problem": text} for key, owner, text in found.differing]
+    return {"step": step, "samples": found.samples, "recomputed": found.recomputed, "differing": differing}
 
 
 def _read_state(folder: Path) -> tuple[LedgerState, int]:

@@ -16,6 +16,7 @@ from typing import Any
 from isthmus.core.errors import InputError
 from isthmus.data import PromptSet
 from isthmus.rl.check_inputs import ROUNDING
+from isthmus.rl.environments.turn_taker import TurnTaker
 from isthmus.rl.ledger.ledger_records import LedgerConfig, SampleRecord, SampleState
 from isthmus.rl.ledger.ledger_snapshot import dump_ledger, restore_ledger
 from isthmus.rl.ledger.rollout_events import (
@@ -24,13 +25,13 @@ from isthmus.rl.ledger.rollout_events import (
     EngineJoined,
     EngineLost,
     EngineUpdated,
+    ObservationAdded,
+    RecordsFolded,
     RolloutEvent,
     SampleAudited,
     SampleEnded,
     SampleFailed,
     SampleKey,
-    SampleScored,
-    ScoreFailed,
     StepTrained,
     TokensReported,
     TrainerJoined,
@@ -38,6 +39,7 @@ from isthmus.rl.ledger.rollout_events import (
 from isthmus.rl.ledger.rollout_instructions import (
     EventRefused,
     GenerateSample,
+    OnUpdate,
     RolloutInstruction,
     ScoreSample,
     StopSample,
@@ -45,8 +47,7 @@ from isthmus.rl.ledger.rollout_instructions import (
     UpdateEngine,
 )
 from isthmus.rl.ledger.trajectory_ledger import TrajectoryLedger
-from isthmus.rl.rewards.reward_error import RewardError
-from isthmus.rl.rewards.reward_sum import RewardSum
+from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_messages import (
     DropSample,
     EndReport,
@@ -58,6 +59,7 @@ from isthmus.rl.rollout.engine_messages import (
     VersionReport,
 )
 from isthmus.rl.rollout.rollout_store import RolloutStore
+from isthmus.rl.rollout.sample_scorer import SampleScorer
 from isthmus.rl.rollout.trajectory import Trajectory
 
 MAX_USELESS_GROUPS = 64
@@ -89,16 +91,18 @@ class RolloutCoordinator:
     """Holds the ledger of one run; `begin` comes first."""
 
     def __init__(
-        self, config: LedgerConfig, limits: RolloutLimits, prompts: PromptSet, reward: RewardSum, store: RolloutStore,
-        audit: Audit | None = None,
+        self, config: LedgerConfig, limits: RolloutLimits, prompts: PromptSet, reward: RewardPool, store: RolloutStore,
+        audit: Audit | None = None, turns: TurnTaker | None = None,
     ) -> None:  # fmt: skip
-        self._audit = audit
-        self._config, self._limits, self._prompts, self._reward, self._store = config, limits, prompts, reward, store
+        self._audit, self._scorer = audit, SampleScorer(prompts, reward, turns, limits.penalty_of)
+        self._config, self._limits, self._prompts, self._store = config, limits, prompts, store
         self._ledger = TrajectoryLedger(config)
         self._trajectories: dict[SampleKey, Trajectory] = {}
         self._links: dict[str, Callable[[EngineOrder | None], None]] = {}
         self._changed = threading.Condition(threading.RLock())
-        self._scorers = None if reward.is_immediate and audit is None else ThreadPoolExecutor(1, "isthmus-reward")
+        self._auditing = threading.Lock()
+        num_workers = self._scorer.num_workers or int(audit is not None)
+        self._scorers = ThreadPoolExecutor(num_workers, "isthmus-reward") if num_workers else None
         self._batch: tuple[SampleKey, ...] | None = None
         self._base: int | None = None
         self._saved = 0
@@ -112,6 +116,11 @@ class RolloutCoordinator:
     def ledger(self) -> TrajectoryLedger:
         """Return the ledger, for reading."""
         return self._ledger
+
+    @property
+    def on_update(self) -> OnUpdate:
+        """Return what becomes of samples in flight when weights change."""
+        return self._config.on_update
 
     @property
     def base(self) -> int:
@@ -128,8 +137,8 @@ class RolloutCoordinator:
                 self._open(step)
             version = step - self.base
             state = self._ledger.state
-            if not 0 <= version <= state.next_step:
-                known = f"steps {self.base} to {self.base + state.next_step}"
+            if not state.first_step <= version <= state.next_step:
+                known = f"steps {self.base + state.first_step} to {self.base + state.next_step}"
                 raise InputError(
                     f"the checkpoint is of step {step}, the ledger of the trajectories has {known}",
                     hint="restore both from the same time, or use a new checkpoints.folder",
@@ -232,14 +241,15 @@ class RolloutCoordinator:
     def save(self, step: int) -> None:
         """Write a snapshot that goes with the checkpoint after `step` steps.
 
-        Tokens that no trainer asks for again are left out: those of steps before the checkpoint before this one.
+        Tokens and records that no trainer asks for again are left out: those of steps before the checkpoint before this
+        one.
         """
         with self._changed:
             oldest, self._saved = self._saved - self.base, step
-            for prompt in self._ledger.state.prompts.values():
-                over = prompt.fate is not None and (prompt.step is None or prompt.step < oldest)
-                for sample in (*prompt.former, *(prompt.samples if over else ())):
-                    self._trajectories.pop(sample.key, None)
+            self._apply(RecordsFolded(before=oldest))
+            for key in list(self._trajectories):
+                if self._ledger.find(key) is None:
+                    del self._trajectories[key]
             self._store.snapshot(self._content())
 
     def sample(self, key: SampleKey) -> tuple[SampleRecord, Trajectory]:
@@ -254,7 +264,7 @@ class RolloutCoordinator:
         """End rewards and close the store."""
         if self._scorers is not None:
             self._scorers.shutdown(cancel_futures=True)
-        self._reward.close()
+        self._scorer.close()
         self._store.close()
 
     def _open(self, step: int) -> None:
@@ -291,15 +301,16 @@ class RolloutCoordinator:
 
     def _handle(self, event: RolloutEvent, beside: dict[str, Any]) -> list[RolloutInstruction]:
         """Let the ledger handle an event, and keep the tokens that it records."""
-        if not isinstance(event, TokensReported):
+        if not isinstance(event, TokensReported | ObservationAdded):
             return self._ledger.handle(event)
         sample = self._ledger.find(event.sample)
         before = 0 if sample is None else sample.num_tokens
+        start = event.start if isinstance(event, TokensReported) else before
         instructions = list(self._ledger.handle(event))
         after = 0 if sample is None else sample.num_tokens
         if after > before:
             kept = self._trajectories.setdefault(event.sample, Trajectory())
-            new = slice(before - event.start, after - event.start)
+            new = slice(before - start, after - start)
             kept.tokens += beside["tokens"][new]
             kept.log_probabilities += beside["log_probabilities"][new]
         return instructions
@@ -371,7 +382,10 @@ class RolloutCoordinator:
         kept, stops = self._trajectories.get(report.sample), self._limits.stop_tokens
         if kept is None or not stops or len(kept.tokens) != report.num_tokens:
             return ""  # the ledger asks for what is missing
-        at = next((place for place, token in enumerate(kept.tokens, 1) if token in stops), None)
+        sample = self._ledger.find(report.sample)
+        observed = [one.end for one in sample.ranges if not one.is_sampled] if sample is not None else []
+        begun = max(observed, default=0)
+        at = next((place for place, token in enumerate(kept.tokens[begun:], begun + 1) if token in stops), None)
         if at is not None and at < report.num_tokens:
             return f"a response of {report.num_tokens} tokens goes on after the end token, number {at}"
         if at is None and report.num_tokens < self._limits.max_response_tokens:
@@ -387,7 +401,9 @@ class RolloutCoordinator:
             kept = self._trajectories[wanted.sample]
             claim = Trajectory(tokens=list(kept.tokens), log_probabilities=list(kept.log_probabilities))
             record = replace(sample, ranges=list(sample.ranges))
-        if (found := self._audit(record, prompt_tokens, claim)) is None:
+        with self._auditing:  # one engine computes all audits
+            found = self._audit(record, prompt_tokens, claim)
+        if found is None:
             return False
         owner, problem = found
         with self._changed:
@@ -405,32 +421,42 @@ class RolloutCoordinator:
     def _score(self, wanted: ScoreSample) -> None:
         prompt = self._prompts.prompt(self.prompt_number(wanted.sample))
         tokens = list(self._trajectories[wanted.sample].tokens)
+        sample = self._ledger.find(wanted.sample)
+        ranges = () if sample is None else tuple(sample.ranges)
 
-        def score() -> SampleScored | ScoreFailed | None:
-            if self._is_forged(wanted, prompt.tokens):
-                return None
-            try:
-                value = self._reward(prompt.text, self._prompts.text_of(tokens), prompt.answer)
-            except RewardError as error:
-                self._useless = f"the reward of sample {tuple(wanted.sample)} failed: {error.message}"
-                print(f"warning: {self._useless}", flush=True)
-                return ScoreFailed(sample=wanted.sample, score_try=wanted.score_try)
-            value += self._limits.penalty_of(len(tokens))
-            return SampleScored(sample=wanted.sample, score_try=wanted.score_try, reward=value)
-
-        def apply(event: SampleScored | ScoreFailed | None) -> None:
+        def work() -> None:
+            event, added, problem = self._scorer.score(
+                wanted, prompt, ranges, tokens, lambda: self._is_forged(wanted, prompt.tokens)
+            )
+            if problem:
+                self._useless = problem
+                print(f"warning: {problem}", flush=True)
             if event is None:
                 return
             with self._changed:
-                fate = self._ledger.state.prompts[event.sample.prompt].fate
-                self._apply(event)
+                known = self._ledger.state.prompts.get(wanted.sample.prompt)
+                if known is None:  # its prompt has failed, and is counted
+                    return
+                fate = known.fate
+                beside = {"tokens": list(added), "log_probabilities": [0.0] * len(added)} if added else {}
+                self._apply(event, **beside)
                 if fate is None:
-                    self._count_useless(event.sample.prompt)
+                    self._count_useless(wanted.sample.prompt)
 
         if self._scorers is None:
-            apply(score())
+            work()
         else:
-            self._scorers.submit(lambda: apply(score()))
+            self._scorers.submit(self._work_or_end, work)
+
+    def _work_or_end(self, work: Callable[[], None]) -> None:
+        """Do work in a thread of its own; a run that could not go on after an error ends with it."""
+        try:
+            work()
+        except Exception as error:
+            with self._changed:
+                self._error, self._hint = f"{type(error).__name__}: {error}", "report it"
+                self._changed.notify_all()
+            raise
 
     def _count_useless(self, number: int) -> None:
         """Count a group that was filtered or failed since the last batch; too many end the run."""

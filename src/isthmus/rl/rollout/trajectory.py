@@ -11,7 +11,10 @@ from isthmus.rl.ledger.rollout_events import SampleKey
 
 @dataclass(kw_only=True)
 class Trajectory:
-    """The tokens of a response so far, and the log-probability of each under the version that sampled it."""
+    """The tokens of a response so far, and the log-probability of each under the version that sampled it.
+
+    Tokens of an environment have 0.
+    """
 
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
@@ -25,8 +28,10 @@ class PolicyBatch:
         [N, S] int64, padded with 0.
     prompt_lengths, lengths:
         [N] int64: tokens of the prompt, and of prompt and response.
+    sampled:
+        [N, S] bool: whether an engine sampled the token; others are of prompts and environments.
     rollout_logp:
-        [N, S] float32: log-probability of the token at each position; 0 outside responses.
+        [N, S] float32: log-probability of the token at each position; 0 where it was not sampled.
     advantages:
         [N] float32.
     """
@@ -35,6 +40,7 @@ class PolicyBatch:
     tokens: torch.Tensor
     prompt_lengths: torch.Tensor
     lengths: torch.Tensor
+    sampled: torch.Tensor
     rollout_logp: torch.Tensor
     advantages: torch.Tensor
     metrics: dict[str, float]

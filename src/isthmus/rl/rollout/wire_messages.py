@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from isthmus.core.errors import ProtocolError
+from isthmus.rl.relay.relay_events import Coding, Version
 from isthmus.rl.rollout.engine_messages import (
     DropSample,
     EndReport,
@@ -22,60 +23,81 @@ from isthmus.rl.rollout.engine_messages import (
 
 @dataclass(frozen=True, kw_only=True)
 class EngineGreeting:
-    """From the holder of the ledger: how responses are drawn, the parameters of the model, and a name of its config."""
+    """From the holder of the ledger: how responses are drawn, the parameters of the model, and a name of its config.
+
+    `relays` are the ranks that are asked for weights before the holder of the ledger, the nearest first.
+    """
 
     run: str
     sampling: Sampling
     parameters: dict[str, tuple[int, ...]]
     dtype: str
     model: str = ""
+    relays: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayGreeting:
+    """From a rank that decodes to another one: it will ask for weights of the run."""
+
+    run: str
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """From an engine: how many samples it decodes at once, and the complete version that it has (-1: none).
+    """From an engine: how many samples it decodes at once, and the complete version that it has.
 
     `problem` says why it cannot decode for this run.
     """
 
     num_slots: int
-    step: int
-    digest: str
+    version: Version | None
     problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class VersionBegin:
-    """Chunks of the version after `step` steps follow, as changes to version `base` (None: whole)."""
+class VersionOffer:
+    """The newest version and those from which its changes can be had; the digests of its pieces are beside it."""
 
-    step: int
-    base: int | None
+    version: Version
+    bases: tuple[Version, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class VersionChunk:
+class WeightsAsked:
+    """Chunks are asked for: of each range, which rise, those from the first to before the last number."""
+
+    coding: Coding
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsChunk:
     """A chunk, whose content is beside the message."""
 
-    name: str
-    start: int
-    count: int
-    kind: str
+    coding: Coding
+    number: int
+    kind: Literal["full", "changes"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class VersionEnd:
-    """All chunks were sent; `digest` names the version."""
+class WeightsLacking:
+    """The chunks of a coding cannot be had here."""
 
-    step: int
-    digest: str
+    coding: Coding
 
 
 @dataclass(frozen=True, kw_only=True)
 class VersionStaged:
-    """From an engine: it has the version, or `problem` says why not."""
+    """From an engine: it has the version, or `problem` says why not.
 
-    step: int
+    `relayed` has the bytes received from and sent to the relays that it asked since the last message, by cluster.
+    """
+
+    version: Version
     problem: str = ""
+    relayed: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +111,8 @@ class EndRun:
 
 
 Message = (
-    EngineGreeting | Ready | VersionBegin | VersionChunk | VersionEnd | VersionStaged | Beat | EndRun | StartSample
-    | DropSample | SwitchVersion | TokensReport | EndReport | VersionReport
+    EngineGreeting | RelayGreeting | Ready | VersionOffer | WeightsAsked | WeightsChunk | WeightsLacking | VersionStaged
+    | Beat | EndRun | StartSample | DropSample | SwitchVersion | TokensReport | EndReport | VersionReport
 )  # fmt: skip
 _KINDS = {one.__name__: one for one in Message.__args__}
 

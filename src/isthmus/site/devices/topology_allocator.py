@@ -114,6 +114,20 @@ class TopologyAllocator(DeviceIdAllocator):
                 found[name] = GangRequest(units=tuple(GangUnit(ranks=_cut(unit, most)) for unit in units))
         return found
 
+    def free_cards(self, name: str, part: SitePart) -> FreeCards:
+        """Return the cards of a node group with a topology that are free for `part`."""
+        return self._free_cards(name, part, ())
+
+    def cards_of(self, name: str, part: SitePart) -> dict[int, int]:
+        """Return the cards of a node group that the workers of `part` have, by node, a bit for each."""
+        found: dict[int, int] = {}
+        for worker in part.workers.values():
+            for device in worker.devices if worker.node_group == name else ():
+                if device in self._places[name]:
+                    node, card = self._places[name][device]
+                    found[node] = found.get(node, 0) | 1 << card
+        return found
+
     def _take(
         self, part: SitePart, victims: Sequence[DeviceSource[PartKey]], headroom: Mapping[str, int]
     ) -> Claim[PartKey] | None:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 from isthmus.core.messages.agent_messages import is_closer_to_root_cause
 from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
-from isthmus.site.machine_events import ForeignPart, HoldObserved, InventoryObserved, ProbeObserved
+from isthmus.site.machine_events import ForeignPart, HoldObserved, InventoryObserved, PathObserved, ProbeObserved
 from isthmus.site.part_lifecycle import move_part, release_part
 from isthmus.site.parts import CLAIMING, PartKey, SitePart, SiteWorker
+from isthmus.site.scheduler.network_paths import observe_path
 from isthmus.site.site_state import SiteState
 
 
@@ -54,10 +55,12 @@ def take_held_devices(site: SiteState, part: SitePart) -> None:
         site.devices.record_transition(part, part.state, part.state)
 
 
-def observe_scheduler(site: SiteState, seen: InventoryObserved | HoldObserved | ProbeObserved) -> None:
-    """Apply a look at the site's scheduler, or its answer to a hold or a probe."""
+def observe_scheduler(site: SiteState, seen: InventoryObserved | HoldObserved | ProbeObserved | PathObserved) -> None:
+    """Apply a look at the site's scheduler, or its answer to a hold or a probe, or the network's to a path."""
     if isinstance(seen, HoldObserved):
         _observe_hold(site, seen)
+    elif isinstance(seen, PathObserved):
+        observe_path(site, seen)
     elif isinstance(seen, ProbeObserved):
         _observe_probe(site, seen)
     else:

@@ -61,10 +61,12 @@ def plan_moves(
     *,
     gain_card_s: float,
     max_moves: int,
+    max_tries: int = MAX_TRIES,
 ) -> MovePlan[Key] | None:
     """Return the fewest moves after which `waiting` has a place, or None: too many, too dear, or impossible.
 
     `gain_card_s` is what the earlier start is worth, in card-seconds: moves that cost as much or more are not made.
+    After `max_tries` placements of sets the best so far is the answer.
     """
     if free.total < waiting.num_cards:
         return None  # moves free no card in sum
@@ -82,7 +84,7 @@ def plan_moves(
                 return best
             if not room.may_fit(chosen):
                 continue
-            if next(tries) >= MAX_TRIES:
+            if next(tries) >= max_tries:
                 return best
             found = _try(free, waiting, chosen)
             if found is not None:

@@ -5,6 +5,9 @@ padding, no capacity, no dropped token. Between both the experts module of trans
 choice each; routing weights stay with the token. Source: D. Lepikhin et al., "GShard" (ICLR 2021), section 3.2, here
 with uneven messages instead of a capacity.
 
+A shared expert (`Meanwhile`) is computed while rows are under way, one part for each way, in the backward pass too: the
+start of an exchange and its end are two operations, and autograd runs what was computed between them between them.
+
 Shapes: T tokens of this rank, k choices of a token, H hidden size, E experts of the layer, L of them on this rank, N
 rows that this rank computes.
 """
@@ -13,16 +16,30 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
+from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup, PendingRows
 from isthmus.train.liveness.peer_wait import waiting_for_peer
 
 
-def exchange_tokens(experts: nn.Module, group: ExpertParallelGroup, *, tp_rank: int = 0, tp_size: int = 1) -> None:
+class Meanwhile(Protocol):
+    """What a rank computes while rows are under way: first to the experts, then back."""
+
+    def on_the_way(self) -> None:
+        """Compute the first part."""
+        ...
+
+    def on_the_way_back(self) -> None:
+        """Compute the second part."""
+        ...
+
+
+def exchange_tokens(
+    experts: nn.Module, group: ExpertParallelGroup, *, tp_rank: int = 0, tp_size: int = 1
+) -> TokenExchange:
     """Let the module `experts`, which holds this rank's experts alone, compute for all ranks of `group`.
 
     Its input and result are those of a module with all experts: hidden states [T, H], expert numbers [T, k] and weights
@@ -30,10 +47,11 @@ def exchange_tokens(experts: nn.Module, group: ExpertParallelGroup, *, tp_rank: 
     for the tokens of the others in its result, which the ranks sum.
     """
     experts.num_experts = experts.gate_up_proj.shape[0]
+    exchange = TokenExchange(group, tp_rank, tp_size)
     if group.size > 1:
-        exchange = _TokenExchange(group, tp_rank, tp_size)
         experts.register_forward_pre_hook(exchange.dispatch)
         experts.register_forward_hook(exchange.combine)
+    return exchange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +64,46 @@ class _Route:
     received: list[int]
     thread: int
 
-    def go(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return what all ranks send here of their `rows` [T k, H]: [N, H]."""
-        with waiting_for_peer(self.thread):  # on a device autograd may run in a thread of its own
-            return self.group.start(rows, self.sent, self.received).wait()
+    def go(self, rows: torch.Tensor) -> _Flight:
+        """Send `rows` [T k, H] to their experts; those of all ranks for this one's experts, [N, H], arrive."""
+        return self._start(rows, self.sent, self.received)
 
-    def back(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return what has become of the rows that this rank has sent [T k, H], given those that came here [N, H]."""
+    def back(self, rows: torch.Tensor) -> _Flight:
+        """Send `rows` [N, H] back to where they came from; what has become of those sent, [T k, H], arrives."""
+        return self._start(rows, self.received, self.sent)
+
+    def _start(self, rows: torch.Tensor, sent: list[int], received: list[int]) -> _Flight:
+        with waiting_for_peer(self.thread):  # on a device autograd may run in a thread of its own
+            return _Flight(self.group.start(rows, sent, received), (sum(received), rows.shape[1]), self.thread)
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """Rows of `shape` under way."""
+
+    pending: PendingRows
+    shape: tuple[int, int]
+    thread: int
+
+    def land(self) -> torch.Tensor:
+        """Wait for the rows and return them."""
         with waiting_for_peer(self.thread):
-            return self.group.start(rows, self.received, self.sent).wait()
+            return self.pending.wait()
+
+
+@dataclass
+class _Passage:
+    """One way of the rows of a call, and the gradients' way back; each is under way from its start to its end."""
+
+    route: _Route
+    under_way: _Flight | None = None
+
+    def arrived(self) -> torch.Tensor:
+        """Wait for the rows under way and return them; their memory is the caller's."""
+        flight, self.under_way = self.under_way, None
+        if flight is None:
+            raise RuntimeError("rows of experts are awaited that no rank was asked for")
+        return flight.land()
 
 
 @dataclass(frozen=True)
@@ -71,11 +120,12 @@ class _Call:
     num_tokens: int
 
 
-class _TokenExchange:
-    """The hooks before and after the forward of an experts module."""
+class TokenExchange:
+    """The hooks before and after the forward of an experts module; `meanwhile` is of the next call."""
 
     def __init__(self, group: ExpertParallelGroup, tp_rank: int, tp_size: int) -> None:
         self._group, self._tp_rank, self._tp_size = group, tp_rank, tp_size
+        self.meanwhile: Meanwhile | None = None
         self._call: _Call | None = None
 
     def dispatch(self, experts: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -96,7 +146,11 @@ class _TokenExchange:
         )
         order = torch.argsort(flat, stable=True)
         self._call = _Call(route, order, weights, first, num_tokens)
-        rows: torch.Tensor = _Dispatch.apply(hidden, order, route, chosen.shape[1])
+        way = _Passage(route)
+        under_way = _StartDispatch.apply(hidden, order, way, chosen.shape[1])
+        if self.meanwhile is not None:
+            self.meanwhile.on_the_way()
+        rows: torch.Tensor = _FinishDispatch.apply(under_way, way)
         numbers = torch.arange(num_here, device=rows.device).repeat(size)
         return rows, numbers.repeat_interleave(arriving.reshape(-1)).unsqueeze(1), rows.new_ones(len(rows), 1)
 
@@ -107,7 +161,12 @@ class _TokenExchange:
             raise RuntimeError("results of experts without a dispatch")
         if not len(results):
             results = _connect(args[0], experts)
-        found: torch.Tensor = _Combine.apply(results, call.order, call.route)
+        way = _Passage(call.route)
+        under_way = _StartCombine.apply(results, way)
+        if self.meanwhile is not None:
+            self.meanwhile.on_the_way_back()
+        self.meanwhile = None
+        found: torch.Tensor = _FinishCombine.apply(under_way, call.order, way)
         mixed = (found.view(*call.weights.shape, found.shape[1]) * call.weights.unsqueeze(-1)).sum(1).to(results.dtype)
         behind = call.num_tokens - call.first - len(mixed)
         return nn.functional.pad(mixed, (0, 0, call.first, behind)) if len(mixed) < call.num_tokens else mixed
@@ -121,35 +180,69 @@ def _connect(rows: torch.Tensor, experts: nn.Module) -> torch.Tensor:
     return rows + sum(parameter.flatten()[:1].sum() for parameter in experts.parameters())
 
 
-class _Dispatch(torch.autograd.Function):
+class _StartDispatch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, order: torch.Tensor, route: _Route, num_choices: int) -> torch.Tensor:
-        """Return the rows [N, H] of all ranks for this rank's experts, given hidden states [T, H]."""
-        ctx.route, ctx.num_choices = route, num_choices
+    def forward(ctx: Any, hidden: torch.Tensor, order: torch.Tensor, way: _Passage, num_choices: int) -> torch.Tensor:
+        """Start to send hidden states [T, H] to their experts; the result, [N, H], has no values and no memory."""
+        ctx.way, ctx.num_choices = way, num_choices
         ctx.save_for_backward(order)
-        return route.go(hidden.index_select(0, order // num_choices))
+        way.under_way = way.route.go(hidden.index_select(0, order // num_choices))
+        return _no_values(hidden, way.under_way)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        route: _Route = ctx.route
-        by_choice = _by_token(route.back(gradients[0]), *ctx.saved_tensors)
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        by_choice = _by_token(ctx.way.arrived(), *ctx.saved_tensors)
         tokens = len(by_choice) // ctx.num_choices
         return by_choice.view(tokens, ctx.num_choices, by_choice.shape[1]).sum(1), None, None, None
 
 
-class _Combine(torch.autograd.Function):
+class _FinishDispatch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, results: torch.Tensor, order: torch.Tensor, route: _Route) -> torch.Tensor:
-        """Return the results [T k, H] of this rank's tokens, token by token, given those computed here [N, H]."""
-        ctx.route = route
+    def forward(ctx: Any, _: torch.Tensor, way: _Passage) -> torch.Tensor:
+        """Return the rows [N, H] of all ranks for this rank's experts."""
+        ctx.way = way
+        return way.arrived()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        way: _Passage = ctx.way
+        way.under_way = way.route.back(gradients[0])
+        return _no_values(gradients[0], gradients[0]), None
+
+
+class _StartCombine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, results: torch.Tensor, way: _Passage) -> torch.Tensor:
+        """Start to send results [N, H] back to their tokens; the result, [T k, H], has no values and no memory."""
+        ctx.way = way
+        way.under_way = way.route.back(results)
+        return _no_values(results, way.under_way)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
+        way: _Passage = ctx.way
+        return way.arrived(), None
+
+
+class _FinishCombine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _: torch.Tensor, order: torch.Tensor, way: _Passage) -> torch.Tensor:
+        """Return the results [T k, H] of this rank's tokens, token by token."""
+        ctx.way = way
         ctx.save_for_backward(order)
-        return _by_token(route.back(results), order)
+        return _by_token(way.arrived(), order)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (order,) = ctx.saved_tensors
-        route: _Route = ctx.route
-        return route.go(gradients[0].index_select(0, order)), None, None
+        way: _Passage = ctx.way
+        way.under_way = way.route.go(gradients[0].index_select(0, order))
+        return _no_values(gradients[0], gradients[0]), None, None
+
+
+def _no_values(like: torch.Tensor, shape: _Flight | torch.Tensor) -> torch.Tensor:
+    """Return a tensor of this shape that stands for rows under way: one zero, seen as all elements."""
+    return like.new_zeros(()).expand(shape.shape)
 
 
 def _by_token(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

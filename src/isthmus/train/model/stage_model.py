@@ -22,6 +22,7 @@ from isthmus.core.errors import PlanError
 from isthmus.train.context_parallel.attention_interface import use_context_attention
 from isthmus.train.context_parallel.context_parallel_group import ContextParallelGroup
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
+from isthmus.train.expert_parallel.shared_expert import overlap_shared_expert
 from isthmus.train.expert_parallel.token_exchange import exchange_tokens
 from isthmus.train.kernels.compile_layers import compile_layers
 from isthmus.train.kernels.linear_products import LinearProducts
@@ -40,7 +41,12 @@ from isthmus.train.model.transformers_model import (
     sliding_window_layers,
 )
 from isthmus.train.tensor_parallel.parameter_slices import ExpertShare
-from isthmus.train.tensor_parallel.shard_layers import VocabParallelEmbedding, register_collectives, shard_parameters
+from isthmus.train.tensor_parallel.shard_layers import (
+    VocabParallelEmbedding,
+    register_collectives,
+    shard_parameters,
+    shared_expert_regions,
+)
 from isthmus.train.tensor_parallel.tensor_parallel_group import (
     TensorParallelGroup,
     enter_parallel_region,
@@ -311,7 +317,9 @@ def build_stage(
         tp_rank, tp_size = (0, 1) if routes_own else (group.tp_rank, group.size)
         for layer in stage.model.layers.values():
             if find_router(layer) is not None:
-                exchange_tokens(layer.mlp.experts, experts, tp_rank=tp_rank, tp_size=tp_size)
+                exchange = exchange_tokens(layer.mlp.experts, experts, tp_rank=tp_rank, tp_size=tp_size)
+                if hasattr(layer.mlp, "shared_expert") and experts.size > 1:
+                    overlap_shared_expert(layer.mlp, exchange, *shared_expert_regions(group, routes_own))
     if products is not None:
         use_products(stage.model.layers, products)
     if compiled:

@@ -93,10 +93,11 @@ def rotary_embedding(full: PreTrainedModel, device: torch.device | str) -> nn.Mo
 def sliding_window_layers(config: PretrainedConfig) -> frozenset[int]:
     """Return the indices of layers with sliding-window attention.
 
-    Mixtral and Qwen3-MoE use the window in all layers if it is set, Qwen3 as `layer_types` says, Llama never.
+    Mixtral and Qwen3-MoE use the window in all layers if it is set, Qwen2-MoE and Qwen3 as `layer_types` says, Llama
+    never.
     """
     num_layers = config.num_hidden_layers
-    if config.model_type == "qwen3":
+    if config.model_type in ("qwen2_moe", "qwen3"):
         return frozenset(i for i in range(num_layers) if config.layer_types[i] == "sliding_attention")
     if config.model_type == "llama" or getattr(config, "sliding_window", None) is None:
         return frozenset()

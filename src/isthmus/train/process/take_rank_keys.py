@@ -41,6 +41,8 @@ def take_rank_keys(folder: WorkerFolder, spec: WorkerSpec) -> RankKeys:
         if spec.backend == BACKEND:
             check_may_listen(spec.host, None)
         return RankKeys()
-    sites = [spec.plan.stage_of(rank).cluster for rank in range(len(spec.plan.ranks))]
+    plan = spec.plan  # ranks that decode pass weights on to each other
+    count = plan.num_ranks if plan.is_rollout(spec.rank) else len(plan.ranks)
+    sites = [plan.stage_of(rank).cluster for rank in range(count)]
     copies, switch = (None if one is None else bytes.fromhex(one) for one in (found.copies, found.switch))
     return RankKeys(LinkKeys.from_hex(spec.cluster, sites, found.keys), copies, switch)

@@ -42,9 +42,6 @@ from isthmus.wan import listen, local_address
 TERMINATED = 128 + signal.SIGTERM
 """Exit status after SIGTERM."""
 
-FINAL_JOIN_TIMEOUT_S = 5.0
-"""How long a restarted rank whose run had finished waits for other ranks to join."""
-
 UNEXPECTED_ERROR = 1
 """Exit status after an unexpected error: a bug or a device failure."""
 
@@ -90,7 +87,7 @@ def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources)
     membership = GroupMembership(
         spec, ranks, resources.listener, device, resources.heartbeat, events, keys=resources.keys.links
     )
-    if not _join_group(membership, resources.heartbeat.read().is_finished):
+    if not _join_group(membership, spec.peer_timeout_s, resources.heartbeat.read().is_finished):
         return
     # Step 3: train.
     memory = MemoryCheckpoint(resources.memory_name, spec.rank)
@@ -112,10 +109,14 @@ def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources)
         raise
 
 
-def _join_group(membership: GroupMembership, finished: bool) -> bool:
-    """Join the group; return False if the run had `finished` and the other ranks have left."""
+def _join_group(membership: GroupMembership, peer_timeout_s: float, finished: bool) -> bool:
+    """Join the group; return False if the run had `finished` and the other ranks have left.
+
+    A rank that had finished waits for the others as long as they wait for it: one of them may not have finished. The
+    address of a rank that has left refuses connections, which ends the wait.
+    """
     try:
-        membership.join(FINAL_JOIN_TIMEOUT_S if finished else None)
+        membership.join(peer_timeout_s if finished else None)
     except PeerError:
         if finished:
             return False

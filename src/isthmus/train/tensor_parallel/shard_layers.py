@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from isthmus.train.tensor_parallel.parameter_slices import ExpertShare, ParameterSlice, parameter_slice
 from isthmus.train.tensor_parallel.tensor_parallel_group import (
+    Collective,
     TensorParallelGroup,
     copy_to_parallel_region,
     enter_parallel_region,
@@ -66,16 +67,36 @@ def register_collectives(layer: nn.Module, group: TensorParallelGroup, *, routes
     if group.sequence_parallel:
         for norm in (layer.input_layernorm, layer.post_attention_layernorm):
             norm.weight.register_hook(group.all_reduce_sum)  # each rank's gradient covers its own tokens only
+    shared_gate = getattr(mlp, "shared_expert_gate", None)
+    if shared_gate is not None:  # each rank's gradient covers its part of the shared expert, or its own tokens, only
+        shared_gate.weight.register_hook(group.all_reduce_sum)
     if hasattr(mlp, "experts") and routes_own_tokens:
         mlp.gate.weight.register_hook(group.all_reduce_sum)  # each rank's gradient covers its own tokens only
     elif hasattr(mlp, "experts"):
         mlp.experts.intermediate_dim = mlp.experts.down_proj.shape[-1]
         mlp.register_forward_pre_hook(partial(_gather_moe_input, group))
         mlp.experts.register_forward_pre_hook(partial(_copy_expert_inputs, group))
+        if shared_gate is not None:
+            mlp.shared_expert.register_forward_pre_hook(partial(_copy_input, group))
+            shared_gate.register_forward_pre_hook(partial(_copy_input, group))
         mlp.register_forward_hook(partial(_exit_block, group))
     else:
         mlp.register_forward_pre_hook(partial(_enter_mlp, group))
         mlp.down_proj.register_forward_hook(partial(_exit_block, group))
+
+
+def shared_expert_regions(group: TensorParallelGroup, routes_own_tokens: bool) -> tuple[Collective, Collective]:
+    """Return what to apply to the input [T, H] of a sharded shared expert, and to its result.
+
+    A rank that routes its own tokens alone gathers those of all ranks for the shared expert; otherwise the ranks have
+    the same tokens, and the layer sums their results.
+    """
+    if not routes_own_tokens:
+        return partial(copy_to_parallel_region, group=group), _same
+    return (
+        lambda hidden: enter_parallel_region(hidden.unsqueeze(0), group).squeeze(0),
+        lambda result: exit_parallel_region(result.unsqueeze(0), group).squeeze(0),
+    )
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -114,6 +135,14 @@ def _copy_expert_inputs(group: TensorParallelGroup, _: nn.Module, args: tuple[An
     """Sum the gradients of hidden states [T, H] and routing weights [T, k] over the ranks in backward."""
     hidden, expert_ids, weights = args
     return copy_to_parallel_region(hidden, group), expert_ids, copy_to_parallel_region(weights, group)
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _copy_input(group: TensorParallelGroup, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return copy_to_parallel_region(args[0], group), *args[1:]
 
 
 def _exit_block(group: TensorParallelGroup, _: nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ shard only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -161,6 +161,23 @@ class Optimizer:
         if self._exchange is not None and self.gatherer is not None:
             self._exchange.begin()
             self.gatherer.gather_all()
+
+    def weights_in_turn(self) -> Iterator[Collection[str] | None]:
+        """Yield names of weights that are whole until the next are asked for (None: all of this rank).
+
+        Sharded weights of a whole model are gathered layer by layer. All ranks iterate to the end together.
+        """
+        if self._exchange is None or self.gatherer is None:
+            yield None
+            return
+        self._exchange.begin()
+        for names in (None,) if self.by_layer is None else self.by_layer.places:
+            if names is None:
+                self.gatherer.gather_all()
+            else:
+                self.gatherer.gather(names)
+            yield names
+            self.gatherer.release_all()
 
     def end_evaluation(self, num_missing: int) -> None:
         """End the passes of an evaluation, of which this rank had `num_missing` fewer than another."""

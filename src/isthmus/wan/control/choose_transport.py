@@ -9,7 +9,7 @@ that at the edge n / (a b); the report's "a / n" is misprinted.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,9 @@ Transport = Literal["pass-through", "roce", "quic", "tcp"]
 
 HEADER_BYTES: Mapping[Transport, int] = {"pass-through": 58, "roce": 78, "quic": 92, "tcp": 52}
 """Bytes of headers of a packet, from IP on: RoCE 58; its tunnel adds 20; QUIC has 64 above IP and UDP."""
+
+ORDER: tuple[Transport, ...] = ("pass-through", "roce", "tcp", "quic")
+"""All transports, those with the fewest parts first."""
 
 MIN_PACKET_BYTES = 576
 _NIC_WINDOW_BYTES = 2**20
@@ -87,22 +90,24 @@ class TransportChoice:
 
 
 def choose_transport(
-    flow: RoceFlow, gateways: tuple[GatewayAbility, GatewayAbility], link: MeasuredLink
+    flow: RoceFlow,
+    gateways: tuple[GatewayAbility, GatewayAbility],
+    link: MeasuredLink,
+    among: Collection[Transport] = ORDER,
 ) -> TransportChoice:
-    """Return the transport with the highest expected goodput; of equal ones the one with the fewest parts.
+    """Return the transport of `among` with the highest expected goodput; of equal ones that with the fewest parts.
 
     Two transports within 1 % count as equal, so that a choice does not swing with every measurement.
     """
     if not 0 < flow.required_gbps < math.inf or flow.num_flows < 1:
         raise InputError(f"a flow of {flow.required_gbps} Gbit/s over {flow.num_flows} queue pairs")
     best: tuple[Transport, float] | None = None
-    order: tuple[Transport, ...] = ("pass-through", "roce", "tcp", "quic")
-    for transport in order:
+    for transport in (one for one in ORDER if one in among):
         rate = _goodput_gbps(transport, flow, gateways, link)
         if best is None or rate > best[1] * 1.01:
             best = transport, rate
     if best is None:
-        raise InputError("no transport is known")
+        raise InputError("no transport is known", hint="pass-through, roce, tcp or quic")
     transport, goodput_gbps = best
     a, b = _header_share(transport, link), 1 - link.loss
     gateway_gbps = flow.required_gbps / a

@@ -25,6 +25,8 @@ class FarSite:
     key: bytes = field(repr=False)
     networks: Sequence[Network]
     address: Address | None = None
+    settings: GatewaySettings | None = None
+    """Of the link to it; None: those of all links."""
 
 
 @dataclass(frozen=True, kw_only=True)

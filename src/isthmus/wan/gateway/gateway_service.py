@@ -30,7 +30,7 @@ class _Site:
 
     def __init__(self, name: str, far: FarSite, config: GatewayConfig) -> None:
         self.name, self.networks = name, far.networks
-        self.gateway = Gateway(config.settings, secrets.randbelow(2**32 - 1) + 1)
+        self.gateway = Gateway(far.settings or config.settings, secrets.randbelow(2**32 - 1) + 1)
         self.link = SealedLink(far.key, (config.site, name), far.address, lambda: secrets.randbits(32))
         self.num_unsent = 0
 

@@ -28,11 +28,11 @@ AdmitLeg = Callable[[OpenedLeg], Callable[[Leg], None] | None]
 
 
 class LegEntrance:
-    """The entrance of `listener`, which it closes at the end."""
+    """The entrance of `listener`, which it closes at the end; without one only `greet` opens legs."""
 
     def __init__(
         self,
-        listener: socket.socket,
+        listener: socket.socket | None,
         keys: LegListener,
         admit: AdmitLeg,
         loop: asyncio.AbstractEventLoop,
@@ -43,26 +43,32 @@ class LegEntrance:
         self._waiting: dict[asyncio.Task[None], str] = {}
         self.num_refused = 0
         """Connections that proved no key."""
-        listener.setblocking(False)
-        loop.add_reader(listener, self._accept)
+        if listener is not None:
+            listener.setblocking(False)
+            loop.add_reader(listener, self._accept, listener)
 
     def close(self) -> None:
         """Stop, and drop what has proved nothing."""
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
         for task in list(self._waiting):
             task.cancel()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            sock, address = self._listener.accept()
+            sock, address = listener.accept()
         except OSError:  # the caller is gone, or no descriptor is left
             if self._waiting:
                 self._evict(next(iter(self._waiting)))
             return
+        self.greet(sock, str(address[0]))
+
+    def greet(self, sock: socket.socket, caller: str) -> None:
+        """Open the leg of `caller` at `sock`, if it proves a key."""
         set_leg_options(sock)
         task = self._loop.create_task(self._greet(sock))
-        self._waiting[task] = str(address[0])
+        self._waiting[task] = caller
         task.add_done_callback(lambda done: self._waiting.pop(done, None))
         task.add_done_callback(lambda done: sock.close() if done.cancelled() else None)
         if len(self._waiting) > self._max_waiting:

@@ -18,16 +18,26 @@ from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, MAX_PAYLOAD_BYTES, Tun
 
 CONGESTION_CONTROL = "bbr"
 
+_SO_MAX_PACING_RATE = 47
+"""Socket option of Linux (asm-generic/socket.h), which Python does not name."""
+_MAX_PACING = 2**32 - 2
 _UNSENT_BYTES = 128 * 2**10
 _LOW_WATER_BYTES = 64 * 2**10
 _MAX_READS = 16
 _HEADER_RECORD_BYTES = HEADER_BYTES + TAG_BYTES
 
 
-def set_leg_options(sock: socket.socket, congestion_control: str = CONGESTION_CONTROL) -> bool:
-    """Prepare the socket of a leg; return whether the kernel has the congestion control."""
+def set_leg_options(
+    sock: socket.socket, congestion_control: str = CONGESTION_CONTROL, bytes_per_s: int | None = None
+) -> bool:
+    """Prepare the socket of a leg, which sends at most `bytes_per_s`; return whether the kernel has the control."""
     sock.setblocking(False)
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False  # the end of a queue pair, which has a rate of its own
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if bytes_per_s is not None:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(bytes_per_s, _MAX_PACING))
     with suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     try:

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 
+from isthmus.core.errors import NotFoundError, UnavailableError
 from isthmus.core.messages.datagram import Address
+from isthmus.wan.dial import parse_address
 from isthmus.wan.legs.dial_datagram_leg import dial_datagram_leg
-from isthmus.wan.legs.dial_leg import dial_leg
+from isthmus.wan.legs.dial_leg import connect_tcp, dial_leg
 from isthmus.wan.legs.leg import Leg
 from isthmus.wan.legs.leg_greeting import TUNNEL_ID_BYTES, LegDialler
+from isthmus.wan.legs.roce_host import RoceHost
 from isthmus.wan.proxy.pick_proxy import ProxyLoad
 from isthmus.wan.proxy.proxy_config import ProxyConfig
 from isthmus.wan.proxy.tunnel_shell import TunnelShell
+from isthmus.wan.read_route import read_route
 from isthmus.wan.tunnel.tunnel import Tunnel
 
 
 class DialledProxy:
     """The tunnel to one proxy of another site; a new one follows where it ends."""
 
-    def __init__(self, config: ProxyConfig, site: str, address: Address, loop: asyncio.AbstractEventLoop) -> None:
-        self._config, self.site, self.address, self._loop = config, site, address, loop
+    def __init__(
+        self,
+        config: ProxyConfig,
+        site: str,
+        address: Address,
+        loop: asyncio.AbstractEventLoop,
+        host: RoceHost | None = None,
+    ) -> None:
+        """`host` has the queue pairs, where the legs to `site` are such."""
+        self._config, self.site, self.address, self._loop, self._host = config, site, address, loop, host
         self._is_closed = False
         self.num_tunnels = 0
         self.last_end: str | None = None
@@ -32,7 +45,7 @@ class DialledProxy:
         return ProxyLoad(tunnel.num_legs, tunnel.num_streams, tunnel.num_held_bytes)
 
     def _new_shell(self) -> TunnelShell:
-        config = self._config
+        config, legs = self._config, self._config.legs(self.site)
         name, self.num_tunnels = os.urandom(TUNNEL_ID_BYTES), self.num_tunnels + 1
         is_new = True
 
@@ -40,13 +53,38 @@ class DialledProxy:
             nonlocal is_new
             sites = config.site, self.site
             greeting = LegDialler(config.keys[self.site], sites, name, index, is_new=is_new)
-            opens = dial_leg if config.transport == "tcp" else dial_datagram_leg
-            leg = await opens(self._loop, self.address, greeting)
+            leg: Leg | None
+            if legs.transport == "datagram":
+                leg = await dial_datagram_leg(self._loop, self.address, greeting)
+            elif legs.transport == "roce":
+                leg = await dial_leg(self._loop, self._open_queue_pair, greeting, max(2.0, 2 * legs.silence_s))
+            else:
+                leg = await dial_leg(self._loop, self._connect, greeting)
             is_new = False
             return leg
 
-        tunnel = Tunnel(is_dialler=True, num_legs=config.num_legs, now_s=self._loop.time())
-        return TunnelShell(tunnel, self._loop, dial=dial, on_end=self._restart)
+        tunnel = Tunnel(
+            is_dialler=True,
+            num_legs=legs.num_legs,
+            now_s=self._loop.time(),
+            silence_s=legs.silence_s,
+            ping_s=legs.ping_s,
+        )
+        return TunnelShell(tunnel, self._loop, dial=dial, on_end=self._restart, bytes_per_s=legs.bytes_per_s)
+
+    async def _connect(self) -> socket.socket:
+        route: Address | None = None
+        if self._config.via is not None:
+            try:
+                route = parse_address(read_route(self._config.via, self._config.site, self.site))
+            except NotFoundError:  # no route to this site: directly
+                route = None
+        return await connect_tcp(self._loop, self.address, route, self._config.legs(self.site).bytes_per_s)
+
+    async def _open_queue_pair(self) -> socket.socket:
+        if self._host is None:
+            raise UnavailableError("this proxy has no queue pairs")
+        return self._host.open(self._config.legs(self.site).far_nic)
 
     def start(self) -> None:
         """Dial the first legs."""

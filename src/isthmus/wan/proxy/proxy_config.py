@@ -14,13 +14,44 @@ from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import FileError, InputError
 from isthmus.core.loopback import is_loopback
 from isthmus.core.messages.datagram import Address
+from isthmus.wan.legs.roce_host import GatewayDoor
+from isthmus.wan.tunnel.tunnel_legs import PING_S, SILENCE_S
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-LegTransport = Literal["tcp", "datagram"]
+LegTransport = Literal["tcp", "datagram", "roce"]
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 MAX_LEGS = 16
 KEY_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkLegs:
+    """What the legs to a site are made of; both sites state the same."""
+
+    num_legs: int = 4
+    transport: LegTransport = "tcp"
+    gbps: float | None = None
+    """What all TCP legs together send on average at most; None for no bound."""
+    silence_s: float = SILENCE_S
+    ping_s: float = PING_S
+    far_nic: str = ""
+    """IP address of the far site's queue pairs, for `roce`."""
+
+    @property
+    def bytes_per_s(self) -> int | None:
+        """The rate of `gbps`; each leg is paced at it too, so that a frame that is alone has all of it."""
+        return None if self.gbps is None else max(1, round(self.gbps * 1e9 / 8))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoceAccess:
+    """The queue pairs of a site in user space, and the gateways that carry them."""
+
+    nic: str
+    doors: Sequence[GatewayDoor]
+    mtu_bytes: int = 1024
+    round_trip_s: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -45,6 +76,13 @@ class ProxyConfig:
     """What the legs that this proxy dials are made of."""
     redirect: Mapping[str, Sequence[Network]] = field(default_factory=dict)
     """Networks of other sites whose connections the kernel hands to this proxy, without a route."""
+    legs_to: Mapping[str, LinkLegs] = field(default_factory=dict)
+    """Legs to and from a site, where they are not `num_legs` of `transport`."""
+    worker_ports: Mapping[str, int] = field(default_factory=dict)
+    """Port of the route to a site; any free one where none is stated."""
+    via: Path | None = None
+    """File of routes through which TCP legs are dialled, as `isthmus links` writes it."""
+    roce: RoceAccess | None = None
 
     def __post_init__(self) -> None:
         for name in (self.site, *self.keys):
@@ -65,13 +103,32 @@ class ProxyConfig:
             raise InputError(
                 "nothing to do", hint="--peer SITE=HOST:PORT to dial another site, --listen HOST:PORT to be dialled"
             )
-        if not 1 <= self.num_legs <= MAX_LEGS:
-            raise InputError(f"{self.num_legs} legs", hint=f"1 to {MAX_LEGS}")
+        for legs in (self.num_legs, *(one.num_legs for one in self.legs_to.values())):
+            if not 1 <= legs <= MAX_LEGS:
+                raise InputError(f"{legs} legs", hint=f"1 to {MAX_LEGS}")
+        self._check_transports()
         if not is_loopback(self.workers) and tuple(self.clients) == LOOPBACK:
             raise InputError(
                 f"routes at {self.workers} are open to other hosts, and no network of clients is named",
                 hint="--clients 10.1.0.0/16: the hosts of this site that may connect through it",
             )
+
+    def legs(self, site: str) -> LinkLegs:
+        """Return what the legs to `site` are made of."""
+        return self.legs_to.get(site) or LinkLegs(num_legs=self.num_legs, transport=self.transport)
+
+    def _check_transports(self) -> None:
+        for site in self.peers:
+            legs = self.legs(site)
+            if legs.transport == "datagram" and self.via is not None:
+                raise InputError(
+                    f"datagrams to {site} cannot pass through routes", hint="transport tcp, or no file of routes"
+                )
+            if legs.transport == "roce" and (self.roce is None or not legs.far_nic):
+                raise InputError(
+                    f"no queue pairs reach {site}",
+                    hint="state transport roce and gateways in pool.yaml, and start the proxy by `isthmus crossing`",
+                )
 
 
 def read_proxy_key(file: Path) -> bytes:

@@ -16,6 +16,7 @@ from isthmus.wan.legs.datagram_entrance import DatagramEntrance
 from isthmus.wan.legs.leg import Leg
 from isthmus.wan.legs.leg_entrance import LegEntrance
 from isthmus.wan.legs.leg_greeting import LegListener, OpenedLeg
+from isthmus.wan.legs.roce_host import RoceHost
 from isthmus.wan.proxy.connect_target import connect_target
 from isthmus.wan.proxy.dialled_proxy import DialledProxy
 from isthmus.wan.proxy.pick_proxy import pick_proxy
@@ -25,6 +26,7 @@ from isthmus.wan.proxy.tunnel_shell import RefusedTargetError, TunnelShell
 from isthmus.wan.tcp_listener import listen
 from isthmus.wan.tunnel.incoming_bytes import CreditBudget
 from isthmus.wan.tunnel.tunnel import BUDGET_BYTES, Tunnel
+from isthmus.wan.tunnel.tunnel_legs import SILENCE_S
 from isthmus.wan.udp_socket import UdpSocket
 
 REQUEST_TIMEOUT_S = 10.0
@@ -50,13 +52,11 @@ class ProxyService:
         self.is_closed = False
         self.listens_at: str | None = None
         """Address for proxies of other sites, once started."""
-        self.dialled = {
-            site: [DialledProxy(config, site, address, loop) for address in addresses]
-            for site, addresses in config.peers.items()
-        }
+        self.dialled: dict[str, list[DialledProxy]] = {}
         self.accepted: dict[tuple[str, bytes], TunnelShell] = {}
         self._budgets = {site: CreditBudget(BUDGET_BYTES) for site in config.keys}
         self.entrance: LegEntrance | None = None
+        self.roce_host: RoceHost | None = None
         self.datagrams: DatagramEntrance | None = None
         self._routes: dict[str, socket.socket] = {}
         self._redirected: RedirectedWorkers | None = None
@@ -65,25 +65,41 @@ class ProxyService:
     def start(self) -> None:
         """Listen, and dial the other sites; raise `UnavailableError` if an address cannot be bound."""
         try:
-            if self.config.listen is not None:
-                keys = LegListener(self.config.site, self.config.keys)
-                listener = listen(*self.config.listen)
+            keys = LegListener(self.config.site, self.config.keys)
+            listener = None if self.config.listen is None else listen(*self.config.listen)
+            if listener is not None or self.config.roce is not None:
                 self.entrance = LegEntrance(listener, keys, self._admit, self._loop)
+                self.roce_host = self._open_host(self.entrance)
+            if listener is not None:
                 host, port = listener.getsockname()[:2]
                 self.datagrams = DatagramEntrance(UdpSocket(host, port), keys, self._admit, self._loop)
                 self.listens_at = format_address(host, port)
             if self.config.redirect:
                 self._redirected = RedirectedWorkers(self.config, self._loop, self._accept_redirected)
-            for site in self.dialled:
-                self._routes[site] = listener = listen(self.config.workers)
-                listener.setblocking(False)
-                self._loop.add_reader(listener, self._accept_worker, site, listener)
+            for site in self.config.peers:
+                port = self.config.worker_ports.get(site, 0)
+                self._routes[site] = route = listen(self.config.workers, port)
+                route.setblocking(False)
+                self._loop.add_reader(route, self._accept_worker, site, route)
         except UnavailableError:
             self.close("it did not start")
             raise
+        for site, addresses in self.config.peers.items():
+            self.dialled[site] = [
+                DialledProxy(self.config, site, address, self._loop, self.roce_host) for address in addresses
+            ]
         for proxies in self.dialled.values():
             for proxy in proxies:
                 proxy.start()
+
+    def _open_host(self, entrance: LegEntrance) -> RoceHost | None:
+        if (roce := self.config.roce) is None:
+            return None
+        return RoceHost(
+            roce.nic, roce.doors, self._loop, entrance.greet,
+            mtu_bytes=roce.mtu_bytes, round_trip_s=roce.round_trip_s,
+            silence_s=min((self.config.legs(site).silence_s for site in self.config.keys), default=SILENCE_S),
+        )  # fmt: skip
 
     def routes(self) -> dict[str, dict[str, str]]:
         """Return {this site: {other site: "host:port"}}: what workers dial, as a file of routes has it."""
@@ -102,8 +118,12 @@ class ProxyService:
             _tunnel_view(shell, site=site, direction="accepted") | {"id": name.hex()}
             for (site, name), shell in self.accepted.items()
         ]
-        refused = sum(one.num_refused for one in (self.entrance, self.datagrams) if one is not None)
-        return {"site": self.config.site, "tunnels": tunnels, "num_refused_callers": refused}
+        entrances = (self.entrance, self.datagrams, self.roce_host)
+        refused = sum(one.num_refused for one in entrances if one is not None)
+        found = {"site": self.config.site, "tunnels": tunnels, "num_refused_callers": refused}
+        if self.roce_host is not None:
+            found["gateways_left"] = self.roce_host.num_left
+        return found
 
     def close(self, reason: str) -> None:
         """End all tunnels: the other sites learn why; close all sockets."""
@@ -123,8 +143,9 @@ class ProxyService:
             proxy.close(reason)
         for shell in list(self.accepted.values()):
             shell.close(reason)
-        if self.datagrams is not None:
-            self.datagrams.close()
+        for one in (self.datagrams, self.roce_host):
+            if one is not None:
+                one.close()
 
     def _admit(self, opened: OpenedLeg) -> Callable[[Leg], None] | None:
         key = opened.site, opened.tunnel
@@ -135,12 +156,17 @@ class ProxyService:
             if of_site >= MAX_TUNNELS_OF_A_SITE:
                 raise ProtocolError(f"{opened.site} has {of_site} tunnels here already")
             budget = self._budgets[opened.site]
-            tunnel = Tunnel(is_dialler=False, num_legs=0, now_s=self._loop.time(), budget=budget)
+            legs = self.config.legs(opened.site)
+            tunnel = Tunnel(
+                is_dialler=False, num_legs=0, now_s=self._loop.time(), budget=budget,
+                silence_s=legs.silence_s, ping_s=legs.ping_s,
+            )  # fmt: skip
             self.accepted[key] = TunnelShell(
                 tunnel,
                 self._loop,
                 connect=lambda target: connect_target(self._loop, target, self.config.allow),
                 on_end=lambda _: self._forget(key),
+                bytes_per_s=legs.bytes_per_s,
             )
         return partial(self.accepted[key].add_leg, index=opened.index)
 

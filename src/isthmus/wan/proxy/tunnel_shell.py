@@ -70,7 +70,7 @@ class _LegOwner:
         self._shell, self._leg = shell, leg
 
     def leg_ready(self) -> None:
-        self._shell.handle(LegReady(self._leg))
+        self._shell.leg_ready(self._leg)
 
     def leg_frame(self, frame: TunnelFrame) -> None:
         if frame.kind is FrameKind.DATA:
@@ -82,7 +82,10 @@ class _LegOwner:
 
 
 class TunnelShell:
-    """One side of a tunnel: `dial` is for the side that dials, `connect` for the other; `on_end` is called once."""
+    """One side of a tunnel: `dial` is for the side that dials, `connect` for the other; `on_end` is called once.
+
+    All legs together take `bytes_per_s` on average, if that is given; each may take a frame at once.
+    """
 
     def __init__(
         self,
@@ -92,8 +95,10 @@ class TunnelShell:
         dial: DialTo | None = None,
         connect: ConnectTo | None = None,
         on_end: Callable[[str], None] = lambda _: None,
+        bytes_per_s: float | None = None,
     ) -> None:
         self.tunnel, self._loop = tunnel, loop
+        self._bytes_per_s, self._paid_s = bytes_per_s, 0.0
         self.counters = TunnelCounters()
         self._dial, self._connect, self._on_end = dial, connect, on_end
         self._legs: dict[int, Leg] = {}
@@ -134,6 +139,13 @@ class TunnelShell:
         self._legs[number] = leg
         leg.start(_LegOwner(self, number))
         self.handle(LegUp(number, index))
+
+    def leg_ready(self, number: int) -> None:
+        """Let a leg take a frame, once the rate of all permits it."""
+        if self._bytes_per_s is not None and self._paid_s > self._loop.time():
+            self._loop.call_at(self._paid_s, self.handle, LegReady(number))
+        else:
+            self.handle(LegReady(number))
 
     def lose_leg(self, number: int) -> None:
         """Note that a leg broke."""
@@ -200,6 +212,8 @@ class TunnelShell:
         if (leg := self._legs.get(instruction.leg)) is not None:
             if instruction.frame.kind is FrameKind.DATA:
                 self.counters.sent_bytes += len(instruction.frame.payload)
+            if self._bytes_per_s is not None:
+                self._paid_s = max(self._paid_s, self._loop.time()) + len(instruction.frame.payload) / self._bytes_per_s
             leg.send(instruction.frame)
 
     def _dial_leg(self, instruction: DialLeg) -> None:

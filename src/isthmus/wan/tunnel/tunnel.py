@@ -58,7 +58,7 @@ from isthmus.wan.tunnel.tunnel_frame import (
     parse_ranges,
     parse_text,
 )
-from isthmus.wan.tunnel.tunnel_legs import TunnelLegs
+from isthmus.wan.tunnel.tunnel_legs import PING_S, SILENCE_S, TunnelLegs
 
 ACK_DELAY_S = 0.01
 """Longest wait of an acknowledgement."""
@@ -92,8 +92,20 @@ class _Stream:
 class Tunnel:
     """One side. Call `handle` with each event and carry out what it returns, in order."""
 
-    def __init__(self, *, is_dialler: bool, num_legs: int, now_s: float, budget: CreditBudget | None = None) -> None:
-        """`budget` may be shared with other tunnels; without one this tunnel has `BUDGET_BYTES`."""
+    def __init__(
+        self,
+        *,
+        is_dialler: bool,
+        num_legs: int,
+        now_s: float,
+        budget: CreditBudget | None = None,
+        silence_s: float = SILENCE_S,
+        ping_s: float = PING_S,
+    ) -> None:
+        """`budget` may be shared with other tunnels; without one this tunnel has `BUDGET_BYTES`.
+
+        A leg on which nothing has come for `silence_s` counts as broken; both sides send every `ping_s` at least.
+        """
         self.is_dialler = is_dialler
         self.next_stream = 0
         """Identifier of the next stream that this side opens."""
@@ -102,7 +114,7 @@ class Tunnel:
         self.num_frames_again = 0
         """Frames that were sent again since their leg broke."""
         self._budget = budget or CreditBudget(BUDGET_BYTES)
-        self._legs = TunnelLegs(num_legs if is_dialler else 0, now_s)
+        self._legs = TunnelLegs(num_legs if is_dialler else 0, now_s, silence_s=silence_s, ping_s=ping_s)
         self._streams: dict[int, _Stream] = {}
         self._sent, self._seen = SentFrames(), SeenNumbers(2 * MAX_IN_FLIGHT)
         self._opened_here = SeenNumbers(MAX_STREAMS)

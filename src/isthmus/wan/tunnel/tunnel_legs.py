@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 PING_S = 0.5
-"""Longest silence of a sender."""
+"""Longest silence of a sender, unless another one is agreed."""
 
 SILENCE_S = 3.0
-"""Silence after which a leg counts as broken."""
+"""Silence after which a leg counts as broken, unless another one is agreed."""
 
 DIAL_S = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Wait before each dial of an index; the last one repeats."""
@@ -32,7 +32,8 @@ class _Dial:
 class TunnelLegs:
     """Legs by their id. A dialler has `num_legs` indices and dials each that has no leg."""
 
-    def __init__(self, num_legs: int, now_s: float) -> None:
+    def __init__(self, num_legs: int, now_s: float, *, silence_s: float = SILENCE_S, ping_s: float = PING_S) -> None:
+        self._silence_s, self._ping_s = silence_s, ping_s
         self._legs: dict[int, _Leg] = {}
         self._ready: dict[int, None] = {}
         self._dials = {index: _Dial(now_s) for index in range(num_legs)}
@@ -89,12 +90,12 @@ class TunnelLegs:
         self._legs[leg].sent_s = now_s
 
     def silent(self, now_s: float) -> list[int]:
-        """Return the legs on which nothing has come for `SILENCE_S`."""
-        return [leg for leg, one in self._legs.items() if now_s >= one.heard_s + SILENCE_S]
+        """Return the legs on which nothing has come for the time that counts as silence."""
+        return [leg for leg, one in self._legs.items() if now_s >= one.heard_s + self._silence_s]
 
     def to_ping(self, now_s: float) -> list[int]:
-        """Return the ready legs on which nothing has left for `PING_S`."""
-        return [leg for leg in self._ready if now_s >= self._legs[leg].sent_s + PING_S]
+        """Return the ready legs on which nothing has left for the time between pings."""
+        return [leg for leg in self._ready if now_s >= self._legs[leg].sent_s + self._ping_s]
 
     def to_dial(self, now_s: float) -> list[int]:
         """Return the indices to dial now; each counts as under way."""
@@ -111,7 +112,7 @@ class TunnelLegs:
 
     def next_due_s(self) -> float:
         """Return when a leg will be silent, to ping, or to dial."""
-        times = [one.heard_s + SILENCE_S for one in self._legs.values()]
-        times += [self._legs[leg].sent_s + PING_S for leg in self._ready]
+        times = [one.heard_s + self._silence_s for one in self._legs.values()]
+        times += [self._legs[leg].sent_s + self._ping_s for leg in self._ready]
         times += [dial.due_s for dial in self._dials.values() if not dial.under_way]
         return min(times, default=math.inf)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from isthmus.agent.adapters.card_checks import check_cards
+from isthmus.agent.adapters.card_checks import check_cards, is_card
 from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
 from isthmus.agent.adapters.kubernetes.kubernetes_objects import NodeInfo, parse_node
 from isthmus.agent.adapters.kubernetes.kubernetes_rights import needed_rights, priority_classes
@@ -22,7 +21,6 @@ _MIN_MINOR = 24
 """Numbered pods of a Job (completionMode: Indexed) and suspended Jobs are stable from Kubernetes 1.24 on."""
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-_CARD = re.compile(r".*/(.*[gnxt]pu|mlu|dcu|gcu|ascend.*|.*accelerator.*)", re.IGNORECASE)
 
 
 def check_kubernetes(site: KubernetesSite, client: KubernetesClient) -> Sequence[SchedulerCheck]:
@@ -35,7 +33,7 @@ def check_kubernetes(site: KubernetesSite, client: KubernetesClient) -> Sequence
     return [
         _check_version(version),
         *_guarded("namespace", ("options",), _check_namespace(site, client)),
-        *_guarded("rights", (), _check_rights(site, client)),
+        *_guarded("rights", ("kind",), _check_rights(site, client)),
         *_guarded("workload", ("options", "workload"), _check_workload(site, client)),
         *_guarded("queue", ("options", "queue"), _check_queue(site, client)),
         *_guarded("priority", ("options",), _check_priorities(site, client)),
@@ -105,6 +103,7 @@ def _check_rights(site: KubernetesSite, client: KubernetesClient) -> Iterator[Sc
             ok=False,
             detail=f"missing right: {text}",
             hint="apply deploy/kubernetes, which has the roles",
+            file_path=("kind",),
         )
     if not missing:
         yield SchedulerCheck(check="rights", ok=True, detail="the agent has every right that it needs")
@@ -159,7 +158,7 @@ def _check_priorities(site: KubernetesSite, client: KubernetesClient) -> Iterato
 def _check_nodes(site: KubernetesSite, client: KubernetesClient) -> Iterator[SchedulerCheck]:
     items, _ = list_objects(client, "/api/v1/nodes", "NodeList")
     given = {str(name) for item in items for name in ((item.get("status") or {}).get("allocatable") or {})}
-    cards = {name for name in given if _CARD.fullmatch(name)} | set(site.resources)
+    cards = {name for name in given if "/" in name and is_card(name)} | set(site.resources)
     nodes = [parse_node(item, cards) for item in items]
     yield from _check_labels(site, nodes, given | (set(site.resources) if site.device_driver else set()))
     devices: dict[str, int] = {}
@@ -173,9 +172,9 @@ def _check_nodes(site: KubernetesSite, client: KubernetesClient) -> Iterator[Sch
         site.cluster, mapped, lambda group: f"do its nodes have allocatable {site.resource(group)}?",
         "kubectl describe node says why",
     )  # fmt: skip
-    known = {node.name for node in mapped}
+    known = {(node.name, site.resource(node.node_group)) for node in mapped}
     for node in nodes:
-        left = [f"{count} {name}" for name, count in node.counts if count and node.name not in known]
+        left = [f"{count} {name}" for name, count in node.counts if count and (node.name, name) not in known]
         if left:
             yield SchedulerCheck(
                 check="cards", ok=False, detail=f"cards of no node group: node {node.name} has {', '.join(left)}",

@@ -41,12 +41,14 @@ class RayAdapter(FileWorkers):
     All adapters of one `state` folder in a process share its `courier`.
     """
 
-    capabilities = Capabilities(holds="scheduler")
-
     def __init__(
         self, site: RaySite, state: Path, rest: RayRest, courier: Courier, program: Sequence[str] = WORKER_COMMAND,
     ) -> None:  # fmt: skip
         self._site, self._rest, self._courier, self._program = site, rest, courier, tuple(program)
+        has_images = site.images is not None
+        self.capabilities = Capabilities(
+            holds="scheduler", containers="node" if has_images else "none", images=has_images, node_images=site.images
+        )
         self._root = state.absolute() / "ray"
         self._holds = self._root / "holds"
         self._python = site.python

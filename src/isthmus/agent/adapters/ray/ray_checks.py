@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from isthmus.agent.adapters.card_checks import check_cards
+from isthmus.agent.adapters.card_checks import check_cards, is_card
 from isthmus.agent.adapters.ray.ray_rest import RayNode, RayRest
 from isthmus.agent.adapters.ray.ray_site import RaySite
 from isthmus.agent.adapters.scheduler_adapter import SchedulerCheck
@@ -64,10 +64,15 @@ def _check_selectors(site: RaySite, nodes: Sequence[RayNode]) -> Iterator[Schedu
 
 
 def _check_unmapped(site: RaySite, nodes: Sequence[RayNode]) -> Iterator[SchedulerCheck]:
-    left = [node for node in nodes if site.group_of(node) is None and any(map(_is_card, node.total))]
-    if left:
-        names = site.names(nodes)
-        cards = [f"{names[node.id]} ({', '.join(filter(_is_card, node.total))})" for node in left]
+    names, cards = site.names(nodes), []
+    for node in nodes:
+        group = site.group_of(node)
+        if group is None:
+            left = [name for name in node.total if _is_card(name)]
+        else:  # beside its cards a node may have resources that are none: only known names of cards count
+            left = [name for name in node.total if _is_card(name) and is_card(name) and name != site.resource(group)]
+        cards += [f"{names[node.id]} ({', '.join(left)})"] if left else []
+    if cards:
         yield SchedulerCheck(
             check="cards", ok=False, detail=f"resources of no node group: {', '.join(cards)}",
             file_path=("node_groups",), hint="add a node group with their resource or labels",

@@ -6,14 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from isthmus.agent.adapters.ray.ray_rest import RayNode
-from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob
+from isthmus.agent.adapters.scheduler_adapter import CardNode, ForeignJob, NodeImages
 from isthmus.agent.adapters.site_options import MIN_TIMEOUT_S, check_options, number_option
 from isthmus.core.errors import FieldError, InputError
 from isthmus.core.files.validation_errors import suggest_name
 from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster
 
-OPTIONS = ("address", "courier_host", "courier_port", "python", "timeout_s", "token_file")
+OPTIONS = (
+    "address", "courier_host", "courier_port", "image_store", "images", "python", "timeout_s", "token_file",
+)  # fmt: skip
+DEFAULT_IMAGE_STORE = "/var/lib/isthmus/images"
 DEFAULT_RESOURCE = "GPU"
 
 
@@ -33,6 +36,7 @@ class RaySite:
             if selector is not None and selector.partition:
                 place = ("node_groups", group.name, "partition")
                 raise FieldError("Ray has no partitions", place=place, hint="name labels instead")
+        self.images = _node_images(file)
         self.file, self.cluster = file, cluster
         self.python = str(file.options.get("python", "python"))
         self._groups = {group.name: file.node_groups.get(group.name) for group in cluster.node_groups}
@@ -112,6 +116,19 @@ class RaySite:
                     )
                 )  # fmt: skip
         return tuple(found)
+
+
+def _node_images(file: SiteFile) -> NodeImages | None:
+    """Return where Ray's nodes have images, None where workers are processes; raise `FieldError` for a wrong path."""
+    layout, store = (str(file.options.get(name, "")) for name in ("images", "image_store"))
+    for name, path in (("images", layout), ("image_store", store)):
+        if path and not path.startswith("/"):
+            raise FieldError(
+                f"'{path}' is no absolute path", place=("options", name), hint="name a folder of the nodes"
+            )
+    if store and not layout:
+        raise FieldError("image_store without images", place=("options", "image_store"), hint="set options.images")
+    return NodeImages(layout=layout, store=store or DEFAULT_IMAGE_STORE) if layout else None
 
 
 def _plain(name: str) -> str:

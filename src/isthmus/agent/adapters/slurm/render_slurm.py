@@ -43,12 +43,14 @@ def render_slurm(site: SlurmSite, part: PartRequest) -> RenderedHold:
         lines.append(f"\n# allocation {at}: {len(numbers)} ranks with {num_cards} cards each, node group {group}")
         lines.append(_script(KEEP, keeper_arguments(site, folder, at, unit, preempts=False)))
     place = Path(WORKER_FOLDER)
-    for at, (rank, start) in enumerate(zip(part.ranks, part.starts, strict=True)):
+    for at, (rank, start, need) in enumerate(zip(part.ranks, part.starts, request.ranks, strict=True)):
+        asks = site.asks_of_step(need.node_group, "{cards_on_node}")
         step = step_arguments(
-            place, folder, job="{job}", node="{node}", places="{places}", start="{start}",
+            place, folder, job="{job}", node="{node}", asks=asks, places="{places}", start="{start}",
             program=confined_worker(place, start.command, part.limits),
         )  # fmt: skip
         variables = worker_variables(place, {}, start, part.limits)
+        variables |= site.visible_cards(need.node_group, start.cards)
         prefix = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         unit_number = next(number for number, (_, _, numbers) in enumerate(units) if at in numbers)
         lines.append(f"\n# rank {rank}, in allocation {unit_number}\n{prefix} {_script(STEP, shown_words(step))}")
@@ -74,7 +76,7 @@ def _asked(site: SlurmSite, part: PartRequest, wanted: str) -> Iterator[Setting]
     for at, (group, num_cards, numbers) in enumerate(units):
         for option in site.asks(group, num_cards, len(numbers), preempts=False):
             name, _, value = option.partition("=")
-            of_unit = name in ("--ntasks", "--gpus-per-task")
+            of_unit = name in ("--ntasks", "--gpus-per-task", "--gres")
             if at == 0 or of_unit:
                 yield Setting(
                     name=f"{name}[{at}]" if of_unit and len(units) > 1 else name, setting_class="resources",

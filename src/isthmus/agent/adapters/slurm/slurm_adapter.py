@@ -119,18 +119,18 @@ class SlurmAdapter(FileWorkers):
         found = self._allocations.job_of(rank.hold, rank.cards[0])
         if found is None:
             raise UnavailableError(f"the hold of {folder} is not granted, or has other cards")
-        job, hold = found
-        node = rank.cards[0].split("/")[1]
+        job, cards = found
+        group, node, _ = rank.cards[0].split("/")
         program = rank.command or (*self._program, str(folder))
         limits = WorkerFolder(folder).read_limits()
         program = confined_worker(folder, program, limits)
-        environment = worker_variables(folder, os.environ, rank, limits)
-        on_node = sorted(card for cards in hold.cards for card in cards if card.split("/")[1] == node)
-        on_node.sort(key=lambda card: int(card.rpartition("/")[2]))
+        environment = worker_variables(folder, os.environ, rank, limits) | self._site.visible_cards(group, rank.cards)
+        on_node = sorted((card for card in cards if card.split("/")[1] == node), key=_number)
         places = ",".join(str(on_node.index(card)) for card in rank.cards)
+        asks = self._site.asks_of_step(group, str(len(on_node)))
         (folder / "hold").write_text(rank.hold, encoding="ascii")
         arguments = step_arguments(
-            folder, self._allocations.folder(rank.hold), job=str(job), node=node, places=places,
+            folder, self._allocations.folder(rank.hold), job=str(job), node=node, asks=asks, places=places,
             start=uuid.uuid4().hex, program=program,
         )  # fmt: skip
         variables = self._commands.variables
@@ -152,3 +152,7 @@ class SlurmAdapter(FileWorkers):
                 return True
             return self._allocations.has_ended((folder / "hold").read_text(encoding="ascii"))
         return False
+
+
+def _number(card: str) -> int:
+    return int(card.rpartition("/")[2])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import Hold, HoldRequest
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
-from isthmus.agent.adapters.slurm.slurm_holds import HoldFolder, allocation_units
+from isthmus.agent.adapters.slurm.slurm_holds import HoldFolder
 from isthmus.agent.adapters.slurm.slurm_output import ENDED_STATES, parse_allocation
 from isthmus.agent.adapters.slurm.slurm_scripts import SlurmScripts
 from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
@@ -54,7 +54,7 @@ class SlurmAllocations:
         """Use up the id, then cancel its allocations by name; their watcher does it as well."""
         folder = self.folder(hold_id)
         folder.release()
-        self._cancel(folder, max(1, len(allocation_units(folder.ranks()))))
+        self._cancel(folder, max(1, len(self._site.units_of(folder.ranks()))))
 
     def listed(self) -> list[Hold]:
         """Return the holds by the newest list of jobs, as ended those that were released and that Slurm still has."""
@@ -70,17 +70,19 @@ class SlurmAllocations:
         """Return whether a hold was released and nothing of it is in the newest list of jobs."""
         return self.folder(hold_id).is_released and self._view.live is not None and hold_id not in self._view.live
 
-    def job_of(self, hold_id: str, card: str) -> tuple[int, Hold] | None:
-        """Return the allocation that has a card of a granted hold, and the hold; None if there is none."""
+    def job_of(self, hold_id: str, card: str) -> tuple[int, tuple[str, ...]] | None:
+        """Return the allocation that has a card of a granted hold, and all its cards; None if there is none."""
         folder = self.folder(hold_id)
         known = folder.granted()
         if known is None:
             return None
         jobs, hold = known
-        units = allocation_units(folder.ranks())
-        found = (at for at, (_, _, numbers) in enumerate(units) if any(card in hold.cards[one] for one in numbers))
-        at = next(found, None)
-        return None if at is None else (jobs[at], hold)
+        units = self._site.units_of(folder.ranks())
+        for job, (_, _, numbers) in zip(jobs, units, strict=True):
+            cards = tuple(one for number in numbers for one in hold.cards[number])
+            if card in cards:
+                return job, cards
+        return None
 
     def _look_for(self, folder: HoldFolder) -> Hold | None:
         """Look once; return the hold if Slurm has all its allocations or is known to have granted them."""
@@ -102,7 +104,7 @@ class SlurmAllocations:
             if any(row.state != "R" for row in live.values()):
                 return Hold(id=hold_id, state="waiting", detail="queued at Slurm")
             jobs = {self._view.number_of(row): row.id for row in live.values()}
-            if sorted(jobs) != list(range(len(allocation_units(folder.ranks())))):
+            if sorted(jobs) != list(range(len(self._site.units_of(folder.ranks())))):
                 return Hold(id=hold_id, state="waiting", detail="not all allocations are there")
             return self._grant(folder, [job for _, job in sorted(jobs.items())])
         if known is None:
@@ -118,7 +120,7 @@ class SlurmAllocations:
         """Find out which cards each rank of a running hold has, and store them."""
         ranks = folder.ranks()
         cards: dict[int, tuple[str, ...]] = {}
-        for at, (job, (group, num_cards, numbers)) in enumerate(zip(jobs, allocation_units(ranks), strict=True)):
+        for at, (job, (group, num_cards, numbers)) in enumerate(zip(jobs, self._site.units_of(ranks), strict=True)):
             text = self._commands.run("scontrol", "show", "job", "-d", "-o", str(job))
             if f" JobName={folder.job_name(at)} " not in text:
                 raise UnavailableError(f"Slurm's job {job} is no allocation of hold {folder.id}: it used the id again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from isthmus.agent.adapters.card_checks import check_cards
+from isthmus.agent.adapters.card_checks import check_cards, is_card
 from isthmus.agent.adapters.scheduler_adapter import SchedulerCheck
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
 from isthmus.agent.adapters.slurm.slurm_output import NodeRow, parse_boot_time, parse_nodes
@@ -66,10 +66,18 @@ def _check_cards(site: SlurmSite, nodes: Sequence[NodeRow]) -> Iterator[Schedule
 
 
 def _check_unmapped(site: SlurmSite, nodes: Sequence[NodeRow]) -> Iterator[SchedulerCheck]:
-    mapped = {node.name for node in site.card_nodes(nodes)}
-    left = [node.name for node in nodes if node.num_cards("gpu") and node.name not in mapped]
+    mapped: dict[str, set[str]] = {}
+    for one in site.card_nodes(nodes):
+        mapped.setdefault(one.name, set()).add(site.resource(one.node_group))
+    left = []
+    for node in nodes:
+        names = [
+            name for name in node.resource_names
+            if is_card(name.partition(":")[0]) and not {name, name.partition(":")[0]} & mapped.get(node.name, set())
+        ]  # fmt: skip
+        left += [f"{node.name} ({', '.join(names)})"] if names else []
     if left:
         yield SchedulerCheck(
             check="cards", ok=False, detail=f"cards of no node group: {', '.join(left)}", file_path=("node_groups",),
-            hint="add a node group with their partition, or take them out of the partition",
+            hint="add a node group with their partition and resource, or take them out of the partition",
         )  # fmt: skip

@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import Hold, HoldRequest
@@ -95,12 +95,13 @@ class HoldFolder:
         return found["jobs"], Hold(id=self.id, state="granted", cards=cards)
 
 
-def allocation_units(ranks: list[tuple[str, int]]) -> list[tuple[str, int, list[int]]]:
+def allocation_units(ranks: list[tuple[str, int]], apart: Set[str] = frozenset()) -> list[tuple[str, int, list[int]]]:
     """Return the allocations that hold `ranks`: node group, cards of a rank, and the numbers of its ranks.
 
-    Slurm gives all tasks of an allocation the same number of cards, and takes them from one partition.
+    Slurm gives all tasks of an allocation the same number of cards, and takes them from one partition. Each rank of the
+    node groups in `apart` has an allocation of its own.
     """
-    units: dict[tuple[str, int], list[int]] = {}
+    units: dict[tuple[str, int, int], list[int]] = {}
     for number, (group, num_cards) in enumerate(ranks):
-        units.setdefault((group, num_cards), []).append(number)
-    return [(group, num_cards, numbers) for (group, num_cards), numbers in units.items()]
+        units.setdefault((group, num_cards, number if group in apart else -1), []).append(number)
+    return [(group, num_cards, numbers) for (group, num_cards, _), numbers in units.items()]

@@ -77,6 +77,12 @@ class NodeRow:
         """Return how many cards called `resource` it has."""
         return _count(self.resources, resource)
 
+    @property
+    def resource_names(self) -> tuple[str, ...]:
+        """The names of its resources, with their types: `gpu`, `gpu:h20`."""
+        listed = re.sub(r"\([^)]*\)", "", self.resources).split(",")
+        return tuple(re.sub(r":\d+[kKmMgGtT]?$", "", one) for one in listed if one)
+
 
 def parse_jobs(text: str, known: Mapping[str, JobRow] = MappingProxyType({})) -> dict[str, JobRow]:
     """Return by line the jobs of `squeue -h -a -O JOB_FIELDS`, each field ended by `|`.

@@ -15,6 +15,8 @@ from isthmus.core.pool import Cluster
 
 OPTIONS = ("account", "config", "max_minutes", "preempting_partition", "timeout_s")
 _DEFAULT_RESOURCE = "gpu"
+_VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "mlu": "MLU_VISIBLE_DEVICES"}
+"""What names its cards to a program (Ascend CANN, Cambricon CNToolkit), by a resource for which Slurm sets nothing."""
 
 
 def job_name(job: int) -> str:
@@ -57,7 +59,22 @@ class SlurmSite:
             self.partition(rank.node_group)
         if request.preempts and not self.preempting_partition:
             raise InputError("site.yaml names no preempting_partition", hint="set options.preempting_partition")
-        return allocation_units([(rank.node_group, rank.num_cards) for rank in request.ranks])
+        return self.units_of([(rank.node_group, rank.num_cards) for rank in request.ranks])
+
+    def units_of(self, ranks: list[tuple[str, int]]) -> list[tuple[str, int, list[int]]]:
+        """Return the allocations that hold `ranks`, pairs of node group and number of cards.
+
+        A rank whose cards Slurm does not call `gpu` has an allocation of its own: Slurm counts those by node alone.
+        """
+        return allocation_units(ranks, apart={group for group in self._groups if not self._is_gpu(group)})
+
+    def visible_cards(self, group: str, cards: Sequence[str]) -> dict[str, str]:
+        """Return the variable that names the cards of a rank to its program, where Slurm sets none."""
+        name = _VISIBLE.get(self.resource(group).partition(":")[0])
+        return {} if name is None else {name: ",".join(card.rpartition("/")[2] for card in cards)}
+
+    def _is_gpu(self, group: str) -> bool:
+        return self.resource(group).partition(":")[0] == _DEFAULT_RESOURCE
 
     def asks(
         self, group: str, num_cards: int, num_ranks: int, *, preempts: bool, nodes: Iterable[str] = ()
@@ -66,14 +83,18 @@ class SlurmSite:
         partition = self.preempting_partition if preempts else self.partition(group)
         limit = (f"--time={self.max_minutes}",) if self.max_minutes else ()
         account = (f"--account={self.account}",) if self.account else ()
-        resource = self.resource(group).removeprefix("gpu").removeprefix(":")
-        cards = f"{resource}:{num_cards}" if resource else str(num_cards)
+        asked = ":".join([*self.resource(group).split(":")[1:], str(num_cards)])
+        by_node = ("--nodes=1", *self.asks_of_step(group, str(num_cards)))
+        cards = (f"--gpus-per-task={asked}",) if self._is_gpu(group) else by_node
         chosen = ",".join(dict.fromkeys(node for node in nodes if node))
         on = (f"--nodelist={chosen}",) if chosen and not preempts else ()
         return (
-            f"--partition={partition}", f"--ntasks={num_ranks}", f"--gpus-per-task={cards}", "--chdir=/", *limit,
-            *account, *on,
+            f"--partition={partition}", f"--ntasks={num_ranks}", *cards, "--chdir=/", *limit, *account, *on,
         )  # fmt: skip
+
+    def asks_of_step(self, group: str, num_cards: str) -> tuple[str, ...]:
+        """Return the option that gives a step cards of its node; without it each step of a job gets the first ones."""
+        return (f"--gres={self.resource(group)}:{num_cards}",)
 
     def card_nodes(self, rows: Iterable[NodeRow]) -> list[CardNode]:
         """Return the nodes with cards, by node group."""

@@ -66,15 +66,23 @@ def keeper_environment(variables: dict[str, str]) -> dict[str, str]:
 
 
 def step_arguments(
-    folder: Path, hold: HoldFolder, *, job: str, node: str, places: str, start: str, program: Sequence[str]
+    folder: Path,
+    hold: HoldFolder,
+    *,
+    job: str,
+    node: str,
+    asks: Sequence[str],
+    places: str,
+    start: str,
+    program: Sequence[str],
 ) -> tuple[str, ...]:
     """Return the arguments of `STEP` for the worker of `folder`.
 
-    It runs on `node`, in Slurm's job `job`, on the cards at `places` of those that the step gets there. `start` names
-    this try.
+    It runs on `node`, in Slurm's job `job`, on the cards at `places` of those that the step gets there: by `asks` all
+    of the job's cards on the node. `start` names this try.
     """
     return (
         f"{folder}/step.{start}", "srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1",
-        f"--nodelist={node}", "--quiet", "--input=none", f"--output={_NO_OUTPUT}", "--kill-on-bad-exit=0",
+        f"--nodelist={node}", *asks, "--quiet", "--input=none", f"--output={_NO_OUTPUT}", "--kill-on-bad-exit=0",
         "--chdir=/", "--", *RUNNER, str(folder), str(hold.path), places, start, *program,
     )  # fmt: skip

@@ -1,8 +1,10 @@
-"""Commands on money: tariff set, bill, ledger check."""
+"""Commands on money: tariff set, bill, ledger check, ledger compare."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +16,7 @@ from isthmus.client.api_client import ApiClient
 from isthmus.client.resolve_job import find_job_id
 from isthmus.core.errors import ConflictError, FieldError, FileError, InputError, NotFoundError
 from isthmus.core.files.user_files import load_tariff, place_error
-from isthmus.core.views.ledger_views import PartyKind, StatementView
+from isthmus.core.views.ledger_views import LedgerEntry, PartyKind, StatementView
 
 PANEL = "Pool"
 StatementFormat = Literal["json", "csv", "focus", "html"]
@@ -137,3 +139,64 @@ def check(env: CliEnvironment, client: ApiClient) -> None:
     env.answer(found, lambda: "\n".join([summary, *(f"  {one}" for one in found.differences)]))
     if found.sum or found.unpaired or found.differences:
         raise ConflictError(f"the ledger is out of balance: {summary}", hint="keep the state folder and report it")
+
+
+@command(
+    ledger_commands,
+    panel=PANEL,
+    examples=[
+        "isthmus ledger compare --site east --month 2027-01 --cards /var/lib/isthmus/cards",
+        "isthmus ledger compare --site east --month 2027-01 --cards cards --slurm sacct.txt --slurmctld-log ctld.log",
+        "isthmus ledger compare --site west --month 2027-01 --cards cards --kubernetes list.json --json",
+    ],
+)
+def compare(
+    env: CliEnvironment,
+    client: ApiClient,
+    site: Annotated[str, typer.Option(metavar="NAME", help="The cluster whose records these are.")],
+    month: Annotated[str, typer.Option(metavar="YYYY-MM", help="The month, in UTC.")],
+    cards: Annotated[
+        Path, typer.Option(metavar="PATH", help="The agent's record of cards: `cards` in its state folder, or a file.")
+    ],
+    slurm: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Slurm's record: sacct -P, jobcomp/filetxt or scontrol -o.")
+    ] = None,
+    kubernetes: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Kubernetes' record: kubectl get events,pods -o json.")
+    ] = None,
+    slurmctld_log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The log of slurmctld, which has its restarts.")
+    ] = None,
+    utc: Annotated[bool, typer.Option("--utc", help="Slurm's times are UTC, not in this machine's zone.")] = False,
+    only_differences: Annotated[
+        bool, typer.Option("--only-differences", help="Leave out parts on which both agree.")
+    ] = False,
+) -> None:
+    """Compare the ledger of a month with a site's own records, interval by interval, each difference with its cause.
+
+    Causes: whole seconds, clock skew, queue end, late release, killed daemon, unknown. Ends with status 6 if the cause
+    of a difference is unknown.
+    """
+    from isthmus.cli.commands.accounting.compare_ledger import compare_ledger
+    from isthmus.cli.terminal.records_table import records_table
+    from isthmus.core.records.read_records import RecordFiles, read_records
+
+    files = RecordFiles(
+        cards=cards, slurm=slurm, kubernetes=kubernetes, slurmctld_log=slurmctld_log, zone=UTC if utc else None
+    )
+    found = compare_ledger(_entries(client), read_records(files), site, month)
+    env.answer(found, lambda: records_table(found, only_differences=only_differences))
+    if found.unexplained:
+        raise ConflictError(
+            f"{found.unexplained} differences have no known cause",
+            hint="tell the operator the job, the attempt and the interval; `isthmus show JOB` has its history",
+        )
+
+
+def _entries(client: ApiClient) -> Iterator[LedgerEntry]:
+    """Yield the entries that the caller may see."""
+    after: int | None = 0
+    while after is not None:
+        page = client.ledger(after=after)
+        yield from page.entries
+        after = page.after

@@ -1,4 +1,4 @@
-"""Commands on reinforcement learning: `rl delta`, `rl apply`, `rl ledger` and `rl audit`."""
+"""Commands on reinforcement learning: `rl delta`, `rl apply`, `rl ledger`, `rl audit` and `rl sample`."""
 
 from __future__ import annotations
 
@@ -119,11 +119,52 @@ def audit(
     env.answer(found, lambda: "\n".join(lines if found["differing"] else [*lines, "none differs"]))
 
 
-def _ask_ledger(view: JobView, step: int | None = None) -> dict[str, Any]:
-    """Return what the ledger of a job says, of one step if it is given."""
+@command(
+    rl_commands,
+    panel=PANEL,
+    examples=[
+        "isthmus rl sample sums --prompt 40",
+        "isthmus rl sample sums --prompt 40 --json | jq '.samples[0].ranges'",
+    ],
+)
+def sample(
+    env: CliEnvironment,
+    client: ApiClient,
+    job: JobArgument,
+    prompt: Annotated[int, typer.Option("--prompt", metavar="N", min=0, help="A prompt, by its number in the ledger.")],
+) -> None:
+    """Show the life of the samples of a prompt: who made which tokens by which version, rewards, step and fate.
+
+    Samples that began again are shown too. It reads the job's ledger in `checkpoints.folder`, on this machine. Records
+    of samples that no checkpoint goes back to are counts by then.
+    """
+    found = _ask_ledger(select_job(client.jobs(), job), "prompt", prompt)
+    env.answer(found, lambda: "\n".join(_life_text(one, found["first_step"]) for one in found["samples"]))
+
+
+def _life_text(one: dict[str, Any], first_step: int) -> str:
+    """Return the life of a sample as a line."""
+    parts = []
+    for piece in one["ranges"]:
+        by = f" ({piece['engine']}), version {piece['version'] + first_step}"
+        by = "" if piece["owner"] == piece["engine"] else by
+        parts.append(f"tokens {piece['start']} to {piece['end'] - 1} by {piece['owner']}{by}")
+    if one["engine"]:
+        parts.append(f"runs on {one['engine']}")
+    if one["audit"]:
+        parts.append(f"recomputed: {one['audit']['problem'] or 'the same'}")
+    if one["reward"] is not None:
+        parts.append(f"reward {one['reward']:g}")
+    step = "" if one["step"] is None else f" in step {one['step'] + first_step}"
+    again = f", attempt {one['sample'][2] + 1}" if one["sample"][2] else ""
+    return f"sample {one['sample'][1]}{again}: " + "; ".join([*parts, f"{one['state']}{step}"])
+
+
+def _ask_ledger(view: JobView, *of: int | str) -> dict[str, Any]:
+    """Return what the ledger of a job says: its counts, those of a step, or (`prompt`, number) the lives of samples."""
     folder = with_own_folders(view.job, view.id).checkpoints.folder
     try:
-        done = _read_ledger([folder] if step is None else [folder, str(step)])
+        done = _read_ledger([folder, *map(str, of)])
     except subprocess.TimeoutExpired as error:
         hint = "see whether its disk answers"
         raise UnavailableError(f"the ledger was not read within {READ_TIMEOUT_S:g} s", hint=hint) from error
@@ -165,7 +206,9 @@ def _ledger_text(found: dict[str, Any]) -> str:
         lines.append(f"{owner}: " + ", ".join(f"{count:,} tokens {fate}" for fate, count in by_fate.items()))
     for name, count in found["bytes"].items():
         sizes = [format_bytes(count[one]) for one in ("sent_bytes", "weights_bytes", "received_bytes")]
-        lines.append(f"link to {name}: {sizes[0]} sent, of which {sizes[1]} weights, {sizes[2]} received")
+        source, arrow, target = name.rpartition(">")
+        link = f"link from {source} to {target}" if arrow else f"link to {name}"
+        lines.append(f"{link}: {sizes[0]} sent, of which {sizes[1]} weights, {sizes[2]} received")
     for name, count in found["audits"].items():
         lines.append(f"audits of {name}: {count['samples']:,} samples, {count['differing']:,} differ")
     lines += [f"{name} decodes no more: {why}" for name, why in found["barred"].items()]

@@ -1,4 +1,4 @@
-"""Commands of the wide-area network: proxy, gateway, wan admit, wan shape, wan measure."""
+"""Commands of the wide-area network: proxy, gateway, wan admit, shape, measure, tenants."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ import typer
 
 from isthmus.cli.command import command
 from isthmus.cli.commands.process_commands import PANEL, configure_logging, import_extra
+from isthmus.cli.commands.wan.centre_command import EXAMPLES as CENTRE_EXAMPLES
+from isthmus.cli.commands.wan.centre_command import serve_centre
+from isthmus.cli.commands.wan.crossings_command import EXAMPLES as CROSSING_EXAMPLES
+from isthmus.cli.commands.wan.crossings_command import show_crossings
 from isthmus.cli.commands.wan.gateway_command import commands as gateway_commands
 from isthmus.cli.commands.wan.measure_command import EXAMPLES, measure_link
+from isthmus.cli.commands.wan.tenants_command import EXAMPLES as TENANTS_EXAMPLES
+from isthmus.cli.commands.wan.tenants_command import run_tenant_gateway
 from isthmus.cli.commands.wan.wan_options import address_option, site_pairs
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import InputError
@@ -39,10 +45,13 @@ from isthmus.wan import (
 )
 
 commands = typer.Typer()
-wan_commands = typer.Typer(help="Admit and shape bandwidth on the wide-area network.", no_args_is_help=False)
+wan_commands = typer.Typer(help="Admit, shape and share the wide-area network.", no_args_is_help=False)
 commands.add_typer(gateway_commands)
 commands.add_typer(wan_commands, name="wan", rich_help_panel="Planning")
+command(wan_commands, name="centre", panel=PANEL, examples=CENTRE_EXAMPLES)(serve_centre)
+command(wan_commands, name="crossings", panel="Planning", examples=CROSSING_EXAMPLES)(show_crossings)
 command(wan_commands, name="measure", panel="Planning", examples=EXAMPLES)(measure_link)
+command(wan_commands, name="tenants", panel="Planning", examples=TENANTS_EXAMPLES)(run_tenant_gateway)
 
 
 @command(

@@ -10,20 +10,20 @@ from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
 
 def meter_jobs(state: PoolState, event: Event) -> None:
     """Observe the jobs that `event` has changed, those that take chips of others, and those of a site that is back."""
-    meter = state.meter
-    touched = state.changed_jobs | state.indexes.preemptors.keys()
+    meter, preemptors = state.meter, state.indexes.preemptors
+    touched = state.changed_jobs | preemptors.keys() if preemptors else state.changed_jobs
     if isinstance(event, AgentLost):
         meter.away_sites.add(event.cluster)
     elif isinstance(event, AgentReported) and event.cluster.name in meter.away_sites:
         meter.away_sites.remove(event.cluster.name)
-        touched |= {job for job, _ in state.clusters[event.cluster.name].parts}
+        touched = touched | {job for job, _ in state.clusters[event.cluster.name].parts}
     elif isinstance(event, JobDeleted):
         meter.end(event.job_id)
     for job_id in sorted(touched):
         job = state.jobs.get(job_id)
         if job is None or (job_id not in meter.jobs and not job.parts and not job.allocated_kbps):
             continue
-        holdings = tuple(metered_holdings(state, job))
+        holdings = metered_holdings(state, job)
         meter.observe(job.id, job.user, job.priority, holdings, job.project)
         if not holdings and job.state in TERMINAL_STATES:
             meter.end(job.id)

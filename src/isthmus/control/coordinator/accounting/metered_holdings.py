@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import lru_cache
 
 from isthmus.control.accounting.holdings import Holding
 from isthmus.control.state.allocations import HELD_STATES
@@ -16,6 +16,10 @@ _PHASES: dict[JobState, HoldPhase] = {
     "preempting": "waiting", "preparing": "waiting", "starting": "starting", "running": "running",
 }  # fmt: skip
 """The phase of the current parts of a job; in all other states they are released."""
+_WAITING = frozenset({"preempting", "preparing", "starting"})
+"""States of a job in which a part may wait for others."""
+_CACHE_SIZE = 1 << 14
+"""Holdings and amounts that are kept, so that those of a job that has not changed are not made again."""
 
 
 def owner_of_part(state: PoolState, part: PartRecord) -> str:
@@ -23,33 +27,51 @@ def owner_of_part(state: PoolState, part: PartRecord) -> str:
     return part.used_owner or state.clusters[part.cluster].cluster.owner
 
 
-def metered_holdings(state: PoolState, job: JobRecord) -> Iterator[Holding]:
-    """Yield what each part holds, and the links of the job."""
-    for part in job.unreleased_parts():
+def metered_holdings(state: PoolState, job: JobRecord) -> list[Holding]:
+    """Return what each part holds, and the links of the job. Equal holdings are mostly the same object."""
+    found: list[Holding] = []
+    waits = job.state in _WAITING
+    for part in job.parts.values():
         if not part.allocated or part.state not in HELD_STATES:
             continue
-        chips = ((group, num_chips - part.borrowed.get(group, 0)) for group, num_chips in part.chips.items())
-        amounts = [(PoolResource.chips(part.cluster, group), num_chips) for group, num_chips in chips if num_chips > 0]
-        if part.storage_bytes:
-            amounts.append((PoolResource.storage(part.cluster), part.storage_bytes))
-        late = _late_owners(state, job, part)
-        yield Holding(
-            attempt=part.attempt,
-            cluster=part.cluster,
-            owner=owner_of_part(state, part),
-            phase="waiting" if late else _phase(job, part),
-            amounts=tuple(amounts),
-            late=late,
-            away=not state.clusters[part.cluster].connected,
-        )
+        late = _late_owners(state, job, part) if waits else ()
+        found.append(
+            _holding(
+                part.attempt, part.cluster, owner_of_part(state, part), "waiting" if late else _phase(job, part),
+                _amounts(part.cluster, tuple(part.chips.items()), tuple(part.borrowed.items()), part.storage_bytes),
+                late, not state.clusters[part.cluster].connected,
+            )
+        )  # fmt: skip
     if job.allocated_kbps:
-        yield Holding(
-            attempt=job.attempt,
-            cluster="",
-            owner="",
-            phase=_PHASES.get(job.state, "leaving"),
-            amounts=tuple(sorted(job.allocated_kbps.items())),
-        )
+        amounts = tuple(sorted(job.allocated_kbps.items()))
+        found.append(_holding(job.attempt, "", "", _PHASES.get(job.state, "leaving"), amounts, (), False))
+    return found
+
+
+@lru_cache(_CACHE_SIZE)
+def _holding(
+    attempt: int,
+    cluster: str,
+    owner: str,
+    phase: HoldPhase,
+    amounts: tuple[tuple[PoolResource, int], ...],
+    late: tuple[str, ...],
+    away: bool,
+) -> Holding:
+    return Holding(
+        attempt=attempt, cluster=cluster, owner=owner, phase=phase, amounts=amounts, late=late, away=away
+    )  # fmt: skip
+
+
+@lru_cache(_CACHE_SIZE)
+def _amounts(
+    cluster: str, chips: tuple[tuple[str, int], ...], borrowed: tuple[tuple[str, int], ...], storage_bytes: int
+) -> tuple[tuple[PoolResource, int], ...]:
+    """Return what a part holds itself: its chips less those that victims still hold, and its storage."""
+    lent = dict(borrowed)
+    own = [(PoolResource.chips(cluster, group), num_chips - lent.get(group, 0)) for group, num_chips in chips]
+    stored = [(PoolResource.storage(cluster), storage_bytes)] if storage_bytes else []
+    return (*((resource, num_chips) for resource, num_chips in own if num_chips > 0), *stored)
 
 
 def _phase(job: JobRecord, part: PartRecord) -> HoldPhase:
@@ -57,7 +79,7 @@ def _phase(job: JobRecord, part: PartRecord) -> HoldPhase:
     if phase != "running":
         return phase
     if part.state != "running":
-        return "leaving"
+        return "leaving" if part.ordered_s is None or part.left else "starting"
     return "saving" if part.checkpoint_requested and part.verified_checkpoint is None else "running"
 
 

@@ -19,6 +19,7 @@ TOPIC_OF: Mapping[HistoryKind, NoticeTopic] = {
     "failed": "state",
     "cancelled": "state",
     "preempted": "state",
+    "moved": "state",
     "worker-lost": "faults",
     "stalled": "faults",
     "lost": "faults",

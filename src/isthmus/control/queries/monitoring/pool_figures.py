@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from isthmus.control.queries.forecast_inputs import JobProgress, ProgressByJob, is_pending
+from isthmus.control.queries.forecast_inputs import JobProgress, ProgressByJob, awaits_choice, is_pending
 from isthmus.control.state.job_records import JobRecord, PoolState
 
 MAX_JOBS = 500
@@ -39,7 +39,7 @@ class PoolFigures:
     jobs: tuple[JobFigures, ...]
     # Running jobs beyond `MAX_JOBS`.
     num_jobs_left_out: int
-    # Seconds that the first of the waiting jobs has waited; 0 without one.
+    # Seconds that the first of the waiting jobs has waited, without those whose user must choose; 0 without one.
     oldest_wait_s: float
     # Jobs that wait by priority.
     waiting: dict[str, int]
@@ -55,10 +55,11 @@ def pool_figures(state: PoolState, now_s: float, progress: ProgressByJob) -> Poo
         (job for job in state.live_jobs.values() if job.state == "running"), key=lambda job: (job.started_s, job.id)
     )
     pending = [job for job in state.live_jobs.values() if is_pending(job)]
+    waits_s = (max(0.0, now_s - job.submitted_s) for job in pending if not awaits_choice(job))
     return PoolFigures(
         jobs=tuple(_job(job, progress.get(job.id, JobProgress(0))) for job in running[:MAX_JOBS]),
         num_jobs_left_out=max(0, len(running) - MAX_JOBS),
-        oldest_wait_s=max((max(0.0, now_s - job.submitted_s) for job in pending), default=0.0),
+        oldest_wait_s=max(waits_s, default=0.0),
         waiting=dict(Counter(job.priority for job in pending)),
         parts=dict(Counter(_part_keys(state))),
         measured_gbps=dict(_measured(state)),

@@ -24,6 +24,13 @@ def report_lines(
         yield make_line("site-registered", caller, now_s, name, f"owner {report.cluster.owner}")
     for part, detail in agent_refusals(state, event):
         yield make_line("part-refused", caller, now_s, part.job, f"attempt {part.attempt} at {name}: {detail}")
+    known = state.clusters[name].moves if name in state.clusters else ()
+    for move in (one for one in event.moves if one not in known):
+        moved = ", ".join(f"{one.job}/{one.attempt}" for one in move.moved)
+        detail = (
+            f"at {name}: moves {moved}; {move.cost_card_s:.0f} card-seconds, to end {move.loss_card_s:.0f} of waiting"
+        )
+        yield make_line("moves-proposed", caller, now_s, move.job, detail)
     for job_id, one in new_refusals(state, name, report):
         yield make_line("link-refused", caller, now_s, job_id, f"rank {one.rank} at {name}: {one.detail}")
 

@@ -8,9 +8,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from isthmus.control.queries.monitoring.pool_figures import MAX_LINKS, JobFigures, PoolFigures
 from isthmus.control.service.auth import Caller
-from isthmus.control.service.metrics.gauge_text import GaugeText
 from isthmus.control.service.metrics.server_metrics import ServerMetrics
 from isthmus.core.job_parts.rollout_figures import ROLLOUT_FIGURES
+from isthmus.core.text.gauge_text import GaugeText
 from isthmus.core.views.api_views import PoolView
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -75,7 +75,7 @@ def _add_clusters(gauges: GaugeText, pool: PoolView, figures: PoolFigures) -> No
 def _add_queue(gauges: GaugeText, figures: PoolFigures) -> None:
     waiting = [((priority,), count) for priority, count in sorted(figures.waiting.items())]
     gauges.add_series("isthmus_queue_jobs", "Jobs that wait by priority.", ("priority",), waiting)
-    text = "Time that the first of the waiting jobs has waited."
+    text = "Time that the first of the jobs that wait for chips has waited."
     gauges.add("isthmus_queue_oldest_wait_seconds", text, figures.oldest_wait_s)
     text = "Running jobs without series of their own."
     gauges.add("isthmus_jobs_left_out", text, figures.num_jobs_left_out)

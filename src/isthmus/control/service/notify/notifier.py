@@ -144,6 +144,8 @@ class Notifier:
                 dropped += waiting.add(receiver, number, now_s)
         if dropped:
             self._store.delete_notices(dropped)
+            for channel in {self._stored[number].due.channel for number in dropped}:
+                self._on_outcome(channel, "dropped")
             for number in dropped:
                 del self._stored[number]
             self._audit.record("notices-dropped", None, detail=f"{len(dropped)} notices: too many wait")

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from isthmus.core.chip import Precision
-from isthmus.plan.memory.stage_memory import OUTER_OPTIMIZER_BYTES, state_bytes
+from isthmus.plan.memory.stage_memory import COMPUTE_BYTES, OUTER_OPTIMIZER_BYTES, state_bytes
 from isthmus.plan.profile.layer_profile import LayerProfile, ModelProfile
 from isthmus.plan.time.calibration import Calibration
 
@@ -30,6 +30,8 @@ class TrainingWorkload:
     # Steps between parameter averages; above 1 every layout has several connected sets of replica groups.
     local_steps: int = field(default=1, kw_only=True)
     optimizer_on_host: bool = field(default=False, kw_only=True)
+    # A frozen copy of the first weights, for the penalty of reinforcement learning.
+    reference_model: bool = field(default=False, kw_only=True)
 
     @cached_property
     def equal_layers(self) -> bool:
@@ -53,11 +55,12 @@ class TrainingWorkload:
 
     @property
     def static_bytes(self) -> tuple[float, float, float]:
-        """Bytes per parameter on the chip of weights, gradients and optimizer (outer optimizer included)."""
+        """Bytes per parameter on the chip of weights, gradients and optimizer, reference and averages included."""
         each = state_bytes(self.profile, self.stored_precision)
+        weights = each.weights + COMPUTE_BYTES[self.stored_precision] * self.reference_model
         if self.optimizer_on_host:
-            return each.weights, each.gradients, 0.0
-        return each.weights, each.gradients, each.optimizer + OUTER_OPTIMIZER_BYTES * (self.local_steps > 1)
+            return weights, each.gradients, 0.0
+        return weights, each.gradients, each.optimizer + OUTER_OPTIMIZER_BYTES * (self.local_steps > 1)
 
     @property
     def reserved_ratio(self) -> float:

@@ -71,6 +71,7 @@ def write_plan(layout: PlanLayout, job: Job, workload: TrainingWorkload, *, exec
         local_steps=layout.local_steps,
         zero=max(pipeline.shape.zero for pipeline in layout.pipelines),
         optimizer_on_host=workload.optimizer_on_host,
+        reference_model=workload.reference_model,
         replica_micro_batches=tuple(counts) if uneven else (),
         replica_micro_batch_sizes=_replica_sizes(layout),
         warm_up=_warm_up(layout),

@@ -35,6 +35,11 @@ class LayerGathering(LayerWeights):
         self.most_bytes = 0
         """Most bytes of weights that were gathered or under way at a time."""
 
+    @property
+    def places(self) -> tuple[Collection[str], ...]:
+        """Return the names of the weights of each place; those of a tied head are in the first place and the last."""
+        return self._names
+
     def enter(self, place: int) -> None:
         """Gather the weights of `place`, and start to gather those of the next one."""
         self._gatherer.gather(self._names[place])

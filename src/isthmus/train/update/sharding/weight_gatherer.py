@@ -18,6 +18,9 @@ from isthmus.train.update.ownership import LocalRows, Ownership
 from isthmus.train.update.sharding.shard_exchange import PendingBatch, ShardExchange
 from isthmus.train.update.weight_shard import WeightShard, view_rows
 
+KeptRows = dict[str, list[tuple[LocalRows, torch.Tensor]]]
+"""Rows that a rank keeps, by full-model name of their parameter."""
+
 
 class WeightGatherer:
     """The memory of `parameters`, by full-model name, of the dtype that the model computes with; it begins released.
@@ -34,7 +37,7 @@ class WeightGatherer:
         exchange: ShardExchange,
     ) -> None:
         self._parameters, self._ownership, self._exchange = parameters, ownership, exchange
-        self._kept: dict[str, list[tuple[LocalRows, torch.Tensor]]] = {}
+        self._kept: KeptRows = {}
         for one in shards:
             working = parameters[one.name].detach()
             is_master = (working.dtype, working.device) == (one.weight.dtype, one.weight.device)
@@ -59,6 +62,22 @@ class WeightGatherer:
     def kept_bytes(self) -> int:
         """Bytes of the rows that this rank keeps."""
         return sum(kept.nbytes for rows in self._kept.values() for _, kept in rows)
+
+    def rows_of(self, tensors: Mapping[str, torch.Tensor]) -> KeptRows:
+        """Return copies of the kept rows of other weights `tensors`, of the local shapes, for `swap_rows`."""
+        return {
+            name: [
+                (rows, view_rows(tensors[name], rows).to(kept.device, kept.dtype, copy=True).contiguous())
+                for rows, kept in of_name
+            ]
+            for name, of_name in self._kept.items()
+        }
+
+    def swap_rows(self, rows: KeptRows) -> KeptRows:
+        """Gather from `rows` from now on, and return the rows before; what was gathered is freed. All owners do so."""
+        self.release_all()
+        before, self._kept = self._kept, rows
+        return before
 
     def refresh(self, shards: Iterable[WeightShard]) -> None:
         """Copy new master weights to the kept rows."""

@@ -7,8 +7,9 @@ import { Card, html, Table, useMemo } from "../lib/ui.js";
 const SAMPLES = [
   ["reward", "Reward", ""], ["validation_reward", "Held-out reward", ""], ["entropy", "Entropy", "nats"],
   ["clipped_share", "Clipped", "share"], ["kl_rollout", "Train/rollout KL", "nats"],
+  ["kl_reference", "KL to the first weights", "nats"],
   ["effective_samples", "Effective sample size", "share"], ["staleness", "Staleness", "versions"],
-  ["response_tokens", "Response length", "tokens"], ["cut_share", "Cut off", "share"],
+  ["response_tokens", "Response length", "tokens"], ["turns", "Turns", ""], ["cut_share", "Cut off", "share"],
   ["filtered_groups", "Filtered groups", "groups"],
 ];
 const CAUSES = [["Decodes", "decode_s"], ["No samples", "wait_samples_s"], ["No weights", "wait_weights_s"], ["No link", "wait_link_s"]];

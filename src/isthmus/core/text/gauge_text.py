@@ -7,29 +7,38 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from typing import Literal
+
+MetricKind = Literal["gauge", "counter"]
 
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class GaugeText:
-    """Collects gauges; `encoded` returns them. A gauge without samples is left out."""
+    """Collects gauges and counters; `encoded` returns them. One without samples is left out."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
 
-    def add(self, name: str, text: str, value: float) -> None:
-        """Add a gauge without labels."""
-        self._lines += (f"# HELP {name} {text}", f"# TYPE {name} gauge", f"{name} {float(value)!r}")
+    def add(self, name: str, text: str, value: float, *, kind: MetricKind = "gauge") -> None:
+        """Add a metric without labels."""
+        self._lines += (f"# HELP {name} {text}", f"# TYPE {name} {kind}", f"{name} {float(value)!r}")
 
     def add_series(
-        self, name: str, text: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], float | None]]
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        samples: Iterable[tuple[Sequence[str], float | None]],
+        *,
+        kind: MetricKind = "gauge",
     ) -> None:
-        """Add a gauge with a series for each sample: the values of its labels, and its value; None has no series."""
+        """Add a metric with a series for each sample: the values of its labels, and its value; None has no series."""
         pairs = ",".join(f'{label}="%s"' for label in labels)
         form = f"{name}{{{pairs}}} %r"
         found = [form % (*map(_escaped, values), float(value)) for values, value in samples if value is not None]
         if found:
-            self._lines += (f"# HELP {name} {text}", f"# TYPE {name} gauge", *found)
+            self._lines += (f"# HELP {name} {text}", f"# TYPE {name} {kind}", *found)
 
     def encoded(self) -> bytes:
         """Return the text."""

@@ -1,0 +1,1 @@
+"""Metrics of a site's agent, for the owner's Prometheus."""

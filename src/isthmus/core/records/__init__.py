@@ -1,0 +1,1 @@
+"""Records that owners keep themselves of what parts held of their cards, and their comparison with the ledger."""

@@ -1,0 +1,1 @@
+"""Environments: what answers the turns of a response, in processes of their own or over HTTP."""

@@ -1,0 +1,1 @@
+"""Decode engines of others: servers for inference behind the seam of this project."""

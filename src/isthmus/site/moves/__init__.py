@@ -1,0 +1,1 @@
+"""Moves of running parts to other devices of the site, so that a waiting part has a place."""

@@ -1,0 +1,50 @@
+"""`ServedCentre`: a decision centre and the controllers of all its domains in one process, as one state machine.
+
+Orders to domains and their answers are carried out at once, so that what a client is told follows from the events and
+their times alone: the same events give the same state again. The pool simulator drives it on its own clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from isthmus.wan.control.wan_topology import WanTopology
+from isthmus.wan.controller.booking_record import BookingRecord
+from isthmus.wan.controller.controller_messages import CentreEvent, PathChanged, TimePassed, ToDomain
+from isthmus.wan.controller.decision_centre import CentreTimes, DecisionCentre
+from isthmus.wan.controller.domain_controller import DomainController
+
+
+class ServedCentre:
+    """Call `handle` with each event of a client, and with `TimePassed` at `next_timer_s`."""
+
+    def __init__(self, topology: WanTopology, times: CentreTimes | None = None) -> None:
+        self.centre = DecisionCentre(topology, times)
+        domains = dict.fromkeys(pipe.domain for pipe in topology.pipes)
+        self.domains = {name: DomainController(self.centre.network, name, 1) for name in domains}
+
+    def handle(self, event: CentreEvent, now_s: float) -> list[PathChanged]:
+        """Apply an event with all that follows from it; return what clients are told, in order."""
+        told: list[PathChanged] = []
+        waiting = deque(self.centre.handle(event, now_s))
+        while waiting:
+            instruction = waiting.popleft()
+            if isinstance(instruction, ToDomain):
+                answer = self.domains[instruction.domain].handle(instruction.order, now_s)
+                waiting += self.centre.handle(answer, now_s)
+            else:
+                told.append(instruction)
+        return told
+
+    def advance(self, now_s: float) -> list[PathChanged]:
+        """Let time pass, once if anything is due; return what clients are told."""
+        due_s = self.next_timer_s()
+        return self.handle(TimePassed(), now_s) if due_s is not None and due_s <= now_s else []
+
+    def next_timer_s(self) -> float | None:
+        """Return when `TimePassed` is due; None if nothing waits."""
+        return self.centre.next_timer_s()
+
+    def record(self, name: str) -> BookingRecord | None:
+        """Return the booking of a name, None if there is none."""
+        return self.centre.records.get(name)

@@ -1,0 +1,1 @@
+"""Tenants with equal addresses, as pure state machines: VXLAN headers, marks, rules of ports, flows, congestion."""

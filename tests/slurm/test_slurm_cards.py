@@ -1,0 +1,89 @@
+"""Which cards a rank's program sees: those of its rank, also where a hold has several allocations on a node."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from isthmus.agent.adapters.scheduler_adapter import Hold, HoldRequest, RankNeed, RankStart
+from isthmus.agent.adapters.slurm.slurm_adapter import SlurmAdapter
+from tests.slurm.conftest import require_slurm
+from tests.slurm.samples import adapter_of
+from tests.slurm.slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.slow
+
+SIZES = (2, 1, 1)
+"""Cards of the ranks: together those of one node, in allocations of two sizes."""
+
+PROGRAM = (
+    "sh", "-c",
+    'echo "$CUDA_VISIBLE_DEVICES|$ASCEND_RT_VISIBLE_DEVICES" >"$1/.seen"; mv "$1/.seen" "$1/seen"; sleep 600', "p",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def npus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """One node with four cards that Slurm calls `npu`."""
+    require_slurm()
+    cluster = SlurmCluster("npus", tmp_path_factory.mktemp("npus"), nodes=1, gres="npu")
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.end()
+
+
+def start_all(adapter: SlurmAdapter, folder: Path, node: str) -> tuple[Hold, list[str]]:
+    """Hold all cards of a node, start each rank; return the hold and what each program saw."""
+    needs = tuple(RankNeed(node_group="h20", num_cards=num, node=node) for num in SIZES)
+    request = HoldRequest(id=uuid.uuid4().hex, job="cards", attempt=1, ranks=needs, lease_s=60)
+    folders = [folder / f"rank-{rank}" for rank in range(len(SIZES))]
+    deadline_s = time.monotonic() + 60
+    while (hold := adapter.hold(request)).state != "granted":
+        assert time.monotonic() < deadline_s, hold
+        time.sleep(0.1)
+    for one, cards in zip(folders, hold.cards, strict=True):
+        one.mkdir()
+        adapter.start(RankStart(folder=one, cards=cards, hold=request.id))
+    while not all((one / "seen").exists() for one in folders):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return hold, [(one / "seen").read_text().strip() for one in folders]
+
+
+def release(adapter: SlurmAdapter, slurm: SlurmCluster, hold: Hold) -> None:
+    adapter.release(hold.id)
+    slurm.wait_empty()
+
+
+def numbers(cards: tuple[str, ...]) -> str:
+    return ",".join(card.rpartition("/")[2] for card in cards)
+
+
+def test_ranks_of_two_sizes_on_one_node_see_their_own_cards(alpha: SlurmCluster, tmp_path: Path) -> None:
+    """An allocation for each size of rank: no card is seen by two ranks."""
+    adapter = adapter_of(alpha, tmp_path / "state", PROGRAM)
+    hold, seen = start_all(adapter, tmp_path, alpha.nodes[0])
+    release(adapter, alpha, hold)
+    assert seen == [f"{numbers(cards)}|" for cards in hold.cards]
+    assert len(set(itertools.chain(*hold.cards))) == sum(SIZES)
+
+
+def test_cards_that_slurm_does_not_call_gpus_are_held_by_rank_and_named_to_the_program(
+    npus: SlurmCluster, tmp_path: Path
+) -> None:
+    """Slurm counts them by node alone and sets no variable: a rank is an allocation, and its program is told."""
+    adapter = adapter_of(npus, tmp_path / "state", PROGRAM)
+    hold, seen = start_all(adapter, tmp_path, npus.nodes[0])
+    assert npus.num_held() == len(SIZES)
+    assert [len(node.cards) for node in adapter.observe().nodes] == [npus.num_cards]
+    assert not [job for job in adapter.observe().foreign if job.cards]
+    release(adapter, npus, hold)
+    assert seen == [f"|{numbers(cards)}" for cards in hold.cards]
+    assert sorted(itertools.chain(*hold.cards)) == [f"h20/{npus.nodes[0]}/{card}" for card in range(npus.num_cards)]
