@@ -33,8 +33,8 @@ NO_SLOWER = 1.005
 def choose_rollouts(request: RolloutRequest, found: PlanSet, keep: int = 5) -> PlanSet:
     """Return up to `keep` plans with the ranks that decode and their predictions, and why some plans have none.
 
-    Ranks of a plan that has some stay. Clusters of `placement.rollouts` all decode; with `placement.train` alone the chip
-    of rank 0 does, in turns; with neither the planner chooses.
+    Ranks of a plan that has some stay. Clusters of `placement.rollouts` all decode; with `placement.train` alone the
+    chip of rank 0 does, in turns; with neither the planner chooses.
     """
     placement, options, refused = request.job.placement, list[DecodeOption](), list[Refusal]()
     for plan in found.plans:
