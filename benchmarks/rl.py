@@ -12,6 +12,13 @@ alone, and of `isthmus rl delta` and `apply` with files, SHA-256 of all blocks i
 `trust`: samples of engines that forge (`benchmarks/_rollout_forgers.py`), and the number of the first one that an
 audit finds; then 10,000 samples of honest engines, whose arithmetic is not the auditor's, and how many are accused.
 
+`plan`: predicted steps beside 20 runs of the real ledger, token by token on a virtual clock; the chosen roles beside
+all, simulated, for 200 random pools; and the advised sequences at once beside a sweep of the engine's own scheduler.
+
+`learn`: sums of two digits with real workers: 300 supervised steps, then 800 of DAPO without refill, 32 prompts of 8
+samples; held out: 500 sums, most probable responses. In one process for three seeds; at staleness 1 and 4 a second
+process decodes. CPU seconds are those of a whole step, decoding and ledger included.
+
 `decode`: the paged engine on a Qwen3 of random weights, prompts of 8 tokens, 48 decoded: tokens by CPU seconds beside
 `generate` of transformers on the same batch, and how many sequences have other numbers in a batch than alone.
 
@@ -190,6 +197,50 @@ def trust_rows(quick: bool) -> list[Row]:
     return rows
 
 
+def plan_rows(quick: bool) -> list[Row]:
+    """Return how good predictions and choices of rollouts are."""
+    from benchmarks._rollout_plans import excess_times, sequence_advice, step_errors
+
+    errors = [abs(one) for one in step_errors(20)]
+    num_pools = 20 if quick else 200
+    excess = list(excess_times(num_pools))
+    advice = [sequence_advice(seed, 400) for seed in range(4 if quick else 8)]
+    evicted, worst = sum(one.evictions for one in advice), min(one.throughput_ratio for one in advice)
+    swept = f"advised sequences at once, {len(advice)} engines"
+    return [
+        Row(what="predicted step, 20 runs of the real ledger on a virtual clock: largest difference", ours=max(errors),
+            unit="", target="at most 0.05", met=max(errors) <= 0.05),
+        Row(what=f"chosen roles, {num_pools} pools: step over the best of all, less 1, largest", ours=max(excess),
+            unit="", target="at most 0.02", met=max(excess) <= 0.02),
+        Row(what=f"{swept}: evictions", ours=evicted, unit="", target="0", met=evicted == 0),
+        Row(what=f"{swept}: of the best throughput swept, smallest", ours=worst, unit="", target="at least 0.9",
+            met=worst >= 0.9),
+    ]  # fmt: skip
+
+
+def learn_rows(quick: bool) -> list[Row]:
+    """Return what is learned, and what a step costs."""
+    from benchmarks._sums_runs import learn_sums
+
+    steps, seeds = (20, (0,)) if quick else (800, (0, 1, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        alone = [learn_sums(Path(folder), seed, steps) for seed in seeds]
+        stale = {bound: learn_sums(Path(folder), 0, steps, bound, "b") for bound in (1, 4)}
+    reached = [one.held_out[steps] for one in alone]
+    mean, what = sum(reached) / len(reached), f"two-digit sums, {steps} steps, held out"
+    rows = [
+        Row(what=f"{what}: mean of {len(seeds)} seeds", ours=mean, unit="", target="at least 0.9", met=mean >= 0.9),
+        Row(what="two-digit sums: a step of 256 samples", ours=min(one.cpu_s for one in alone), unit="CPU-s"),
+    ]
+    for bound, one in stale.items():
+        off = abs(one.held_out[steps] - reached[0])
+        shown = f"{what}: staleness {bound} (mean {one.staleness:.2f}), seed 0"
+        rows.append(
+            compared(shown, one.held_out[steps], "", "staleness 0", reached[0], target="within 0.05", met=off <= 0.05)
+        )
+    return rows
+
+
 def decode_rows(quick: bool) -> list[Row]:
     """Return what decoding that does not depend on the batch costs; torch is loaded for this part alone."""
     from benchmarks._decode_rates import decode_rates
@@ -214,8 +265,8 @@ def site_rows(quick: bool) -> list[Row]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the rows; 1 if a target is missed."""
     parts = {
-        "delta": delta_rows, "ledger": ledger_rows, "trust": trust_rows, "decode": decode_rows, "links": link_rows,
-        "sites": site_rows,
+        "delta": delta_rows, "ledger": ledger_rows, "trust": trust_rows, "plan": plan_rows, "learn": learn_rows,
+        "decode": decode_rows, "links": link_rows, "sites": site_rows,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON lines")

@@ -220,9 +220,10 @@ class PlacementConstraints(FrozenModel):
     `network: false` skips the check of free link bandwidth.
 
     `train` are the clusters that train a job of task `rl`; without it `clusters` are. At each cluster of `rollouts` a
-    chip decodes for it; without any, the chip of rank 0 decodes and trains in turns. `least_rollouts` of them start
-    with the training, and a running job needs them. Others that have no free chip join later; those that are lost,
-    drained, or taken by their owner or a job of higher priority leave, and may join again.
+    chip decodes for it; with `train` alone, the chip of rank 0 decodes and trains in turns; with neither the planner
+    chooses who trains and who decodes. `least_rollouts` of them start with the training, and a running job needs them.
+    Others that have no free chip join later; those that are lost, drained, or taken by their owner or a job of higher
+    priority leave, and may join again.
     """
 
     clusters: tuple[Name, ...] = ()

@@ -31,6 +31,7 @@ from isthmus.core.plan_parts.kernel_choice import KernelChoice
 from isthmus.core.plan_parts.low_rank_adapters import LowRankAdapters
 from isthmus.core.plan_parts.recompute_module import RecomputeModule
 from isthmus.core.plan_parts.rollout_place import RolloutPlace
+from isthmus.core.plan_parts.rollout_prediction import RolloutPrediction
 from isthmus.core.plan_parts.shard_group import ShardGroup
 from isthmus.core.plan_parts.stage_orders import StageOrders
 from isthmus.core.plan_parts.tensor_formats import TensorFormats
@@ -131,7 +132,7 @@ class Prediction(FrozenModel):
     `storage_bytes` is what each stage adds at its cluster; data shared by its stages counts once.
     `mfu_fraction` is the model FLOPs utilisation without recomputation (0: not predicted), `currency` the unit of
     `cost_per_iteration` as the pool file names it. `bring_bytes` are those of the job's model, data and checkpoint that
-    clusters must bring before the start, which takes `bring_s`.
+    clusters must bring before the start, which takes `bring_s`. `rollouts` belongs to jobs with `task: rl`.
     """
 
     iteration_s: NonNegativeFloat
@@ -147,6 +148,7 @@ class Prediction(FrozenModel):
     stage_times: tuple[StageTime, ...] = ()
     bring_bytes: dict[Name, NonNegativeInt] = Field(default_factory=dict)
     bring_s: NonNegativeFloat = 0.0
+    rollouts: RolloutPrediction | None = None
     assumptions: tuple[str, ...] = ()
 
 

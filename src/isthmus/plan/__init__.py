@@ -40,6 +40,11 @@ from isthmus.plan.profile.layer_matrix import (
 from isthmus.plan.profile.layer_profile import ModelProfile
 from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.profile.stack_tensors import stacked_profile
+from isthmus.plan.rollouts.choose_rollouts import choose_rollouts
+from isthmus.plan.rollouts.forecast_rollouts import forecast_rollouts
+from isthmus.plan.rollouts.plan_rollouts import plan_rollouts
+from isthmus.plan.rollouts.rollout_request import RolloutRequest
+from isthmus.plan.rollouts.training_choices import training_choices
 from isthmus.plan.search.compose.plan_layout import PlanLayout
 from isthmus.plan.search.costs.job_limits import job_limits
 from isthmus.plan.search.costs.plan_value import ObjectiveWeights
@@ -83,6 +88,7 @@ __all__ = [
     "PlanForecast",
     "PlanLayout",
     "PlannedRun",
+    "RolloutRequest",
     "RunTable",
     "SearchLimits",
     "SearchRequest",
@@ -100,6 +106,7 @@ __all__ = [
     "calibrate_links",
     "calibrate_shapes",
     "calibration_for",
+    "choose_rollouts",
     "choose_strategies",
     "command_job_text",
     "communication_matrix",
@@ -113,6 +120,7 @@ __all__ = [
     "fit_calibration",
     "fit_memory",
     "fitting_changes",
+    "forecast_rollouts",
     "framework_request",
     "informative_runs",
     "is_run_table",
@@ -131,6 +139,7 @@ __all__ = [
     "pipeline_bounds",
     "plan_energy_j",
     "plan_page",
+    "plan_rollouts",
     "planned_run",
     "planned_runs",
     "predict",
@@ -153,6 +162,7 @@ __all__ = [
     "to_isthmus_runtime",
     "to_megatron",
     "to_torchtitan",
+    "training_choices",
     "with_prior_rates",
     "with_searched_schedule",
 ]

@@ -13,13 +13,15 @@ from rich.text import Text
 from isthmus.cli.command import command
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.plan_pages import synchronisation_table
+from isthmus.cli.terminal.rollouts_table import rollouts_table
 from isthmus.cli.terminal.tables import table
+from isthmus.client.read_job import read_job
 from isthmus.core.chip import Chip, chip_catalogue
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_model_file, load_plan, load_pool, read_stack_choice
 from isthmus.core.files.validation_errors import chip_hint
-from isthmus.core.model import load_model
-from isthmus.core.plan import Plan
+from isthmus.core.model import Model, load_model
+from isthmus.core.plan import Plan, Prediction
 from isthmus.core.pool import Pool
 from isthmus.core.runs.cross_traffic import CrossTraffic
 from isthmus.core.stack import find_stack, stack_names
@@ -30,9 +32,11 @@ from isthmus.plan import (
     Calibration,
     MeshDegrees,
     PlanForecast,
+    RolloutRequest,
     TrainingMemory,
     choose_strategies,
     communication_matrix,
+    forecast_rollouts,
     is_run_table,
     layer_matrix,
     load_calibration,
@@ -102,6 +106,7 @@ def model_path(plan: Plan, given: str | None) -> str:
         "isthmus simulate plan.yaml --pool pool.yaml --stack megatron",
         "isthmus simulate plan.yaml --pool pool.yaml --sync passing",
         "isthmus simulate plan.yaml --pool pool.yaml --schedule searched --save searched.json",
+        "isthmus simulate plan.json --pool pool.yaml --job sums.yaml   (rollouts of a job with task rl, too)",
     ],
 )
 def simulate(
@@ -111,6 +116,10 @@ def simulate(
     model: ModelOption = None,
     calibration: CalibrationOption = None,
     stack: StackOption = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(metavar="JOB", help="The plan's job, of task rl: simulate rollouts beside training."),
+    ] = None,
     interfering: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Traffic of others on the links: docs/guide/simulate.md.")
     ] = None,
@@ -147,6 +156,7 @@ def simulate(
     forecast = predict(*inputs, seed=seed, interference=others, details=bool(trace or page), synchronisation=sync)
     choices = choose_strategies(*inputs)
     bounds = pipeline_bounds(*inputs)
+    step = _whole_step(job, given, inputs[1], inputs[2], forecast) if job else None
     if save:
         saved = given.model_copy(update={"predicted": None, "why": ""})
         _write_text(save, json.dumps(saved.as_document(), indent=1))
@@ -164,9 +174,25 @@ def simulate(
             **forecast.as_dict(),
             "bounds": bounds._asdict(),
             "synchronisation": {"strategy": sync, "groups": [choice.as_dict() for choice in choices]},
+            **({"rollouts": step.model_dump(mode="json")} if step else {}),
         },
-        lambda: Group(render_forecast(forecast), *synchronisation_table(choices, sync), Text(""), Text(path)),
+        lambda: Group(
+            render_forecast(forecast),
+            *synchronisation_table(choices, sync),
+            Text(""),
+            Text(path),
+            *((rollouts_table(step),) if step else ()),
+        ),
     )
+
+
+def _whole_step(job: Path, plan: Plan, pool: Pool, model: Model, forecast: PlanForecast) -> Prediction | None:
+    """Return the prediction of a step of a job with task rl; raise `InputError` for another job."""
+    wanted = read_job(job).job
+    if wanted.rl is None:
+        raise InputError(f"{job} has task {wanted.task}", hint="leave --job out: only rl has rollouts to simulate")
+    request = RolloutRequest(job=wanted, pool=pool, profile=profile_model(model))
+    return forecast_rollouts(request, plan, forecast).predicted
 
 
 def _read_traffic(file: Path, pool: Pool) -> dict[tuple[str, str], Interference]:

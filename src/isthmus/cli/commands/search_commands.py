@@ -36,6 +36,7 @@ from isthmus.plan import (
     overfull_stages,
     plan_energy_j,
     plan_page,
+    plan_rollouts,
     predict,
     profile_model,
     runtime_incompatibility,
@@ -140,7 +141,7 @@ def plan(
             should_continue=_SearchProgress(env, started_s, interrupted),
         )
         request = framework_request(request, framework) if framework else request
-        answer = search_plans(request)
+        answer = search_plans(request) if wanted.rl is None else plan_rollouts(request)
         seconds = time.monotonic() - started_s
         hints = [] if answer.plans or interrupted else _fitting_hints(env, request, interrupted)
     if save:

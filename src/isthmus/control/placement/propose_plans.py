@@ -27,7 +27,16 @@ from isthmus.core.plan import SEARCH_ENDED_EARLY, Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
 from isthmus.core.pool_resource import PoolResource
 from isthmus.core.process.gc_pause import collection_paused
-from isthmus.plan import ModelProfile, SearchLimits, SearchRequest, profile_model, search_plans
+from isthmus.plan import (
+    ModelProfile,
+    RolloutRequest,
+    SearchLimits,
+    SearchRequest,
+    choose_rollouts,
+    profile_model,
+    search_plans,
+    training_choices,
+)
 
 MAX_REDUCTIONS, MAX_REDUCED_CHIPS = 4, 256
 """Attempts to find a template plan with fewer chips, and the largest template to reduce, in chips."""
@@ -45,9 +54,26 @@ def propose_plans(request: PlanRequest, keep: int = 5, should_continue: Callable
     """
     if request.job.engine == "command":
         return command_plans(request.job, request.pool, request.free_chips)
+    patience = _Patience(should_continue)
     with collection_paused():
-        found = _propose_plans(request, keep, _Patience(should_continue))
-        return with_rollouts(found, request.job, request.pool, request.free_chips)
+        if request.job.rl is None:
+            return _propose_plans(request, keep, patience)
+        return _propose_rollouts(request, keep, patience)
+
+
+def _propose_rollouts(request: PlanRequest, keep: int, patience: _Patience) -> PlanSet:
+    """Return plans of a job with `task: rl`: who trains, and who decodes beside it."""
+    found = [
+        _propose_plans(request.model_copy(update={"job": job}), keep, patience)
+        for number, job in enumerate(training_choices(request.job, request.pool))
+        if not number or patience()
+    ]
+    placed = [with_rollouts(one, request.job, request.pool, request.free_chips) for one in found]
+    plans = {plan.id: plan for one in reversed(placed) for plan in one.plans}
+    rollouts = RolloutRequest(
+        job=request.job, pool=request.pool, profile=profile_model(request.model), free_chips=request.free_chips
+    )
+    return choose_rollouts(rollouts, PlanSet(plans=tuple(plans.values()), refused=placed[0].refused), keep)
 
 
 class _Patience:

@@ -33,10 +33,9 @@ def with_rollouts(found: PlanSet, job: Job, pool: Pool, free_chips: Mapping[str,
 
 
 def _told(places: tuple[RolloutPlace, ...]) -> list[str]:
-    """Return where a plan decodes, and what joins it later."""
-    now = ", ".join(one.cluster for one in places if not one.joins)
+    """Return what joins a plan later; where it decodes is said with its prediction."""
     later = [one.cluster for one in places if one.joins]
-    return [f"decodes at {now}", *([f"{', '.join(later)} join once their chips are free"] if later else [])]
+    return [f"{', '.join(later)} join once their chips are free"] if later else []
 
 
 def _places(

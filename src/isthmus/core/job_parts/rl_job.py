@@ -19,6 +19,8 @@ MAX_REWARD_WORKERS = 64
 """Most rewards that are computed at a time."""
 MAX_RESPONSE_TOKENS = 1 << 20
 MAX_URL_CHARS = 1024
+MAX_LENGTHS = 4096
+"""Most measured lengths of responses."""
 MAX_TURNS = 1024
 """Most turns of the model in a response."""
 MAX_STOPS = 16
@@ -153,6 +155,9 @@ class RlConfig(FrozenModel):
     they claim. Tokens, log-probabilities or weights that were forged end the decoding of their owner; its samples that
     have not been trained on begin again elsewhere.
 
+    `lengths` are measured lengths of responses, in tokens, such as those of an earlier run: the planner counts time and
+    memory of decoding by them. Without any it expects a mean of a quarter of `max_response_tokens`.
+
     `kl` above 0 adds that many times the penalty k3 to the loss of each token: it keeps the policy near the model that
     training began with, of which each chip keeps a frozen copy beside its weights.
 
@@ -176,6 +181,7 @@ class RlConfig(FrozenModel):
     on_update: Literal["keep", "refill", "abort"] = "keep"
     replay_routing: Literal[False] = False
     audit: Annotated[float, Field(ge=0, le=1)] = 0.0
+    lengths: Annotated[tuple[PositiveInt, ...], Field(max_length=MAX_LENGTHS)] = ()
     reward: RewardConfig | Annotated[tuple[RewardConfig, ...], Field(min_length=1, max_length=MAX_REWARDS)]
     environment: EnvironmentConfig | None = None
     reward_workers: Annotated[PositiveInt, Field(le=MAX_REWARD_WORKERS)] = 4
@@ -201,6 +207,15 @@ class RlConfig(FrozenModel):
             raise ValueError(
                 f"overlong.buffer {self.overlong.buffer} exceeds max_response_tokens; nearest valid value: "
                 f"{self.max_response_tokens}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> RlConfig:
+        if self.lengths and max(self.lengths) > self.max_response_tokens:
+            raise ValueError(
+                f"lengths has {max(self.lengths)} tokens, max_response_tokens is {self.max_response_tokens}; nearest "
+                f"valid value: {self.max_response_tokens}"
             )
         return self
 

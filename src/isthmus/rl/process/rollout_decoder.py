@@ -13,6 +13,7 @@ import torch
 from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.core.errors import InputError, IsthmusError
 from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.core.plan_parts.rollout_place import RolloutPlace
 from isthmus.rl.process.decode_quietly import decode_quietly
 from isthmus.rl.process.rollout_clock import RolloutClock
 from isthmus.rl.relay.relay_events import Version
@@ -62,11 +63,16 @@ class RolloutDecoder:
         self._sender: ChunkSender | None = None
         self._greeting: EngineGreeting | None = None
 
+    @property
+    def _place(self) -> RolloutPlace:
+        plan = self._spec.plan
+        return plan.rollouts[self._spec.rank - len(plan.ranks)]
+
     def serve(self, link: MessageLink, greeting: EngineGreeting) -> bool:
         """Follow the orders of one connection; return True at the end of the run. Raises `OSError` when it is cut."""
         if greeting.run != self._spec.run:
             raise InputError("a caller of another run", hint="check the job's rank map")
-        slots = engine_slots(self._spec.job, len(self._spec.plan.rollouts))
+        slots = engine_slots(self._spec.job, len(self._spec.plan.rollouts), self._place)
         if problem := self._problem_of(greeting):
             link.send(pack_message(Ready(num_slots=1, version=None, problem=problem)))
             is_end = isinstance(unpack_message(link.receive()[0]), EndRun)
@@ -206,6 +212,7 @@ class RolloutDecoder:
             runner.stage(version.step, staged.tensors)
         elif greeting is not None and (runner is None or version.step < runner.version):
             engine = open_engine(
-                self._spec.job, version.step, staged.tensors, worker_device(self._spec), len(self._spec.plan.rollouts)
+                self._spec.job, version.step, staged.tensors, worker_device(self._spec), len(self._spec.plan.rollouts),
+                place=self._place,
             )  # fmt: skip
             self._runner = EngineRunner(engine, greeting.sampling)

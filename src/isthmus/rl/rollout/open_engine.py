@@ -10,6 +10,7 @@ import torch
 
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job
+from isthmus.core.plan_parts.rollout_place import RolloutPlace
 from isthmus.rl.rollout.engine_messages import Sampling
 from isthmus.serve import DrawToken, PagedEngine, PagedEngineConfig, draw_token
 from isthmus.train.model.transformers_model import read_transformers_config
@@ -25,8 +26,13 @@ _NO_CONFIGURATION = frozenset({"_name_or_path", "transformers_version", "dtype",
 """What a configuration says of its folder and its library."""
 
 
-def engine_slots(job: Job, num_engines: int = 1) -> int:
-    """Return how many samples each of the job's engines decodes at once: together those that may be trained in time."""
+def engine_slots(job: Job, num_engines: int = 1, place: RolloutPlace | None = None) -> int:
+    """Return how many samples an engine decodes at once: what the plan says of its place.
+
+    Where it says nothing, all engines together decode those that may be trained in time.
+    """
+    if place is not None and place.sequences is not None:
+        return min(place.sequences, MAX_ROWS)
     ahead = 1 if job.rl is None else 1 + job.rl.max_staleness
     return min(-(-job.training.global_batch_size * ahead // num_engines), MAX_ROWS)
 
@@ -45,17 +51,23 @@ def model_digest(job: Job) -> str:
 
 def open_engine(
     job: Job, version: int, weights: Mapping[str, torch.Tensor], device: torch.device, num_engines: int = 1,
-    draw: DrawToken = draw_token,
+    draw: DrawToken = draw_token, place: RolloutPlace | None = None,
 ) -> PagedEngine:  # fmt: skip
-    """Return one of `num_engines` engines, with weights `version`; raises `InputError` for a model it cannot decode."""
+    """Return one of `num_engines` engines, with weights `version`, of the sizes that the plan has for its `place`.
+
+    Raises `InputError` for a model that it cannot decode.
+    """
     if job.rl is None:
         raise ValueError(f"job {job.name} has task {job.task}")
-    slots = engine_slots(job, num_engines)
-    pages = -(-(job.rl.max_prompt_tokens + job.rl.max_response_tokens) // PAGE_TOKENS)
+    slots = engine_slots(job, num_engines, place)
+    longest = -(-(job.rl.max_prompt_tokens + job.rl.max_response_tokens) // PAGE_TOKENS)
+    pages = longest * slots
+    if place is not None and place.cache_tokens is not None:
+        pages = max(longest, min(pages, place.cache_tokens // PAGE_TOKENS))
     config = read_transformers_config(job.model)
     for rows in TILE_ROWS:
         sizes = PagedEngineConfig(
-            num_pages=pages * slots + 1, page_tokens=PAGE_TOKENS, tile_rows=rows, max_tiles=-(-slots // rows),
+            num_pages=pages + 1, page_tokens=PAGE_TOKENS, tile_rows=rows, max_tiles=-(-slots // rows),
             max_sequences=slots, dtype=engine_dtype(job), device=device,
         )  # fmt: skip
         try:
