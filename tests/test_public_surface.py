@@ -37,6 +37,7 @@ SURFACES = {
         planned_runs
         ObjectiveWeights StageGroupLoad plan_energy_j stage_group_loads to_megatron to_torchtitan
         with_prior_rates with_searched_schedule
+        RolloutRequest choose_rollouts forecast_rollouts plan_rollouts training_choices
     """,
     "render": """
         SPEC_FIELDS StartKind
@@ -65,6 +66,7 @@ SURFACES = {
         StageLoad StageResult SyncCluster SyncServers SyncTime TimelineSpan best_warm_up chrome_trace draw_failures
         price_strategies replica_bounds run_pipeline sync_seconds
         simulate_failures simulate_training simulated_link timeline_page
+        DecodeRates DecodeSite RolloutPipeline RolloutResult SiteSpans WeightsWay meet_deadlines simulate_rollouts
     """,
     "site": """
         CLAIMING HOLDING UNSAVED_STEP_S DeviceAllocator DeviceCountAllocator DeviceIdAllocator FetchFiles ForeignPart
@@ -93,6 +95,7 @@ SURFACES = {
         read_edge_state read_proxy_key read_route read_tenants run_gateway run_links run_proxy run_tenants
         write_edge_state LOOPBACK CentreAddress CentreClient CentreConfig CrossingChoice CrossingProcesses LoggedCentre
         PathState choose_crossing process_ids read_centre_token run_centre site_crossings
+        effective_capabilities management_network unavailable_reason
     """,
     "noise": "CipherState DatagramCipher KEY_BYTES NUMBER_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",

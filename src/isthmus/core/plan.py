@@ -29,6 +29,7 @@ from isthmus.core.plan_parts.equal_stages import with_equal_stages
 from isthmus.core.plan_parts.expert_exchange import ExpertExchange
 from isthmus.core.plan_parts.kernel_choice import KernelChoice
 from isthmus.core.plan_parts.low_rank_adapters import LowRankAdapters
+from isthmus.core.plan_parts.rank_numbering import number_stages
 from isthmus.core.plan_parts.recompute_module import RecomputeModule
 from isthmus.core.plan_parts.rollout_place import RolloutPlace
 from isthmus.core.plan_parts.rollout_prediction import RolloutPrediction
@@ -36,7 +37,6 @@ from isthmus.core.plan_parts.shard_group import ShardGroup
 from isthmus.core.plan_parts.stage_orders import StageOrders
 from isthmus.core.plan_parts.tensor_formats import TensorFormats
 from isthmus.core.pool_resource import KBPS_PER_GBPS, PoolResource
-from isthmus.core.rank_numbering import number_stages
 from isthmus.core.stack import StackChoice
 
 MAX_STAGES = 100_000

@@ -11,6 +11,7 @@ from isthmus.sim.output.chrome_trace import chrome_trace
 from isthmus.sim.output.timeline_page import timeline_page
 from isthmus.sim.pipeline.run_pipeline import PipelineResult, run_pipeline
 from isthmus.sim.pipeline.warm_up import best_warm_up
+from isthmus.sim.rollouts.meet_deadlines import meet_deadlines
 from isthmus.sim.rollouts.rollout_pipeline import (
     DecodeRates,
     DecodeSite,
@@ -56,6 +57,7 @@ __all__ = [
     "best_warm_up",
     "chrome_trace",
     "draw_failures",
+    "meet_deadlines",
     "price_strategies",
     "replica_bounds",
     "run_pipeline",

@@ -19,7 +19,8 @@ from isthmus.wan.emulator import run_links
 from isthmus.wan.gateway.gateway_config import FarSite, GatewayConfig
 from isthmus.wan.gateway.run_gateway import run_gateway
 from isthmus.wan.link_probe import answer_probe, listen_for_probes, probe_link
-from isthmus.wan.netns import Namespaces, emulated_namespaces
+from isthmus.wan.management_network import management_network
+from isthmus.wan.netns import Namespaces, effective_capabilities, emulated_namespaces, unavailable_reason
 from isthmus.wan.proxy.proxy_config import LOOPBACK, LegTransport, ProxyConfig, parse_network, read_proxy_key
 from isthmus.wan.proxy.run_proxy import run_proxy
 from isthmus.wan.read_route import read_route
@@ -65,6 +66,7 @@ __all__ = [
     "choose_crossing",
     "dial",
     "edge_settings",
+    "effective_capabilities",
     "emulated_namespaces",
     "follow_edge",
     "format_address",
@@ -72,6 +74,7 @@ __all__ = [
     "listen",
     "listen_for_probes",
     "local_address",
+    "management_network",
     "parse_address",
     "parse_network",
     "probe_link",
@@ -88,5 +91,6 @@ __all__ = [
     "run_proxy",
     "run_tenants",
     "site_crossings",
+    "unavailable_reason",
     "write_edge_state",
 ]

@@ -20,7 +20,7 @@ import typer
 from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, command
 from isthmus.cli.environment.bounded_log import BoundedLog
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.cli.environment.json_log import JsonLineFormatter, PlainLineFormatter
+from isthmus.cli.environment.json_log import JsonLineFormatter
 from isthmus.client.client_settings import DEFAULT_PORT, read_token, resolve_settings
 from isthmus.client.server_address import require_secure_server
 from isthmus.control.algorithms.compaction_policy import CompactionPolicy
@@ -44,6 +44,7 @@ from isthmus.core.owner.site_file import SiteFile
 from isthmus.core.pool import Cluster, Pool, UnknownNameError
 from isthmus.core.process.confined_start import forbid_inspection
 from isthmus.core.process.stop_signals import handled_stop_signals
+from isthmus.core.text.plain_line_formatter import PlainLineFormatter
 
 commands = typer.Typer()
 PANEL = "Processes"

@@ -16,9 +16,7 @@ import yaml
 from isthmus.cli.demo.demo_sites import DemoSites
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.pool import Pool
-from isthmus.wan import Namespaces, emulated_namespaces
-from isthmus.wan.management_network import management_network
-from isthmus.wan.netns import effective_capabilities, unavailable_reason
+from isthmus.wan import Namespaces, effective_capabilities, emulated_namespaces, management_network, unavailable_reason
 
 WanMode = Literal["proxy", "gateway"]
 LOSS = 1e-3

@@ -1,8 +1,8 @@
 """Kubernetes' own record of the pods of an agent's holds: a list of the API server, of Events, Pods or both.
 
 `kubectl get events,pods -o json` writes it. A pod has its cards from `Scheduled` on; it gives them back when its
-containers have ended, by its status, or with an event `Killing`. API servers forget events after an hour unless they
-are told otherwise, so an owner that wants a month keeps them (`--event-ttl`, or an exporter).
+containers have ended, by its status, or with an event `Killing`. API servers forget events after an hour by default,
+so an owner that wants a month keeps them (`--event-ttl`, or an exporter).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ MAX_RANKS = 64
 NUM_SIMULATED = 6
 """Options that are simulated."""
 NO_SLOWER = 1.005
-"""Ranks are given back while a step takes at most so much longer."""
+"""Ranks are given back while a step takes at most this many times as long."""
 
 
 def choose_rollouts(request: RolloutRequest, found: PlanSet, keep: int = 5) -> PlanSet:

@@ -23,7 +23,7 @@ def element_bytes(job: Job) -> int:
 
 
 def decode_rates(profile: ModelProfile, chip: Chip, calibration: Calibration, job: Job, sequences: int) -> DecodeRates:
-    """Return the rates of a chip that decodes `sequences` at once; of experts it reads those that so many rows need."""
+    """Return the rates of a chip that decodes `sequences` at once; of experts it reads those that these rows need."""
     rates, size = ChipRates.of(calibration, chip.name), element_bytes(job)
     bytes_per_s = chip.memory_bandwidth_bytes_per_s * rates.memory_share
     flop_per_s = chip.flop_per_s("fp32" if size == 4 else "bf16") * rates.matmul_share

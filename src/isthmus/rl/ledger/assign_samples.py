@@ -9,7 +9,7 @@ from isthmus.rl.ledger.ledger_records import EngineRecord, LedgerState, PromptRe
 from isthmus.rl.ledger.rollout_events import SampleKey
 from isthmus.rl.ledger.rollout_instructions import GenerateSample
 from isthmus.rl.ledger.sample_lifecycle import move_sample
-from isthmus.sim.rollouts.meet_deadlines import meet_deadlines
+from isthmus.sim import meet_deadlines
 
 
 def assign_samples(ledger: LedgerState) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from isthmus.rl.ledger.deadlines import deadline_of
 from isthmus.rl.ledger.ledger_records import LedgerState, PromptRecord, SampleRecord, SampleState
-from isthmus.sim.rollouts.meet_deadlines import meet_deadlines
+from isthmus.sim import meet_deadlines
 
 
 class LedgerInvariantError(Exception):

@@ -6,7 +6,7 @@ from isthmus.rl.ledger.deadlines import deadline_of
 from isthmus.rl.ledger.ledger_records import LedgerState, PromptRecord, SampleState
 from isthmus.rl.ledger.rollout_instructions import EndTraining, TrainBatch
 from isthmus.rl.ledger.sample_lifecycle import move_sample
-from isthmus.sim.rollouts.meet_deadlines import meet_deadlines
+from isthmus.sim import meet_deadlines
 
 
 def claim_batch(ledger: LedgerState) -> None:

@@ -3,7 +3,8 @@
 A site has sources of chunks, nearest first: sites beside it, and the rank that trains. It asks one of them for all
 chunks of a version at once, before they are made, and each source sends a chunk as soon as it has it: so a version
 crosses a chain of sites while it is being coded, and each link once. A chunk counts only if it makes what the version
-names, whoever sent it. What a lost, slow or damaged source owes is asked of the next one; chunks that are here stay.
+names, whatever site sent it. What a lost, slow or damaged source owes is asked of the next one; chunks that are here
+stay.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`encode_chunk` and `decode_chunk`: a part of a version of weights on a link, and the names of versions.
 
 A chunk of 16-bit floats is the code of its changes, where the receiver has a base and that is smaller, otherwise its
-content. A version is named by the SHA-256 of names, shapes, dtypes and the SHA-256 of each piece: whoever has the name
-and these digests tells a right piece from any other, wherever it comes from.
+content. A version is named by the SHA-256 of names, shapes, dtypes and the SHA-256 of each piece: with the name
+and these digests a receiver tells a right piece from any other, wherever it comes from.
 """
 
 from __future__ import annotations

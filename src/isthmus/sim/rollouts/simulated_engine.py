@@ -122,7 +122,7 @@ class SimulatedEngine:
         self._plan(self._running[0].end - self._step if self._running else 0)
 
     def _plan(self, steps: int) -> None:
-        """Wake after so many steps from `_since_s`, if any."""
+        """Wake after this number of steps from `_since_s`, if any."""
         self._generation += 1
         self._planned = steps
         if steps:

@@ -19,6 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from isthmus.core.bounded_file import read_within
 from isthmus.core.errors import FileError, IsthmusError
+from isthmus.core.text.plain_line_formatter import PlainLineFormatter
 from isthmus.wan.crossing.part_spec import MAX_SPEC_BYTES, STARTED_FILE, GatewaySpec, ProxySpec
 from isthmus.wan.crossing.route_device import route_device
 from isthmus.wan.emulator import write_json_atomically
@@ -65,7 +66,9 @@ def read_spec(file: Path) -> ProxySpec | GatewaySpec:
 
 def main() -> int:
     """Run the part that the arguments name; return the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainLineFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -178,7 +178,7 @@ def compare(
     of a difference is unknown.
     """
     from isthmus.cli.commands.accounting.compare_ledger import compare_ledger
-    from isthmus.cli.terminal.records_table import records_table
+    from isthmus.cli.commands.accounting.records_table import records_table
     from isthmus.core.records.read_records import RecordFiles, read_records
 
     files = RecordFiles(

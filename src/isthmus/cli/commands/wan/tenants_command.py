@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,7 +50,7 @@ def run_tenant_gateway(
     WireGuard): VXLAN proves nothing.
     """
     if schema:
-        print_schema()
+        env.print_json(TenantsFile.model_json_schema(by_alias=True))
         return
     if file is None:
         raise InputError("no file of tenants", hint="`isthmus wan tenants tenants.yaml`; --schema says what it holds")
@@ -82,11 +81,6 @@ def run_tenant_gateway(
         on_start=on_start,
     )
     env.answer(final, lambda: _ended(final))
-
-
-def print_schema() -> None:
-    """Print the JSON Schema of a file of tenants."""
-    typer.echo(json.dumps(TenantsFile.model_json_schema(by_alias=True), indent=2))
 
 
 def _plan(file: TenantsFile) -> dict[str, Any]:
