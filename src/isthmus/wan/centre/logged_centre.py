@@ -8,9 +8,9 @@ from pathlib import Path
 from isthmus.core.errors import UnavailableError
 from isthmus.wan.centre.centre_log import CentreLog
 from isthmus.wan.centre.centre_requests import AskMessage, LoggedEvent, LookMessage, NameMessage, PathState, TickMessage
+from isthmus.wan.centre.served_centre import ServedCentre
 from isthmus.wan.control.wan_topology import PathRequest, WanTopology
 from isthmus.wan.controller.controller_messages import PathChanged, TimePassed
-from isthmus.wan.controller.served_centre import ServedCentre
 
 
 class LoggedCentre:
