@@ -163,7 +163,7 @@ class Plan(FrozenModel):
     (`rendezvous`, like NCCL), and whether gradient reduction overlaps the last backward (`overlap_gradients`).
 
     `optimizer_on_host` keeps fp32 weights and moments in host memory and updates them there. `reference_model` keeps a
-    frozen copy of the first weights beside them (`rl.kl`).
+    frozen copy of the first weights beside them (`kl` of the job).
 
     `attention`, `compile` and `deterministic` are those of the job's `training`; if a plan states them, they must be
     equal.

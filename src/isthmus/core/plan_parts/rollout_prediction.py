@@ -26,7 +26,7 @@ class RolloutPrediction(FrozenModel):
 
     `weights_bytes` is a version as it is sent, `link_bytes` what a step sends over each link (`FROM>TO`). `staleness`
     is the mean number of versions between sampling and training. `other_staleness_s` are the seconds of a step under
-    other bounds `rl.max_staleness`.
+    other bounds `max_staleness` of the job.
     """
 
     train_s: NonNegativeFloat
