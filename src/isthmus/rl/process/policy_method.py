@@ -99,7 +99,7 @@ class PolicyMethod:
             if _rl(spec).audit:
                 self._versions = VersionStore(_rl(spec).max_staleness + NUM_VERSIONS)
         self._versions.add(PolicyVersion(step, weights))
-        self._coordinator.begin(step)
+        self._coordinator.begin(step, self._versions.newest_name)
         if spec.plan.rollouts:
             if not self._links:
                 self._links = open_links(
@@ -183,7 +183,7 @@ class PolicyMethod:
     def end_save(self, _trainer: Trainer, step: int, /) -> None:
         """Write a snapshot of the ledger beside the checkpoint."""
         if self._coordinator is not None:
-            self._coordinator.save(step)
+            self._coordinator.save(step, self._versions.newest_name)
 
     def close(self, _trainer: Trainer, /) -> None:
         """End the engines and the rewards."""

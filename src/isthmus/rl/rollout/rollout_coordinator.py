@@ -58,12 +58,17 @@ from isthmus.rl.rollout.engine_messages import (
     TokensReport,
     VersionReport,
 )
+from isthmus.rl.rollout.keep_trained import keep_trained
+from isthmus.rl.rollout.kept_samples import KeptSamples
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from isthmus.rl.rollout.sample_scorer import SampleScorer
 from isthmus.rl.rollout.trajectory import Trajectory
 
 MAX_USELESS_GROUPS = 64
 """Groups in a row, for each prompt of a step, that may be filtered or fail before the run ends with their cause."""
+
+MAX_NAMES = 1000
+"""Checkpoints whose weights' names are known, the last ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,7 @@ class RolloutCoordinator:
         self._batch: tuple[SampleKey, ...] | None = None
         self._base: int | None = None
         self._saved = 0
+        self._kept, self._names = KeptSamples(store.folder), dict[int, str]()
         self._is_over = False
         self._refused: set[str] = set()
         self._num_useless, self._useless, self._error = 0, "", ""
@@ -127,14 +133,16 @@ class RolloutCoordinator:
         """Return the training step of the ledger's version 0."""
         return self._base or 0
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, weights_name: str = "") -> None:
         """Let a trainer that has restored the state after `step` steps take part; the first call reads the store.
 
-        Raises `InputError` if the ledger on disk does not know that step.
+        `weights_name` names the weights by their content. Raises `InputError` if the ledger on disk does not know that
+        step.
         """
         with self._changed:
             if self._base is None:
                 self._open(step)
+            self._note_name(step, weights_name)
             version = step - self.base
             state = self._ledger.state
             if not state.first_step <= version <= state.next_step:
@@ -238,13 +246,18 @@ class RolloutCoordinator:
             self._apply(StepTrained(trainer=self._ledger.state.trainer, step=step - self.base))
             self._store.sync()
 
-    def save(self, step: int) -> None:
-        """Write a snapshot that goes with the checkpoint after `step` steps.
+    def save(self, step: int, weights_name: str = "") -> None:
+        """Write a snapshot that goes with the checkpoint after `step` steps, whose weights have the name.
 
         Tokens and records that no trainer asks for again are left out: those of steps before the checkpoint before this
-        one.
+        one. Those that an audit can recompute from a checkpoint go to files first.
         """
         with self._changed:
+            self._note_name(step, weights_name)
+            keep_trained(
+                self._kept, self._ledger.state, self.base, self._names, self._trajectories,
+                lambda key: self._prompts.prompt(self.prompt_number(key)).tokens,
+            )  # fmt: skip
             oldest, self._saved = self._saved - self.base, step
             self._apply(RecordsFolded(before=oldest))
             for key in list(self._trajectories):
@@ -280,6 +293,7 @@ class RolloutCoordinator:
             SampleKey(*key): Trajectory(tokens=tokens, log_probabilities=log_probabilities)
             for key, tokens, log_probabilities in snapshot["trajectories"]
         }
+        self._names = {int(version): str(name) for version, name in snapshot.get("names", ())}
         for event, beside in events:
             self._handle(event, beside)
         for name in list(self._ledger.state.engines):
@@ -292,7 +306,15 @@ class RolloutCoordinator:
             "config": asdict(self._config),
             "ledger": dump_ledger(self._ledger.state),
             "trajectories": trajectories,
+            "names": list(self._names.items()),
         }
+
+    def _note_name(self, step: int, name: str) -> None:
+        """Note the name of weights that a checkpoint keeps; those of a step that gave two versions cannot be told."""
+        if name:
+            self._names[step] = name if self._names.get(step, name) == name else ""
+            for old in sorted(self._names)[:-MAX_NAMES]:
+                del self._names[old]
 
     def _apply(self, event: RolloutEvent, **beside: Any) -> None:
         """Log an event, handle it, and do what follows."""

@@ -36,6 +36,11 @@ class RolloutStore:
         self._folder, self._is_reader, self._number = folder, is_reader, 0
         self._log: Any = None
 
+    @property
+    def folder(self) -> Path:
+        """Return where the files are."""
+        return self._folder
+
     def read(self) -> tuple[dict[str, Any] | None, Iterator[tuple[RolloutEvent, dict[str, Any]]]]:
         """Return the newest snapshot, None without one, and the events since, each with what was stored beside it.
 

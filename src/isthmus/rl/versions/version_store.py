@@ -42,6 +42,13 @@ class VersionStore:
             found = self._versions.get(step)
             return None if found is None else found.tensors
 
+    @property
+    def newest_name(self) -> str:
+        """Return the name of the newest version, which its content gives."""
+        with self._lock:
+            newest = self._versions[max(self._versions)]
+        return newest.version.digest
+
     def newest(self) -> tuple[VersionOffered, bytes]:
         """Return the offer of the newest version, and the digests of its pieces."""
         with self._lock:

@@ -15,7 +15,7 @@ import typer
 from isthmus.cli.command import JobArgument, command
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.api_client import ApiClient
-from isthmus.client.resolve_job import select_job
+from isthmus.client.resolve_job import TERMINAL_STATES, select_job
 from isthmus.core.errors import NotFoundError, UnavailableError
 from isthmus.core.job import with_own_folders
 from isthmus.core.units import format_bytes
@@ -28,6 +28,8 @@ commands = typer.Typer()
 PANEL = "Reinforcement learning"
 READ_TIMEOUT_S = 300.0
 """Longest time to read a ledger."""
+RECOMPUTE_TIMEOUT_S = 3600.0
+"""Longest time to recompute the samples of a step."""
 rl_commands = typer.Typer(help="Deltas between versions of weights, and the ledger of a job.", no_args_is_help=False)
 commands.add_typer(rl_commands, name="rl", rich_help_panel=PANEL)
 
@@ -90,33 +92,62 @@ def ledger(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
     """
     view = select_job(client.jobs(), job)
     found = _ask_ledger(view)
-    owners = {one.cluster.name: one.cluster.owner for one in client.pool().clusters}
-    found["owners"] = _by_owner(found["tokens"], owners | {part.cluster: part.owner for part in view.parts})
+    found["owners"] = _by_owner(found["tokens"], _owners(client, view))
     env.answer(found, lambda: _ledger_text(found))
 
 
 @command(
     rl_commands,
     panel=PANEL,
-    examples=["isthmus rl audit sums --step 7", "isthmus rl audit sums --step 7 --json | jq '.differing'"],
+    examples=[
+        "isthmus rl audit sums --step 7",
+        "isthmus rl audit sums --step 7 --json | jq '.differing, .after_run.owners'",
+        "isthmus rl audit sums --step 7 --samples 20   (of a large model)",
+    ],
 )
 def audit(
     env: CliEnvironment,
     client: ApiClient,
     job: JobArgument,
     step: Annotated[int, typer.Option("--step", metavar="N", min=0, help="A training step of the job.")],
+    recompute: Annotated[
+        bool | None,
+        typer.Option(
+            "--recompute/--no-recompute",
+            help="Recompute samples now (default: once the job has ended).",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", metavar="N", min=1, help="Recompute at most N samples (default: all).")
+    ] = None,
 ) -> None:
     """Show which samples of a step were computed again at the versions that they claim, and which differ.
 
     The share `rl.audit` of the samples is computed again while the job runs, before they are trained on. The owner of
-    one that differs is named here, decodes no more, and its samples began again elsewhere. It reads the job's ledger in
-    `checkpoints.folder`, on this machine.
+    one that differs is named here, decodes no more, and its samples began again elsewhere. Once the job has ended all
+    trained samples of the step are computed again here, on the CPU, whose versions of the weights are on disk: the
+    checkpoints that the job keeps, and the model that it began with. `after_run` of the answer also counts those that
+    cannot be, by reason. It reads `checkpoints.folder`, on this machine.
     """
-    found = _ask_ledger(select_job(client.jobs(), job), step)
-    lines = [f"step {step}: {found['recomputed']:,} of {found['samples']:,} samples recomputed"]
+    view = select_job(client.jobs(), job)
+    if recompute or (recompute is None and view.state in TERMINAL_STATES):
+        found = _ask(_recompute(view, step, samples), RECOMPUTE_TIMEOUT_S)
+        found["after_run"]["owners"] = _by_owner(found["after_run"]["owners"], _owners(client, view))
+    else:
+        found = _ask_ledger(view, step)
+    env.answer(found, lambda: "\n".join(_audit_lines(found)))
+
+
+def _audit_lines(found: dict[str, Any]) -> list[str]:
+    """Return what audits of a step found as lines."""
+    lines = [f"step {found['step']}: {found['recomputed']:,} of {found['samples']:,} samples recomputed"]
+    if (after := found.get("after_run")) is not None:
+        lines[0] += f" while it ran, {after['recomputed']:,} of {after['samples']:,} trained ones now"
+        lines += [f"{one['samples']:,} not now: {one['reason']}" for one in after["not_recomputed"]]
     for one in found["differing"]:
         lines.append(f"prompt {one['sample'][0]}, sample {one['sample'][1]} of {one['owner']}: {one['problem']}")
-    env.answer(found, lambda: "\n".join(lines if found["differing"] else [*lines, "none differs"]))
+    return lines if found["differing"] else [*lines, "none differs"]
 
 
 @command(
@@ -163,11 +194,23 @@ def _life_text(one: dict[str, Any], first_step: int) -> str:
 def _ask_ledger(view: JobView, *of: int | str) -> dict[str, Any]:
     """Return what the ledger of a job says: its counts, those of a step, or (`prompt`, number) the lives of samples."""
     folder = with_own_folders(view.job, view.id).checkpoints.folder
+    return _ask(lambda: _read_ledger([folder, *map(str, of)]), READ_TIMEOUT_S)
+
+
+def _recompute(view: JobView, step: int, samples: int | None) -> Callable[[], subprocess.CompletedProcess[bytes]]:
+    """Return what recomputes samples of a step, in a process with the workers' packages."""
+    job = with_own_folders(view.job, view.id).model_dump_json().encode()
+    numbers = [str(one) for one in (step, samples) if one is not None]
+    return lambda: _run_module("recompute_samples", numbers, RECOMPUTE_TIMEOUT_S, job)
+
+
+def _ask(run: Callable[[], subprocess.CompletedProcess[bytes]], timeout_s: float) -> dict[str, Any]:
+    """Return what a process that reads the ledger answers."""
     try:
-        done = _read_ledger([folder, *map(str, of)])
+        done = run()
     except subprocess.TimeoutExpired as error:
-        hint = "see whether its disk answers"
-        raise UnavailableError(f"the ledger was not read within {READ_TIMEOUT_S:g} s", hint=hint) from error
+        hint = "see whether its disk answers; an audit of fewer samples (--samples) takes less"
+        raise UnavailableError(f"the ledger was not read within {timeout_s:g} s", hint=hint) from error
     try:
         found: dict[str, Any] = json.loads(done.stdout)
     except ValueError as error:
@@ -180,21 +223,31 @@ def _ask_ledger(view: JobView, *of: int | str) -> dict[str, Any]:
 
 def _read_ledger(arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
     """Return what a process with the workers' packages says of the ledger: the pool itself has no torch."""
+    return _run_module("show_ledger", arguments, READ_TIMEOUT_S)
+
+
+def _run_module(
+    name: str, arguments: list[str], timeout_s: float, content: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(  # noqa: S603 - this Python with a module of this package
-        [sys.executable, "-m", "isthmus.rl.process.show_ledger", *arguments],
-        capture_output=True,
-        check=False,
-        timeout=READ_TIMEOUT_S,
-    )
+        [sys.executable, "-m", f"isthmus.rl.process.{name}", *arguments],
+        input=content, capture_output=True, check=False, timeout=timeout_s,
+    )  # fmt: skip
 
 
-def _by_owner(tokens: dict[str, dict[str, int]], owners: dict[str, str]) -> dict[str, dict[str, int]]:
-    """Return tokens by owner and fate; a cluster that is no longer in the pool stands for its owner."""
+def _owners(client: ApiClient, view: JobView) -> dict[str, str]:
+    """Return the owner of each cluster of the pool and of the job."""
+    owners = {one.cluster.name: one.cluster.owner for one in client.pool().clusters}
+    return owners | {part.cluster: part.owner for part in view.parts}
+
+
+def _by_owner(counts: dict[str, dict[str, int]], owners: dict[str, str]) -> dict[str, dict[str, int]]:
+    """Return counts by owner and kind; a cluster that is no longer in the pool stands for its owner."""
     found: dict[str, dict[str, int]] = {}
-    for cluster, by_fate in tokens.items():
+    for cluster, by_kind in counts.items():
         total = found.setdefault(owners.get(cluster, cluster), {})
-        for fate, count in by_fate.items():
-            total[fate] = total.get(fate, 0) + count
+        for kind, count in by_kind.items():
+            total[kind] = total.get(kind, 0) + count
     return found
 
 
