@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import io
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +21,15 @@ from safetensors.torch import load_file, save_file
 import isthmus.rl.rollout.kept_samples as kept_samples
 from isthmus.core.errors import InputError, IsthmusError, NotFoundError
 from isthmus.core.job import Job
+from isthmus.core.views.api_views import PartView
 from isthmus.data import open_prompts
 from isthmus.rl import LedgerConfig
-from isthmus.rl.process.recompute_samples import main, recompute_samples
+from isthmus.rl.process.recompute_samples import recompute_samples
 from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.kept_samples import KeptRange, KeptSample, KeptSamples
 from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
+from tests.cli.fake_server import FakeServer, run
 from tests.rl.rl_jobs import PROGRAM, make_rl_job
 from tests.train.worker_jobs import run_job, whole
 
@@ -173,23 +178,61 @@ def test_weights_that_were_made_twice_are_noted_and_survive_a_restart(tmp_path: 
         assert json.loads((tmp_path / "l" / "snapshot.json").read_text())["names"] == [[0, noted]]
 
 
+def in_process(arguments: list[str], content: bytes) -> tuple[int, str]:
+    """Return what `python -m ARGUMENTS` of a process that reads the ledger does, without its seconds of imports."""
+    kept, printed = sys.stdin, io.StringIO()
+    sys.stdin = io.TextIOWrapper(io.BytesIO(content))
+    try:
+        with contextlib.redirect_stdout(printed):
+            code = importlib.import_module(arguments[0]).main(arguments[1:])
+    finally:
+        sys.stdin = kept
+    return code, printed.getvalue()
+
+
 @pytest.mark.slow
-def test_the_process_answers_for_a_job_on_its_input(
-    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_process_answers_for_a_job_on_its_input(job: Job) -> None:
     """What the command calls: JSON, also of what is wrong."""
-
-    def ask(arguments: list[str], text: bytes) -> tuple[int, dict[str, Any]]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-        code = main(arguments)
-        return code, json.loads(capsys.readouterr().out)
-
-    code, found = ask(["0", "4"], job.model_dump_json().encode())
-    assert (code, found["after_run"]["recomputed"]) == (0, 4)
-    for arguments, text in ((["0"], b"{}"), ([], b""), (["x"], b""), (["9"], job.model_dump_json().encode())):
-        code, found = ask(arguments, text)
+    module, text = "isthmus.rl.process.recompute_samples", job.model_dump_json().encode()
+    code, printed = in_process([module, "0", "4"], text)
+    assert (code, json.loads(printed)["after_run"]["recomputed"]) == (0, 4)
+    for arguments, content in ((["0"], b"{}"), ([], b""), (["x"], b""), (["9"], text)):
+        code, printed = in_process([module, *arguments], content)
         assert code != 0
-        assert found["hint"]
+        assert json.loads(printed)["hint"]
+
+
+@pytest.mark.slow
+def test_the_command_recomputes_the_samples_of_a_job_that_has_ended(
+    copied: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it has ended, or where it is asked to; it counts by owner, tells reasons, and refuses what is damaged."""
+
+    def call(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        code, printed = in_process(arguments[2:], options["input"])
+        return subprocess.CompletedProcess(arguments, code, printed.encode())
+
+    monkeypatch.setattr(subprocess, "run", call)
+    server = FakeServer()
+    part = PartView(cluster="a", owner="anna", ranks=(0,), desired="running", observed="succeeded")
+    view = server.add(job=copied, state="succeeded", parts=(part,))
+    asked = ("rl", "audit", view.id, "--step", "0")
+    told = run(server, *asked, "--samples", "4")
+    assert (told.status, told.out.splitlines()) == (
+        0, ["step 0: 0 of 16 samples recomputed while it ran, 4 of 16 trained ones now", "12 not now: not asked for",
+            "none differs"],
+    )  # fmt: skip
+    alter(copied, 0, lambda content: content["samples"][3]["tokens"].__setitem__(0, 271))
+    assert run(server, *asked, "--json").json["after_run"]["owners"] == {"anna": {"recomputed": 16, "differing": 1}}
+    assert "of a: token 0 is not the one drawn" in run(server, *asked).out
+    before = run(server, *asked, "--no-recompute", "--json").json
+    assert (before["differing"], "after_run" in before) == ([], False)
+    server.add(job=copied, state="running")
+    assert "after_run" not in run(server, *asked, "--json").json
+    assert run(server, *asked, "--recompute", "--json").json["after_run"]["recomputed"] == 16
+    kept_file(copied, 0).write_text("{")
+    refused = run(server, *asked, "--recompute")
+    assert (refused.status > 0, "step-00000000.json cannot be read" in refused.err) == (True, True)
 
 
 def made_samples(count: int, length: int) -> list[KeptSample]:
