@@ -138,6 +138,16 @@ def test_other_weights_accuse_no_one(copied: Job) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_that_was_restarted_names_the_same_weights(copied: Job, tmp_path: Path) -> None:
+    """The last step is trained again from the checkpoint before it: its weights have the name that they had."""
+    shutil.rmtree(Path(copied.checkpoints.folder) / "step-00000005")
+    kept_file(copied, 4).unlink()
+    run_job(tmp_path / "again", copied, whole(copied), attempt=2, program=PROGRAM)
+    after = recompute_samples(copied, 4)["after_run"]
+    assert (after["recomputed"], after["differing"]) == (16, [])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
