@@ -14,8 +14,9 @@ from isthmus.core.job import Job
 from isthmus.rl.audit.judge_sample import BF16_BOUNDS, FP32_BOUNDS
 from isthmus.rl.audit.stored_weights import StoredWeights
 from isthmus.rl.audit.trajectory_auditor import SampleClaim, TrajectoryAuditor
-from isthmus.rl.rollout.kept_samples import KeptSample, KeptSamples
+from isthmus.rl.kept.kept_samples import KeptSample, KeptSamples
 from isthmus.rl.rollout.open_engine import MAX_ROWS, open_engine, sampling_of
+from isthmus.rl.rollout.trajectory import Trajectory
 from isthmus.train.model.transformers_model import read_transformers_config
 
 Verdict = tuple[str, str]
@@ -98,8 +99,12 @@ def _audit(
         FP32_BOUNDS if job.training.precision == "fp32" else BF16_BOUNDS,
     )  # fmt: skip
     claims = [
-        SampleClaim(sample=one.record, prompt_tokens=one.prompt_tokens, trajectory=one.trajectory) for one in batch
-    ]
+        SampleClaim(
+            sample=one.record, prompt_tokens=one.prompt_tokens,
+            trajectory=Trajectory(tokens=list(one.tokens), log_probabilities=list(one.log_probabilities)),
+        )
+        for one in batch
+    ]  # fmt: skip
     try:
         found = auditor.audit_all(claims)
     except IsthmusError as error:

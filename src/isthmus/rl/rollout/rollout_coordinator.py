@@ -17,6 +17,8 @@ from isthmus.core.errors import InputError
 from isthmus.data import PromptSet
 from isthmus.rl.check_inputs import ROUNDING
 from isthmus.rl.environments.turn_taker import TurnTaker
+from isthmus.rl.kept.keep_trained import keep_trained
+from isthmus.rl.kept.kept_samples import KeptSamples
 from isthmus.rl.ledger.ledger_records import LedgerConfig, SampleRecord, SampleState
 from isthmus.rl.ledger.ledger_snapshot import dump_ledger, restore_ledger
 from isthmus.rl.ledger.rollout_events import (
@@ -58,8 +60,6 @@ from isthmus.rl.rollout.engine_messages import (
     TokensReport,
     VersionReport,
 )
-from isthmus.rl.rollout.keep_trained import keep_trained
-from isthmus.rl.rollout.kept_samples import KeptSamples
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from isthmus.rl.rollout.sample_scorer import SampleScorer
 from isthmus.rl.rollout.trajectory import Trajectory

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
+from isthmus.rl.kept.kept_samples import KeptRange, KeptSample, KeptSamples
 from isthmus.rl.ledger.ledger_records import LedgerState, SampleRecord
 from isthmus.rl.ledger.rollout_events import SampleKey
-from isthmus.rl.rollout.kept_samples import KeptRange, KeptSample, KeptSamples
-from isthmus.rl.rollout.trajectory import Trajectory
+
+
+class Response(Protocol):
+    """The tokens of a response, and the log-probability of each."""
+
+    tokens: list[int]
+    log_probabilities: list[float]
 
 
 def keep_trained(
     kept: KeptSamples, state: LedgerState, base: int, names: Mapping[int, str],
-    trajectories: Mapping[SampleKey, Trajectory], prompt_tokens: Callable[[SampleKey], tuple[int, ...]],
+    trajectories: Mapping[SampleKey, Response], prompt_tokens: Callable[[SampleKey], tuple[int, ...]],
 ) -> None:  # fmt: skip
     """Keep the samples of each trained step of which some claim only versions that `names` has.
 
@@ -41,7 +48,7 @@ def _as_kept(sample: SampleRecord, base: int) -> KeptSample:
 
 
 def _with_tokens(
-    one: KeptSample, trajectory: Trajectory, prompt_tokens: Callable[[SampleKey], tuple[int, ...]]
+    one: KeptSample, trajectory: Response, prompt_tokens: Callable[[SampleKey], tuple[int, ...]]
 ) -> KeptSample:
     return one.model_copy(
         update={

@@ -18,7 +18,6 @@ from isthmus.core.errors import FileError, InputError, NotFoundError, Unavailabl
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.rl.ledger.ledger_records import SampleRecord, TokenRange
 from isthmus.rl.ledger.rollout_events import SampleKey
-from isthmus.rl.rollout.trajectory import Trajectory
 
 MAX_STEP_BYTES = 256 << 20
 """Largest file of a step: samples beyond it are counted, not kept."""
@@ -60,11 +59,6 @@ class KeptSample(FrozenModel):
         """Return it as the ledger has it, with versions as training steps."""
         return SampleRecord(key=SampleKey(*self.key), ranges=[TokenRange(**one.model_dump()) for one in self.ranges])
 
-    @property
-    def trajectory(self) -> Trajectory:
-        """Return its tokens."""
-        return Trajectory(tokens=list(self.tokens), log_probabilities=list(self.log_probabilities))
-
 
 class KeptStep(FrozenModel):
     """The trained samples of a step; `names` are those of the versions that checkpoints keep, "" for one made twice."""
@@ -79,15 +73,18 @@ class KeptStep(FrozenModel):
 class KeptSamples:
     """The files of one run, in a folder of their own below `ledger_folder`."""
 
-    def __init__(self, ledger_folder: Path) -> None:
+    def __init__(
+        self, ledger_folder: Path, max_step_bytes: int = MAX_STEP_BYTES, max_kept_bytes: int = MAX_KEPT_BYTES
+    ) -> None:
         self._folder = ledger_folder / _FOLDER
+        self._max_step_bytes, self._max_kept_bytes = max_step_bytes, max_kept_bytes
 
     def write(self, step: int, names: dict[int, str], samples: Sequence[KeptSample]) -> None:
         """Keep the samples of a step, in place of those that were kept of it; raises `UnavailableError`."""
         kept, size, left_out = list[KeptSample](), 0, 0
         for one in samples:
             size += _TOKEN_BYTES * (len(one.prompt_tokens) + len(one.tokens)) + 256 * (1 + len(one.ranges))
-            if size <= MAX_STEP_BYTES:
+            if size <= self._max_step_bytes:
                 kept.append(one)
             else:
                 left_out += 1
@@ -109,7 +106,7 @@ class KeptSamples:
         """
         file = self._file(step)
         try:
-            found = KeptStep.model_validate_json(read_within(file, MAX_STEP_BYTES + (1 << 20)))
+            found = KeptStep.model_validate_json(read_within(file, self._max_step_bytes + (1 << 20)))
             if found.step != step:
                 raise InputError(f"{file} is of step {found.step}", hint="restore it, or remove it")
             for one in found.samples:
@@ -138,7 +135,7 @@ class KeptSamples:
         sizes = {step: self._file(step).stat().st_size for step in self.steps()}
         total = sum(sizes.values())
         for step in list(sizes)[:-1]:
-            if total <= MAX_KEPT_BYTES:
+            if total <= self._max_kept_bytes:
                 break
             self._file(step).unlink(missing_ok=True)
             total -= sizes[step]

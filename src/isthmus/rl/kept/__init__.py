@@ -1,0 +1,1 @@
+"""Trained samples with their tokens, kept in files for audits after a run."""
