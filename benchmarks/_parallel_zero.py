@@ -60,6 +60,8 @@ class ZeroRun:
     steps_s: tuple[float, ...]
     gradient_bytes: int = 0
     weight_bytes: int = 0
+    # CPU seconds of the rank by step, all threads together.
+    cpu_s: tuple[float, ...] = ()
 
 
 def measure(quick: bool) -> list[Row]:
@@ -90,6 +92,7 @@ def _joined(runs: Sequence[ZeroRun]) -> ZeroRun:
         tuple(one for each in runs for one in each.steps_s[1:]),
         max(one.gradient_bytes for one in runs),
         max(one.weight_bytes for one in runs),
+        tuple(one for each in runs for one in each.cpu_s[1:]),
     )
 
 
@@ -126,11 +129,14 @@ def _step_rows(runs: dict[str, list[ZeroRun]]) -> list[Row]:
     ours, theirs = statistics.median(times["zero 3"]), statistics.median(times["fully_shard"])
     spread = f"{min(times['zero 3']):.0f} to {max(times['zero 3']):.0f} ms, there "
     spread += f"{min(times['fully_shard']):.0f} to {max(times['fully_shard']):.0f}"
+    own_cpu, peer_cpu = (statistics.median(map(sum, zip(*(one.cpu_s for one in runs[name]), strict=True)))
+                         for name in ("zero 3", "fully_shard"))  # fmt: skip
     return [
         Row(what=f"ZeRO-3 step, {RANKS} ranks: loss apart from fully_shard's over {len(peer[0].losses)} steps, most",
             ours=apart, unit="of the loss", target="1e-4", met=apart <= 1e-4),
         compared(f"ZeRO-3 step, {RANKS} ranks ({spread})", ours, "ms", "fully_shard over gloo", theirs,
                  target="no slower", met=ours <= theirs),
+        compared(f"ZeRO-3 step, {RANKS} ranks: CPU of all ranks", own_cpu, "CPU s", "fully_shard over gloo", peer_cpu),
     ]  # fmt: skip
 
 
@@ -201,7 +207,7 @@ def _train_sharded(job: StageJob, communicator: Communicator, zero: int, folder:
         steps.losses.append(loss or 0.0)
     dist.barrier()
     kept = 0 if optimizer.gatherer is None else optimizer.gatherer.kept_bytes
-    return ZeroRun(tuple(steps.losses), tuple(steps.seconds), max(held), kept)
+    return ZeroRun(tuple(steps.losses), tuple(steps.seconds), max(held), kept, tuple(steps.cpu_s))
 
 
 def _train_fully_sharded(job: StageJob, folder: str) -> ZeroRun:
@@ -229,22 +235,24 @@ def _train_fully_sharded(job: StageJob, folder: str) -> ZeroRun:
             adam.step()
             adam.zero_grad()
         steps.losses.append(float(total))
-    return ZeroRun(tuple(steps.losses), tuple(steps.seconds))
+    return ZeroRun(tuple(steps.losses), tuple(steps.seconds), cpu_s=tuple(steps.cpu_s))
 
 
 class _Steps:
-    """The losses of a run, and the seconds of its steps, which begin together."""
+    """The losses of a run, and the seconds of its steps, which begin together, with the CPU seconds of this process."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.seconds: list[float] = []
+        self.cpu_s: list[float] = []
 
     @contextmanager
     def timed(self) -> Iterator[None]:
         dist.barrier()
-        start_s = time.perf_counter()
+        start_s, cpu_s = time.perf_counter(), time.process_time()
         yield
         self.seconds.append(time.perf_counter() - start_s)
+        self.cpu_s.append(time.process_time() - cpu_s)
 
 
 def _apply(optimizer: Optimizer, step: int) -> None:
