@@ -68,11 +68,13 @@ class _Progress:
 
 
 def _all_pages(client: ApiClient, owner: str, month: str) -> WaitedJobsPage:
-    """Return all jobs of a month as one page."""
+    """Return all jobs of a month as one page; of more than are simulated, not all."""
+    from isthmus.control.simulation.compare_waits import MAX_COMPARED_JOBS
+
     jobs: list[WaitedJob] = []
     page = client.waits(owner, month, limit=PAGE_SIZE)
     jobs += page.jobs
-    while page.after is not None:
+    while page.after is not None and len(jobs) <= MAX_COMPARED_JOBS:
         page = client.waits(owner, month, after=page.after, limit=PAGE_SIZE)
         jobs += page.jobs
     return page.model_copy(update={"jobs": tuple(jobs)})
