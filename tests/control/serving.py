@@ -19,7 +19,7 @@ def cluster(name: str, owner: str | None = None, chips: int = 2) -> Cluster:
 
 EAST, WEST = cluster("east"), cluster("west")
 POOL = Pool(
-    owners=(Owner(name="owner-east"), Owner(name="owner-west")),
+    owners=(Owner(name="owner-east", users=("ann",)), Owner(name="owner-west")),
     clusters=(EAST, WEST),
     links=(
         Link(source="east", target="west", bandwidth_gbps=1, delay_ms=10),

@@ -138,6 +138,8 @@ RULES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/quotas"): Rule(may=("root",), body={"projects": []}),
     ("GET", "/v1/ledger/check"): Rule(may=("root",)),
     ("GET", "/v1/statements/{party}/{name}"): Rule(may=("root",), query="?month=2027-01"),
+    # Ann is a user of the owner in the east, which sees how long her jobs wait.
+    ("GET", "/v1/waits/{owner}"): Rule(may=("owner-east", "root"), sees=("owner-east", "root"), query="?month=1970-01"),
     ("POST", "/v1/tokens"): Rule(may=("root",), body={"role": "user", "name": "eve"}),
     ("GET", "/v1/tokens"): Rule(may=TOKENS),
     ("POST", "/v1/tokens/{token_id}/revoke"): ANN,
@@ -215,7 +217,8 @@ def test_a_token_reads_and_changes_only_what_is_its_own(
         return
     before = server.job(job)
     pool_before = server.shell.pool()
-    entry = {"kind": "data", "owner": "ann", "name": "words", "version": "0" * 64, "party": "user"}
+    owner = "owner-east" if path.startswith("/v1/waits/") else "ann"
+    entry = {"kind": "data", "owner": owner, "name": "words", "version": "0" * 64, "party": "user"}
     where = (path + rule.query).format(job_id=job, cluster="east", plan_id="p1", token_id=ANNS_TOKEN, **entry)
     answer = server.call(method, where, rule.body, token=token or None)
     assert answer.status_code < 500

@@ -27,7 +27,8 @@ from tests.free_ports import free_ports
 
 PROGRAM = Path(sys.prefix) / "kubernetes" / "kube-apiserver"
 _LEAN = (
-    "--authorization-mode=AlwaysAllow", "--runtime-config=api/all=false,api/v1=true", "--profiling=false",
+    "--authorization-mode=AlwaysAllow", "--profiling=false",
+    "--runtime-config=api/all=false,api/v1=true,apiregistration.k8s.io/v1=true,apiextensions.k8s.io/v1=true",
     "--enable-priority-and-fairness=false",
     ("--disable-admission-plugins=ServiceAccount,Priority,MutatingAdmissionWebhook,ValidatingAdmissionWebhook,"
     "RuntimeClass,DefaultStorageClass,CertificateApproval,CertificateSigning,CertificateSubjectRestriction,"

@@ -57,6 +57,7 @@ from isthmus.core.views.site_views import (
     LeaveView,
 )
 from isthmus.core.views.usage_views import UsageView
+from isthmus.core.views.wait_views import WaitedJobsPage
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
 """For event streams: the server sends a keep-alive every 15 s."""
@@ -198,6 +199,11 @@ class ApiClient:
         """Return the statement of an owner, a user or a job for a month `YYYY-MM`."""
         path = f"/v1/statements/{party}/{_quote_segment(name)}"
         return self._call(StatementView, "GET", path, params={"month": month})
+
+    def waits(self, owner: str, month: str, *, after: int = 0, limit: int = 1000) -> WaitedJobsPage:
+        """Return a page of the jobs that an owner's own users submitted in a month (`YYYY-MM`), with their waits."""
+        path = f"/v1/waits/{_quote_segment(owner)}"
+        return self._call(WaitedJobsPage, "GET", path, params={"month": month, "after": after, "limit": limit})
 
     def choose(self, job: str, plan: str) -> JobView:
         """Choose the plan of a job."""

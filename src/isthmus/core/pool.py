@@ -16,6 +16,7 @@ from isthmus.core.chip import Chip, chip_catalogue
 from isthmus.core.errors import InputError
 from isthmus.core.pool_parts.crossing import Crossing, SiteAccess, check_crossings
 from isthmus.core.pool_parts.group_topology import GroupTopology, TopologyError
+from isthmus.core.pool_parts.owner_users import MAX_OWNER_USERS, check_owner_users
 from isthmus.core.priority import PriorityMap
 from isthmus.core.units import TB, Bytes
 
@@ -213,10 +214,15 @@ class Cluster(FrozenModel):
 
 
 class Owner(FrozenModel):
-    """An organisation that operates clusters and is paid for their use."""
+    """An organisation that operates clusters and is paid for their use.
+
+    `users` are its own, whose waiting times `isthmus waits` compares with those that they would have on its clusters
+    alone; a user is listed at one owner.
+    """
 
     name: Name
     title: str = ""
+    users: Annotated[tuple[Name, ...], Field(max_length=MAX_OWNER_USERS)] = ()
 
 
 MIN_MTU_BYTES, MAX_MTU_BYTES = 576, 9_000
@@ -311,6 +317,7 @@ class Pool(FrozenModel):
             for group in cluster.node_groups:
                 if group.chip not in known:
                     raise UnknownNameError("chip", group.chip, known)
+        check_owner_users((owner.name, owner.users) for owner in self.owners)
         if self.owners:
             owners = [owner.name for owner in self.owners]
             for cluster in self.clusters:

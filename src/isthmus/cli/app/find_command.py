@@ -15,6 +15,7 @@ from isthmus.cli.app.root_command import make_app
 MODULES = {
     "isthmus.cli.commands.accounting.ledger_commands": ("bill", "ledger", "tariff"),
     "isthmus.cli.commands.accounting.quota_commands": ("quota",),
+    "isthmus.cli.commands.accounting.waits_command": ("waits",),
     "isthmus.cli.commands.catalogue.catalogue_commands": ("data", "models"),
     "isthmus.cli.commands.chip_commands": ("chips",),
     "isthmus.cli.commands.file_commands": ("check", "schema"),

@@ -19,7 +19,7 @@ from isthmus.cli.commands import (
     server_commands,
     simulate_pool_commands,
 )
-from isthmus.cli.commands.accounting import ledger_commands, quota_commands
+from isthmus.cli.commands.accounting import ledger_commands, quota_commands, waits_command
 from isthmus.cli.commands.catalogue import catalogue_commands
 from isthmus.cli.commands.operations import audit_commands, notify_commands
 from isthmus.cli.commands.rl import rl_commands
@@ -55,6 +55,7 @@ _COMMAND_MODULES = (
     catalogue_commands,
     ledger_commands,
     quota_commands,
+    waits_command,
     search_commands,
     simulate_pool_commands,
     place_command,

@@ -1,4 +1,4 @@
-"""The endpoints of money: published tariffs, pages of the ledger, its check, and statements."""
+"""The endpoints of money and of what it bought: tariffs, pages of the ledger, its check, statements, waits."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from isthmus.core.views.ledger_views import (
     StatementView,
     TariffView,
 )
+from isthmus.core.views.wait_views import WaitedJobsPage
 
 ledger_router = APIRouter(prefix="/v1", route_class=JsonRoute)
 Month = Annotated[str, Query(max_length=16, description="the month of the statement, `YYYY-MM` in UTC")]
@@ -68,3 +69,15 @@ def get_statement(party: PartyKind, name: Name, month: Month, caller: CurrentCal
     """
     auth.require_role(caller, "owner", "user")
     return service.ledger.statement(caller, party, name, month)
+
+
+@ledger_router.get("/waits/{owner}", responses=error_responses(NotFoundError))
+def get_waits(
+    owner: Name, month: Month, caller: CurrentCaller, service: Service, after: After = 0, limit: Limit = 1000
+) -> WaitedJobsPage:
+    """Return how long the jobs waited that an owner's own users submitted in a month: an owner its own, an admin all.
+
+    The operator's pool file lists the users of each owner. The next page begins after job number `after`.
+    """
+    auth.require_role(caller, "owner")
+    return service.ledger.waits(caller, owner, month, after, limit)

@@ -207,7 +207,7 @@ class ControlService:
         )
         self.site_keys = SiteKeys(self._actor, self.gate.registry, self.audit, clock)
         self.sites = SiteAdmin(self._actor, self.site_keys, self.audit, clock)
-        self.ledger = LedgerAccess(self._actor, self.audit, clock)
+        self.ledger = LedgerAccess(self._actor, self.audit, clock, pool_file)
         settings = notify or NotifySettings()
         self.subscriptions = SubscriptionAccess(self._actor, store, settings, self.audit, clock)
         self.notifier = Notifier(

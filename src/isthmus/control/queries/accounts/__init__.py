@@ -1,1 +1,1 @@
-"""What follows from the accounts: refusals of starts, levels of budgets, quotes, and the view of quotas. Read only."""
+"""What follows from the accounts: refused starts, levels of budgets, quotes, waits, the view of quotas. Read only."""

@@ -1,4 +1,4 @@
-"""`LedgerAccess`: tariffs, ledger and statements for callers: each sees its own accounts, an admin all."""
+"""`LedgerAccess`: tariffs, ledger, statements and waits for callers: each sees its own accounts, an admin all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from isthmus.control.accounting.meter import Meter
 from isthmus.control.accounting.party_holdings import party_holdings
 from isthmus.control.accounting.price_book import PriceSchedule
 from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.queries.accounts.waited_jobs import waited_jobs
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import TariffPublished
 from isthmus.core.errors import AuthError, FieldError, NotFoundError
+from isthmus.core.months import month_span_ms
 from isthmus.core.owner.tariff import DAY_MIN, Tariff
+from isthmus.core.pool import Pool
 from isthmus.core.pool_resource import PoolResource
 from isthmus.core.views.ledger_views import (
     JobQuote,
@@ -31,6 +34,7 @@ from isthmus.core.views.ledger_views import (
     StatementView,
     TariffView,
 )
+from isthmus.core.views.wait_views import WaitedJobsPage
 
 MAX_EXAMINED_TRANSACTIONS = 20_000
 """Transactions that one page looks at, so that a caller with few entries costs no more than one with many."""
@@ -61,10 +65,13 @@ class _Books(NamedTuple):
 
 
 class LedgerAccess:
-    """The ledger as callers may see it; `clock` counts from the epoch."""
+    """The ledger as callers may see it; `clock` counts from the epoch, `pool_file` lists the users of each owner."""
 
-    def __init__(self, actor: CoordinatorActor, audit: AuditLog, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, actor: CoordinatorActor, audit: AuditLog, clock: Callable[[], float], pool_file: Pool | None = None
+    ) -> None:
         self._actor, self._audit, self._clock = actor, audit, clock
+        self._users = {one.name: one.users for one in pool_file.owners} if pool_file else {}
 
     def publish(self, caller: Caller, tariff: Tariff) -> TariffView:
         """Publish prices: of an owner's clusters, or as admin of any; raises the errors of `admit_tariff`."""
@@ -151,6 +158,30 @@ class LedgerAccess:
         shown = () if party == "owner" else tuple(dict.fromkeys(line.job for line in found.lines if line.job))
         quotes = self._actor.query(lambda coordinator: tuple(_quotes(coordinator, shown[:MAX_QUOTES])))
         return found.model_copy(update={"quotes": quotes})
+
+    def waits(self, caller: Caller, owner: str, month: str, after: int, limit: int) -> WaitedJobsPage:
+        """Return a page of the jobs that the owner's own users submitted in a month (`YYYY-MM`, UTC).
+
+        Raises `NotFoundError` for an owner that is not the caller or that lists no users, `InputError` for no month.
+        """
+        _require_person(caller)
+        begin_ms, end_ms = month_span_ms(month)
+        if caller.role != "admin" and (caller.role != "owner" or caller.name != owner):
+            self._audit.record("refused", caller, f"owner {owner}", "the waiting times of another owner's users")
+            raise NotFoundError(f"no users of owner '{owner}' of yours", hint="ask for your own, with an owner's token")
+        users, now_s = self._users.get(owner, ()), self._clock()
+        if not users:
+            raise NotFoundError(
+                f"no user is listed as one of owner '{owner}'",
+                hint="the operator lists them in the server's pool file: owners: [{name: ..., users: [...]}]",
+            )
+        begin_s, end_s = begin_ms / 1000, end_ms / 1000
+        jobs, more = self._actor.query(
+            lambda coordinator: waited_jobs(coordinator.state, users, begin_s, end_s, now_s, after=after, limit=limit)
+        )
+        return WaitedJobsPage(
+            owner=owner, num_users=len(users), month_over=now_s >= end_s, jobs=tuple(jobs), after=more
+        )  # fmt: skip
 
     def _refused(self, caller: Caller, party: PartyKind, name: str) -> NotFoundError:
         self._audit.record("refused", caller, f"{party} {name}", "a statement of another")

@@ -23,6 +23,7 @@ from isthmus.control.placement.resources.gradient_traffic import GradientTraffic
 from isthmus.control.placement.resources.plan_requirement import EqualPipelines, PlanRequirement
 from isthmus.control.simulation.traces.job_trace import TraceJob
 from isthmus.control.state.events import MakePlans
+from isthmus.core.chip import Chip
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Prediction, Refusal, Stage
@@ -72,6 +73,7 @@ class TracePlanner:
 
     def __init__(self, jobs: Iterable[TraceJob], pool: Pool) -> None:
         self.jobs = {job.name: job for job in jobs}
+        self._chips = pool.chips
         self._links = FreeResources.from_pool(Pool(clusters=pool.clusters, chips=pool.chips, links=pool.links)).links
         self._link_ends = {str(PoolResource.link(a, b)): (a, b) for a, b in self._links}
         self._chips_per_node = {group.chip: group.chips_per_node for one in pool.clusters for group in one.node_groups}
@@ -84,7 +86,7 @@ class TracePlanner:
         most = sum(sum(groups.values()) for groups in free.values())
         if most < job.chips:
             return PlanSet(plans=(), refused=(Refusal(clusters=(), reason=f"{most} of {job.chips} chips"),))
-        resources = _resources(request.clusters, free)
+        resources = _resources(request.clusters, self._chips, free)
         resources.links = self._free_links(request.free_gbps)
         refused: list[Refusal] = []
         for chip in self._chips_per_node if job.chip not in self._chips_per_node else (job.chip,):
@@ -203,5 +205,7 @@ def _gradient_gbps(demand: PlanRequirement, together: PlanPlacement) -> dict[str
     return {str(PoolResource.link(a, b)): gbps for (a, b), gbps in rates.items()}
 
 
-def _resources(clusters: tuple[Cluster, ...], free: dict[str, dict[str, int]]) -> FreeResources:
-    return FreeResources.from_pool(Pool(clusters=clusters), free)
+def _resources(
+    clusters: tuple[Cluster, ...], chips: tuple[Chip, ...], free: dict[str, dict[str, int]]
+) -> FreeResources:
+    return FreeResources.from_pool(Pool(clusters=clusters, chips=chips), free)
