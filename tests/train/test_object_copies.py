@@ -347,7 +347,7 @@ def test_a_run_goes_on_from_the_store_alone_at_other_sites(tmp_path: Path) -> No
     other sites go on with another plan; the losses are those of a run that was never interrupted.
     """
     url = f"file://{tmp_path}/store"
-    job = make_job(tmp_path, steps=6, checkpoints={"every_steps": 3, "copies": 0, "copy_store": url})
+    job = make_job(tmp_path, steps=15, checkpoints={"every_steps": 3, "copies": 0, "copy_store": url})
     alone = job.model_copy(update={"checkpoints": job.checkpoints.model_copy(update={"copy_store": None})})
     expected = run_job(tmp_path / "reference", alone, make_plan(job, [2, 4])).losses()
     with started(tmp_path, [at_site(job, tmp_path / one) for one in SITES[:2]], make_plan(job, [2, 4])) as workers:

@@ -41,7 +41,7 @@ _PART = _TEXTS | _TIMES | {
 _WORKER = _TIMES | {"node_group", "chips", "num_bytes"}
 _SET = {"state_deadline_s", "address", "rank_map", "plan", "devices"}
 """Fields of which it only matters whether they are set."""
-_DUE = {"force_at_s", "evict_at_s"}
+_DUE = {"force_at_s", "evict_at_s", "left_s"}
 """Times of which it matters whether they have passed."""
 
 _NAMES: dict[tuple[type, int], tuple[str, ...]] = {}

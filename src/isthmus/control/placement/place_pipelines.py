@@ -95,9 +95,7 @@ def _cluster_capacities(
     return [
         ClusterCapacity(requirement, site, reads_data=constraints.may_read_data(site.owner, site.region))
         for site in resources.sites.values()
-        if (not constraints.clusters or site.name in constraints.clusters)
-        and (not constraints.owners or site.owner in constraints.owners)
-        and (not constraints.regions or site.region in constraints.regions)
+        if constraints.admits(site.name, site.owner, site.region)
     ]
 
 
