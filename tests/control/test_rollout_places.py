@@ -21,5 +21,5 @@ def test_named_clusters_train_and_decode(tmp_path: Path) -> None:
     plans = propose_plans(request).plans
     assert plans
     for plan in plans:
-        assert plan.clusters == ("a",)
+        assert {stage.cluster for stage in plan.stages} == {"a"}
         assert [one.cluster for one in plan.rollouts] == ["b", "c"]
