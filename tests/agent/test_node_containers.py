@@ -201,3 +201,13 @@ def test_a_store_that_others_may_write_is_refused(node: Node) -> None:
     worker = node.start("print('ran')")
     assert worker.wait() == 0
     assert (worker.status, "others may write there" in (worker.folder / "log").read_text()) == (126, True)
+
+
+def test_an_index_of_images_without_bound_is_not_read(node: Node) -> None:
+    """The node reads it as root, and a user may have brought the image."""
+    node.copy_images()
+    with (node.layout / "index.json").open("ab") as index:
+        index.write(b" " * (4 << 20))
+    worker = node.start("print('ran')")
+    assert worker.wait() == 0
+    assert (worker.status, "larger than 4 MiB" in (worker.folder / "log").read_text()) == (126, True)

@@ -31,6 +31,8 @@ DELETE = "--delete"
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/nix", "/run/systemd/resolve")
 _NEVER_MOUNTED = ("/proc", "/sys", "/dev")
 _REFERENCE = "org.opencontainers.image.ref.name"
+_MAX_INDEX_BYTES = 4 << 20
+"""Largest index of an image layout that is read: a user brings the image."""
 _UNPACK_TIMEOUT_S, _COPY_TIMEOUT_S, _ASK_TIMEOUT_S, _DELETE_TIMEOUT_S = 1800.0, 600.0, 60.0, 75.0
 
 
@@ -124,7 +126,11 @@ def _unpack(asked: Mapping[str, Any], store: Path) -> Path:
 
 def _tag_of(layout: Path, asked: Mapping[str, Any]) -> str:
     """Return the tag of the image that the agent has matched, by its digest."""
-    for entry in json.loads((layout / "index.json").read_bytes()).get("manifests") or ():
+    with (layout / "index.json").open("rb") as file:
+        text = file.read(_MAX_INDEX_BYTES + 1)
+    if len(text) > _MAX_INDEX_BYTES:
+        raise NodeError(f"{layout}/index.json is larger than {_MAX_INDEX_BYTES >> 20} MiB")
+    for entry in json.loads(text).get("manifests") or ():
         if entry.get("digest") == asked["digest"] and _REFERENCE in (entry.get("annotations") or {}):
             return str(entry["annotations"][_REFERENCE])
     raise NodeError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -25,6 +26,8 @@ RESTART_S = (0.1, 0.5, 2.0, 5.0)
 """Waits before a part is started again; the last one repeats, and after a minute of service the first one is next."""
 
 _PORTS_FILE, _WATCH_S, _SERVED_S = "ports.json", 0.05, 60.0
+_TAIL_BYTES = 1 << 14
+"""What is read of the end of a part's log, which grows as long as the part runs."""
 _log = logging.getLogger("isthmus.wan")
 
 
@@ -52,7 +55,9 @@ class _Part:
         self.started_s = time.monotonic()
 
     def last_line(self) -> str:
-        text = (self.folder / "log").read_text(errors="replace").strip()
+        with (self.folder / "log").open("rb") as log:
+            log.seek(max(log.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
+            text = log.read(_TAIL_BYTES).decode(errors="replace").strip()
         line = text.splitlines()[-1] if text else "it wrote no log"
         try:
             found = json.loads(line)
@@ -174,7 +179,8 @@ def site_crossings(
 def _read_ports(file: Path) -> dict[str, int]:
     """Return the ports of the last start; those that are damaged are chosen again."""
     try:
-        found = json.loads(file.read_bytes()[: 2**20])
+        with file.open("rb") as ports:
+            found = json.loads(ports.read(1 << 20))
     except (FileNotFoundError, ValueError):
         return {}
     if not isinstance(found, dict):
