@@ -106,6 +106,20 @@ def test_the_kit_finds_an_adapter_that_compares_clocks(tmp_path: Path) -> None:
     until((folder / "exit").exists)
 
 
+@pytest.mark.slow
+def test_a_signal_after_the_end_leaves_the_exit_status(tmp_path: Path) -> None:
+    """A second stop that meets the wrapper while it records the status ends nothing."""
+    tools, folder = tmp_path / "tools", tmp_path / "worker"
+    tools.mkdir()
+    folder.mkdir()
+    (tools / "mv").write_text('#!/bin/sh\nkill -TERM 0\nexec /bin/mv "$@"\n')
+    (tools / "mv").chmod(0o755)
+    adapter = LocalAdapter(SITE, tmp_path / "queue", ("sh", "-c", "exit 3"))
+    adapter.start(RankStart(folder=folder, cards=(), variables={"PATH": f"{tools}:{os.environ['PATH']}"}))
+    until(lambda: adapter.poll(folder).state == "exited")
+    assert adapter.poll(folder).exit_status == 3
+
+
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[LocalAdapter, Path]]:
     """An adapter with one worker that runs until it is killed."""

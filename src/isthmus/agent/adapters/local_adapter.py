@@ -56,7 +56,7 @@ def job_program(job: Job, usual: tuple[str, ...]) -> tuple[str, ...]:
 
 
 # Step 1: claim the folder; exit if another wrapper has it. Step 2: run the program. Step 3: write its status, to a
-# file that was opened before the program could put a link in its place.
+# file that was opened before the program could put a link in its place; a late signal must not end `mv`.
 _WRAPPER = """
 folder=$1; shift
 echo $$ > "$folder/pid.$$" || exit 125
@@ -67,6 +67,7 @@ trap : TERM INT HUP
 exec 3>"$folder/exit.part"
 "$@" </dev/null >"$folder/log" 2>&1 3>&-
 status=$?
+trap '' TERM INT HUP
 echo $status >&3 && mv -f "$folder/exit.part" "$folder/exit"
 """
 CONFINED_START = (sys.executable, "-I", "-S", "-B", confined_start.__file__)

@@ -342,6 +342,13 @@ class RolloutCoordinator:
             match one:
                 case GenerateSample():
                     kept = self._trajectories.get(one.sample, Trajectory())
+                    if self._is_complete(one, kept):
+                        self._apply(
+                            SampleEnded(
+                                engine=one.engine, sample=one.sample, lease=one.lease, num_tokens=one.num_tokens
+                            )
+                        )  # fmt: skip
+                        continue
                     self._send(
                         one.engine,
                         StartSample(
@@ -398,6 +405,19 @@ class RolloutCoordinator:
             if not (math.isfinite(value) and value <= ROUNDING):
                 return f"log-probability {value} of token {token}"
         return ""
+
+    def _is_complete(self, wanted: GenerateSample, kept: Trajectory) -> bool:
+        """Return whether a response needs no token more: its engine reported the last one, and was lost before the end.
+
+        An observation that ends with an end token is answered.
+        """
+        sample = self._ledger.find(wanted.sample)
+        if sample is None or not sample.ranges:
+            return False
+        last = kept.tokens[wanted.num_tokens - 1]
+        return wanted.num_tokens >= self._limits.max_response_tokens or (
+            sample.ranges[-1].is_sampled and last in self._limits.stop_tokens
+        )
 
     def _end_problem(self, report: EndReport) -> str:
         """Return why a response cannot have ended, or ""."""
