@@ -23,13 +23,14 @@ SENT = ((9, 9, 9, 9), (9, 257))
 def test_a_response_whose_end_was_lost_is_scored_and_not_decoded_again(ends: str, tmp_path: Path) -> None:
     """One of all its tokens and one with an end token; one that lacks a token goes on, after a restart too."""
     job = make_rl_job(tmp_path)
-    prompts = open_prompts(job)
+    assert job.rl is not None
+    prompts, rewards = open_prompts(job), job.rl.rewards
     limits = RolloutLimits(
         max_response_tokens=4, vocab_size=272, penalty_of=lambda _: 0.0, stop_tokens=frozenset({257})
     )
 
     def start() -> RolloutCoordinator:
-        made = RolloutCoordinator(CONFIG, limits, prompts, RewardPool(job.rl.rewards, 1), RolloutStore(tmp_path / "l"))
+        made = RolloutCoordinator(CONFIG, limits, prompts, RewardPool(rewards, 1), RolloutStore(tmp_path / "l"))
         made.begin(0)
         return made
 
@@ -50,9 +51,11 @@ def test_a_response_whose_end_was_lost_is_scored_and_not_decoded_again(ends: str
     again = {one.sample: one.response_tokens for one in orders if isinstance(one, StartSample)}
     assert again == {given[2].sample: (9,)}
     last = next(one for one in orders if isinstance(one, StartSample))
-    report = {"sample": last.sample, "lease": last.lease}
-    made.report("b#2", TokensReport(**report, start=1, version=0, tokens=(257,), log_probabilities=(-0.5,)))
-    made.report("b#2", EndReport(**report, num_tokens=2))
+    rest = TokensReport(
+        sample=last.sample, lease=last.lease, start=1, version=0, tokens=(257,), log_probabilities=(-0.5,)
+    )
+    made.report("b#2", rest)
+    made.report("b#2", EndReport(sample=last.sample, lease=last.lease, num_tokens=2))
     made.request_batch(0)
     batch, deadline_s = None, time.monotonic() + 20
     while batch is None and time.monotonic() < deadline_s:
