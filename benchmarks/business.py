@@ -28,8 +28,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pydantic_core
+from pydantic import TypeAdapter
 
 from benchmarks import _ledger_slurm, _owners_month
 from benchmarks._ledger_month import DAY_S, Act, month_of, tariffs_of
@@ -42,6 +44,7 @@ from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.simulation.chaos.run_chaos import CONFIG, run_chaos
 from isthmus.control.simulation.simulated_server import MemoryLog
 from isthmus.control.store.column_codec import column_codec
+from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.owner.tariff import Tariff
 
 PARTS = ("runs", "replay", "month", "slurm", "share")
@@ -103,15 +106,22 @@ def _one_run(seed: int) -> RunSums:
     )
 
 
-def measure_runs(first: int, runs: int) -> list[Row]:
-    """Play `runs` seeds from `first` on, on every core; return what the ledgers came to."""
-    sums = RunSums()
-    batches = [range(at, min(at + BATCH, first + runs)) for at in range(first, first + runs, BATCH)]
+def measure_runs(first: int, runs: int, kept: Path | None = None) -> list[Row]:
+    """Play `runs` seeds from `first` on, on every core; return what the ledgers came to.
+
+    With a file `kept` the sums so far are written there, and a later call goes on from them.
+    """
+    sums = RunSums() if kept is None or not kept.exists() else TypeAdapter(RunSums).validate_json(kept.read_bytes())
+    batches = [range(at, min(at + BATCH, first + runs)) for at in range(first + sums.runs, first + runs, BATCH)]
     with ProcessPoolExecutor(os.cpu_count()) as workers:
         for some in workers.map(play, batches):
             sums.add(some)
             for problem in some.problems:
                 print(problem, file=sys.stderr, flush=True)
+            if kept is not None:
+                write_atomically(kept, pydantic_core.to_json(sums).decode())
+            print(f"\r{sums.runs:,} of {runs:,} runs", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
     what = f"{sums.runs:,} seeded runs"
     counts = (
         (f"{what}: sum of all entries", sums.sum, "millionths"),
@@ -212,12 +222,16 @@ def main() -> int:
     )
     parser.add_argument("--runs", type=int, default=None, help=f"seeds to play (default {RUNS})")
     parser.add_argument("--jobs", type=int, default=None, help=f"jobs of the month (default {JOBS})")
+    parser.add_argument("--keep", type=Path, help="a file of the sums of seeded runs so far, to go on from")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} runs, {QUICK_JOBS} jobs and few pools")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()
+    num_runs = options.runs or (QUICK_RUNS if options.quick else RUNS)
     parts = {
-        "runs": lambda: measure_runs(options.seed, options.runs or (QUICK_RUNS if options.quick else RUNS)),
+        "runs": lambda: measure_runs(
+            options.seed, options.runs or (QUICK_RUNS if options.quick else RUNS), options.keep
+        ),
         "replay": lambda: measure_replay(options.jobs or (QUICK_JOBS if options.quick else JOBS), options.seed),
         "month": lambda: _owners_month.rows(options.seed, quick=options.quick),
         "slurm": lambda: _ledger_slurm.rows(

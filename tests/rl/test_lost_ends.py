@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.data import open_prompts
 from isthmus.rl import LedgerConfig
-from isthmus.rl.process.policy_method import open_prompts
 from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_messages import EndReport, EngineOrder, StartSample, TokensReport
 from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
