@@ -229,9 +229,7 @@ def main() -> int:
     options = parser.parse_args()
     num_runs = options.runs or (QUICK_RUNS if options.quick else RUNS)
     parts = {
-        "runs": lambda: measure_runs(
-            options.seed, options.runs or (QUICK_RUNS if options.quick else RUNS), options.keep
-        ),
+        "runs": lambda: measure_runs(options.seed, num_runs, options.keep),
         "replay": lambda: measure_replay(options.jobs or (QUICK_JOBS if options.quick else JOBS), options.seed),
         "month": lambda: _owners_month.rows(options.seed, quick=options.quick),
         "slurm": lambda: _ledger_slurm.rows(
