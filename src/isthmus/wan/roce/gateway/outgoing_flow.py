@@ -69,6 +69,11 @@ class OutgoingFlow:
         return not self._kept
 
     @property
+    def queue_bytes(self) -> int:
+        """Bytes of the queue that the flow waits in: all flows' at the link's rate, else its own."""
+        return self._total.unsent if self.rate_bytes_per_s == math.inf else self.unsent_bytes
+
+    @property
     def can_send(self) -> bool:
         """Whether a frame waits."""
         return self._next_unsent < self._next or bool(self._again)
@@ -83,7 +88,7 @@ class OutgoingFlow:
         self._kept[self._next] = _KeptFrame(frame)
         self._next += 1
         self._hold(len(frame) + FRAME_BYTES)
-        self.unsent_bytes += len(frame)
+        self._wait(len(frame))
 
     def next_frame(self, now_s: float) -> tuple[int, bytes, bool] | None:
         """Return number and bytes of the frame to send now, and whether it was sent before: those go first."""
@@ -97,7 +102,7 @@ class OutgoingFlow:
                 return None
             number, kept = self._next_unsent, self._kept[self._next_unsent]
             self._next_unsent += 1
-            self.unsent_bytes -= len(kept.frame)
+            self._wait(-len(kept.frame))
         kept.sent_s = now_s
         kept.num_tries += 1
         return number, kept.frame, kept.num_tries > 1
@@ -124,7 +129,7 @@ class OutgoingFlow:
         tries = self._ask_again(entry.missing, now_s, round_trip_s)
         return sample_s, tries
 
-    def adapt_rate(self, entry: FeedbackEntry, queue_bytes: int, most_bytes_per_s: float) -> None:
+    def adapt_rate(self, entry: FeedbackEntry, queue_bytes: float, most_bytes_per_s: float) -> None:
         """Set the rate by the far side's queue and rate."""
         if entry.held_bytes > queue_bytes:
             self.rate_bytes_per_s = max(entry.kilobytes_per_s * 1000 * DRAIN_SHARE, most_bytes_per_s / 1000)
@@ -161,13 +166,13 @@ class OutgoingFlow:
         self._kept = {place: _KeptFrame(kept.frame) for place, kept in enumerate(self._kept.values())}
         self._next, self._next_unsent, self._floor, self.done = len(self._kept), 0, 0, 0
         self._again.clear()
-        self.unsent_bytes = sum(len(kept.frame) for kept in self._kept.values())
+        self._wait(sum(len(kept.frame) for kept in self._kept.values()) - self.unsent_bytes)
         self.num_silent, self.rate_bytes_per_s = 0, math.inf
 
     def clear(self) -> None:
         """Forget all frames."""
         self._hold(-self.held_bytes)
-        self.unsent_bytes = 0
+        self._wait(-self.unsent_bytes)
         self._kept.clear()
         self._again.clear()
         self._next_unsent = self._floor = self.done = self._next
@@ -175,6 +180,10 @@ class OutgoingFlow:
     def _hold(self, num_bytes: int) -> None:
         self.held_bytes += num_bytes
         self._total.used += num_bytes
+
+    def _wait(self, num_bytes: int) -> None:
+        self.unsent_bytes += num_bytes
+        self._total.unsent += num_bytes
 
     def _ask_again(self, missing: tuple[tuple[int, int], ...], now_s: float, round_trip_s: float) -> int:
         most = 0

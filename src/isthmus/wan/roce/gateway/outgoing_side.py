@@ -36,6 +36,9 @@ MIN_BURST_BYTES = 16_384
 REUSE_QUIET_S = 1.0
 """Quiet time after which an earlier number begins a new life of a queue pair with nothing outstanding."""
 
+DRAIN_S = 20e-3
+"""Time in which the part of a queue above its mark should fall to 1/e; a slower one brings notifications."""
+
 MAX_STARTS_AHEAD = 5
 _LOOK_FOR_IDLE = 64
 
@@ -57,6 +60,7 @@ class OutgoingSide:
         self._next_flow = 1
         self._burst_bytes = max(MIN_BURST_BYTES, settings.link_bytes_per_s * BURST_S)
         self._allowance_bytes, self._filled_s = self._burst_bytes, 0.0
+        self._mark_bytes = settings.queue_mark_bytes
 
     def __len__(self) -> int:
         return len(self._flows)
@@ -64,7 +68,7 @@ class OutgoingSide:
     @property
     def num_waiting_bytes(self) -> int:
         """Bytes of frames that were not sent yet."""
-        return sum(flow.unsent_bytes for flow in self._flows.values())
+        return self.held.unsent
 
     def next_s(self, now_s: float) -> float:
         """Return when something is due."""
@@ -109,7 +113,7 @@ class OutgoingSide:
                 out.append(SendToNic(answer))
         flow.add(view.frame)
         self._make_ready(flow)
-        if view.has_congestion_mark or flow.unsent_bytes > self.settings.near_mark_bytes / (len(self._ready) or 1):
+        if view.has_congestion_mark or flow.unsent_bytes > self._mark_bytes / (len(self._ready) or 1):
             self._notify(flow, now_s, out)
 
     def _take_misplaced(self, flow: OutgoingFlow, view: RoceView, now_s: float, out: list[GatewayInstruction]) -> None:
@@ -190,13 +194,14 @@ class OutgoingSide:
         self._by_id.pop(flow.flow, None)
 
     def _notify(self, flow: OutgoingFlow, now_s: float, out: list[GatewayInstruction]) -> None:
-        """Tell the NIC to slow down, unless its queue has shrunk since the last notification."""
-        template = flow.responder.template
-        if template is None or now_s - flow.notified_s < self.settings.near_notify_interval_s:
+        """Tell the NIC to slow down, unless the queue shrinks fast enough since the last notification."""
+        template, spent_s = flow.responder.template, now_s - flow.notified_s
+        if template is None or spent_s < self.settings.near_notify_interval_s:
             return
-        is_growing = flow.unsent_bytes >= flow.notified_bytes
-        flow.notified_s, flow.notified_bytes = now_s, flow.unsent_bytes
-        if is_growing:
+        excess = max(0.0, flow.notified_bytes - self._mark_bytes)
+        most = flow.notified_bytes - excess * -math.expm1(-spent_s / DRAIN_S)
+        flow.notified_s, flow.notified_bytes = now_s, flow.queue_bytes
+        if not excess or flow.queue_bytes > most:
             self.num_notified += 1
             out.append(SendToNic(template.cnp))
 
@@ -217,7 +222,7 @@ class OutgoingSide:
         is_new = entry.queue_pair != NO_QUEUE_PAIR and not flow.is_paired
         if is_new and not self._pairs.is_shared(flow.key[0], flow.source_port):
             flow.is_paired = self._pairs.join(flow.key, reverse_key(flow.key[0], entry.queue_pair & 0xFFFFFF))
-        flow.adapt_rate(entry, self.settings.near_mark_bytes, self.settings.link_bytes_per_s)
+        flow.adapt_rate(entry, self._mark_bytes, self.settings.link_bytes_per_s)
         if tries >= self.settings.max_tries:
             self.fail(flow, FlowFailure.LINK, out)
         elif flow.can_send:
