@@ -75,6 +75,9 @@ class RequestOrder:
         """Note that a request is taken; return its last number, the lowest one where it is not known."""
         if view.opcode in FIRSTS or view.opcode in MIDDLES:
             self.mtu_bytes = view.num_payload_bytes
+        if view.opcode != Opcode.READ_REQUEST:
+            self._expected = ((view.psn + 1) % PSN_SPAN,)
+            return view.psn
         spans = self._spans(view)
         self._expected = tuple((view.psn + span) % PSN_SPAN for span in spans)
         return (view.psn + spans[0] - 1) % PSN_SPAN

@@ -50,15 +50,8 @@ class GatewaySettings:
     """Bytes of a datagram on the link beyond those that the gateway builds: IP, UDP, encryption."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "link_gbps",
-            "nic_gbps",
-            "round_trip_s",
-            "feedback_interval_s",
-            "nic_timeout_s",
-            "idle_s",
-            "queue_mark_s",
-        ):
+        times = "round_trip_s", "feedback_interval_s", "nic_timeout_s", "idle_s", "queue_mark_s"
+        for name in ("link_gbps", "nic_gbps", *times):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise InputError(f"{name} is {value}", hint="a number above 0")

@@ -27,6 +27,9 @@ DRAIN_SHARE = 0.9
 """Share of the far side's rate while it has a queue."""
 
 
+SOONEST = 0.98
+"""Share of the least round trip before which nothing can be known of a frame that was sent."""
+
 LOST_TRIES = 2
 """Tries after which a frame that is still missing goes twice at once: others wait for it."""
 
@@ -191,7 +194,7 @@ class OutgoingFlow:
             first = full_number(low % NUMBER_SPAN, self._floor)
             for number in range(max(first, self._floor), min(first + count, self._next_unsent)):
                 kept = self._kept.get(number)
-                if kept is None or now_s - kept.sent_s < 0.9 * round_trip_s:
+                if kept is None or now_s - kept.sent_s < SOONEST * round_trip_s:
                     continue  # the one sent last is still on its way
                 kept.sent_s = now_s
                 most = max(most, kept.num_tries)
