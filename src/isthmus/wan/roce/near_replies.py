@@ -41,7 +41,8 @@ class ReplyTemplate:
             "hop_limit": hop_limit,
             "psn": 0,
         }
-        ack, end = build_roce(RocePacket(opcode=Opcode.ACKNOWLEDGE, aeth=AethHeader(ACK, 0), **fields)), genuine.base + 8
+        ack = build_roce(RocePacket(opcode=Opcode.ACKNOWLEDGE, aeth=AethHeader(ACK, 0), **fields))
+        end = genuine.base + 8
         self._head, self._head_crc = ack[:end], crc_of_head(ack, end)
         cnp = RocePacket(opcode=Opcode.CNP, reserved_bits=BECN, payload=bytes(CNP_BYTES), **fields)
         self.cnp = build_roce(cnp)

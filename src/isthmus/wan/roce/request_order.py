@@ -61,10 +61,14 @@ class RequestOrder:
         """Whether a request was taken."""
         return bool(self._expected)
 
+    def is_next(self, psn: int) -> bool:
+        """Return whether a request with this number comes next."""
+        return psn in self._expected or not self._expected
+
     def place(self, psn: int) -> Place:
         """Return where a request with this number stands."""
         expected = self._expected
-        if not expected or psn in expected:
+        if self.is_next(psn):
             return Place.NEXT
         distance = psn_distance(expected[0], psn)
         if abs(distance) > NEW_START_DISTANCE:

@@ -76,7 +76,6 @@ class RoceView(NamedTuple):
         return byte & 3 == 3
 
 
-
 def swap_ends(ends: bytes) -> bytes:
     """Return the addresses of the other direction."""
     half = len(ends) // 2
@@ -101,8 +100,8 @@ def view_frame(frame: bytes) -> RoceView:
     elif frame[0] >> 4 == 6:
         if size < 64:
             raise ProtocolError(f"a RoCE packet of {size} bytes over IPv6 is cut short")
-        num_bytes, protocol, ends, source_port, target_port, udp_bytes, opcode, flags, pair, number = (
-            _IPV6.unpack_from(frame)
+        num_bytes, protocol, ends, source_port, target_port, udp_bytes, opcode, flags, pair, number = _IPV6.unpack_from(
+            frame
         )
         if protocol != 17 or num_bytes != size - 40:
             raise ProtocolError("an IPv6 packet with extensions, of another protocol or length")

@@ -8,7 +8,3 @@ class HeldBytes:
 
     def __init__(self, most: int) -> None:
         self.used, self.most, self.unsent = 0, most, 0
-
-    def has_room(self, num_bytes: int) -> bool:
-        """Return whether `num_bytes` more are within the bound."""
-        return self.used + num_bytes <= self.most

@@ -57,7 +57,7 @@ class IncomingSide:
         self._timers = TimerHeap[IncomingFlow]()
         self._dirty: dict[IncomingFlow, None] = {}
         self._told: dict[int, FlowFailure] = {}
-        self._feedback_s = math.inf
+        self._feedback_s, self._feedback_interval_s = math.inf, settings.feedback_interval_s
 
     def __len__(self) -> int:
         return len(self._flows)
@@ -108,7 +108,7 @@ class IncomingSide:
         if view.opcode not in REQUESTS:
             flow.queue(view, -1)
         else:
-            place = flow.order.place(view.psn)
+            place = Place.NEXT if flow.order.is_next(view.psn) else flow.order.place(view.psn)
             if place in (Place.AHEAD, Place.ELSEWHERE) and flow.is_suspect and view.opcode not in STARTS:
                 place = Place.AHEAD
             if place is Place.AHEAD and flow.is_suspect:
@@ -198,6 +198,7 @@ class IncomingSide:
     # To the NIC
 
     def _hand_over(self, flow: IncomingFlow, now_s: float, out: list[GatewayInstruction]) -> None:
+        rate = flow.rate
         while flow.has_frames and now_s >= flow.due_s:
             view = flow.next_frame(now_s)
             if view is None:
@@ -209,8 +210,8 @@ class IncomingSide:
             self.num_handed += 1
             out.append(SendToNic(view.frame))
             size = len(view.frame)
-            flow.rate.sent(size)
-            flow.due_s = max(flow.due_s, now_s - BURST_S) + size / flow.rate.bytes_per_s(now_s)
+            rate.sent(size)
+            flow.due_s = max(flow.due_s, now_s - BURST_S) + size / rate.bytes_per_s(now_s)
 
     def answer(self, view: RoceView, now_s: float, out: list[GatewayInstruction]) -> bool:
         """Take an answer of this site's NIC to requests handed to it; return whether it ends here."""
@@ -374,12 +375,11 @@ class IncomingSide:
             self._ask_feedback(now_s)
 
     def _ask_feedback(self, now_s: float) -> None:
-        self._feedback_s = min(self._feedback_s, now_s + self.settings.feedback_interval_s)
+        due_s = now_s + self._feedback_interval_s
+        if due_s < self._feedback_s:
+            self._feedback_s = due_s
 
     def _set_timer(self, flow: IncomingFlow, now_s: float) -> None:
-        if flow.failed is None:
-            hand_s = flow.due_s + BURST_S / 2 if flow.has_frames else math.inf
-            due_s = min(flow.ask_s, flow.nic_s, flow.suspect_s, flow.unproven_s, hand_s)
-        else:
-            due_s = math.inf
-        self._timers.set(flow, max(now_s + 1e-6, min(due_s, now_s + 2 * self.settings.idle_s)))
+        due_s = min(flow.next_s(BURST_S / 2), now_s + 2 * self.settings.idle_s)
+        if due_s < flow.timer_s:
+            self._timers.set(flow, max(now_s + 1e-6, due_s))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from isthmus.core.errors import InputError
 from isthmus.wan.roce.gateway.gateway_datagram import DatagramKind, GatewayDatagram, Origin, build_list
@@ -63,10 +64,13 @@ class LinkState:
         """A time after which a frame that was asked for has not come."""
         return self._smooth_s + 4 * self._deviation_s + self._reorder_s
 
-    def hear(self, datagram: GatewayDatagram, now_s: float) -> tuple[Heard, list[bytes]]:
+    def hear(self, datagram: GatewayDatagram, now_s: float) -> tuple[Heard, Sequence[bytes]]:
         """Take over a new epoch; return what a datagram is, and what to answer for the epochs' sake."""
         theirs = datagram.origin
-        if theirs.from_epoch in self._retired:
+        if theirs.from_epoch == self.origin.to_epoch and theirs.to_epoch == self.origin.from_epoch:
+            self.peer_acknowledges = theirs.acknowledges
+            return Heard.CURRENT, ()
+        if theirs.from_epoch in self._retired or theirs.from_epoch == self.origin.from_epoch:
             return Heard.IGNORED, []
         if theirs.to_epoch != self.origin.from_epoch:
             if now_s - self._replied_s < REPLY_INTERVAL_S:
@@ -74,8 +78,6 @@ class LinkState:
             self._replied_s = now_s
             return Heard.IGNORED, self.hello(now_s, theirs.from_epoch)
         self.peer_acknowledges = theirs.acknowledges
-        if theirs.from_epoch == self.origin.to_epoch:
-            return Heard.CURRENT, []
         if self.is_known:
             self._retired.append(self.origin.to_epoch)
         self.origin = Origin(self.origin.from_epoch, theirs.from_epoch, self.origin.acknowledges)

@@ -30,6 +30,7 @@ DRAIN_SHARE = 0.9
 SOONEST = 0.98
 """Share of the least round trip before which nothing can be known of a frame that was sent."""
 
+NO_START = (-1, 0)
 LOST_TRIES = 2
 """Tries after which a frame that is still missing goes twice at once: others wait for it."""
 
@@ -63,7 +64,7 @@ class OutgoingFlow:
         self._kept: dict[int, _KeptFrame] = {}
         self._next = self._next_unsent = self._floor = self.done = 0
         self._again: deque[int] = deque()
-        self.starts_ahead: tuple[int, int] = (-1, 0)
+        self.starts_ahead = NO_START
         """Number of a first packet that came out of order, and how often in a row."""
 
     @property
@@ -83,15 +84,18 @@ class OutgoingFlow:
 
     def has_room(self, frame: bytes) -> bool:
         """Return whether a frame may be kept."""
-        size = len(frame) + FRAME_BYTES
-        return self.held_bytes + size <= self._most_bytes and self._total.has_room(size)
+        size, total = len(frame) + FRAME_BYTES, self._total
+        return self.held_bytes + size <= self._most_bytes and total.used + size <= total.most
 
     def add(self, frame: bytes) -> None:
         """Keep a frame under the next number."""
         self._kept[self._next] = _KeptFrame(frame)
         self._next += 1
-        self._hold(len(frame) + FRAME_BYTES)
-        self._wait(len(frame))
+        size, total = len(frame), self._total
+        self.held_bytes += size + FRAME_BYTES
+        total.used += size + FRAME_BYTES
+        self.unsent_bytes += size
+        total.unsent += size
 
     def next_frame(self, now_s: float) -> tuple[int, bytes, bool] | None:
         """Return number and bytes of the frame to send now, and whether it was sent before: those go first."""
@@ -101,11 +105,14 @@ class OutgoingFlow:
             if kept is not None:
                 break
         else:
-            if self._next_unsent >= self._next:
+            number = self._next_unsent
+            if number >= self._next:
                 return None
-            number, kept = self._next_unsent, self._kept[self._next_unsent]
-            self._next_unsent += 1
-            self._wait(-len(kept.frame))
+            kept = self._kept[number]
+            self._next_unsent = number + 1
+            size = len(kept.frame)
+            self.unsent_bytes -= size
+            self._total.unsent -= size
         kept.sent_s = now_s
         kept.num_tries += 1
         return number, kept.frame, kept.num_tries > 1
@@ -125,12 +132,12 @@ class OutgoingFlow:
             latest.is_timed = True
             sample_s = max(0.0, now_s - latest.sent_s - entry.age_us * 1e-6)
         self._floor = floor
-        for number in range(self.done, done):
-            released += len(self._kept.pop(number).frame) + FRAME_BYTES
-        self.done = done
-        self._hold(-released)
-        tries = self._ask_again(entry.missing, now_s, round_trip_s)
-        return sample_s, tries
+        if done > self.done:
+            for number in range(self.done, done):
+                released += len(self._kept.pop(number).frame) + FRAME_BYTES
+            self.done = done
+            self._hold(-released)
+        return sample_s, self._ask_again(entry.missing, now_s, round_trip_s) if entry.missing else 0
 
     def adapt_rate(self, entry: FeedbackEntry, queue_bytes: float, most_bytes_per_s: float) -> None:
         """Set the rate by the far side's queue and rate."""

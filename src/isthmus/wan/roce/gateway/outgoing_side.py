@@ -7,13 +7,15 @@ from collections import deque
 
 from isthmus.wan.roce.gateway.gateway_datagram import (
     DATA_BYTES,
+    FRAME_PLACE,
     NO_QUEUE_PAIR,
+    NUMBER_SPAN,
     DatagramKind,
     FailureEntry,
     FeedbackEntry,
     FlowFailure,
-    build_data,
     build_list,
+    data_head,
     pack_failure,
     pack_flow,
 )
@@ -22,7 +24,7 @@ from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 from isthmus.wan.roce.gateway.held_bytes import HeldBytes
 from isthmus.wan.roce.gateway.incoming_flow import reverse_key
 from isthmus.wan.roce.gateway.link_state import LinkState
-from isthmus.wan.roce.gateway.outgoing_flow import OutgoingFlow
+from isthmus.wan.roce.gateway.outgoing_flow import NO_START, OutgoingFlow
 from isthmus.wan.roce.gateway.queue_pairs import QueuePairs
 from isthmus.wan.roce.request_order import READS_AND_ATOMICS, REQUESTS, STARTS, Place
 from isthmus.wan.roce.roce_opcodes import PSN_SPAN, psn_distance
@@ -33,6 +35,9 @@ BURST_S = 1e-3
 """Time whose bytes may leave at once after a pause."""
 
 MIN_BURST_BYTES = 16_384
+TURN_BYTES = 4096
+"""Bytes of a flow beyond which another one has its turn."""
+
 REUSE_QUIET_S = 1.0
 """Quiet time after which an earlier number begins a new life of a queue pair with nothing outstanding."""
 
@@ -40,6 +45,7 @@ DRAIN_S = 20e-3
 """Time in which the part of a queue above its mark should fall to 1/e; a slower one brings notifications."""
 
 MAX_STARTS_AHEAD = 5
+LOW_BITS = NUMBER_SPAN - 1
 _LOOK_FOR_IDLE = 64
 
 
@@ -90,7 +96,7 @@ class OutgoingSide:
             self.num_refused += 1
             return
         is_request = view.opcode in REQUESTS
-        if is_request and flow.order.place(view.psn) is not Place.NEXT:
+        if is_request and not flow.order.is_next(view.psn):
             self._take_misplaced(flow, view, now_s, out)
         elif flow.failed is not None:
             if is_request:
@@ -107,12 +113,14 @@ class OutgoingSide:
         self.num_taken += 1
         flow.used_s = now_s
         if is_request:
-            flow.starts_ahead = -1, 0
+            flow.starts_ahead = NO_START
             answer = flow.responder.taken(view, flow.order.take(view))
             if answer is not None:
                 out.append(SendToNic(answer))
         flow.add(view.frame)
-        self._make_ready(flow)
+        if not flow.is_ready:
+            flow.is_ready = True
+            self._ready.append(flow)
         if view.has_congestion_mark or flow.unsent_bytes > self._mark_bytes / (len(self._ready) or 1):
             self._notify(flow, now_s, out)
 
@@ -222,7 +230,8 @@ class OutgoingSide:
         is_new = entry.queue_pair != NO_QUEUE_PAIR and not flow.is_paired
         if is_new and not self._pairs.is_shared(flow.key[0], flow.source_port):
             flow.is_paired = self._pairs.join(flow.key, reverse_key(flow.key[0], entry.queue_pair & 0xFFFFFF))
-        flow.adapt_rate(entry, self._mark_bytes, self.settings.link_bytes_per_s)
+        if entry.held_bytes > self._mark_bytes or flow.rate_bytes_per_s < math.inf:
+            flow.adapt_rate(entry, self._mark_bytes, self.settings.link_bytes_per_s)
         if tries >= self.settings.max_tries:
             self.fail(flow, FlowFailure.LINK, out)
         elif flow.can_send:
@@ -335,25 +344,27 @@ class OutgoingSide:
         allowance = min(self._burst_bytes, self._allowance_bytes + (now_s - self._filled_s) * rate)
         self._filled_s = now_s
         overhead = DATA_BYTES + settings.datagram_overhead_bytes
-        origin, timeout_s = self._link.origin, self._link.timeout_s
+        heads = [data_head(self._link.origin, is_shared=one) for one in (False, True)]
+        timeout_s, is_shared, pack = self._link.timeout_s, self._pairs.is_shared, FRAME_PLACE.pack
         while ready and allowance > 0:
             flow = ready.popleft()
             flow.is_ready = False
             if now_s < flow.due_s:
                 self._timers.set(flow, flow.due_s)
                 continue
-            found = flow.next_frame(now_s)
-            if found is None:
+            head, most = heads[is_shared(flow.key[0], flow.source_port)], min(allowance, TURN_BYTES)
+            turn_bytes, next_frame, number_of_flow = 0, flow.next_frame, flow.flow
+            while turn_bytes < most and (found := next_frame(now_s)) is not None:
+                number, frame, is_again = found
+                self.num_sent += 1
+                self.num_sent_again += is_again
+                out.append(SendOnLink(head + pack(number_of_flow, number & LOW_BITS) + frame))
+                turn_bytes += len(frame) + overhead
+            if not turn_bytes:
                 continue
-            number, frame, is_again = found
-            self.num_sent += 1
-            self.num_sent_again += is_again
-            is_shared = self._pairs.is_shared(flow.key[0], flow.source_port)
-            out.append(SendOnLink(build_data(origin, flow.flow, number, frame, is_shared=is_shared)))
-            cost = len(frame) + overhead
-            allowance -= cost
+            allowance -= turn_bytes
             if flow.rate_bytes_per_s < math.inf:
-                flow.due_s = max(flow.due_s, now_s - BURST_S) + cost / flow.rate_bytes_per_s
+                flow.due_s = max(flow.due_s, now_s - BURST_S) + turn_bytes / flow.rate_bytes_per_s
             self._timers.set(flow, now_s + timeout_s)
             if flow.can_send:
                 flow.is_ready = True
