@@ -114,6 +114,7 @@ class Gateway:
                 self._take_datagrams(datagrams, now_s, out)
         if now_s >= self._link.hello_s:
             out += [SendOnLink(data) for data in self._link.hello(now_s)]
+        self._incoming.finish(now_s, out)
         self._outgoing.tick(now_s, out)
         self._incoming.tick(now_s, out)
         self._fail_partners(now_s, out)

@@ -56,6 +56,7 @@ class IncomingSide:
         self._unpaired: dict[tuple[bytes, int], IncomingFlow] = {}
         self._timers = TimerHeap[IncomingFlow]()
         self._dirty: dict[IncomingFlow, None] = {}
+        self._touched: dict[IncomingFlow, None] = {}
         self._told: dict[int, FlowFailure] = {}
         self._feedback_s, self._feedback_interval_s = math.inf, settings.feedback_interval_s
 
@@ -73,7 +74,7 @@ class IncomingSide:
     # From the link
 
     def take(self, body: DataBody, now_s: float, out: list[GatewayInstruction]) -> None:
-        """Take a frame from the far gateway; hand over what is in order now."""
+        """Take a frame from the far gateway; `finish` hands over what is in order then."""
         try:
             view = view_frame(body.frame)
         except ProtocolError:
@@ -98,9 +99,7 @@ class IncomingSide:
             flow.is_shared |= body.is_shared
             for ready in flow.add(number, view, now_s):
                 self._put_in_order(flow, ready, now_s, out)
-            self._hand_over(flow, now_s, out)
-            self._set_timer(flow, now_s)
-        self._mark_dirty(flow, now_s)
+        self._touched[flow] = None
 
     def _put_in_order(self, flow: IncomingFlow, view: RoceView, now_s: float, out: list[GatewayInstruction]) -> None:
         if flow.failed is not None:
@@ -214,18 +213,27 @@ class IncomingSide:
             flow.due_s = max(flow.due_s, now_s - BURST_S) + size / rate.bytes_per_s(now_s)
 
     def answer(self, view: RoceView, now_s: float, out: list[GatewayInstruction]) -> bool:
-        """Take an answer of this site's NIC to requests handed to it; return whether it ends here."""
+        """Take an answer of this site's NIC to requests handed to it; return whether it ends here.
+
+        `finish` does what follows for the requests.
+        """
         key = self._pairs.incoming_of(view.key)
         flow = self._flows.get(key) if key is not None else self._learn(view, now_s)
         if flow is None:
             return False
         if flow.queue_pair == NO_QUEUE_PAIR:  # the other direction has shown it
             self._pair(flow, view.queue_pair)
-        is_consumed = self._take_answer(flow, view, now_s, out)
-        self._hand_over(flow, now_s, out)
-        self._set_timer(flow, now_s)
-        self._mark_dirty(flow, now_s)
-        return is_consumed
+        self._touched[flow] = None
+        return self._take_answer(flow, view, now_s, out)
+
+    def finish(self, now_s: float, out: list[GatewayInstruction]) -> None:
+        """Do what follows from a run of frames, once for each flow: hand over what is in order, note news of it."""
+        for flow in self._touched:
+            if self._flows.get(flow.key) is flow:
+                self._hand_over(flow, now_s, out)
+                self._set_timer(flow, now_s)
+                self._mark_dirty(flow, now_s)
+        self._touched.clear()
 
     def _take_answer(self, flow: IncomingFlow, view: RoceView, now_s: float, out: list[GatewayInstruction]) -> bool:
         psn, previous = view.psn, (view.psn - 1) % PSN_SPAN
@@ -360,8 +368,10 @@ class IncomingSide:
         entries: list[bytes] = []
         for flow in self._dirty:
             if not flow.is_orphan:
-                entries.append(pack_feedback(flow.feedback(now_s, flow.missing(now_s, self._link.ask_again_s))))
-                self._set_timer(flow, now_s)
+                missing = flow.missing(now_s, self._link.ask_again_s)
+                entries.append(pack_feedback(flow.feedback(now_s, missing)))
+                if missing:
+                    self._set_timer(flow, now_s)
         failures = [pack_failure(FailureEntry(flow, False, reason)) for flow, reason in self._told.items()]
         self._dirty.clear()
         self._told.clear()
