@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from isthmus.core.errors import ProtocolError
 from isthmus.wan.roce.gateway.gateway_datagram import (
+    DATA_BYTES,
+    FRAME_PLACE,
+    HEAD_BYTES,
     DataBody,
     DatagramKind,
     FailureEntry,
@@ -157,6 +160,12 @@ class Gateway:
 
     def _take_datagrams(self, datagrams: Iterable[bytes], now_s: float, out: list[GatewayInstruction]) -> None:
         for data in datagrams:
+            flags = self._link.peer_heads.get(data[:HEAD_BYTES])
+            if flags is not None and len(data) >= DATA_BYTES:  # as most are: a frame of the known peer
+                self._link.peer_acknowledges, is_shared = flags
+                flow, low = FRAME_PLACE.unpack_from(data, HEAD_BYTES)
+                self._incoming.take(DataBody(flow, low, data[DATA_BYTES:], is_shared), now_s, out)
+                continue
             try:
                 datagram = parse_datagram(data)
             except ProtocolError:

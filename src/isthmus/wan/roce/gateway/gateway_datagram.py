@@ -24,6 +24,7 @@ _FAILURE = struct.Struct("!IBB")
 _FLOW = struct.Struct("!I")
 _VERSION = 1
 DATA_BYTES = _HEADER.size + FRAME_PLACE.size
+HEAD_BYTES = _HEADER.size
 MAX_BODY_BYTES = 1200
 """Longest list of entries in a datagram, so that it fits any path."""
 

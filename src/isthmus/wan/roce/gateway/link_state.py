@@ -10,10 +10,16 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from isthmus.core.errors import InputError
-from isthmus.wan.roce.gateway.gateway_datagram import DatagramKind, GatewayDatagram, Origin, build_list
+from isthmus.wan.roce.gateway.gateway_datagram import (
+    DatagramKind,
+    GatewayDatagram,
+    Origin,
+    build_list,
+    data_head,
+)
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 
 HELLO_INTERVAL_S = 0.1
@@ -41,6 +47,8 @@ class LinkState:
         self.peer_acknowledges = False
         self.origin = Origin(epoch, 0, settings.acknowledge_near)
         """What datagrams say of this side."""
+        self.peer_heads: Mapping[bytes, tuple[bool, bool]] = {}
+        """What the peer's datagrams with frames begin with: whether it acknowledges near, and `is_shared`."""
         self.hello_s, self._replied_s = -math.inf, -math.inf
         self._hello_sent_s: float | None = None
         self._retired: deque[int] = deque(maxlen=_MAX_RETIRED)
@@ -81,6 +89,8 @@ class LinkState:
         if self.is_known:
             self._retired.append(self.origin.to_epoch)
         self.origin = Origin(self.origin.from_epoch, theirs.from_epoch, self.origin.acknowledges)
+        flags = [(acknowledges, is_shared) for acknowledges in (False, True) for is_shared in (False, True)]
+        self.peer_heads = {data_head(theirs._replace(acknowledges=one[0]), is_shared=one[1]): one for one in flags}
         if self._hello_sent_s is not None and self._hello_sent_s < math.inf:
             self.sample(now_s - self._hello_sent_s)
         self._hello_sent_s = math.inf
