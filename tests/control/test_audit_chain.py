@@ -116,6 +116,7 @@ ACTS: dict[tuple[str, str], str | None] = {
     ("POST", "/v1/join"): "site-joined",
     ("POST", "/v1/tariffs"): "tariff-published",
     ("POST", "/v1/quotas"): "quotas-set",
+    ("POST", "/v1/quotas/{account}"): "quotas-set",
     ("POST", "/v1/oidc/begin"): None,
     ("POST", "/v1/oidc/session"): "signed-in",
     ("POST", "/v1/tokens"): "token-created",
