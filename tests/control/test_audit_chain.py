@@ -119,6 +119,8 @@ ACTS: dict[tuple[str, str], str | None] = {
     ("POST", "/v1/quotas/{account}"): "quotas-set",
     ("POST", "/v1/oidc/begin"): None,
     ("POST", "/v1/oidc/session"): "signed-in",
+    ("POST", "/v1/oidc/device"): None,
+    ("POST", "/v1/oidc/device/token"): "signed-in",
     ("POST", "/v1/tokens"): "token-created",
     ("POST", "/v1/tokens/{token_id}/revoke"): "token-revoked",
     ("POST", "/v1/tokens/{token_id}/rotate"): "token-rotated",
