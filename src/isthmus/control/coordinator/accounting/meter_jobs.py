@@ -13,10 +13,10 @@ def meter_jobs(state: PoolState, event: Event) -> None:
     meter, touched = state.meter, state.changed_jobs
     if state.indexes.preemptors:
         touched = touched | state.indexes.preemptors.keys()
-    reported = isinstance(event, AgentReported)
-    if reported and event.cluster.name in meter.away_sites:
-        meter.away_sites.remove(event.cluster.name)
-        touched = touched | {job for job, _ in state.clusters[event.cluster.name].parts}
+    if isinstance(event, AgentReported):
+        if event.cluster.name in meter.away_sites:
+            meter.away_sites.remove(event.cluster.name)
+            touched = touched | {job for job, _ in state.clusters[event.cluster.name].parts}
     elif isinstance(event, AgentLost):
         meter.away_sites.add(event.cluster)
     elif isinstance(event, JobDeleted):
@@ -28,7 +28,7 @@ def meter_jobs(state: PoolState, event: Event) -> None:
             meter.observe(job_id, job.user, job.priority, holdings, job.project)
             if not holdings and job.state in TERMINAL_STATES:
                 meter.end(job_id)
-    if meter.absences and reported:
+    if meter.absences and isinstance(event, AgentReported):
         _accept_proofs(meter, event)
 
 
