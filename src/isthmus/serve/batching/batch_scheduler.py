@@ -49,7 +49,8 @@ class ScheduledSequence:
     """A sequence: its tokens, the pages of its first `num_rows` rows, and the origin of these rows.
 
     `uniform`: all were computed by the version that decodes now. `swapped`: they are in host memory. `prefixes` names
-    its first full pages. `has_decoded`: it has decoded a token here, or where its rows came from.
+    its first full pages. `has_decoded`: it has decoded a token here, or where its rows came from. The experts of the
+    first `num_routed` rows are known to the caller.
     """
 
     request: DecodeRequest
@@ -59,6 +60,7 @@ class ScheduledSequence:
     uniform: bool = True
     swapped: bool = False
     has_decoded: bool = False
+    num_routed: int = 0
     prefixes: list[bytes] = field(default_factory=list)
 
     @property
@@ -87,7 +89,13 @@ class BatchScheduler:
 
     def add(self, request: DecodeRequest) -> None:
         """Queue a request; raises `InputError` for one that cannot be decoded, `ConflictError` for a key in use."""
-        self._queue(ScheduledSequence(request=request, tokens=[*request.prompt_tokens, *request.response_tokens]))
+        tokens = [*request.prompt_tokens, *request.response_tokens]
+        if not 0 <= request.routed_rows <= max(len(tokens) - 1, 0):
+            raise InputError(
+                f"routing of {request.routed_rows} of {len(tokens)} tokens is known",
+                hint="the last token has no row yet",
+            )
+        self._queue(ScheduledSequence(request=request, tokens=tokens, num_routed=request.routed_rows))
 
     def adopt(self, request: DecodeRequest, num_rows: int, uniform: bool) -> None:
         """Queue a request whose first `num_rows` rows are in host memory; errors as in `add`."""
