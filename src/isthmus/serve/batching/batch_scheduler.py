@@ -8,6 +8,7 @@ A sequence that gives way to older ones keeps its rows in host memory, so what i
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -15,6 +16,9 @@ from isthmus.core.errors import ConflictError, InputError, NotFoundError
 from isthmus.serve.batching.decode_records import DecodeRequest, OnSwitch, SequenceKey
 from isthmus.serve.batching.page_pool import PagePool, first_prefix, prefix_name
 from isthmus.serve.batching.step_plan import CachedRows, SequenceRows, StepPlan
+
+GROWTH_DEVIATIONS = 1.0
+"""Deviations of the growth of all sequences that run for which there is room when another one is admitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +241,7 @@ class BatchScheduler:
             if not sequence.swapped:
                 self._find_prefix(sequence)
             count = min(sequence.num_pending, budget)
-            if self._num_missing(sequence, count) + len(self.running) > self.pool.num_available:
+            if self._num_missing(sequence, count) + self._num_reserved() > self.pool.num_available:
                 self._release(sequence)
                 sequence.num_rows = sequence.num_rows if sequence.swapped else 0
                 break
@@ -251,6 +255,15 @@ class BatchScheduler:
             rows.append(self._rows(sequence, count))
             budget -= count
         return swapped_in
+
+    def _num_reserved(self) -> int:
+        """Return the pages to leave to those that run: one each, and what their growth together exceeds its mean by.
+
+        Of lengths like those of responses a sequence is about as likely to end as to double, so the sum of what they
+        have stays as it is, with a deviation of the root of the sum of squares.
+        """
+        rows = math.hypot(*(one.num_rows for one in self.running)) * GROWTH_DEVIATIONS
+        return len(self.running) + math.ceil(rows / self.limits.page_tokens)
 
     def _find_prefix(self, sequence: ScheduledSequence) -> None:
         """Share the pages that hold the first tokens; the last token is always computed, as it decodes the next."""
