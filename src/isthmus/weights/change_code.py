@@ -47,7 +47,7 @@ def encode_changes(old: Bits, new: Bits) -> bytes:
     places = np.flatnonzero(old != new)
     if len(places) == 0:
         return b""
-    steps = (_order(new[places]) - _order(old[places])).view(_signed(old))
+    steps = _as_steps(_order(new[places]) - _order(old[places]))
     classes = _classes(old)
     changed = classes[places]
     counts = np.bincount(changed)
@@ -82,7 +82,7 @@ def decode_changes(old: Bits, code: bytes | memoryview) -> tuple[Bits, int]:
         if not len(places):  # a class costs a pass over the row, however few bytes it has
             raise damaged(f"class {one} without a change")
         steps = _decode_steps(reader, len(places), 8 * old.itemsize)
-        new[places] = _from_order(_order(old[places]) + steps.astype(_signed(old)).view(old.dtype))
+        new[places] = _from_order(_order(old[places]) + steps.astype(f"i{old.itemsize}").view(old.dtype))
         total += len(places)
     if reader.remaining:
         raise damaged(f"{reader.remaining} bytes after the changes")
@@ -135,9 +135,9 @@ def _classes(old: Bits) -> NDArray[np.uint8]:
     return classes
 
 
-def _signed(bits: Bits) -> type[np.int16] | type[np.int32]:
-    """Return the type of steps between floats with `bits`."""
-    return np.int16 if bits.itemsize == 2 else np.int32
+def _as_steps(bits: Bits) -> Steps:
+    """Return the same bits [m] as integers with a sign."""
+    return bits.view(np.int16) if bits.itemsize == 2 else bits.view(np.int32)
 
 
 def _ranks(classes: NDArray[np.uint8], one: int, floor: int, members: NDArray[np.bool_]) -> ClassRanks:
@@ -165,4 +165,5 @@ def _from_order(order: Bits) -> Bits:
 def _flipped(bits: Bits) -> Bits:
     """Return all ones for floats [m] below 0, the sign alone for others: what differs between bits and order."""
     last = 8 * bits.itemsize - 1
-    return (bits.view(_signed(bits)) >> last).view(bits.dtype) | bits.dtype.type(1 << last)
+    flipped: Bits = (_as_steps(bits) >> last).view(bits.dtype) | bits.dtype.type(1 << last)
+    return flipped
