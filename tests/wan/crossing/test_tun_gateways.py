@@ -61,7 +61,8 @@ def write_pool(folder: Path) -> None:
         access: dict[str, Any] = {"proxy": {"listen": f"{address}:7400"}, "gateways": [gateway]}
         clusters.append({"name": site, "owner": site, "node_groups": GROUP, "access": access})
     link = {
-        "between": list(SITES), "bandwidth_gbps": 0.2, "round_trip_ms": 40, "loss": 0.01, "crossing": {"key": "link.key"},
+        "between": list(SITES), "bandwidth_gbps": 0.2, "round_trip_ms": 40, "loss": 0.01,
+        "crossing": {"key": "link.key"},
     }  # fmt: skip
     (folder / "pool.json").write_text(json.dumps({"clusters": clusters, "links": [link]}))
 

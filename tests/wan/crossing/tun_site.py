@@ -65,7 +65,7 @@ def main() -> None:
             while (frame := device.read()) is not None:
                 events.append(NicArrival(frame))
     good = arrived == [bytes([number]) * 3000 for number in range(count)]
-    print(json.dumps({"done": done, "arrived": len(arrived), "is_good": good, "failed": nic.failed}))  # noqa: T201
+    print(json.dumps({"done": done, "arrived": len(arrived), "is_good": good, "failed": nic.failed}))
 
 
 if __name__ == "__main__":

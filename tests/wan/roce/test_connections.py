@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,6 +117,7 @@ def test_a_queue_pair_that_is_set_up_by_messages_again_begins_at_once() -> None:
     assert not lab.failures
 
 
+@pytest.mark.attack
 def test_what_was_set_up_and_is_not_used_is_bounded_and_ends() -> None:
     """Messages without end fill no more than the bound; a refused or ended connection is forgotten."""
     table = Connections(10)
@@ -131,6 +133,7 @@ def test_what_was_set_up_and_is_not_used_is_bounded_and_ends() -> None:
     assert len(table) == 10
 
 
+@pytest.mark.attack
 @given(seed=st.integers(0, 2**40), place=st.integers(0, 255), size=st.integers(0, 300))
 def test_forged_messages_raise_nothing_and_pass_as_frames(seed: int, place: int, size: int) -> None:
     """Whatever stands in a datagram to queue pair 1, the frame is carried, or refused if it is no RoCE."""
