@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.wan.packet_relay import PacketLink, PacketRelay
-from isthmus.wan.surviving_segments import surviving_segments
-from isthmus.wan.tun_packet import HEADER_BYTES, KIND_UDP, measure_packet
+from isthmus.wan.tun_packet import HEADER_BYTES, KIND_UDP, measure_packet, surviving_segments
 from tests.wan.lab import link_of, pool_of
 
 A, B = "10.213.0.1", "10.213.0.2"

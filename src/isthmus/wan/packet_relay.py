@@ -25,8 +25,7 @@ from isthmus.wan.netns import delete_namespaces
 from isthmus.wan.packet_faults import PacketFaults
 from isthmus.wan.precise_timing import request_prompt_wakeup
 from isthmus.wan.shaper import Shaper, links_both_ways
-from isthmus.wan.surviving_segments import surviving_segments
-from isthmus.wan.tun_packet import WirePacket, measure_packet
+from isthmus.wan.tun_packet import WirePacket, measure_packet, surviving_segments
 
 _MAX_READ_PACKETS = 64
 """Packets to read from one device before delivering due packets."""

@@ -21,7 +21,7 @@ CONGESTION_CONTROL = "bbr"
 _SO_MAX_PACING_RATE = 47
 """Socket option of Linux (asm-generic/socket.h), which Python does not name."""
 _MAX_PACING = 2**32 - 2
-_UNSENT_BYTES = 256 * 2**10
+_UNSENT_BYTES = 2**20
 _MAX_READS = 16
 _HEADER_RECORD_BYTES = HEADER_BYTES + TAG_BYTES
 
