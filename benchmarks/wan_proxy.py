@@ -4,8 +4,8 @@ Two network namespaces are joined by a link that really loses packets: 1 Gbit/s,
 bandwidth-delay product. The ends use cubic, the host's default; the peers are the same connection without a proxy, and
 haproxy at both sites with BBR between the two, in the clear. The bound is a pair of processes that only read, seal and
 write (`benchmarks/_wan_relay.py`): what the kernel and the cipher cost here for the same bytes. A message of 1 MB is
-answered with one byte; the first ten, on a connection that starts, do not count. Needs root; haproxy's rows need haproxy
-(`apt install haproxy`). `--json`, `--quick`, `--only LOSS`, such as `0.01`.
+answered with one byte; the first ten, on a connection that starts, do not count. Needs root; haproxy's rows need
+haproxy (`apt install haproxy`). `--json`, `--quick`, `--only LOSS`, such as `0.01`.
 """
 
 from __future__ import annotations
