@@ -19,6 +19,8 @@ from isthmus.wan.centre.line_client import CentreAddress, LineClient
 from isthmus.wan.centre.logged_centre import LoggedCentre
 from isthmus.wan.centre.logged_domain import LoggedDomain
 from isthmus.wan.centre.run_domain import DomainServer
+from isthmus.wan.controller.domain_controller import DomainController
+from isthmus.wan.controller.wan_network import WanNetwork
 from isthmus.wan.dial import parse_address
 from tests.attack.fuzzing import changed_bytes, places, replaced, values
 from tests.wan.centre.test_domain_port import REMOTE, ask
@@ -51,6 +53,7 @@ def test_strangers_order_nothing_and_garbage_ends_its_connection(tmp_path: Path)
                 writer.write(line)
                 assert b"error" in await asyncio.wait_for(reader.read(), 5)
                 writer.close()
+                await writer.wait_closed()
             assert domain.num_bookings == 0
             client = LineClient(CentreAddress(address=address, token=TOKEN), "domain", "")
             assert (await asyncio.to_thread(client.call, PREPARE))["answer"]["kind"] == "prepared"
@@ -72,22 +75,20 @@ def test_a_false_controller_breaks_no_centre(tmp_path: Path) -> None:
     replies = [b"{}\n", b"nonsense\n", b'{"epoch": -1}\n', b"[1]\n", REPLY + b"\n"]
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(asyncio.current_task())
         while await reader.readline():
             writer.write(replies.pop(0))
             if not replies:
                 done.set()
                 replies.append(b"{}\n")
         writer.close()
+        await writer.wait_closed()
 
     async def run() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         courier = DomainCourier("two", CentreAddress(address=server.sockets[0].getsockname()), said.append)
         centre = LoggedCentre(ladder(), tmp_path, REMOTE)
         centre.handle(ask("one", 0.5), 1000.0)
-        for _ in range(5):
-            for order in centre.take_orders():
-                courier.send(order.order)
-            centre.handle(ask("one", 0.5), 1000.0)
         for number in range(6):
             centre.handle(ask(f"more-{number}", 0.01), 1000.0)
         for order in centre.take_orders():
@@ -95,13 +96,14 @@ def test_a_false_controller_breaks_no_centre(tmp_path: Path) -> None:
         courier.start()
         await asyncio.wait_for(done.wait(), 20)
         await courier.close()
+        await asyncio.gather(*filter(None, connections))
         server.close()
         for message in said:
             centre.domain_answered(message, 1001.0)
         assert centre.outcome("one").state == "preparing"
         centre.close()
 
-    done = asyncio.Event()
+    done, connections = asyncio.Event(), list[asyncio.Task[None] | None]()
     asyncio.run(run())
 
 
@@ -124,9 +126,6 @@ def test_no_order_breaks_the_controller(data: st.DataObject) -> None:
         message = DOMAIN_REQUEST.validate_python(replaced(document, at, data.draw(values))).message
     except (ValueError, RecursionError):
         return
-    from isthmus.wan.controller.domain_controller import DomainController
-    from isthmus.wan.controller.wan_network import WanNetwork
-
     domain = DomainController(WanNetwork(ladder()), "two", 1)
     if isinstance(message, PrepareMessage):
         domain.handle(message.order(), 1.0)
