@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from isthmus.wan import CentreAddress, CentreClient, PathRequest, parse_address
+from tests.e2e.site import wait_until
 from tests.free_ports import free_ports
 
 pytestmark = pytest.mark.slow
@@ -68,3 +69,7 @@ def test_a_killed_domain_keeps_what_it_has_committed(tmp_path: Path) -> None:
         assert client.ask(request("three", 0.7)).state == "refused"
         assert client.ask(request("four", 0.2)).state == "held"
         assert client.look("one").state == "booked"
+        network.write_text(yaml.safe_dump(NETWORK | {"down": ["bc"]}))
+        wait_until("the failed pipe has been reported", lambda: client.look("one").state == "broken")
+        network.write_text(yaml.safe_dump(NETWORK))
+        wait_until("the pipe is back", lambda: client.look("one").state == "booked")

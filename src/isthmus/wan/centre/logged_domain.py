@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +61,11 @@ class LoggedDomain:
             raise UnavailableError("the domain's log is full", hint="restart the controller: it drops what has ended")
         self._log.append(OrderEvent(now_s=self._now_s, message=message))
         return domain_reply(self.controller.handle(message.order(), self._now_s))
+
+    def set_down(self, pipes: Collection[str]) -> None:
+        """Record which pipes of the domain have failed: those of `pipes`, and no others. The next report says so."""
+        for pipe in self.controller.bookings.capacity_kbps:
+            self.controller.set_down(pipe, pipe in pipes)
 
     def close(self) -> None:
         """Close the log."""

@@ -25,9 +25,11 @@ class DomainServer(LineServer[DomainRequest]):
         return self._domain.handle(request.message, self._clock()).model_dump(mode="json")
 
 
-def run_domain(config: CentreConfig, domain: LoggedDomain, on_start: Callable[[str], None]) -> None:
-    """Serve until a signal; call it in the main thread. `on_start` gets the address."""
+def run_domain(
+    config: CentreConfig, domain: LoggedDomain, on_start: Callable[[str], None], on_tick: Callable[[], None]
+) -> None:
+    """Serve until a signal; call it in the main thread. `on_start` gets the address; each second `on_tick` runs."""
     try:
-        asyncio.run(serve_lines(DomainServer(config, domain), on_start, lambda _now_s: None))
+        asyncio.run(serve_lines(DomainServer(config, domain), on_start, lambda _now_s: on_tick()))
     finally:
         domain.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 from isthmus.cli.commands.process_commands import configure_logging
 from isthmus.cli.commands.wan.wan_options import address_option, site_pairs
 from isthmus.cli.environment.cli_environment import CliEnvironment
-from isthmus.core.errors import InputError
+from isthmus.core.errors import InputError, IsthmusError
 from isthmus.core.files.user_files import load_model_file
 from isthmus.wan import (
     AdmissionFile,
@@ -24,6 +25,7 @@ from isthmus.wan import (
     run_domain,
 )
 
+_log = logging.getLogger(__name__)
 EXAMPLES = [
     "isthmus wan centre network.yaml --state centre",
     (
@@ -112,16 +114,31 @@ def serve_domain(
     It alone decides what fits on the pipes of its domain, so a wrong or hostile centre over-books nothing. The file
     has to state these pipes; those of other domains are ignored. What a centre prepares ends with its lease, what it
     commits with its time. Each order is on disk before its answer is sent: a restarted controller keeps what it kept.
+
+    Pipes under `down` in the file have failed. It follows the file: the centre moves what is booked on them.
     """
     configure_logging(env)
     config = _config(listen, token_file, tls_cert, tls_key)
-    domain = LoggedDomain(load_model_file(file, AdmissionFile).topology, name, state, time.time())
+    read = load_model_file(file, AdmissionFile)
+    domain = LoggedDomain(read.topology, name, state, time.time())
+    domain.set_down(read.down)
+    read_ns = file.stat().st_mtime_ns
+
+    def follow() -> None:
+        nonlocal read_ns
+        try:
+            changed_ns = file.stat().st_mtime_ns
+            if changed_ns != read_ns:
+                read_ns = changed_ns
+                domain.set_down(load_model_file(file, AdmissionFile).down)
+        except (OSError, IsthmusError) as error:
+            _log.warning("%s is not followed: %s", file, error)
 
     def on_start(address: str) -> None:
         found = {"address": address, "domain": name, "bookings": domain.num_bookings}
         env.answer(found, lambda: f"controller of {name} at {address}: {domain.num_bookings} bookings from its log")
 
-    run_domain(config, domain, on_start)
+    run_domain(config, domain, on_start, follow)
 
 
 def _config(listen: str, token_file: Path | None, tls_cert: Path | None, tls_key: Path | None) -> CentreConfig:
