@@ -117,6 +117,6 @@ def _run(data: bytes, packet: WirePacket, first: int, end: int) -> tuple[bytes, 
 
 def _ones_sum(data: bytes | bytearray) -> int:
     """Return the sum of 16-bit words in ones' complement (RFC 1071)."""
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     total = (total & 0xFFFF) + (total >> 16)
     return (total & 0xFFFF) + (total >> 16)
