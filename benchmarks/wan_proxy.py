@@ -167,7 +167,7 @@ class Found:
 
 def measure(loss: float, quick: bool) -> dict[str, Found]:
     """Measure each way."""
-    window_s, rounds, most_s = (2.0, 1, 3.0) if quick else (5.0, 3, 10.0)
+    window_s, rounds, most_s = (2.0, 1, 3.0) if quick else (4.0, 3, 8.0)
     ways = ((direct, "cubic"), (isthmus_proxy, "cubic"), (datagram_proxy, "cubic"), (haproxy, "bbr"), (bound, "cubic"))
     found = {}
     for kind, control in ways:

@@ -218,7 +218,7 @@ def proxy(
         list[str] | None,
         typer.Option(metavar="NETWORK", help="Network whose hosts may use the routes (default: loopback)."),
     ] = None,
-    legs: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="Legs to each proxy.")] = 4,
+    legs: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="Legs to each proxy.")] = 2,
     transport: Annotated[
         LegTransport,
         typer.Option(
