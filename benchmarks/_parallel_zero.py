@@ -187,7 +187,7 @@ def _train_sharded(job: StageJob, communicator: Communicator, zero: int, folder:
     chunks = ModelChunks([build_stage(folder, layers, dtype=torch.float32, device="cpu", seed=1, weights="random")])
     ownership = exchange_ownership(chunks, job.rank, job.clusters, communicator, zero=zero)
     exchange = ShardExchange(ownership.buckets, job.rank, communicator)
-    exchange.join()
+    exchange.form_groups()
     optimizer = Optimizer(
         chunks.global_named_parameters(), training, sum_over_all=communicator.sum_over_all, ownership=ownership,
         reducer=GradientReducer(summed_buckets(ownership, zero), job.rank, communicator),

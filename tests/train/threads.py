@@ -110,7 +110,7 @@ def meet(
         summed, batch = summed_buckets(own, zero), 4 * bucket_elements
         shared = ShardExchange(own.buckets, rank, exchange, batch_elements=batch) if zero > 1 else None
         if shared is not None:
-            shared.join()
+            shared.form_groups()
         optimizer = Optimizer(
             model.global_named_parameters(),
             training,

@@ -148,7 +148,7 @@ class Trainer:
         if self.spec.plan.zero < 2:
             return None
         exchange = ShardExchange(self.ownership.buckets, self.spec.rank, self.communicator)
-        exchange.join()
+        exchange.form_groups()
         return exchange
 
     def _stage_communicator(self) -> StageCommunicator:
@@ -220,7 +220,7 @@ class Trainer:
         self.optimizer.clear_gradients()
         self._form_groups()
         if self.exchange is not None:
-            self.exchange.join()
+            self.exchange.form_groups()
 
     def step(self, step: int) -> tuple[dict[str, float | None], StepTimer]:
         """Train on one global batch; return this rank's metrics and timing.

@@ -48,8 +48,8 @@ class PendingBatch:
 class ShardExchange:
     """The exchanges of rank `rank` with the owners in its cluster; `buckets` are those of all ranks.
 
-    All ranks make one from equal buckets, and `join` together. Equal owners exchange their batches in one order. Needs
-    the isthmus process group.
+    All ranks make one from equal buckets, and `form_groups` together. Equal owners exchange their batches in one order.
+    Needs the isthmus process group.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ShardExchange:
         """The batches of this rank, by their number in the run; the last layers come first."""
         self._groups: dict[tuple[int, ...], IsthmusGroup] = {}
 
-    def join(self) -> None:
+    def form_groups(self) -> None:
         """Form the groups of owners, also after a loss; all ranks call this. Raises `PeerError` if one does not."""
         groups = {ranks: self._communicator.make_group(ranks) for ranks in self._owners}
         self._groups = {ranks: group for ranks, group in groups.items() if group is not None}
