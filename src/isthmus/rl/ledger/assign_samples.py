@@ -52,7 +52,7 @@ def _start(ledger: LedgerState, sample: SampleRecord, deadlines: dict[int, float
         (name, one) for name, one in ledger.engines.items() if len(one.running) < one.num_slots and one.version >= last
     ]
     if len(able) > 1:
-        able.sort(key=lambda each: _preference(sample, *each, most - ledger.config.group), reverse=True)
+        able.sort(key=lambda each: _preference(sample, each[0], each[1], most - ledger.config.group), reverse=True)
     for name, one in able:
         if _may_begin(ledger, sample, one.version, deadlines):
             _give(ledger, sample, name, one)
