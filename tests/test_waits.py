@@ -128,6 +128,7 @@ ALLOWED = {
     "train/checkpoint/snapshot_replicator.py send_slot": PEER,
     "train/communication/communicator.py Communicator._wait": PEER,
     "train/communication/communicator.py Communicator.wait_program": PEER,
+    "train/update/sharding/shard_exchange.py ShardExchange.finish": PEER,
     "train/communication/host_staging.py HostStaging.receive_to_device.land": PEER,
     "train/communication/host_staging.py StagedReceive.wait": PEER,
     "train/communication/send_thread.py PendingWork.__init__": DONE,

@@ -182,7 +182,7 @@ class Connection:
         if fragment is not None:
             return fragment
         if owner.send_queue.has_fragments():
-            is_ready = self._readiness.wait_ready()
+            is_ready = self._readiness.wait_ready(owner.send_queue.wake_next)
             return owner.send_queue.take(part_bytes=self._readiness.part_bytes) if is_ready else None
         if owner.send_queue.wait_for_work(self._interval_s, lambda: self.dead or owner.close_reason is not None):
             return None

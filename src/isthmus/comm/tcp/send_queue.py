@@ -47,10 +47,13 @@ class SendQueue:
 
     Connections overtake each other, so a message waits until the previous one of its tag is acknowledged;
     messages of different tags are independent. `fail` ends the queue.
+
+    As many idle connections wake as there are frames for. One that leaves some, or would block, wakes the next.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(lock := threading.Lock())
+        self._has_work = threading.Condition(lock)
         self._fragments: deque[Fragment] = deque()
         self._acks: deque[Fragment] = deque()
         self._unacked: dict[int, _OutgoingMessage] = {}
@@ -74,15 +77,14 @@ class SendQueue:
                 self._waiting_by_tag[tag].append(message)
             else:
                 self._waiting_by_tag[tag] = deque()
-                self._fragments.extend(message.fragments)
-            self._changed.notify_all()
+                self._queue(message)
             return message.future
 
     def queue_ack(self, number: int) -> None:
         """Queue an acknowledgement of message `number`."""
         with self._changed:
             self._acks.append(Fragment(FrameHeader(ACK, number), memoryview(b"")))
-            self._changed.notify_all()
+            self._has_work.notify()
 
     def queue_notice(self, tag: int, text: bytes) -> None:
         """Queue a notice ahead of all messages; one is sent even after `fail`."""
@@ -90,7 +92,7 @@ class SendQueue:
         with self._changed:
             header = FrameHeader(NOTICE, tag=tag, message_bytes=size, payload_bytes=size)
             self._acks.append(Fragment(header, memoryview(text)))
-            self._changed.notify_all()
+            self._has_work.notify()
 
     def take(self, max_bytes: int = MAX_FRAGMENT_BYTES, part_bytes: int = MAX_FRAGMENT_BYTES) -> Fragment | None:
         """Return the next fragment to send; None if there is none or it is longer than `max_bytes`.
@@ -104,14 +106,16 @@ class SendQueue:
                 if not queue or len(queue[0].payload) > max_bytes:
                     return None
                 fragment = queue.popleft()
-                if fragment.header.kind != DATA:
-                    return fragment
-                if fragment.header.number not in self._unacked:
+                if fragment.header.kind == DATA and fragment.header.number not in self._unacked:
                     continue
-                if not fragment.is_taken and len(fragment.payload) > part_bytes:
+                if fragment.header.kind == DATA and not fragment.is_taken and len(fragment.payload) > part_bytes:
                     fragment, rest = fragment.split(part_bytes)
                     queue.appendleft(rest)
                 fragment.is_taken = True
+                if self._acks or self._fragments:
+                    self._has_work.notify()
+                if not (self._acks or self._unacked):
+                    self._changed.notify_all()
                 return fragment
 
     def has_fragments(self) -> bool:
@@ -125,7 +129,7 @@ class SendQueue:
             unacked = [one for one in fragments if one.header.kind != DATA or one.header.number in self._unacked]
             self._fragments.extendleft(reversed([one for one in unacked if one.header.kind == DATA]))
             self._acks.extendleft(reversed([one for one in unacked if one.header.kind != DATA]))
-            self._changed.notify_all()
+            self._has_work.notify_all()
 
     def mark_acked(self, number: int) -> int | None:
         """Complete message `number`; return its bytes, None for a duplicate acknowledgement."""
@@ -135,7 +139,7 @@ class SendQueue:
                 return None
             behind = self._waiting_by_tag[message.tag]
             if behind:
-                self._fragments.extend(behind.popleft().fragments)
+                self._queue(behind.popleft())
             else:
                 del self._waiting_by_tag[message.tag]
             self._changed.notify_all()
@@ -156,6 +160,7 @@ class SendQueue:
             self._waiting_by_tag.clear()
             self._fragments.clear()
             self._changed.notify_all()
+            self._has_work.notify_all()
         for message in failed:
             message.future.set_exception(error)
 
@@ -168,7 +173,7 @@ class SendQueue:
     def wait_for_work(self, timeout_s: float, stop: Callable[[], bool]) -> bool:
         """Block until a frame is queued or, after `wake`, `stop()` holds; False after `timeout_s`."""
         with self._changed:
-            ready = self._changed.wait_for(lambda: self._acks or self._fragments or stop(), timeout_s)
+            ready = self._has_work.wait_for(lambda: self._acks or self._fragments or stop(), timeout_s)
             return bool(ready)
 
     def wait_until_acked(self, timeout_s: float) -> bool:
@@ -177,9 +182,18 @@ class SendQueue:
             return self._changed.wait_for(lambda: not (self._unacked or self._acks), timeout_s)
 
     def wake(self) -> None:
-        """Wake threads blocked in `wait_for_work`."""
+        """Wake all threads blocked in `wait_for_work`."""
         with self._changed:
-            self._changed.notify_all()
+            self._has_work.notify_all()
+
+    def wake_next(self) -> None:
+        """Wake one thread blocked in `wait_for_work`, which the caller leaves its work to."""
+        with self._changed:
+            self._has_work.notify()
+
+    def _queue(self, message: _OutgoingMessage) -> None:
+        self._fragments.extend(message.fragments)
+        self._has_work.notify(len(message.fragments))
 
 
 def _split(number: int, tag: int, label: str, payload: memoryview, sent_s: float) -> Iterator[Fragment]:

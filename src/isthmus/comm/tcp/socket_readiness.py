@@ -93,15 +93,19 @@ class SendReadiness:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLOUT)
 
-    def wait_ready(self) -> bool:
-        """Return whether the connection is ready; block for some milliseconds before returning False."""
+    def wait_ready(self, before_wait: Callable[[], None] = lambda: None) -> bool:
+        """Return whether the connection is ready; before False, call `before_wait` and block for some milliseconds."""
         state = self._state(self._socket) if self._state else None
         if self._is_paused(state):
+            before_wait()
             time.sleep(_PAUSE_S)
             return False
         if state is not None:
             self.part_bytes = state.part_bytes
             self._limit_unsent(2 * state.part_bytes)
+        if self._poll.poll(0):
+            return True
+        before_wait()
         return bool(self._poll.poll(1e3 * _WRITABLE_WAIT_S))
 
     def _limit_unsent(self, num_bytes: int) -> None:
