@@ -17,7 +17,7 @@ BLOCK = 64
 Words = NDArray[np.uint64]
 
 _DENSE = 8
-"""An array of places is made where more than one member in so many is asked for."""
+"""An array of places is made where more than the members over this number are asked for."""
 
 _ONE = np.uint64(1)
 _HAS_COUNT = hasattr(np, "bitwise_count")  # numpy 2

@@ -23,11 +23,17 @@ from isthmus.core.errors import PlanError
 from isthmus.train.context_parallel.attention_interface import use_context_attention
 from isthmus.train.context_parallel.context_parallel_group import ContextParallelGroup
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
+from isthmus.train.expert_parallel.replayed_routing import replayed_routing
 from isthmus.train.expert_parallel.shared_expert import overlap_shared_expert
 from isthmus.train.expert_parallel.token_exchange import exchange_tokens
 from isthmus.train.kernels.compile_layers import compile_layers
 from isthmus.train.kernels.linear_products import LinearProducts
-from isthmus.train.model.balance_loss import balance_coefficient, capture_balance_losses, find_router
+from isthmus.train.model.balance_loss import (
+    balance_coefficient,
+    capture_balance_losses,
+    find_router,
+    find_routers,
+)
 from isthmus.train.model.chunked_loss import LOSS_CHUNK_BYTES, chunked_loss, tokens_per_chunk
 from isthmus.train.model.initialise import initialise_parameter
 from isthmus.train.model.layer_products import use_products
@@ -35,7 +41,6 @@ from isthmus.train.model.layer_weights import LayerWeights
 from isthmus.train.model.load_weights import load_weights
 from isthmus.train.model.position_cache import PositionCache, PositionInputs
 from isthmus.train.model.recompute import NO_RECOMPUTE, RecomputePolicy, run_layer
-from isthmus.train.model.replayed_routing import find_routers, replayed_routing
 from isthmus.train.model.transformers_model import (
     build_meta_model,
     choose_expert_kernels,
@@ -120,7 +125,7 @@ class StageModel(nn.Module):
             self.model.embed_tokens = VocabParallelEmbedding(embedding.weight, first, embedding.padding_idx, group)
         self.loss_chunk_bytes = LOSS_CHUNK_BYTES
         self.balance_coefficient = balance_coefficient(full.config)
-        self.routing, self._router_numbers = find_routers(full.model.layers, layers)
+        self.routing, self._routed_layers = find_routers(full.model.layers)
         self.routes_own_tokens = False
         self._sliding_layers = sliding_window_layers(full.config)
         windows = frozenset(i in self._sliding_layers for i in range(*layers))
@@ -242,10 +247,9 @@ class StageModel(nn.Module):
 
     def _experts_of(self, routing: torch.Tensor | None, layer: int) -> torch.Tensor | None:
         """Return the experts [T, k] that the tokens of layer `layer` take here; None where its router chooses."""
-        number = self._router_numbers.get(layer)
-        if routing is None or number is None:
+        if routing is None or layer not in self._routed_layers:
             return None
-        taken = routing[:, :, number].to(self.device)
+        taken = routing[:, :, self._routed_layers.index(layer)].to(self.device)
         return (self.group.own_tokens(taken) if self.routes_own_tokens else taken).flatten(0, 1)
 
     def run_decoder_layer(
@@ -259,8 +263,8 @@ class StageModel(nn.Module):
         with ExitStack() as contexts:
             if self._attention_backends:
                 contexts.enter_context(sdpa_kernel(self._attention_backends))
-            if taken is not None:
-                contexts.enter_context(replayed_routing(layer, taken))
+            if taken is not None and (router := find_router(layer)) is not None:
+                contexts.enter_context(replayed_routing(router, taken))
             return self._run_layer(layer, positions, sliding, hidden)
 
     def _run_layer(
