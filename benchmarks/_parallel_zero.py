@@ -38,7 +38,7 @@ from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.pipeline.stage_executor import StageExecutor
 from isthmus.train.update.gradient_reducer import GradientReducer
 from isthmus.train.update.optimizer import Optimizer
-from isthmus.train.update.replica_layout import exchange_ownership, max_shard_uses
+from isthmus.train.update.replica_layout import exchange_ownership
 from isthmus.train.update.sharding.layer_gathering import layer_gathering
 from isthmus.train.update.sharding.shard_exchange import ShardExchange, summed_buckets
 
@@ -186,10 +186,12 @@ def _train_sharded(job: StageJob, communicator: Communicator, zero: int, folder:
     layers = plan.stages[0].layers
     chunks = ModelChunks([build_stage(folder, layers, dtype=torch.float32, device="cpu", seed=1, weights="random")])
     ownership = exchange_ownership(chunks, job.rank, job.clusters, communicator, zero=zero)
+    exchange = ShardExchange(ownership.buckets, job.rank, communicator)
+    exchange.form_groups()
     optimizer = Optimizer(
         chunks.global_named_parameters(), training, sum_over_all=communicator.sum_over_all, ownership=ownership,
         reducer=GradientReducer(summed_buckets(ownership, zero), job.rank, communicator),
-        exchange=ShardExchange(ownership.buckets, job.rank, communicator, max_uses=max_shard_uses(plan, 1)),
+        exchange=exchange,
         gathers=zero == 3,
     )  # fmt: skip
     optimizer.by_layer = layer_gathering(optimizer.gatherer, chunks)

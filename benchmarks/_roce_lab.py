@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from isthmus.wan.roce.gateway.gateway import Gateway
@@ -28,6 +29,8 @@ from isthmus.wan.roce.roce_view import view_frame
 
 LAN_S = 5e-6
 MESSAGE_BYTES = 65_536
+FIRST_BYTES = 64
+"""Size of the one message by which queue pairs are learned before `start_s`."""
 
 
 @dataclass
@@ -72,16 +75,14 @@ class RoceLab:
 
     def __init__(
         self, *, gbps: float, round_trip_s: float, loss: float, settings: GatewaySettings | None,
-        num_pairs: int = 1, seed: int = 20, **nic: object,
+        num_pairs: int = 1, seed: int = 20, start_s: float = 0.0, **nic: object,
     ) -> None:  # fmt: skip
-        self.now_s, self.settings = 0.0, settings
+        self.now_s, self.settings, self._start_s = 0.0, settings, start_s
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         rng = Random(seed)
         self.lines = [VirtualLine(gbps, round_trip_s / 2, loss, Random(rng.random())) for _ in range(2)]
         self.gateways = [] if settings is None else [Gateway(settings, number) for number in (1, 2)]
-        self.samples: list[float] = []
-        """Bytes that wait at the near gateway, or NICs' notifications, as `watch` reads them."""
         self.senders = [self._pair(number, nic) for number in range(num_pairs)]
         self._due: dict[int, float] = {}
         self.on_nic: Callable[[bytes], None] = lambda _: None
@@ -102,7 +103,9 @@ class RoceLab:
             for site in range(len(self.gateways)):
                 self._gateway(site, Tick())
             for sender in self.senders:
-                self._nic(sender, sender.near, PostWork("write", bytes(MESSAGE_BYTES)))
+                if self._start_s:
+                    self._nic(sender, sender.near, PostWork("write", bytes(FIRST_BYTES)))
+                self._later(self._start_s, partial(self._nic, sender, sender.near, NicTick()))
         queue = self._queue
         while queue and queue[0][0] <= until_s:
             self.now_s, _, act = heapq.heappop(queue)
@@ -121,7 +124,8 @@ class RoceLab:
                 sender.num_bytes += len(one.data)
             elif isinstance(one, NicFailed):
                 sender.failed = one.reason
-        if is_near and sender.failed is None and nic.num_waiting_packets < MESSAGE_BYTES // 1024:
+        has_begun = is_near and self.now_s >= self._start_s and sender.failed is None
+        if has_begun and nic.num_waiting_packets < MESSAGE_BYTES // 1024:
             self._nic(sender, nic, PostWork("write", bytes(MESSAGE_BYTES)))
             return
         self._plan(id(nic), nic.next_tick_s(), lambda: self._nic(sender, nic, NicTick()))

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from functools import partial
 
-from isthmus.rl.ledger.ledger_records import LedgerConfig
+from isthmus.rl import LedgerConfig, TrajectoryLedger, check_trajectories, summarise_ledger
 from isthmus.rl.ledger.rollout_events import (
     BatchRequested,
     EngineJoined,
@@ -24,7 +24,6 @@ from isthmus.rl.ledger.rollout_events import (
     TrainerJoined,
 )
 from isthmus.rl.ledger.rollout_instructions import GenerateSample, ScoreSample, StopSample, TrainBatch
-from isthmus.rl.ledger.trajectory_ledger import TrajectoryLedger
 from isthmus.sim.kernel import Event, Kernel, ProcessGenerator
 from isthmus.sim.rollouts.rollout_pipeline import DecodeRates, DecodeSite, RolloutPipeline, WeightsWay
 from isthmus.sim.rollouts.simulate_rollouts import draw_length
@@ -85,7 +84,7 @@ class VirtualRun:
         self.is_over = False
 
     def run(self) -> VirtualRun:
-        """Run to the end of the last step."""
+        """Run to the end of the last step; raises `ValueError` if the ledger has lost or doubled a prompt."""
         self._apply(TrainerJoined(trainer=1, version=0))
         for number, one in enumerate(self._engines):
             self._kernel.start(one.decode())
@@ -95,7 +94,17 @@ class VirtualRun:
         for one in self._engines:
             self._apply(EngineJoined(engine=one.site.name, owner="o", num_slots=one.site.slots, version=0))
         self._kernel.run()
+        check_trajectories(self._ledger.state)
+        told = summarise_ledger(self._ledger.state)
+        if told.lost or told.doubled:
+            raise ValueError(f"the ledger has {told}")
         return self
+
+    @property
+    def steps_per_s(self) -> float:
+        """Return steps a second after the first fifth of them."""
+        counted = self.steps_s[len(self.steps_s) // 5 + 1 :]
+        return len(counted) / sum(counted)
 
     def report(self, engine: _Engine, event: RolloutEvent) -> None:
         """Bring an event to the ledger."""

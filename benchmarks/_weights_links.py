@@ -18,7 +18,7 @@ from typing import cast
 import torch
 
 from benchmarks._relay_time import RelayTime
-from benchmarks._rollout_time import RolloutTime, RolloutWork
+from benchmarks._rollout_virtual import VirtualRun
 from benchmarks._weights_site import run_site
 from benchmarks.table import Row, compared
 from isthmus.core.job_parts.rl_job import RewardConfig
@@ -36,6 +36,7 @@ from isthmus.rl.rollout.rollout_store import RolloutStore
 from isthmus.rl.rollout.wire_messages import EngineGreeting
 from isthmus.rl.versions.version_store import VersionStore
 from isthmus.rl.versions.weights_stream import PolicyVersion
+from isthmus.sim import DecodeRates, DecodeSite, RolloutPipeline, WeightsWay
 from isthmus.wan import dial
 from isthmus.wan.emulator import ROUTES_FILE, STATISTICS_FILE, run_links
 
@@ -221,11 +222,8 @@ def virtual_step_rows(_quick: bool) -> Iterator[Row]:
     digests = num_weights / PIECE_ELEMENTS * DIGEST_BYTES
     thin, lan = {"b": (0.4, 20.0), "c": (0.1, 50.0)}, {"b": (10.0, 0.2), "c": (10.0, 0.2)}
     for bound, token_s in (("training", STEP_S), ("decoding", 1.5 * STEP_S)):
-        work = RolloutWork(
-            train_s=TRAIN_S, token_s=token_s, max_tokens=RESPONSE_TOKENS, num_slots=64, group=GROUP, batch_prompts=BATCH
-        )  # fmt: skip
         ours, near, waits = (
-            RolloutTime(links, work, size, staleness).steps_per_s(100)
+            VirtualRun(_pipeline(links, token_s, size, staleness), 100).run().steps_per_s
             for links, size, staleness in (
                 (thin, coded + digests, 1), (lan, coded + digests, 1), (thin, 2.0 * num_weights, 0),
             )
@@ -236,6 +234,28 @@ def virtual_step_rows(_quick: bool) -> Iterator[Row]:
         )
         for peer, rate, least in (("one LAN", near, 0.97), ("stop and send whole weights", waits, 2.4)):
             yield compared(what, ours, "1/s", peer, rate, target=f"at least {least}", met=ours / rate >= least)
+
+
+def _pipeline(
+    links: Mapping[str, tuple[float, float]], token_s: float, version_bytes: float, max_staleness: int
+) -> RolloutPipeline:
+    """Return chips behind links, Gbit/s and ms of a round trip each, on which `version_bytes` cross for a version.
+
+    A version is offered, asked for, sent, reported and switched to: five ways.
+    """
+    rates = DecodeRates(host_s=token_s, weights_s=0.0, row_s=0.0, cached_token_s=0.0)
+    sites = [
+        DecodeSite(
+            name=name, slots=64, rates=rates, delay_s=delay_s,
+            way=WeightsWay(occupied_s=5 * delay_s + 8 * version_bytes / (gbps * 1e9), delay_s=0.0),
+        )
+        for name, (gbps, round_trip_ms) in links.items()
+        for delay_s in (round_trip_ms / 2e3,)
+    ]  # fmt: skip
+    return RolloutPipeline(
+        train_s=TRAIN_S, steps=1, group=GROUP, batch_prompts=BATCH, max_staleness=max_staleness, prompt_tokens=0,
+        lengths=tuple(range(RESPONSE_TOKENS // 4, RESPONSE_TOKENS + 1)), sites=tuple(sites),
+    )  # fmt: skip
 
 
 def distribution_rows(quick: bool) -> Iterator[Row]:

@@ -4,7 +4,8 @@
 weight beside other formats in the same run: positions of 4 bytes with whole values, as verl has them; gaps of 16 bits
 with whole values, compressed by zstd at level 1 (a row where `zstandard` is installed) or zlib at level 1; and the
 entropy of the changes given the old exponents. A rate is bytes of weights by CPU seconds of one thread: of the code
-alone, and of `isthmus rl delta` and `apply` with files, SHA-256 of all blocks included.
+alone, and of `isthmus rl delta` and `apply` with files, SHA-256 of all blocks included. The same for 2 million float32
+weights, of which nearly all change, by hundreds of steps of the last bit.
 
 `ledger`: at least 10,000 faults drawn by seeds (`benchmarks/_rollout_faults.py`), for staleness 0, 1 and 4 and each
 `on_update`; every invariant is checked after every event, and the ends of all runs by what engines and trainer did.
@@ -17,7 +18,8 @@ all, simulated, for 200 random pools; and the advised sequences at once beside a
 
 `learn`: sums of two digits with real workers: 300 supervised steps, then 800 of DAPO without refill, 32 prompts of 8
 samples; held out: 500 sums, most probable responses. In one process for three seeds; at staleness 1 and 4 a second
-process decodes. CPU seconds are those of a whole step, decoding and ledger included.
+process decodes. CPU seconds are those of a whole step, decoding and ledger included; TRL's,
+where it is installed, of as many samples with the same loss, on the same model.
 
 `decode`: the paged engine on a Qwen3 of random weights, prompts of 8 tokens, 48 decoded: tokens by CPU seconds beside
 `generate` of transformers on the same batch, and how many sequences have other numbers in a batch than alone.
@@ -48,7 +50,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._rollout_faults import RolloutWorld
-from benchmarks._weight_versions import Halves, adam_versions, entropy_bytes
+from benchmarks._weight_versions import Bits, adam_versions, entropy_bytes
 from benchmarks.table import Row, compared, print_rows, run_parts
 from isthmus.rl import LedgerConfig, check_trajectories, summarise_ledger
 from isthmus.weights import apply_delta, decode_changes, encode_changes, write_delta
@@ -68,9 +70,9 @@ def cpu_s(work: Callable[[], object], times: int = 3) -> float:
     return min(found)
 
 
-def blocks(old: Halves, new: Halves) -> Iterator[tuple[Halves, Halves]]:
+def blocks(old: Bits, new: Bits) -> Iterator[tuple[Bits, Bits]]:
     """Yield both versions block by block, as a file is coded."""
-    size = BLOCK_BYTES // 2
+    size = BLOCK_BYTES // old.itemsize
     for at in range(0, len(old), size):
         yield old[at : at + size], new[at : at + size]
 
@@ -82,18 +84,21 @@ def delta_rows(quick: bool) -> list[Row]:
     for rate in (1e-6, 1e-5):
         old, new = adam_versions(num_weights, rate)
         rows += _size_rows(old, new, rate)
-    return [*rows, *_rate_rows(*adam_versions(num_weights, 1e-6))]
+    wide = adam_versions(num_weights // 10, 1e-6, rounded=False)
+    rows += _size_rows(*wide, 1e-6, "float32 ")
+    return [*rows, *_rate_rows(*adam_versions(num_weights, 1e-6)), *_code_rows(*wide, "float32 ")]
 
 
-def _size_rows(old: Halves, new: Halves, rate: float) -> Iterator[Row]:
+def _size_rows(old: Bits, new: Bits, rate: float, kind: str = "") -> Iterator[Row]:
     places = np.flatnonzero(old != new)
     num, codes = len(places), [encode_changes(*one) for one in blocks(old, new)]
     for (before, after), code in zip(blocks(old, new), codes, strict=True):
         if not (decode_changes(before, code)[0] == after).all():
             raise ValueError("a decoded version differs")
     ours = sum(map(len, codes)) / num
-    what = f"bytes per changed weight, {len(old):,} weights, {num / len(old):.1%} changed (Adam, rate {rate:g})"
-    judged = {"target": f"at most {TARGET_BYTES}", "met": ours <= TARGET_BYTES} if rate == 1e-6 else {}
+    what = f"bytes per changed weight, {len(old):,} {kind}weights, {num / len(old):.1%} changed (Adam, rate {rate:g})"
+    is_judged = rate == 1e-6 and not kind
+    judged = {"target": f"at most {TARGET_BYTES}", "met": ours <= TARGET_BYTES} if is_judged else {}
     yield compared(what, ours, "B", "entropy by exponent", entropy_bytes(old, new) / num, **judged)
     gaps = np.diff(places, prepend=0)
     pieces = np.minimum(gaps, 0xFFFF).astype(np.uint16).tobytes() + new[places].tobytes()
@@ -102,6 +107,8 @@ def _size_rows(old: Halves, new: Halves, rate: float) -> Iterator[Row]:
         "positions of 4 bytes and values (verl)": whole,
         "16-bit gaps and values, zlib-1": len(zlib.compress(pieces, 1)),
     }
+    if kind:
+        peers["XOR with the old weights, zlib-1"] = len(zlib.compress((old ^ new).tobytes(), 1))
     try:
         import zstandard
     except ImportError:
@@ -112,12 +119,24 @@ def _size_rows(old: Halves, new: Halves, rate: float) -> Iterator[Row]:
         yield compared(what, ours, "B", name, size / num)
 
 
-def _rate_rows(old: Halves, new: Halves) -> Iterator[Row]:
+def _code_rows(old: Bits, new: Bits, kind: str = "") -> Iterator[Row]:
+    """Yield the rates of the code alone; one is judged for weights of 16 bits."""
     pairs = list(blocks(old, new))
     codes = [encode_changes(*one) for one in pairs]
     coded_s = cpu_s(lambda: [encode_changes(*one) for one in pairs])
     decoded_s = cpu_s(lambda: [decode_changes(one, code) for (one, _), code in zip(pairs, codes, strict=True)])
-    share = np.count_nonzero(old != new) / len(old)
+    yield _rate_row(f"coding: {kind}weights by CPU time", old, new, coded_s, judged=not kind)
+    yield _rate_row(f"decoding: {kind}weights by CPU time", old, new, decoded_s)
+
+
+def _rate_row(what: str, old: Bits, new: Bits, spent_s: float, *, judged: bool = False) -> Row:
+    rate, share = old.nbytes / spent_s / 1e9, np.count_nonzero(old != new) / len(old)
+    target = {"target": f"at least {TARGET_GB_PER_S}", "met": rate >= TARGET_GB_PER_S} if judged else {}
+    return Row(what=f"{what}, {share:.1%} changed", ours=rate, unit="GB/s", **target)
+
+
+def _rate_rows(old: Bits, new: Bits) -> Iterator[Row]:
+    yield from _code_rows(old, new)
     with tempfile.TemporaryDirectory() as folder:
         paths = [write_weights(Path(folder) / name, bits) for name, bits in (("old", old), ("new", new))]
         delta, again = Path(folder) / "delta", Path(folder) / "again"
@@ -125,17 +144,12 @@ def _rate_rows(old: Halves, new: Halves) -> Iterator[Row]:
         applied_s = cpu_s(lambda: apply_delta(paths[0], delta, again))
         if again.read_bytes() != paths[1].read_bytes():
             raise ValueError("an applied version differs")
-    for name, spent_s, judged in (
-        ("coding", coded_s, True), ("decoding", decoded_s, False),
-        ("isthmus rl delta, files and SHA-256 included", written_s, False),
-        ("isthmus rl apply, files and SHA-256 included", applied_s, False),
-    ):  # fmt: skip
-        rate = old.nbytes / spent_s / 1e9
-        target = {"target": f"at least {TARGET_GB_PER_S}", "met": rate >= TARGET_GB_PER_S} if judged else {}
-        yield Row(what=f"{name}: weights by CPU time, {share:.1%} changed", ours=rate, unit="GB/s", **target)
+    files = "files and SHA-256 included: weights by CPU time"
+    yield _rate_row(f"isthmus rl delta, {files}", old, new, written_s)
+    yield _rate_row(f"isthmus rl apply, {files}", old, new, applied_s)
 
 
-def write_weights(path: Path, bits: Halves) -> Path:
+def write_weights(path: Path, bits: Bits) -> Path:
     """Write a safetensors file with one tensor of bfloat16."""
     entry = {"dtype": "BF16", "shape": [len(bits)], "data_offsets": [0, bits.nbytes]}
     header = json.dumps({"w": entry}).encode()
@@ -221,16 +235,18 @@ def plan_rows(quick: bool) -> list[Row]:
 def learn_rows(quick: bool) -> list[Row]:
     """Return what is learned, and what a step costs."""
     from benchmarks._sums_runs import learn_sums
+    from benchmarks._trl_sums import has_trl, trl_step_cpu_s
 
     steps, seeds = (20, (0,)) if quick else (800, (0, 1, 2))
     with tempfile.TemporaryDirectory() as folder:
         alone = [learn_sums(Path(folder), seed, steps) for seed in seeds]
         stale = {bound: learn_sums(Path(folder), 0, steps, bound, "b") for bound in (1, 4)}
+        peer_s = trl_step_cpu_s(Path(folder)) if has_trl() else None
     reached = [one.held_out[steps] for one in alone]
     mean, what = sum(reached) / len(reached), f"two-digit sums, {steps} steps, held out"
     rows = [
         Row(what=f"{what}: mean of {len(seeds)} seeds", ours=mean, unit="", target="at least 0.9", met=mean >= 0.9),
-        Row(what="two-digit sums: a step of 256 samples", ours=min(one.cpu_s for one in alone), unit="CPU-s"),
+        _learn_cost(min(one.cpu_s for one in alone), peer_s),
     ]
     for bound, one in stale.items():
         off = abs(one.held_out[steps] - reached[0])
@@ -239,6 +255,15 @@ def learn_rows(quick: bool) -> list[Row]:
             compared(shown, one.held_out[steps], "", "staleness 0", reached[0], target="within 0.05", met=off <= 0.05)
         )
     return rows
+
+
+def _learn_cost(ours_s: float, peer_s: float | None) -> Row:
+    """Return the CPU seconds of a step beside TRL's, where it is installed."""
+    what = "two-digit sums: a step of 256 samples"
+    if peer_s is None:
+        print("no trl: `pip install trl datasets` for its CPU seconds", file=sys.stderr)
+        return Row(what=what, ours=ours_s, unit="CPU-s")
+    return compared(what, ours_s, "CPU-s", "TRL", peer_s, target="at most half", met=ours_s <= 0.5 * peer_s)
 
 
 def decode_rows(quick: bool) -> list[Row]:

@@ -143,6 +143,18 @@ def test_a_late_datagram_of_an_ended_epoch_is_ignored() -> None:
     assert gateway.statistics().queue_pairs_failed == 0
 
 
+def test_its_own_datagrams_are_not_believed() -> None:
+    """What a gateway has sent comes back to it: it takes itself for no peer, and gives up none."""
+    for gateway in (Gateway(GatewaySettings(link_gbps=1), 1), connected()):
+        for _ in range(3):
+            own = [one.data for one in gateway.handle(Tick(), 1.0) if isinstance(one, SendOnLink)]
+            own += build_list(DatagramKind.HELLO, Origin(1, 1, False), [])
+            before = gateway.is_connected
+            for data in own:
+                assert gateway.handle(LinkDatagram(data), 1.05) == []
+            assert gateway.is_connected is before
+
+
 def test_a_replayed_frame_is_handed_over_once() -> None:
     """The same datagram again and again reaches the NIC once."""
     gateway, datagram = connected(), build_data(Origin(PEER, 1, False), 1, 0, frame(9, 0))

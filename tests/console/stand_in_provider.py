@@ -1,4 +1,4 @@
-"""`StandInProvider`: an OpenID Connect provider on loopback for tests: discovery, authorization code with PKCE, keys.
+"""`StandInProvider`: an OpenID Connect provider on loopback for tests: discovery, codes with PKCE and of devices, keys.
 
 It checks a client as a provider does: the address to send back to, the code once, the verifier of its challenge, and
 the client's secret. What a test sets in `change` and `answer_as` it answers wrongly.
@@ -37,6 +37,8 @@ class StandInProvider:
         self.metadata: dict[str, Any] = {}
         self.answer_as: dict[str, tuple[int, bytes]] = {}
         self.codes: dict[str, dict[str, str]] = {}
+        # By device code: whether the person has signed in (RFC 8628); None: it has refused.
+        self.devices: dict[str, bool | None] = {}
         self.asked: list[str] = []
         self.issuer, self.redirect = "", REDIRECT
 
@@ -65,26 +67,53 @@ class StandInProvider:
                     "authorization_endpoint": f"{self.issuer}/authorize",
                     "token_endpoint": f"{self.issuer}/token",
                     "jwks_uri": f"{self.issuer}/keys",
+                    "device_authorization_endpoint": f"{self.issuer}/device",
                 }
                 | self.metadata
             ).encode()
         if path == "/keys":
             return 200, json.dumps({"keys": [self.key.as_dict(private=False)]}).encode()
-        return self._token(form, authorization) if path == "/token" else (404, b"")
-
-    def _token(self, form: dict[str, str], authorization: str) -> tuple[int, bytes]:
-        asked = self.codes.pop(form.get("code", ""), None)
-        digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
-        challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        if path not in ("/token", "/device"):
+            return 404, b""
         if self.secret is not None:
             given = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")
             if (unquote(given[0]), unquote(given[2])) != ("isthmus", self.secret):
                 return 401, b'{"error": "invalid_client"}'
+        if path == "/device":
+            return self._device(form)
+        return self._for_device(form) if form["grant_type"].endswith(":device_code") else self._for_code(form)
+
+    def _device(self, form: dict[str, str]) -> tuple[int, bytes]:
+        """Begin the sign-in of a device (RFC 8628, 3.2)."""
+        assert (form["client_id"], "openid" in form["scope"].split()) == ("isthmus", True)
+        code = secrets.token_urlsafe(16)
+        self.devices[code] = False
+        answer = {"device_code": code, "user_code": "WDJB-MJHT", "verification_uri": f"{self.issuer}/enter",
+                  "verification_uri_complete": f"{self.issuer}/enter?user_code=WDJB-MJHT", "expires_in": 600,
+                  "interval": 5}  # fmt: skip
+        return 200, json.dumps(answer | self.change).encode()
+
+    def _for_device(self, form: dict[str, str]) -> tuple[int, bytes]:
+        """Answer a device that asks whether its person has signed in (RFC 8628, 3.5); a code counts once."""
+        done = self.devices.get(form["device_code"], None)
+        if not done:
+            return 400, json.dumps({"error": "access_denied" if done is None else "authorization_pending"}).encode()
+        del self.devices[form["device_code"]]
+        return self._identity({})
+
+    def _for_code(self, form: dict[str, str]) -> tuple[int, bytes]:
+        asked = self.codes.pop(form.get("code", ""), None)
+        digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+        challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
         fits = asked is not None and asked["code_challenge"] == challenge and form["redirect_uri"] == self.redirect
         if asked is None or not fits or form["grant_type"] != "authorization_code":
             return 400, b'{"error": "invalid_grant"}'
+        return self._identity({"nonce": asked["nonce"]})
+
+    def _identity(self, bound: dict[str, Any]) -> tuple[int, bytes]:
+        """Return an identity token with the claims of the sign-in."""
         now_s = int(self.clock())
-        claims = {"iss": self.issuer, "aud": "isthmus", "iat": now_s, "exp": now_s + 300, "nonce": asked["nonce"]}
+        claims = {"iss": self.issuer, "aud": "isthmus", "iat": now_s, "exp": now_s + 300} | bound
         algorithm = "RS256" if isinstance(self.key, RSAKey) else "ES256"
         header = {"alg": algorithm, "kid": self.key.kid}
         final = {name: value for name, value in (claims | self.claims | self.change).items() if value is not None}

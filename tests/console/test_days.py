@@ -11,8 +11,9 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from isthmus.core.pool import Owner
 from tests.console.chromium import NewPage, Page
-from tests.control.processes import RealPool, until
+from tests.control.processes import POOL, RealPool, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 CONFIG = {
@@ -28,7 +29,8 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPool]:
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(CONFIG))
     (folder / "text.txt").write_text("text " * 1000)
-    pool = RealPool(folder)
+    owners = (Owner(name="owner-east"), Owner(name="owner-west", users=("ann",)))
+    pool = RealPool(folder, POOL.model_copy(update={"owners": owners}))
     try:
         until(lambda: pool.free() == {"east": 2, "west": 2}, "both sites have joined")
         yield pool
@@ -69,7 +71,7 @@ def _owner_publishes(page: Page, pool: RealPool) -> None:
     page.sign_in(pool.create_token("owner", "owner-east"))
     assert "owner-west" not in page.sees("1 site, 1 node", "owner-east"), "only links of its own name the other site"
     page.go("owner")
-    page.sees("Owner owner-east", "No prices are published")
+    page.sees("Owner owner-east", "No prices are published", "The operator lists no users of yours.")
     page.fill("input[name=price]", "3600")
     page.fill("input[name=currency]", "eur")
     page.press("Publish")
@@ -123,6 +125,13 @@ def _operator_looks_after_the_pool(page: Page, pool: RealPool) -> None:
     page.sign_in(pool.admin_token())
     page.go("operator")
     page.sees("Projects and quotas", "user ann", "Limits", "signed-in", "tariff-published", "plan-chosen", "owner-east")
+    page.fill("input[name=account]", "user:ann")
+    page.fill("input[name=chips]", "3")
+    page.press("Set limits")
+    page.sees("The limits of user:ann are set.", "0 of 3", "quotas-set")
+    page.fill("input[name=account]", "project:none")
+    page.press("Set limits")
+    page.sees("no project 'none'", "isthmus quota show lists them")
     page.fill("input[name=name]", "carl")
     page.press("Create a token")
     token = page.find(".secret").text
@@ -135,6 +144,11 @@ def _operator_looks_after_the_pool(page: Page, pool: RealPool) -> None:
     page.sees("Sign in")
     page.sign_in(token)
     page.sees("user carl")
+    page.press("Sign out")
+    page.sign_in(pool.create_token("owner", "owner-west"))
+    page.go("owner")
+    page.sees("Waits of your own users", "Jobs of the month", "Mean wait", "95 of 100 waited at most")
+    faultless(page)
 
 
 def test_the_pages_are_used_by_keyboard_alone(pool: RealPool, new_page: NewPage) -> None:

@@ -13,6 +13,7 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, RSAKey
 
 from isthmus.control.service.access.console_sessions import SESSION_S
+from isthmus.control.service.oidc.device_sign_in import DeviceSignIn
 from isthmus.control.service.oidc.oidc_provider import MAX_ANSWER_BYTES, OidcProvider
 from isthmus.control.service.oidc.oidc_sign_in import OidcSignIn
 from isthmus.core.errors import FileError
@@ -49,6 +50,7 @@ def know(server: Server, provider: StandInProvider) -> None:
     )
     shell, asked = server.shell, OidcProvider(file, provider.secret)
     shell.oidc = OidcSignIn(asked, shell.sessions, shell.gate.registry, shell.audit, shell.clock)
+    shell.device_oidc = DeviceSignIn(asked, shell.gate.registry, shell.audit, shell.clock)
 
 
 def begin(server: Server, **headers: str) -> tuple[str, str]:

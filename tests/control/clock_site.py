@@ -27,7 +27,7 @@ def site_of(name: str) -> Cluster:
 
 
 POOL = Pool(
-    owners=tuple(Owner(name=f"owner-{name}") for name in SITES),
+    owners=tuple(Owner(name=f"owner-{name}", users=("ann",) if name == SITES[0] else ()) for name in SITES),
     clusters=tuple(map(site_of, SITES)),
     links=tuple(
         Link(source=a, target=b, bandwidth_gbps=10, delay_ms=5) for a, b in itertools.permutations(SITES, 2)

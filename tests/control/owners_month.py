@@ -17,7 +17,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -34,6 +34,7 @@ from isthmus.control.placement import PlanRequest
 from isthmus.control.rest.create_app import create_app
 from isthmus.control.service.auth import token_digest
 from isthmus.control.service.control_service import ControlService
+from isthmus.control.simulation.compare_waits import compare_waits
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.control.store.store_interface import StoredToken
@@ -43,10 +44,11 @@ from isthmus.core.months import next_month_ms
 from isthmus.core.owner.owner_policy import OwnerPolicy
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.plan import Plan, PlanSet, Refusal, Stage
-from isthmus.core.records.held_interval import RecordedPart
+from isthmus.core.records.held_interval import HeldInterval, RecordedPart
 from isthmus.core.records.read_records import RecordFiles, read_records
 from isthmus.core.views.api_views import JobFilter, JobState, JobView
 from isthmus.core.views.ledger_views import LedgerCheckView, StatementView
+from isthmus.core.views.wait_views import OwnerWaits, WaitedJobsPage
 from tests.control.clock_site import CHIPS, POOL, SITES, ClockAdapter
 from tests.control.owner_count import OwnerCount, ProgramRun
 from tests.control.serving import submission
@@ -92,6 +94,8 @@ class OwnersMonth:
     # By owner: what the server's statement says, and what the owner counted, in hundredths.
     cents: dict[str, tuple[int, int]] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
+    # How long the user of the first site's owner waited, and would have waited without the pool.
+    waits: OwnerWaits | None = None
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
@@ -374,3 +378,28 @@ class OwnersMonth:
                 self.differences.append(
                     f"owner-{site}: {exact} millionths by the statement, {float(counted[site])} counted"
                 )
+        self._compare_waits(SITES[0], held)
+
+    def _compare_waits(self, site: str, held: Mapping[str, Sequence[HeldInterval]]) -> None:
+        """Every job of the owner's user is in its statement, and trained no longer than owners held cards for it."""
+        path = f"/v1/waits/owner-{site}?month={MONTH}&limit=1000"
+        page = WaitedJobsPage.model_validate(self._call("GET", path, f"owner-{site}").json())
+        ended_s = {
+            job.id: job.changed_s
+            for job in self._service.jobs("ann", JobFilter(), after=None, limit=1000, newest_first=True)[0]
+        }
+        held_s = Counter[tuple[str, str]]()
+        for at, intervals in held.items():
+            for one in intervals:
+                held_s[one.part.job, at] += ((one.end_ms or round(self.now_s * 1000)) - one.begin_ms) / 1000
+        if {one.job for one in page.jobs} != self._wanted.keys() or page.after is not None:
+            self.differences.append(f"{len(page.jobs)} jobs waited, {len(self._wanted)} were submitted")
+        for one in page.jobs:
+            life_s = (self.now_s if one.open else ended_s[one.job]) - one.submitted_s
+            most_s = max(held_s[one.job, at] for at in held)
+            if abs(one.waited_s + one.ran_s - life_s) > 1 or one.ran_s > most_s + 1:
+                self.differences.append(f"{one}: lived {life_s} s, held cards for {most_s} s")
+        clusters = [cluster for cluster in POOL.clusters if cluster.name == site]
+        self.waits = compare_waits(page, MONTH, clusters, POOL.links)
+        if self.waits.compared + self.waits.never_alone + self.waits.unsized != len(page.jobs):
+            self.differences.append(f"not all jobs are compared: {self.waits}")

@@ -29,6 +29,10 @@ def test_each_owners_statement_is_what_it_counted_to_the_cent(folder: Path) -> N
     month.run()
     assert month.differences == []
     assert all(ours == own > 0 for ours, own in month.cents.values())
+    assert month.waits is not None
+    assert month.waits.final
+    assert (month.waits.jobs, month.waits.open) == (month.counts["jobs"], 0)
+    assert month.waits.compared
     assert all(month.counts[kind] for kind in ("agents killed", "sites cut off", "server killed", "prices"))
 
 

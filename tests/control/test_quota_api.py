@@ -92,6 +92,55 @@ def test_only_an_admin_sets_quotas_and_what_it_did_is_audited(server: Server, ru
     assert shown(run, "root")["project:lab"]["max_chips"] == 8
 
 
+def test_the_limits_of_one_account_are_set_alone(server: Server, run: Run, tmp_path: Path) -> None:
+    """All else stays; the refusal names the limit, what uses it and when it would hold; each act is audited."""
+    for site in (EAST, WEST):
+        server.sync(report(site))
+    set_quotas(run, tmp_path, FILE % 8)
+    job = server.committed(name="one", project="lab").id
+
+    def limit(account: str, body: object, token: str = "root") -> tuple[int, dict[str, Any]]:
+        answer = server.call("POST", f"/v1/quotas/{account}", body, token=token)
+        return answer.status_code, answer.json()
+
+    status, found = limit("project:lab", {"chips": 4, "spend_per_month": "9.5"})
+    assert (status, found["rows"][0]["max_chips"], found["rows"][0]["max_spend_millionths"]) == (201, 4, 9_500_000)
+    assert limit("user:eve", {"chip_hours_per_month": 3})[0] == 201
+    rows = shown(run, "root")
+    assert (rows["user:eve"]["max_chip_hours"], rows["user:bob"]["max_spend_millionths"]) == (3, 10_000_000)
+    assert rows["project:nlp"]["parent"] == "lab"
+    status, found = limit("project:lab", {"chips": 1})
+    assert (status, "holds 2 chips now, more than 1; " in found["message"], f"{job} (2)" in found["hint"]) == (
+        409, True, True,
+    )  # fmt: skip
+    assert "when it would hold is not known" in found["message"]
+    assert limit("user:bob", {})[0] == 201
+    assert shown(run, "root").get("user:bob", {}).get("max_spend_millionths") is None
+    assert limit("project:lab", {}, token="ann")[0] == 403
+    lines = [json.loads(line) for line in run("audit", "--json")[1].splitlines()]
+    text = json.dumps(lines)
+    assert "chips 4, spend_per_month 9.5" in text
+    assert "holds 2 chips now" in text
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("account", "body", "status"),
+    [("project:none", {}, 404), ("group:", {}, 422), ("owner:a", {}, 422), ("user:", {"chips": 1}, 422),
+     ("user:a b\u202e", {"chips": 1}, 422), ("user:" + "a" * 90, {}, 422), ("project:lab", {"chips": -1}, 422),
+     ("project:lab", {"chips": 10**30}, 422), ("project:lab", {"spend_per_month": "NaN"}, 422),
+     ("project:lab", {"chip": 1}, 422)],
+)  # fmt: skip
+def test_limits_that_name_no_account_or_no_amount_are_refused(
+    server: Server, run: Run, tmp_path: Path, account: str, body: object, status: int
+) -> None:
+    """Nothing changes then."""
+    set_quotas(run, tmp_path, FILE % 8)
+    before = shown(run, "root")
+    answer = server.call("POST", f"/v1/quotas/{account}", body, token="root")
+    assert (answer.status_code, shown(run, "root")) == (status, before), answer.text
+
+
 def test_a_wrong_field_is_refused_with_its_line(run: Run, tmp_path: Path) -> None:
     """By the command line before it is sent, and by the server for what only it knows."""
     status, text = set_quotas(run, tmp_path, "projects:\n  - name: a\n    parent: b\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 from pathlib import Path
@@ -54,6 +55,7 @@ def test_all_time_that_is_not_training_is_waiting() -> None:
     pool.obey()
     ended = only(pool, 900.0)
     assert (ended.submitted_s, ended.waited_s, ended.ran_s, ended.started, ended.open) == (100, 0, 30, True, False)
+    assert ended.chips == 2, "an ended job keeps its plan alone"
 
 
 def test_work_that_is_lost_counts_as_waiting() -> None:
@@ -119,13 +121,15 @@ def test_users_of_two_owners_are_accepted(tmp_path: Path) -> None:
     assert [one.users for one in load_pool(tmp_path / "pool.yaml").owners] == [("ann", "bob"), ("cy",)]
 
 
-def shown(server: Server, caller: str, *more: str, owner: str = "owner-east") -> tuple[int, str]:
+def shown(
+    server: Server, caller: str, *more: str, owner: str = "owner-east", command: str = "waits"
+) -> tuple[int, str]:
     """Status and output of the command as a caller."""
     env = CliEnvironment(
         variables={"ISTHMUS_SERVER": "http://127.0.0.1:1", "ISTHMUS_TOKEN": caller, "COLUMNS": "200"},
         stdout=io.StringIO(), stderr=io.StringIO(), transport=forwarded(server), now=lambda: server.now_s,
     )  # fmt: skip
-    status = main(["waits", "--owner", owner, "--month", "1970-01", *more], env=env)
+    status = main([command, "--owner", owner, "--month", "1970-01", *more], env=env)
     return status, env.stdout.getvalue() + env.stderr.getvalue()  # type: ignore[attr-defined]
 
 
@@ -146,6 +150,31 @@ def test_the_command_compares_the_jobs_of_the_owners_users(server: Server) -> No
     assert status == 0
     assert "owner-east in 1970-01: 1 users, 1 jobs: worse so far" in text
     assert "1 jobs have not ended: their waits so far count" in text
+
+
+@pytest.mark.integration
+def test_an_owners_statement_has_the_waits_of_its_users(server: Server) -> None:
+    """The figures of the command, in JSON, CSV and the page; an owner without users has none."""
+    job = server.committed(name="one").id
+    server.now_s += 3600
+    for site in (EAST, WEST):
+        server.sync(report(site, ObservedPart(job=job, attempt=1, state="running")))
+    waits = json.loads(shown(server, "owner-east", "--json")[1])
+
+    def bill(caller: str, form: str, owner: str = "owner-east") -> str:
+        return shown(server, caller, "--format", form, command="bill", owner=owner)[1]
+
+    assert json.loads(bill("owner-east", "json"))["waits"] == waits
+    rows = {row["job"]: (row["quantity"], row["unit"]) for row in csv.DictReader(io.StringIO(bill("root", "csv")))}
+    assert rows["wait in the pool, 1 jobs: mean"] == ("3600.0", "s")
+    assert float(rows["wait alone, the same jobs (simulated): 95 of 100"][0]) < 60
+    assert "waits: worse" in rows
+    assert "total" in rows
+    page = bill("owner-east", "html")
+    assert "Waits of this owner&#x27;s own users" in page
+    assert "1 users, 1 jobs: worse so far" in page
+    assert json.loads(bill("owner-west", "json", owner="owner-west"))["waits"] is None
+    assert "Waits of" not in bill("owner-west", "html", owner="owner-west")
 
 
 @pytest.mark.integration

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.agent.service.agent_service import AgentService
+from isthmus.agent.service.use_found_topology import use_found_topology
 from isthmus.core.process.boot_clock import boot_time_s
 from tests.agent.running_agent import LOOP, DrivenAgent
 from tests.kubernetes.clusters import StandInCluster
@@ -51,3 +52,19 @@ def test_a_part_runs_in_pods_through_a_restart_of_its_agent(tmp_path: Path) -> N
 
 def objects(cluster: StandInCluster, plural: str) -> list[str]:
     return [name for (_, found), _, name in cluster.server.objects if found == plural]
+
+
+@pytest.mark.slow
+def test_labels_of_the_nodes_are_the_topology_of_the_node_group(tmp_path: Path) -> None:
+    """Without labels of a level there is none."""
+    cluster = StandInCluster(tmp_path)
+    try:
+        assert use_found_topology(CLUSTER, cluster.adapter(LOOP)) is CLUSTER
+        for ((_, plural), _, name), body in cluster.server.objects.items():
+            if plural == "nodes":
+                body["metadata"]["labels"]["network.topology.nvidia.com/leaf"] = f"leaf-{name}"
+        topology = use_found_topology(CLUSTER, cluster.adapter(LOOP)).node_groups[0].topology
+        assert topology is not None
+        assert [one.name for one in topology.tors] == [f"leaf-{name}" for name in sorted(objects(cluster, "nodes"))]
+    finally:
+        cluster.end()

@@ -181,3 +181,24 @@ def test_a_kept_prefix_gives_way_before_sequences_do() -> None:
     assert pool.find(names[1]) is None
     pool.check()
     assert len({first_prefix(1), first_prefix(2), *names}) == 5
+
+
+def test_a_sequence_waits_for_room_that_others_may_grow_into() -> None:
+    """Beside one of 40 rows, 13 pages of 4 are free: a page and the root of 40 squared stay, so 2 can be had, 3 not."""
+    limits = BatchLimits(num_pages=24, page_tokens=4, step_rows=64, max_sequences=8)
+
+    def admitted(prompt_tokens: int) -> bool:
+        scheduler = BatchScheduler(limits)
+        for number, length in enumerate((40, prompt_tokens)):
+            scheduler.add(
+                DecodeRequest(
+                    key=SequenceKey(number, 0), seed=0, prompt_tokens=tuple(range(100 * number, 100 * number + length)),
+                    max_response_tokens=8,
+                )
+            )  # fmt: skip
+            for rows in scheduler.plan_step().rows if not number else ():
+                scheduler.complete(rows, 1)
+        return any(rows.key.prompt == 1 for rows in scheduler.plan_step().rows)
+
+    assert admitted(4)
+    assert not admitted(12)

@@ -75,10 +75,13 @@ PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PriorityJ
 class SlurmCluster:
     """One cluster `name` with `nodes` nodes of `cards` cards below `root`; `start` before use, `end` after.
 
-    Slurm calls a card `gres`.
+    Slurm calls a card `gres`. With a `topology`, a `topology.conf`, it knows its switches.
     """
 
-    def __init__(self, name: str, root: Path, nodes: int = 2, cards: int = 4, gres: str = "gpu") -> None:
+    def __init__(
+        self, name: str, root: Path, nodes: int = 2, cards: int = 4, gres: str = "gpu", topology: str = ""
+    ) -> None:
+        self.topology = topology
         self.name, self.root, self.num_nodes, self.num_cards, self.gres = name, root, nodes, cards, gres
         self.conf = root / "etc" / "slurm.conf"
         self.environment = {**os.environ, "SLURM_CONF": str(self.conf)}
@@ -103,6 +106,9 @@ class SlurmCluster:
                 nodes=self.num_nodes, cards=self.num_cards, gres=self.gres,
             )
         )  # fmt: skip
+        if self.topology:
+            self.conf.write_text(self.conf.read_text() + "TopologyPlugin=topology/tree\n")
+            (self.root / "etc" / "topology.conf").write_text(self.topology)
         devices = [self.root / "dev" / f"gpu{number}" for number in range(self.num_cards)]
         for device in devices:
             os.mknod(device, 0o666 | 0o020000, os.makedev(1, 3))

@@ -27,7 +27,6 @@ from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.replica_layout import (
     PipelinePosition,
     averaged_samples,
-    max_shard_uses,
     rank_groups,
     replica_samples,
 )
@@ -108,7 +107,6 @@ class Replicas:
         ]
         met = meet(
             models, self.groups, clusters, training, staging=staging, zero=plan.zero, bucket_elements=bucket_elements,
-            uses=max_shard_uses(plan, 1),
             on_host=plan.optimizer_on_host, overlap=plan.overlap_gradients,
             precisions=[stage_precision(plan.stage_of(rank), training.precision) for rank in range(len(models))],
             plan=plan,

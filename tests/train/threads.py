@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.group.transport_messages import GROUP_TAGS
 from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.base_model import TrainingPrecision
 from isthmus.core.job import TrainingConfig
@@ -50,11 +51,18 @@ class GroupExchange(Communicator):
 
     def __init__(self, clusters: Sequence[str], group: IsthmusGroup, staging: HostStaging | None = None) -> None:
         super().__init__(clusters, group.rank(), staging=staging)
-        self.group = group
+        self.group, self.num_made = group, 0
 
     @property
     def isthmus_group(self) -> IsthmusGroup:
         return self.group
+
+    def make_group(self, ranks: Sequence[int]) -> IsthmusGroup | None:
+        self.num_made += 1
+        if self.group.rank() not in ranks:
+            return None
+        tags = (1000 + self.num_made) * GROUP_TAGS
+        return IsthmusGroup(self.group.transport, self.clusters, ranks=ranks, tag_base=tags)
 
     def start_message(self, message: TensorMessage) -> dist.Work:
         start = self.group.send if message.is_send else self.group.recv
@@ -85,17 +93,13 @@ def meet(
     *,
     staging: HostStaging | None = None,
     zero: int = 0,
-    uses: int = 0,
     bucket_elements: int = BUCKET_ELEMENTS,
     on_host: bool = False,
     overlap: bool = False,
     precisions: Sequence[TrainingPrecision] = (),
     plan: Plan | None = None,
 ) -> list[tuple[GroupExchange, Optimizer]]:
-    """Return exchange and optimizer of every rank, given its pieces of the model; `plan` says of local steps.
-
-    With ZeRO 2 or 3 shards are exchanged at most `uses` times a step.
-    """
+    """Return exchange and optimizer of every rank, given its pieces of the model; `plan` says of local steps."""
     held, found = [held_rows_of(model) for model in models], []
     for rank, model in enumerate(models):
         exchange = GroupExchange(clusters, groups[rank], staging or staging_for(model.device))
@@ -104,7 +108,9 @@ def meet(
             groups=rank_groups(plan) if plan else (),
         )  # fmt: skip
         summed, batch = summed_buckets(own, zero), 4 * bucket_elements
-        shared = ShardExchange(own.buckets, rank, exchange, max_uses=uses, batch_elements=batch) if zero > 1 else None
+        shared = ShardExchange(own.buckets, rank, exchange, batch_elements=batch) if zero > 1 else None
+        if shared is not None:
+            shared.form_groups()
         optimizer = Optimizer(
             model.global_named_parameters(),
             training,

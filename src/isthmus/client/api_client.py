@@ -24,7 +24,15 @@ from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.owner.accounts import Accounts
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.plan import PlanSet
-from isthmus.core.views.access_views import AuditFilter, AuditPage, TokenGrant, TokenInfo, TokenRotation
+from isthmus.core.views.access_views import (
+    AuditFilter,
+    AuditPage,
+    DeviceAnswer,
+    DeviceBegun,
+    TokenGrant,
+    TokenInfo,
+    TokenRotation,
+)
 from isthmus.core.views.api_views import (
     NEXT_JOB_HEADER,
     ClusterView,
@@ -124,6 +132,14 @@ class ApiClient:
                 hint="install the server's version: pip install 'isthmus==" + health.version + "'",
             )
         return health
+
+    def begin_sign_in(self) -> DeviceBegun:
+        """Begin to sign in at the pool's provider; needs no token."""
+        return self._call(DeviceBegun, "POST", "/v1/oidc/device")
+
+    def finish_sign_in(self, device_code: str) -> DeviceAnswer:
+        """Return the token, or none while the person has not signed in."""
+        return self._call(DeviceAnswer, "POST", "/v1/oidc/device/token", json={"device_code": device_code})
 
     def submit(self, submission: Submission) -> JobView:
         """Submit a job; a retry with the same `submission.key` returns the same job."""

@@ -6,13 +6,15 @@ The context file is `isthmus/context.yaml` in `XDG_CONFIG_HOME` (by default `~/.
     token_file: ~/.config/isthmus/token
     ca: ~/.config/isthmus/ca.pem
 
+`isthmus login` writes the token's file, and this one if it is missing.
+
 The token itself is not an option, because other users of a machine can read command lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +48,20 @@ def resolve_settings(
     ca: Path | None = None,
 ) -> ClientSettings:
     """Return the effective settings; raise `InputError` for an unusable token or context file."""
-    context = read_context(environ)
-    authority = ca or environ.get("ISTHMUS_CA") or context.get("ca")
-    source = _token_source(environ, token_file, context.get("token_file"))
-    return ClientSettings(
-        server=server or environ.get("ISTHMUS_SERVER") or context.get("server") or DEFAULT_SERVER,
+    source = _token_source(environ, token_file)
+    return replace(
+        server_settings(environ, server=server, ca=ca),
         token=read_token(source) if isinstance(source, Path) else source,
         token_file=source if isinstance(source, Path) else None,
+    )
+
+
+def server_settings(environ: Mapping[str, str], *, server: str | None = None, ca: Path | None = None) -> ClientSettings:
+    """Return the effective settings without a token."""
+    context = read_context(environ)
+    authority = ca or environ.get("ISTHMUS_CA") or context.get("ca")
+    return ClientSettings(
+        server=server or environ.get("ISTHMUS_SERVER") or context.get("server") or DEFAULT_SERVER,
         ca=Path(authority).expanduser() if authority else None,
     )
 
@@ -91,9 +100,14 @@ def read_token(file: Path) -> str:
     return token
 
 
-def _token_source(environ: Mapping[str, str], given: Path | None, context: str | None) -> Path | str | None:
+def _token_source(environ: Mapping[str, str], given: Path | None) -> Path | str | None:
     """Return the file of the token, or the token itself if the environment has it."""
     if given is None and environ.get("ISTHMUS_TOKEN"):
         return environ["ISTHMUS_TOKEN"].strip()
-    file = given or environ.get("ISTHMUS_TOKEN_FILE") or context
+    return given or token_path(environ)
+
+
+def token_path(environ: Mapping[str, str]) -> Path | None:
+    """Return the file of the token that the environment or the context file names."""
+    file = environ.get("ISTHMUS_TOKEN_FILE") or read_context(environ).get("token_file")
     return Path(file) if file else None

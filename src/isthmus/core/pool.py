@@ -70,8 +70,8 @@ class NodeGroup(FrozenModel):
     NVL72 rack of nodes with 4 chips); it is whole nodes.
 
     `nics` are the network cards for traffic between ranks; without them a rank has the address at which it listens.
-    `topology` is the tree that the nodes are in; without it super-nodes of `chips_per_domain` follow each other in node
-    order, and more is not known.
+    `topology` is the tree that the nodes are in; without it the agent asks the site's scheduler. Where no super-nodes
+    are known, those of `chips_per_domain` follow each other in node order.
     """
 
     name: Name

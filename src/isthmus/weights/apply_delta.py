@@ -74,8 +74,8 @@ def _new_content(
         if len(record.payload) != len(old):
             raise damaged(f"a full block of {len(record.payload)} bytes instead of {len(old)}")
         num_changed, content = count_changes(old, record.payload, block.dtype), memoryview(record.payload)
-    elif block.dtype in CODED:
-        new, num_changed = decode_changes(np.frombuffer(old, "<u2"), record.payload)
+    elif (bits := CODED.get(block.dtype)) is not None:
+        new, num_changed = decode_changes(np.frombuffer(old, bits), record.payload)
         content = new.data.cast("B")
     else:
         raise damaged(f"changes of {block.dtype}, which are not coded")

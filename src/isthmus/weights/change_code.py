@@ -1,13 +1,15 @@
-"""`encode_changes` and `decode_changes`: what changed between two rows of 16-bit floats, in less than a byte a change.
+"""`encode_changes` and `decode_changes`: what changed between two rows of floats, in little more than its entropy.
 
-An optimizer's step is about as large for each weight, so the share of weights that change falls with their exponent,
-and most changes are by one step of the last bit. The receiver has the old weights, so their exponents are known to both
-sides and cost nothing:
+An optimizer's step is about as large for each weight, so how many 16-bit weights change, and by how many steps of the
+last bit 32-bit weights do, falls with their exponent. The receiver has the old weights, so their exponents are known to
+both sides and cost nothing:
 
-1. A weight's class is its exponent, two neighbouring exponents of bfloat16 together: the upper byte without the sign.
+1. A weight's class is its exponent; of 16 bits, two neighbouring exponents of bfloat16 together: the upper byte without
+   the sign.
 2. In each class the set of changed weights is a `subset_code`.
 3. A change is the number of steps between neighbouring floats from old to new, with a sign. Signs are bits; the sizes
-   are sets in sets: those of 2 steps or more among the changed, of 4 or more among these, and so on, then low bits.
+   are sets in sets: those of 2 steps or more among the changed, of 4 or more among these, and so on, then low bits. Of
+   32 bits, nearly all weights change, by hundreds of steps: the sets begin at a power of two that the class states.
 
 Any bits are possible, NaN and -0 included: floats are counted by their bits, in the order of their values.
 """
@@ -25,21 +27,27 @@ from isthmus.weights.subset_code import decode_subset, encode_subset
 Halves = NDArray[np.uint16]
 """Bits of bfloat16 or float16, [n]."""
 
+Bits = Halves | NDArray[np.uint32]
+"""Bits of floats of 16 or 32 bits, [n]."""
+
+Steps = NDArray[np.int16] | NDArray[np.int32]
+
 _NO_CLASS = 0xFF
 """Class of the elements that pad a row to whole blocks."""
 
 _RARE_SHARE = 1 / 128
 """The smallest exponents are one class as long as they have at most this share of all changes."""
 
-_MAX_LOW_BITS = 15
+_FULL_SETS = 3
+"""Of 32-bit floats the first set of sizes ends this many powers of two below their mean: inside all are as likely."""
 
 
-def encode_changes(old: Halves, new: Halves) -> bytes:
-    """Return the code of the changes from `old` [n] to `new` [n]; empty if there are none."""
+def encode_changes(old: Bits, new: Bits) -> bytes:
+    """Return the code of the changes from `old` [n] to `new` [n], of one width; empty if there are none."""
     places = np.flatnonzero(old != new)
     if len(places) == 0:
         return b""
-    steps = (_order(new[places]) - _order(old[places])).view(np.int16)
+    steps = _as_steps(_order(new[places]) - _order(old[places]))
     classes = _classes(old)
     changed = classes[places]
     counts = np.bincount(changed)
@@ -55,7 +63,7 @@ def encode_changes(old: Halves, new: Halves) -> bytes:
     return b"".join(parts)
 
 
-def decode_changes(old: Halves, code: bytes | memoryview) -> tuple[Halves, int]:
+def decode_changes(old: Bits, code: bytes | memoryview) -> tuple[Bits, int]:
     """Return the new row, [n], and the number of changes; raises `DeltaError` for any other code."""
     new = old.copy()
     if len(code) == 0:
@@ -73,48 +81,63 @@ def decode_changes(old: Halves, code: bytes | memoryview) -> tuple[Halves, int]:
         places = ranks.places_of(decode_subset(reader, ranks.size))
         if not len(places):  # a class costs a pass over the row, however few bytes it has
             raise damaged(f"class {one} without a change")
-        steps = _decode_steps(reader, len(places))
-        new[places] = _from_order(_order(old[places]) + steps.astype(np.int16).view(np.uint16))
+        steps = _decode_steps(reader, len(places), 8 * old.itemsize)
+        new[places] = _from_order(_order(old[places]) + steps.astype(f"i{old.itemsize}").view(old.dtype))
         total += len(places)
     if reader.remaining:
         raise damaged(f"{reader.remaining} bytes after the changes")
     return new, total
 
 
-def _encode_steps(steps: NDArray[np.int16]) -> bytes:
+def _encode_steps(steps: Steps) -> bytes:
     """Return the code of steps [m], none of them 0."""
     parts = [np.packbits(steps < 0, bitorder="little").tobytes()]
-    level, sizes = 0, np.abs(steps.astype(np.int64))
+    level, sizes, from_zero = 0, np.abs(steps.astype(np.int64)), 0
+    if steps.itemsize == 4:
+        level, from_zero = max(int(sizes.mean()).bit_length() - 1 - _FULL_SETS, 0), 1
+        parts.append(bytes([level]))
     while len(sizes):
         more = sizes >= 2 << level
+        width = level + from_zero
         parts.append(encode_subset(np.flatnonzero(more), len(sizes)))
-        parts.append(pack_fields(sizes[~more] & ((1 << level) - 1), level))
-        sizes, level = sizes[more], level + 1
+        parts.append(pack_fields(sizes[~more] & ((1 << width) - 1), width))
+        sizes, level, from_zero = sizes[more], level + 1, 0
     return b"".join(parts)
 
 
-def _decode_steps(reader: ByteReader, count: int) -> Integers:
-    """Return the next `count` steps, [count]."""
+def _decode_steps(reader: ByteReader, count: int, num_bits: int) -> Integers:
+    """Return the next `count` steps between floats of `num_bits`, [count]."""
     negative = unpack_fields(reader, count, 1).astype(bool)
     sizes = np.zeros(count, np.int64)
-    level, members = 0, np.arange(count)
+    level, from_zero, members = 0, 0, np.arange(count)
+    if num_bits == 32:
+        level, from_zero = int(reader.take(1)[0]), 1
     while len(members):
-        if level > _MAX_LOW_BITS:
-            raise damaged("a change of more than 16 bits")
+        if level + from_zero >= num_bits:
+            raise damaged(f"a change of more than {num_bits} bits")
         more = np.zeros(len(members), bool)
         more[decode_subset(reader, len(members))] = True
         ended = members[~more]
-        sizes[ended] = (1 << level) | unpack_fields(reader, len(ended), level)
-        members, level = members[more], level + 1
+        sizes[ended] = (0 if from_zero else 1 << level) | unpack_fields(reader, len(ended), level + from_zero)
+        members, level, from_zero = members[more], level + 1, 0
     return np.where(negative, -sizes, sizes)
 
 
-def _classes(old: Halves) -> NDArray[np.uint8]:
+def _classes(old: Bits) -> NDArray[np.uint8]:
     """Return the class of each element, padded to whole blocks, [n rounded up]."""
     classes = np.empty(-(-len(old) // BLOCK) * BLOCK, np.uint8)
     classes[len(old) :] = _NO_CLASS
-    classes[: len(old)] = (old >> np.uint16(8)).astype(np.uint8) & np.uint8(0x7F)
+    if old.itemsize == 4:  # infinity and NaN are of the class below, as no class is that of the padding
+        exponents = (old >> np.uint32(23)).astype(np.uint8)
+        np.minimum(exponents, np.uint8(_NO_CLASS - 1), out=classes[: len(old)])
+    else:
+        classes[: len(old)] = (old >> np.uint16(8)).astype(np.uint8) & np.uint8(0x7F)
     return classes
+
+
+def _as_steps(bits: Bits) -> Steps:
+    """Return the same bits [m] as integers with a sign."""
+    return bits.view(np.int16) if bits.itemsize == 2 else bits.view(np.int32)
 
 
 def _ranks(classes: NDArray[np.uint8], one: int, floor: int, members: NDArray[np.bool_]) -> ClassRanks:
@@ -129,13 +152,18 @@ def _floor(counts: NDArray[np.int64]) -> int:
     return int(np.searchsorted(totals, totals[-1] * _RARE_SHARE, side="right"))
 
 
-def _order(bits: Halves) -> Halves:
+def _order(bits: Bits) -> Bits:
     """Return integers [m] in the order of the floats with these bits: -0 comes just before 0."""
-    order: Halves = np.where(bits & 0x8000, ~bits, bits | 0x8000).astype(np.uint16)
-    return order
+    return bits ^ _flipped(bits)
 
 
-def _from_order(order: Halves) -> Halves:
+def _from_order(order: Bits) -> Bits:
     """Return the bits [m] of floats, from their order."""
-    bits: Halves = np.where(order & 0x8000, order & 0x7FFF, ~order).astype(np.uint16)
-    return bits
+    return order ^ _flipped(~order)
+
+
+def _flipped(bits: Bits) -> Bits:
+    """Return all ones for floats [m] below 0, the sign alone for others: what differs between bits and order."""
+    last = 8 * bits.itemsize - 1
+    flipped: Bits = (_as_steps(bits) >> last).view(bits.dtype) | bits.dtype.type(1 << last)
+    return flipped

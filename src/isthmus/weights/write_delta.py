@@ -15,8 +15,8 @@ from isthmus.weights.new_file import new_file
 from isthmus.weights.weights_file import DTYPE_BITS, WeightsBlock, WeightsFile, WeightsHeader
 from isthmus.weights.weights_name import WeightsName
 
-CODED = ("BF16", "F16")
-"""Data types whose changes are coded; blocks of others are sent in full when a byte of them changed."""
+CODED = {"BF16": "<u2", "F16": "<u2", "F32": "<u4"}
+"""Data types whose changes are coded, with their bits; blocks of others are sent in full when a byte changed."""
 
 
 def write_delta(old: Path, new: Path, output: Path) -> DeltaSummary:
@@ -56,8 +56,8 @@ def _record(old: bytes, new: bytes, block: WeightsBlock) -> tuple[DeltaRecord, b
     if old == new:
         return DeltaRecord(kind=RecordKind.SAME), old_digest, 0
     kind, payload = RecordKind.FULL, new
-    if block.dtype in CODED:
-        code = encode_changes(np.frombuffer(old, "<u2"), np.frombuffer(new, "<u2"))
+    if (bits := CODED.get(block.dtype)) is not None:
+        code = encode_changes(np.frombuffer(old, bits), np.frombuffer(new, bits))
         if len(code) < len(new):
             kind, payload = RecordKind.CHANGES, code
     record = DeltaRecord(kind=kind, old_sha256=old_digest, new_sha256=hashlib.sha256(new).digest(), payload=payload)

@@ -284,7 +284,7 @@ def test_queue_pairs_with_one_port_are_not_told_apart_by_guess() -> None:
 
 def test_the_near_nic_slows_down_within_a_millisecond() -> None:
     """As soon as frames wait, the NIC is notified; the queue stays near its mark, and nothing is refused."""
-    settings = settings_of(acknowledge_near=True, near_mark_bytes=64 * 2**10)
+    settings = settings_of(acknowledge_near=True, queue_mark_s=5e-3)
     lab, near, _ = one_way(2, 1000, settings=settings)
     for _ in range(60):
         lab.post(near, PostWork("send", bytes(60_000)))
@@ -300,7 +300,7 @@ def test_the_near_nic_slows_down_within_a_millisecond() -> None:
 
 def test_a_congested_far_nic_slows_its_gateway_then_the_near_one() -> None:
     """The far NIC's notifications end at its gateway, which slows down; its queue slows the near gateway."""
-    lab, near, far = one_way(2, 1000, settings=settings_of(acknowledge_near=True, nic_gbps=0.2, near_mark_bytes=20_000))
+    lab, near, far = one_way(2, 1000, settings=settings_of(acknowledge_near=True, nic_gbps=0.2, queue_mark_s=1.6e-3))
     for _ in range(40):
         lab.post(near, PostWork("send", bytes(30_000)))
     far_gateway = lab.gateways[FAR]

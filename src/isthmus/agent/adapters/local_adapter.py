@@ -11,13 +11,14 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 import psutil
 
 from isthmus.agent.adapters.local_queue_file import LocalQueueFile
+from isthmus.agent.adapters.nvidia_links import nvidia_links, read_links
 from isthmus.agent.adapters.scheduler_adapter import (
     Capabilities,
     CardNode,
@@ -34,6 +35,7 @@ from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import QueueEntry
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerLimits
 from isthmus.core.pool import Cluster
+from isthmus.core.pool_parts.group_topology import GroupTopology
 from isthmus.core.process import confined_start
 from isthmus.site import node_names
 
@@ -87,7 +89,13 @@ class LocalAdapter(SchedulerAdapter):
 
     capabilities = Capabilities(holds="agent", blocks=False, orders=True, containers="agent", images=True)
 
-    def __init__(self, cluster: Cluster, queue: Path, command: Sequence[str] = WORKER_COMMAND) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        queue: Path,
+        command: Sequence[str] = WORKER_COMMAND,
+        read_links: Callable[[], str] = read_links,
+    ) -> None:
         self._queue = LocalQueueFile(queue)
         self._nodes = tuple(
             CardNode(
@@ -101,8 +109,16 @@ class LocalAdapter(SchedulerAdapter):
         real_groups = [group.name for group in cluster.node_groups if group.virtual is None]
         real_cards = [card for node in self._nodes if node.node_group in real_groups for card in node.cards]
         self._cuda_indices = {card: i for i, card in enumerate(real_cards)}
-        self._command = tuple(command)
+        self._command, self._read_links = tuple(command), read_links
+        nodes = [node for node in self._nodes if node.node_group in real_groups]
+        # The node group whose only node is this machine.
+        self._machine = nodes[0].node_group if len(nodes) == 1 else None
         self._children: dict[Path, int] = {}
+
+    def topologies(self) -> dict[str, GroupTopology]:
+        """Return which cards of this machine NVLink joins, where they are one node."""
+        links = nvidia_links(self._read_links()) if self._machine is not None else ()
+        return {self._machine: GroupTopology(card_links=links)} if self._machine is not None and links else {}
 
     def observe(self) -> SchedulerLook:
         """Return the nodes of `cluster` and the entries of the queue file."""

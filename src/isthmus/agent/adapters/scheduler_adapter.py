@@ -16,6 +16,7 @@ from typing import Literal
 from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import InputError
 from isthmus.core.messages.agent_messages import QueueEntry
+from isthmus.core.pool_parts.group_topology import GroupTopology
 
 
 class WorkerStatus(FrozenModel):
@@ -269,6 +270,13 @@ class SchedulerAdapter(ABC):
         Other entries keep their order. If `after` of a move is not in the queue, the entry goes last. A
         thousand moves must take at most one second. Raises `OSError` if the queue cannot be changed.
         """
+
+    def topologies(self) -> Mapping[str, GroupTopology]:
+        """Return how the nodes of node groups are joined, as far as the scheduler says; asked once, at the start.
+
+        Raises `InputError` for what it says that cannot be used.
+        """
+        return {}
 
     def leave(self) -> None:  # noqa: B027 - where nothing but holds is kept there is nothing to remove
         """Remove what this agent keeps at the scheduler beside its holds, which have ended: its site leaves."""

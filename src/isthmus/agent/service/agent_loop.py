@@ -39,6 +39,7 @@ from isthmus.agent.service.crossings_started import crossings_started
 from isthmus.agent.service.state_identity import open_identity
 from isthmus.agent.service.sync_client import SyncClient
 from isthmus.agent.service.telemetry_outbox import TelemetryBatch
+from isthmus.agent.service.use_found_topology import use_found_topology
 from isthmus.core.errors import AuthError, ConflictError, InputError, IsthmusError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.owner.owner_policy import OwnerPolicy
@@ -261,7 +262,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
         _log.info("%s", describe_isolation(rights, has_roots=bool(config.policy.storage.roots)))
         adapter = make_adapter(_site_context(config, host))
         shell = AgentService(
-            cluster=config.cluster,
+            cluster=use_found_topology(config.cluster, adapter),
             adapter=adapter,
             state=config.state,
             clock=boot_time_s,

@@ -22,6 +22,7 @@ MODULES = {
     "isthmus.cli.commands.follow_commands": ("logs", "watch"),
     "isthmus.cli.commands.job_commands": ("cancel", "choose", "delete", "jobs", "plans", "preempt", "submit"),
     "isthmus.cli.commands.operations.audit_commands": ("audit",),
+    "isthmus.cli.commands.operations.login_command": ("login",),
     "isthmus.cli.commands.operations.notify_commands": ("notify",),
     "isthmus.cli.commands.pool_commands": ("pool", "token"),
     "isthmus.cli.commands.process_commands": ("agent", "links", "serve", "switch"),

@@ -21,7 +21,7 @@ from isthmus.cli.commands import (
 )
 from isthmus.cli.commands.accounting import ledger_commands, quota_commands, waits_command
 from isthmus.cli.commands.catalogue import catalogue_commands
-from isthmus.cli.commands.operations import audit_commands, notify_commands
+from isthmus.cli.commands.operations import audit_commands, login_command, notify_commands
 from isthmus.cli.commands.rl import rl_commands
 from isthmus.cli.commands.site import (
     duty_commands,
@@ -47,6 +47,7 @@ _COMMAND_MODULES = (
     report_commands,
     pool_commands,
     audit_commands,
+    login_command,
     notify_commands,
     site_commands,
     duty_commands,

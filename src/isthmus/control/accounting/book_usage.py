@@ -16,6 +16,9 @@ from isthmus.control.accounting.price_book import PriceBook
 from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority
 
+DIVISORS = {kind: MS_PER_HOUR * units for kind, units in UNITS_PER_PRICE.items()}
+"""By kind of resource: what turns price times amount times milliseconds into millionths."""
+
 
 def book_usage(
     ledger: Ledger,
@@ -33,13 +36,17 @@ def book_usage(
     """
     begin_ms, end_ms = interval_ms
     kind: TransactionKind = "usage" if proved_ms is None else "proven"
+    charged, credited = job_account(job_id), owner_account(holding.owner)
+    attempt, remainders = holding.attempt, job.remainders
     for resource, amount in holding.amounts:
-        for span in prices.spans(resource, job.job_class, begin_ms, end_ms) if amount else ():
-            if span.price_millionths is None:
+        if not amount or resource not in prices.schedules:
+            continue
+        for span_begin_ms, span_end_ms, price_millionths in prices.spans(resource, job.job_class, begin_ms, end_ms):
+            if price_millionths is None:
                 continue
-            exact = job.remainders.get(resource, 0) + span.price_millionths * amount * (span.end_ms - span.begin_ms)
-            millionths, job.remainders[resource] = divmod(exact, _divisor(resource))
-            dated_ms = span.begin_ms if proved_ms is None else proved_ms
+            exact = remainders.get(resource, 0) + price_millionths * amount * (span_end_ms - span_begin_ms)
+            millionths, remainders[resource] = divmod(exact, DIVISORS[resource.kind])
+            dated_ms = span_begin_ms if proved_ms is None else proved_ms
             ledger.add(
                 Transaction(
                     number=ledger.next_number,
@@ -47,25 +54,24 @@ def book_usage(
                     dated_ms=dated_ms,
                     job=job_id,
                     user=job.user,
-                    attempt=holding.attempt,
+                    attempt=attempt,
                     cluster=holding.cluster,
                     project=job.project,
                     resource=resource,
                     phase=holding.phase,
-                    begin_ms=span.begin_ms,
-                    end_ms=span.end_ms,
+                    begin_ms=span_begin_ms,
+                    end_ms=span_end_ms,
                     amount=amount,
-                    price_millionths=span.price_millionths,
-                    entries=((job_account(job_id), -millionths), (owner_account(holding.owner), millionths)),
+                    price_millionths=price_millionths,
+                    entries=((charged, -millionths), (credited, millionths)),
                 )
             )
-            lost_by = job.lost_by.get(holding.attempt)
-            if lost_by is not None:
-                credit_back(ledger, job_id, job, holding.key, "lost", (lost_by,), millionths, dated_ms)
+            if attempt in job.lost_by:
+                credit_back(ledger, job_id, job, holding.key, "lost", (job.lost_by[attempt],), millionths, dated_ms)
             elif holding.late:
                 credit_back(ledger, job_id, job, holding.key, "late", holding.late, millionths, dated_ms)
             else:
-                job.charged[holding.attempt] = job.charged.get(holding.attempt, 0) + millionths
+                job.charged[attempt] = job.charged.get(attempt, 0) + millionths
 
 
 def credit_back(
@@ -110,7 +116,7 @@ def accrued(prices: PriceBook, job: JobMeter, attempt: int, now_ms: int) -> int:
         for resource, amount in opened.holding.amounts:
             for span in prices.spans(resource, job.job_class, opened.since_ms, now_ms):
                 exact = (span.price_millionths or 0) * amount * (span.end_ms - span.begin_ms)
-                millionths, numerators[resource] = divmod(numerators.get(resource, 0) + exact, _divisor(resource))
+                millionths, numerators[resource] = divmod(numerators.get(resource, 0) + exact, DIVISORS[resource.kind])
                 total += millionths
     return total
 
@@ -121,9 +127,4 @@ def cost_millionths(
     """Return what an amount of a resource costs in [begin, end) by published prices, in millionths, rounded down."""
     spans = prices.spans(resource, job_class, begin_ms, end_ms)
     exact = sum((one.price_millionths or 0) * (one.end_ms - one.begin_ms) for one in spans)
-    return exact * amount // _divisor(resource)
-
-
-def _divisor(resource: PoolResource) -> int:
-    """Return the divisor that turns price times amount times milliseconds into millionths."""
-    return MS_PER_HOUR * UNITS_PER_PRICE[resource.kind]
+    return exact * amount // DIVISORS[resource.kind]

@@ -13,15 +13,16 @@ The rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from operator import is_
 
 from isthmus.control.accounting.book_usage import accrued, book_usage, credit_back
 from isthmus.control.accounting.holdings import Absence, Holding, HoldingKey, JobMeter, OpenHolding
 from isthmus.control.accounting.ledger import Ledger
 from isthmus.control.accounting.price_book import PriceBook
 from isthmus.core.errors import ConflictError
-from isthmus.core.months import month_begin_ms, next_month_ms
+from isthmus.core.months import next_month_ms
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.priority import Priority
 
@@ -41,41 +42,34 @@ class Meter:
     absences: dict[tuple[str, int, str], list[Absence]] = field(default_factory=dict)
     prices: PriceBook = field(default_factory=PriceBook)
     ledger: Ledger = field(default_factory=Ledger)
-    # The last month that was looked up: its first moment, and that of the next one.
-    cached_month_ms: tuple[int, int] = field(default=(0, 0), compare=False, repr=False)
+    # The end of the month of `now_ms`; 0 before the first event and after a snapshot was read.
+    month_end_ms: int = field(default=0, compare=False, repr=False)
 
     def advance(self, now_s: float) -> None:
         """Advance to the time of an event, never backwards. Each month is closed at its end."""
         now_ms = int(now_s * 1000)
-        if self.cached_month_ms[0] <= self.now_ms <= now_ms < self.cached_month_ms[1]:
+        if now_ms >= self.month_end_ms:
+            self._close_months(now_ms)
+        if now_ms > self.now_ms:
             self.now_ms = now_ms
-            return
-        while (self.jobs or self.absences) and (end_ms := self._month_end_ms()) <= now_ms:
-            self._close_month(end_ms)
-        self.now_ms = max(self.now_ms, now_ms)
-
-    def _month_end_ms(self) -> int:
-        """Return the end of the month of `now_ms`."""
-        begin_ms, end_ms = self.cached_month_ms
-        if not begin_ms <= self.now_ms < end_ms:
-            begin_ms, end_ms = self.cached_month_ms = month_begin_ms(self.now_ms), next_month_ms(self.now_ms)
-        return end_ms
 
     def publish(self, tariff: Tariff, owner: str = "") -> None:
         """Put a checked tariff of `owner` into effect (`PriceBook.check`)."""
         self.prices.add(tariff, self.now_ms, owner)
 
     def observe(
-        self, job_id: str, user: str, job_class: Priority, holdings: Iterable[Holding], project: str = ""
+        self, job_id: str, user: str, job_class: Priority, holdings: Collection[Holding], project: str = ""
     ) -> None:
         """Record what a job holds from now on; intervals that end are booked."""
-        found = {(one.attempt, one.cluster): one for one in holdings}
         job = self.jobs.get(job_id)
         if job is None:
-            if not found:
+            if not holdings:
                 return
             job = self.jobs[job_id] = JobMeter(user=user, job_class=job_class, project=project)
-        for key, opened in list(job.held.items()):
+        elif len(holdings) == len(job.held) and all(map(is_, holdings, (one.holding for one in job.held.values()))):
+            return
+        found = {(one.attempt, one.cluster): one for one in holdings}
+        for key, opened in tuple(job.held.items()):
             now = found.pop(key, None)
             if now is opened.holding or now == opened.holding:
                 continue
@@ -169,6 +163,12 @@ class Meter:
                 user=job.user, job_class=job.job_class, project=job.project, lost_by={attempt: absence.lost_by}
             )
         book_usage(self.ledger, self.prices, job_id, job, absence.holding, (begin_ms, end_ms), self.now_ms)
+
+    def _close_months(self, now_ms: int) -> None:
+        """Close the months that end up to `now_ms`, and look up the end of the present one."""
+        while (self.jobs or self.absences) and (end_ms := next_month_ms(self.now_ms)) <= now_ms:
+            self._close_month(end_ms)
+        self.month_end_ms = next_month_ms(max(self.now_ms, now_ms))
 
     def _close_month(self, end_ms: int) -> None:
         """Book all that is held up to the end of a month, so that its statements are complete."""

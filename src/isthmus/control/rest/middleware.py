@@ -18,10 +18,10 @@ from isthmus.control.service.auth import Caller
 from isthmus.core.errors import AuthError, InputError, IsthmusError, RateLimitError
 from isthmus.core.text.printable import printable
 
-PUBLIC_PATHS = ("/v1/health", "/v1/oidc", "/v1/oidc/begin", "/v1/oidc/session")
+SIGN_IN_PATHS = ("/v1/oidc/begin", "/v1/oidc/session", "/v1/oidc/device", "/v1/oidc/device/token")
+"""Paths without a token by which persons sign in: no page of another origin sends them."""
+PUBLIC_PATHS = ("/v1/health", "/v1/oidc", *SIGN_IN_PATHS)
 """Paths under `/v1/` that need no token."""
-SIGN_IN_PATHS = ("/v1/oidc/begin", "/v1/oidc/session")
-"""Paths without a token that set a cookie: for pages of this server alone."""
 METRICS_PATH = "/metrics"
 """The only path outside `/v1/` that needs a token."""
 JOIN_PATH = "/v1/join"

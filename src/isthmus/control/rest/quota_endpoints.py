@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 
 from isthmus.control.rest.json_route import JsonRoute
 from isthmus.control.rest.request_context import CurrentCaller, Service
 from isthmus.control.rest.rest_bodies import error_responses
 from isthmus.control.service import auth
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.owner.accounts import Accounts
+from isthmus.core.owner.accounts import Accounts, Limits
 from isthmus.core.views.quota_views import AccountsView, QuotaView
 
 quota_router = APIRouter(prefix="/v1", route_class=JsonRoute)
-Account = Annotated[
-    str | None, Query(max_length=80, description="one account, as `project:NAME`, `group:NAME` or `user:NAME`")
-]
+_ACCOUNT_TEXT = "one account, as `project:NAME`, `group:NAME` or `user:NAME`"
+Account = Annotated[str | None, Query(max_length=80, description=_ACCOUNT_TEXT)]
+NamedAccount = Annotated[str, Path(max_length=80, description=_ACCOUNT_TEXT)]
 
 
 @quota_router.post("/quotas", status_code=201, responses=error_responses(ConflictError))
@@ -28,6 +28,16 @@ def set_quotas(accounts: Accounts, caller: CurrentCaller, service: Service) -> A
     """
     auth.require_role(caller)
     return service.quotas_of_accounts.set(caller, accounts)
+
+
+@quota_router.post("/quotas/{account}", status_code=201, responses=error_responses(NotFoundError, ConflictError))
+def set_limits(account: NamedAccount, limits: Limits, caller: CurrentCaller, service: Service) -> QuotaView:
+    """Set the limits of one account in place of those before (admin only); an amount that is left out has no limit.
+
+    A limit below what runs is refused with what uses it and the time at which it would hold.
+    """
+    auth.require_role(caller)
+    return service.quotas_of_accounts.set_limits(caller, account, limits)
 
 
 @quota_router.get("/quotas", responses=error_responses(NotFoundError))

@@ -53,6 +53,7 @@ from isthmus.control.service.metrics.server_metrics import ServerMetrics
 from isthmus.control.service.notify.notifier import Notifier
 from isthmus.control.service.notify.notify_settings import NotifySettings
 from isthmus.control.service.notify.subscription_access import SubscriptionAccess
+from isthmus.control.service.oidc.device_sign_in import DeviceSignIn
 from isthmus.control.service.oidc.oidc_provider import OidcProvider
 from isthmus.control.service.oidc.oidc_sign_in import OidcSignIn
 from isthmus.control.service.planner_queue import Planner, PlannerQueue
@@ -149,6 +150,7 @@ class ControlService:
         self.tokens = TokenAdmin(self.gate.registry, self.audit, clock)
         self.sessions = ConsoleSessions(self.gate.registry, self.audit, clock)
         self.oidc = OidcSignIn(oidc, self.sessions, self.gate.registry, self.audit, clock)
+        self.device_oidc = DeviceSignIn(oidc, self.gate.registry, self.audit, clock)
         self.changes = ChangeFeed()
         self._leader_election: LeaderElection = leader_election or SingleServer()
         self._planner_queue = PlannerQueue(

@@ -161,7 +161,8 @@ class RlConfig(FrozenModel):
     `kl` above 0 adds that many times the penalty k3 to the loss of each token: it keeps the policy near the model that
     training began with, of which each chip keeps a frozen copy beside its weights.
 
-    `replay_routing` is reserved: there is no replay of routing yet.
+    With `replay_routing` engines report which experts each token took, and training takes the same ones, weighted by
+    its own router; so do recomputed old log-probabilities. The model needs experts.
     """
 
     algorithm: Literal["grpo", "dapo"] = "dapo"
@@ -179,7 +180,7 @@ class RlConfig(FrozenModel):
     old: Literal["rollout", "recomputed"] = "rollout"
     max_staleness: Annotated[NonNegativeInt, Field(le=MAX_STALENESS)] = 0
     on_update: Literal["keep", "refill", "abort"] = "keep"
-    replay_routing: Literal[False] = False
+    replay_routing: bool = False
     audit: Annotated[float, Field(ge=0, le=1)] = 0.0
     lengths: Annotated[tuple[PositiveInt, ...], Field(max_length=MAX_LENGTHS)] = ()
     reward: RewardConfig | Annotated[tuple[RewardConfig, ...], Field(min_length=1, max_length=MAX_REWARDS)]

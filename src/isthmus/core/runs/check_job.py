@@ -60,13 +60,19 @@ def job_problems(job: Job) -> Iterator[FieldProblem]:
 
 
 def model_problems(job: Job, model: Model) -> Iterator[FieldProblem]:
-    """Yield the problems of the job with its model: more tokens than positions, a degree above the experts."""
+    """Yield the problems of the job with its model: more tokens than positions, a degree above the experts.
+
+    Routing that is to be replayed needs experts.
+    """
     tokens, most, ep = job.training.sequence_length, max_positions(model), job.parallel.ep
     if most is not None and tokens > most:
         yield too_large("training.sequence_length", tokens, f"the positions of {model.path}", most)
     if ep is not None and ep > max(1, (experts := num_experts(model))):
         limit = f"the experts of {model.path}" if experts else f"1: {model.path} has no experts"
         yield too_large("parallel.ep", ep, limit, max(1, experts))
+    if job.rl is not None and job.rl.replay_routing and not num_experts(model):
+        hint = "nearest valid value: false"
+        yield FieldProblem("rl.replay_routing", True, f"{model.path} has no experts", hint)
 
 
 def max_positions(model: Model) -> int | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 MAX_TEXT_CHARS = 200
 """Longest subject of an audit record, and longest name of its actor."""
@@ -51,6 +51,40 @@ class OidcAnswer(FrozenModel):
 
     code: Annotated[str, Field(min_length=1, max_length=4096)]
     state: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class DeviceBegun(FrozenModel):
+    """A sign-in of a command (RFC 8628, 3.2): a person opens `url` anywhere and enters `user_code` there.
+
+    With `device_code`, its secret, the command asks for its token every `interval_s`, for `expires_in_s`.
+    `complete_url` has the code in it, if the provider gives one.
+    """
+
+    device_code: Annotated[str, Field(min_length=1, max_length=4096, repr=False)]
+    user_code: Annotated[str, Field(min_length=1, max_length=64)]
+    url: Annotated[str, Field(max_length=1024)]
+    complete_url: Annotated[str, Field(max_length=2048)] | None = None
+    expires_in_s: Annotated[PositiveInt, Field(le=1800)]
+    interval_s: Annotated[PositiveInt, Field(le=60)] = 5
+
+
+class DeviceCode(FrozenModel):
+    """The secret of a command that has begun to sign in."""
+
+    device_code: Annotated[str, Field(min_length=1, max_length=4096, repr=False)]
+
+
+class DeviceAnswer(FrozenModel):
+    """The token of a person that has signed in for a command; None: not yet, ask again after `interval_s` more.
+
+    `expires_s` is in seconds since the epoch.
+    """
+
+    token: Annotated[str | None, Field(repr=False)] = None
+    role: Literal["admin", "owner", "user"] | None = None
+    name: Name | None = None
+    expires_s: float | None = None
+    slow_down: bool = False
 
 
 class SessionView(FrozenModel):

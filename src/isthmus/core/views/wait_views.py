@@ -8,6 +8,7 @@ from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.priority import Priority
+from isthmus.core.views.ledger_views import StatementView
 
 
 class WaitedJob(FrozenModel):
@@ -76,3 +77,19 @@ class OwnerWaits(FrozenModel):
     alone: WaitFigures | None
     pool_only: WaitFigures | None
     verdict: WaitVerdict
+
+    @property
+    def figures(self) -> dict[str, WaitFigures]:
+        """The figures that there are, by what they are of."""
+        named = {
+            f"in the pool, {self.compared} jobs": self.pool,
+            "alone, the same jobs (simulated)": self.alone,
+            f"in the pool, {self.never_alone} jobs that alone would not have run": self.pool_only,
+        }
+        return {name: one for name, one in named.items() if one is not None}
+
+
+class OwnerStatement(StatementView):
+    """The statement of an owner with the waits of its own users; None: the operator lists none."""
+
+    waits: OwnerWaits | None

@@ -1,7 +1,8 @@
 """`advise_sequences`: the most sequences that a chip decodes at once without evicting any from its cache.
 
 Extends the estimate by distribution (`long-sequence-rl.txt`, 2.1; `plan/memory/kv_cache_limits.py`), in which all
-sequences begin together, to continuous batching: a slot that is free takes the next sample at once.
+sequences begin together, to continuous batching: a slot that is free takes the next sample as soon as the engine
+admits it.
 """
 
 from __future__ import annotations
@@ -27,47 +28,52 @@ def advise_sequences(
 ) -> int:
     """Return the sequences at once, at most `most`, that fit a cache of `cache_tokens`; 0 if not even one does.
 
+    They fit on average, and the engine, which admits none that others may have to give way for, evicts none.
+
     `num_samples` samples, whose lengths are drawn from `lengths`, go through the engine one after another as slots
     become free.
     """
     drawn = random.Random(0)  # noqa: S311 - seeded, so that plans repeat; no secret
     count = max(1, min(num_samples, _MAX_SAMPLES))
     draws = [drawn.choices(lengths, k=count) for _ in range(_NUM_DRAWS)]
-    most = min(most, count)
+    # What a sequence has on average when it is looked at: half of what a length-biased one will have.
+    mean = prompt_tokens + sum(one * one for one in lengths) / (2 * sum(lengths))
+    most = min(most, count, int(cache_tokens / mean))
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        longest = min(
-            middle * (prompt_tokens + max(lengths)),
-            _peak(draws, middle, prompt_tokens) * (1 + _MARGIN / math.sqrt(middle)),
-        )
         rounded = PAGE_TOKENS * (middle / 2 + math.sqrt(middle))  # last pages are half full, give or take
-        if longest + min(rounded, middle * PAGE_TOKENS) <= cache_tokens:
+        room = cache_tokens - min(rounded, middle * PAGE_TOKENS)
+        always = middle * (prompt_tokens + max(lengths)) <= room
+        usable = room / (1 + _MARGIN / math.sqrt(middle))
+        if always or all(_fits(one, middle, prompt_tokens, usable) for one in draws):
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _peak(draws: Sequence[Sequence[int]], slots: int, prompt_tokens: int) -> float:
-    """Return the most tokens that are cached at once in any draw."""
-    return max(_peak_of(one, slots, prompt_tokens) for one in draws)
+def _fits(lengths: Sequence[int], slots: int, prompt_tokens: int, room: float) -> bool:
+    """Return whether one draw never needs more than `room` tokens: they only grow between ends, so at an end.
 
-
-def _peak_of(lengths: Sequence[int], slots: int, prompt_tokens: int) -> int:
-    """Return the peak of one draw: tokens only grow between ends, so it is at an end."""
-    running: list[tuple[int, int]] = []  # (end, length)
-    begins, peak = 0, 0  # `begins`: sum of the steps at which those that run began, less their prompts
-    for length in lengths:
-        now = 0
-        if len(running) == slots:
-            now, ended = heapq.heappop(running)
-            peak = max(peak, (len(running) + 1) * now - begins)
-            begins -= now - ended - prompt_tokens
-        heapq.heappush(running, (now + length, length))
-        begins += now - prompt_tokens
-    while running:
-        now, ended = heapq.heappop(running)
-        peak = max(peak, (len(running) + 1) * now - begins)
-        begins -= now - ended - prompt_tokens
-    return peak
+    A sample is admitted as `BatchScheduler` does it: beside a page for each that runs there is room for the root of the
+    sum of squares of what they have.
+    """
+    running: list[tuple[int, int]] = []  # (end, begin less the prompt)
+    now = begins = squares = 0
+    for length in (*lengths, None):
+        while running:
+            count = len(running)
+            used = count * now - begins
+            spread = math.sqrt(max(count * now * now - 2 * now * begins + squares, 0))
+            needed = used + prompt_tokens + count * PAGE_TOKENS + spread
+            if length is not None and count < slots and needed <= room:
+                break
+            now, begin = heapq.heappop(running)
+            if count * now - begins > room:
+                return False
+            begins, squares = begins - begin, squares - begin * begin
+        if length is not None:
+            heapq.heappush(running, (now + length, now - prompt_tokens))
+            begins, squares = begins + now - prompt_tokens, squares + (now - prompt_tokens) ** 2
+    return True

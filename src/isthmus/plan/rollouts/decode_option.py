@@ -74,7 +74,7 @@ def decode_option(
         step_s = request.decode_rates(chip, advised).step_s(advised, 0.0)
         rated.append((cluster, group, ranks, advised, advised / step_s))
     names = {cluster for cluster, *_ in rated} - {holder}
-    ways = weights_ways(holder, names, request.rates, request.version_bytes, request.coded_bytes)
+    ways = weights_ways(holder, names, request.rates, request.version_bytes, request.coding_s)
     missing = [one for one in names if one not in ways or not {(holder, one), (one, holder)} <= request.rates.keys()]
     if missing:
         return f"no link between {holder} and {min(missing)} for the weights and trajectories"
@@ -107,7 +107,7 @@ def decode_option(
         slots = max(1, min(request.advised(chip, taken), request.num_in_flight))
         sites = [DecodeSite(name=f"{stage.cluster}.0", slots=slots, rates=request.decode_rates(chip, slots))]
     pipeline = RolloutPipeline(
-        train_s=plan.predicted.iteration_s, steps=_num_steps(request), group=rl.group,
+        train_s=request.train_s(plan), steps=_num_steps(request), group=rl.group,
         batch_prompts=request.num_samples // rl.group,
         max_staleness=rl.max_staleness if max_staleness is None else max_staleness,
         lengths=request.lengths, prompt_tokens=rl.max_prompt_tokens, sites=tuple(sites), on_update=rl.on_update,

@@ -51,7 +51,9 @@ def _whole_step(
     """Return the prediction of training as one of whole steps, in which its rates are lower."""
     share = trained.iteration_s / step_s if step_s else 1.0
     measured = "measured (rl.lengths)" if request.rl.lengths else "not known: a mean of a quarter of the longest"
-    notes = (f"lengths of responses are {measured}", "rewards take no time", "sites relay weights")
+    notes = [f"lengths of responses are {measured}", "rewards take no time", "sites relay weights"]
+    if request.num_passes:
+        notes.append(f"{request.num_passes} forward passes beside training, for rl.kl and rl.old, in closed form")
     return trained.model_copy(
         update={
             "iteration_s": step_s,

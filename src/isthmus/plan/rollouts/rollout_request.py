@@ -8,17 +8,19 @@ from functools import cached_property
 from isthmus.core.chip import Chip
 from isthmus.core.job import Job
 from isthmus.core.job_parts.rl_job import RlConfig
+from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan.memory.memory_limit import device_bytes
 from isthmus.plan.profile.layer_profile import ModelProfile
 from isthmus.plan.rollouts.advise_sequences import MAX_SEQUENCES, PAGE_TOKENS, advise_sequences
 from isthmus.plan.rollouts.decode_rates import decode_rates, element_bytes
 from isthmus.plan.rollouts.response_lengths import response_lengths
-from isthmus.plan.rollouts.weights_ways import LinkRate, link_rates, version_bytes
+from isthmus.plan.rollouts.weights_ways import LinkRate, coding_s, link_rates, version_bytes
 from isthmus.plan.search.costs.slots import FreeChips
 from isthmus.plan.search.finish.score_plan import calibration_for
 from isthmus.plan.time.calibration import Calibration
 from isthmus.plan.time.chip_rates import complete_calibration
+from isthmus.plan.time.predict import forward_pass_s
 from isthmus.sim import DecodeRates
 
 USABLE_SHARE = 0.9
@@ -63,10 +65,21 @@ class RolloutRequest:
         return version_bytes(self.profile, self.job)
 
     @cached_property
-    def coded_bytes(self) -> float:
-        """Return the bytes of weights that are coded for a version; fp32 weights are sent as they are."""
-        size = element_bytes(self.job)
-        return 0.0 if size == 4 else float(size * self.profile.num_parameters)
+    def coding_s(self) -> float:
+        """Return the seconds in which a core codes a version."""
+        return coding_s(self.profile, self.job)
+
+    @property
+    def num_passes(self) -> int:
+        """Return the forward passes of a step beside training: for recomputed old log-probabilities, and for `kl`."""
+        return int(self.rl.old == "recomputed") + int(self.rl.kl > 0)
+
+    def train_s(self, plan: Plan) -> float:
+        """Return the seconds of training on the samples of a step by a plan with its prediction, passes included."""
+        if plan.predicted is None:
+            raise ValueError(f"plan {plan.id} has no prediction")
+        pass_s = forward_pass_s(plan, self.pool, self.profile, self.calibration) if self.num_passes else 0.0
+        return plan.predicted.iteration_s + self.num_passes * pass_s
 
     @property
     def num_samples(self) -> int:

@@ -23,8 +23,10 @@ CODED_BYTES_PER_WEIGHT, CODED_RATE, CODED_POWER = 0.0118, 1e-6, 0.72
 
 1.4 % of the weights change at 1e-6 and take .843 bytes each, 9.5 % at 1e-5 and .657 (`docs/benchmarks/rl.md`).
 """
-CODE_BYTES_PER_S = 0.5e9
-"""Bytes of weights that a core codes a second."""
+CODED_FP32_BYTES_PER_WEIGHT = 1.36
+"""The same of a fp32 weight, at the same rate: nearly all change, by twice as many steps at twice the rate."""
+CODE_BYTES_PER_S = {2: 0.5e9, 4: 0.05e9}
+"""Bytes of weights that a core codes a second, by the bytes of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +58,19 @@ def link_rates(pool: Pool, calibration: Calibration) -> dict[tuple[str, str], Li
 
 
 def version_bytes(profile: ModelProfile, job: Job) -> float:
-    """Return the bytes of a version as it is sent: changes of bf16 weights, all of fp32 ones."""
-    size = element_bytes(job)
+    """Return the bytes of a version as it is sent: the changes of its weights."""
+    size, faster = element_bytes(job), job.training.learning_rate / CODED_RATE
     if size == 4:
-        return float(size * profile.num_parameters)
-    each = CODED_BYTES_PER_WEIGHT * math.pow(job.training.learning_rate / CODED_RATE, CODED_POWER)
+        each = max(CODED_FP32_BYTES_PER_WEIGHT + math.log2(faster) / 8, 0.0)
+    else:
+        each = CODED_BYTES_PER_WEIGHT * math.pow(faster, CODED_POWER)
     return min(float(size), each) * profile.num_parameters
+
+
+def coding_s(profile: ModelProfile, job: Job) -> float:
+    """Return the seconds in which a core codes or applies the changes of a version."""
+    size = element_bytes(job)
+    return size * profile.num_parameters / CODE_BYTES_PER_S[size]
 
 
 def weights_ways(
@@ -69,11 +78,11 @@ def weights_ways(
     sites: Collection[str],
     rates: Mapping[tuple[str, str], LinkRate],
     sent_bytes: float,
-    coded_bytes: float,
+    coded_s: float,
 ) -> dict[str, VersionWay]:
     """Return the widest way from `holder` to each of `sites` that it has one to, over sites alone.
 
-    `coded_bytes` of weights are coded and applied while the coded ones are sent.
+    The changes are coded and applied, in `coded_s`, while those that are coded are sent.
     """
     width, delay_s = {holder: math.inf}, {holder: 0.0}
     way: dict[str, tuple[str, ...]] = {holder: (holder,)}
@@ -90,11 +99,10 @@ def weights_ways(
             if other not in width or (wide, -late_s) > (width[other], -delay_s[other]):
                 width[other], delay_s[other], way[other] = wide, late_s, (*way[here], other)
                 open_sites.add(other)
-    coding_s = coded_bytes / CODE_BYTES_PER_S
     return {
         name: VersionWay(
             clusters=way[name],
-            way=WeightsWay(occupied_s=max(sent_bytes / width[name], coding_s), delay_s=delay_s[name]),
+            way=WeightsWay(occupied_s=max(sent_bytes / width[name], coded_s), delay_s=delay_s[name]),
         )
         for name in sites
         if name in way

@@ -363,6 +363,23 @@ def estimate_s(plan: Plan, pool: Pool, model: Model | ModelProfile, calibration:
     return slowest_s
 
 
+def forward_pass_s(plan: Plan, pool: Pool, profile: ModelProfile, calibration: Calibration = DATA_SHEET) -> float:
+    """Return an estimate of the seconds of a forward pass over all samples of a step, without simulation.
+
+    Micro-batches follow each other at the pace of the slowest stage. The plan must pass `require_possible`.
+    """
+    calibration = with_chip_rates(calibration, plan, pool)
+    wires = simulated_links(plan, pool, calibration)
+    slowest_s = 0.0
+    for replica in dict.fromkeys(first_equal_replicas(plan)):
+        costs = stage_costs(plan, pool, profile, calibration, replica)
+        each_s = [cost.load.forward_s for cost in costs]
+        through_s = sum(each_s) + sum(_hop_s(a, b, wires) for a, b in itertools.pairwise(costs))
+        filling_s = (through_s - max(each_s)) / (plan.num_chunks or 1)
+        slowest_s = max(slowest_s, plan.micro_batches_of(replica) * max(each_s) + filling_s)
+    return slowest_s
+
+
 def _replica_s(
     costs: Sequence[StageCost],
     links: Mapping[tuple[str, str], SimulatedLink],

@@ -315,7 +315,7 @@ def _gradient_reduction(
     """
     formats, dp = plan.formats or _NO_FORMATS, placed.degrees.dp
     gradient = 2 if formats.gradients == "bf16" else GRADIENT_BYTES
-    weight = 1 if formats.gathers == "fp8" else 2
+    weight = 1 if formats.gathers == "fp8" else weight_element_bytes(plan)
     in_passes = plan.zero == 3 and placed.degrees.reshard
     whole = parameters * (0.5 * (gradient + weight * (not in_passes)) if plan.zero else gradient)
     if dp < 2:

@@ -48,23 +48,24 @@ def _start(ledger: LedgerState, sample: SampleRecord, deadlines: dict[int, float
     if ledger.config.on_update == "abort":
         last = max(last, ledger.version)
     most = max((one.num_slots - len(one.running) for one in ledger.engines.values()), default=0)
-    engines = sorted(
-        (
-            (
-                one.version,
-                *_cached(sample, name, one, most - ledger.config.group),
-                one.num_slots - len(one.running),
-                name,
-            )
-            for name, one in ledger.engines.items()
-        ),
-        reverse=True,
-    )
-    for version, _, _, num_free, name in engines:
-        if num_free > 0 and version >= last and _may_begin(ledger, sample, version, deadlines):
-            _give(ledger, sample, name, ledger.engines[name])
+    able = [
+        (name, one) for name, one in ledger.engines.items() if len(one.running) < one.num_slots and one.version >= last
+    ]
+    if len(able) > 1:
+        able.sort(key=lambda each: _preference(sample, each[0], each[1], most - ledger.config.group), reverse=True)
+    for name, one in able:
+        if _may_begin(ledger, sample, one.version, deadlines):
+            _give(ledger, sample, name, one)
             return True
     return False
+
+
+def _preference(
+    sample: SampleRecord, name: str, engine: EngineRecord, least_free: int
+) -> tuple[int, bool, bool, int, str]:
+    """Return what an engine is chosen by: its version, its cache, its free slots."""
+    num_free = engine.num_slots - len(engine.running)
+    return (engine.version, *_cached(sample, name, engine, least_free), num_free, name)
 
 
 def _cached(sample: SampleRecord, name: str, engine: EngineRecord, least_free: int) -> tuple[bool, bool]:

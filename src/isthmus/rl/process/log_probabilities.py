@@ -42,7 +42,7 @@ def log_probabilities(trainer: Trainer, batches: MicroBatches, temperature: floa
     plan, chunks = trainer.spec.plan, trainer.prepared.model_chunks
     scored = _ScoredBatches(
         sizes=batches.sizes, sequence_length=batches.sequence_length, num_samples=batches.num_samples,
-        inputs=batches.inputs, labels=batches.labels, temperature=temperature,
+        inputs=batches.inputs, labels=batches.labels, routing=batches.routing, temperature=temperature,
     )  # fmt: skip
     trainer.optimizer.begin_passes()
     schedule = forward_only(len(trainer.position.ranks), len(scored.sizes), len(chunks.first_copy))

@@ -6,7 +6,7 @@ Shapes: N samples of the step, B samples of a micro-batch, S tokens of a sequenc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -103,12 +103,15 @@ def make_policy_batches(
         count, micro_batch_size, sequence_length, tokens[:, :-1] if is_first else None, labels if is_last else None,
         rows=rows, positions=positions,
     )  # fmt: skip
+    if batch.routing is not None:
+        routing = torch.full((count, sequence_length, *batch.routing.shape[2:]), -1, dtype=batch.routing.dtype)
+        length = min(sequence_length, batch.routing.shape[1])
+        routing[:, :length] = batch.routing[:, :length]
+        plain = replace(plain, routing=split(routing))
     if not is_last:
         return plain
-    return PolicyMicroBatches(
-        sizes=plain.sizes, sequence_length=plain.sequence_length, num_samples=plain.num_samples, inputs=plain.inputs,
-        labels=plain.labels, token_weight=plain.token_weight, rl=rl, rollout_logp=split(old[:, 1:]),
-        advantages=split(spread), weights=split(weights),
+    return replace(
+        plain, rl=rl, rollout_logp=split(old[:, 1:]), advantages=split(spread), weights=split(weights)
     )  # fmt: skip
 
 

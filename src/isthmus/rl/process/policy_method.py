@@ -10,9 +10,11 @@ from pathlib import Path
 
 import torch
 
-from isthmus.core.errors import PlanError
+from isthmus.core.errors import InputError, PlanError
+from isthmus.core.job import Job
 from isthmus.core.job_parts.rl_job import RlConfig
 from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.core.model_parts.routing_shape import RoutingShape
 from isthmus.data import PromptSet, open_prompts
 from isthmus.rl.audit.choose_sample import is_chosen
 from isthmus.rl.audit.judge_sample import BF16_BOUNDS, FP32_BOUNDS
@@ -32,6 +34,7 @@ from isthmus.rl.rollout.engine_runner import EngineRunner
 from isthmus.rl.rollout.held_out_reward import held_out_reward
 from isthmus.rl.rollout.make_batch import make_batch, pack_batch, unpack_batch
 from isthmus.rl.rollout.make_turn_taker import make_turn_taker
+from isthmus.rl.rollout.message_link import MAX_CONTENT_BYTES
 from isthmus.rl.rollout.open_engine import engine_slots, open_engine, sampling_of
 from isthmus.rl.rollout.rollout_coordinator import Audit, RolloutCoordinator, RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
@@ -79,6 +82,7 @@ class PolicyMethod:
                 f"correction by sequence needs whole sequences, the plan shares each over {cp} ranks",
                 hint="set rl.correction.level to token, or parallel.cp to 1",
             )
+        _check_routing(spec.job, pieces.routing)
         if rl.kl > 0:
             self._reference = ReferenceModel(pieces)
         if spec.rank and not pieces.is_first:
@@ -107,7 +111,8 @@ class PolicyMethod:
                 )
         elif self._runner is None:
             prompts = _prompts(trainer)
-            engine = open_engine(spec.job, step, weights, trainer.prepared.model_chunks.device)
+            device = trainer.prepared.model_chunks.device
+            engine = open_engine(spec.job, step, weights, device, samples=True)
             self._runner = EngineRunner(engine, sampling_of(spec.job, prompts.stop_tokens))
             self._engine_name = f"{spec.cluster}.{spec.rank}.{time.time_ns()}"
             self._coordinator.join_engine(
@@ -137,7 +142,8 @@ class PolicyMethod:
             batches = replace(batches, old_logp=log_probabilities(trainer, batches, rl.temperature))
         if self._reference is not None:
             with self._reference.in_place(trainer.optimizer):
-                batches = replace(batches, reference_logp=log_probabilities(trainer, batches, rl.temperature))
+                own = replace(batches, routing=())  # the first weights route by themselves
+                batches = replace(batches, reference_logp=log_probabilities(trainer, own, rl.temperature))
         return batches
 
     def end_step(self, trainer: Trainer, step: int, /) -> dict[str, float | None]:
@@ -213,7 +219,7 @@ class PolicyMethod:
         limits = RolloutLimits(
             max_response_tokens=rl.max_response_tokens, vocab_size=trainer.prepared.model_chunks.vocab_size,
             penalty_of=penalty_of, stop_tokens=_prompts(trainer).stop_tokens,
-            owners=frozenset(place.cluster for place in trainer.spec.plan.rollouts),
+            owners=frozenset(place.cluster for place in trainer.spec.plan.rollouts), routing=_routing_shape(trainer),
         )  # fmt: skip
         store = RolloutStore(Path(job.checkpoints.folder) / LEDGER_FOLDER)
         reward = RewardPool(rl.rewards, rl.reward_workers)
@@ -250,7 +256,9 @@ class PolicyMethod:
         with waiting_for_peer():
             while (keys := coordinator.wait_batch(0.0 if self._decode() else _WAIT_S)) is None:
                 pass
-        batch = make_batch(coordinator, _prompts(trainer), _rl(trainer.spec), keys, self._step)
+        batch = make_batch(
+            coordinator, _prompts(trainer), _rl(trainer.spec), keys, self._step, _routing_shape(trainer)
+        )  # fmt: skip
         self._metrics["rollout_s"] = time.monotonic() - start_s
         return pack_batch(batch)
 
@@ -277,6 +285,27 @@ def _rl(spec: WorkerSpec) -> RlConfig:
     if spec.job.rl is None:
         raise RuntimeError(f"job {spec.run} has task {spec.job.task}")
     return spec.job.rl
+
+
+def _routing_shape(trainer: Trainer) -> RoutingShape | None:
+    """Return what engines report of routing, None where it is not replayed."""
+    return trainer.prepared.model_chunks.routing if _rl(trainer.spec).replay_routing else None
+
+
+def _check_routing(job: Job, shape: RoutingShape) -> None:
+    """Raise `InputError` where the routing of a model, or of its longest sequence, cannot be replayed."""
+    if job.rl is None or not job.rl.replay_routing:
+        return
+    if not shape.num_layers:
+        raise InputError(f"{job.model} has no experts", hint="set rl.replay_routing to false")
+    if job.training.compile:
+        raise InputError("compiled layers do not replay routing", hint="set training.compile to false")
+    most = (job.rl.max_prompt_tokens + job.rl.max_response_tokens) * shape.row_bytes
+    if most > MAX_CONTENT_BYTES:
+        raise InputError(
+            f"the routing of the longest sequence has {most} bytes, a report at most {MAX_CONTENT_BYTES}",
+            hint="set rl.replay_routing to false, or shorten rl.max_response_tokens",
+        )
 
 
 def _prompts(trainer: Trainer) -> PromptSet:

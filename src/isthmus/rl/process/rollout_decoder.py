@@ -213,6 +213,6 @@ class RolloutDecoder:
         elif greeting is not None and (runner is None or version.step < runner.version):
             engine = open_engine(
                 self._spec.job, version.step, staged.tensors, worker_device(self._spec), len(self._spec.plan.rollouts),
-                place=self._place,
+                place=self._place, samples=True,
             )  # fmt: skip
             self._runner = EngineRunner(engine, greeting.sampling)

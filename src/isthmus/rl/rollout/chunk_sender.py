@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from isthmus.rl.rollout.engine_messages import TokensReport
 from isthmus.rl.rollout.message_link import BEAT_S, MessageLink
 from isthmus.rl.rollout.wire_messages import Beat, Message, pack_message
 
@@ -60,7 +61,8 @@ class ChunkSender:
             while (found := self._next()) is not None:
                 message, content = found
                 before = self._link.sent_bytes
-                self._link.send(pack_message(message), b"" if content is None else content)
+                beside = message.routing if isinstance(message, TokensReport) else b""
+                self._link.send(pack_message(message), beside if content is None else content)
                 if content is not None:
                     self.weights_bytes += self._link.sent_bytes - before
         except OSError:

@@ -206,7 +206,7 @@ class EngineLink:
         """Take reports until the connection is cut; an engine that reports what cannot be is dropped."""
         try:
             while True:
-                report = unpack_message(link.receive()[0])
+                report = unpack_message(*link.receive())
                 problem = ""
                 if isinstance(report, TokensReport | EndReport | VersionReport):
                     problem = self._coordinator.report(engine, report)

@@ -20,12 +20,16 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class StartSample:
-    """Decode a sample after its prompt and the tokens that are recorded; reports carry the lease."""
+    """Decode a sample after its prompt and the tokens that are recorded; reports carry the lease.
+
+    The experts of the first `routed_rows` tokens are known.
+    """
 
     sample: SampleKey
     lease: int
     prompt_tokens: tuple[int, ...]
     response_tokens: tuple[int, ...] = ()
+    routed_rows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,11 @@ EngineOrder = StartSample | DropSample | SwitchVersion
 
 @dataclass(frozen=True, kw_only=True)
 class TokensReport:
-    """Tokens number `start` and following of a response, with log-probabilities, all decoded by one version."""
+    """Tokens number `start` and following of a response, with log-probabilities, all decoded by one version.
+
+    Where routing is replayed, `routing` has the experts of all tokens before the last of these that were not reported
+    yet; on a connection it is beside the message.
+    """
 
     sample: SampleKey
     lease: int
@@ -57,6 +65,7 @@ class TokensReport:
     version: int
     tokens: tuple[int, ...]
     log_probabilities: tuple[float, ...]
+    routing: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,13 +29,17 @@ REPORT_TOKENS = 64
 
 @dataclass(kw_only=True)
 class _Pending:
-    """A sample that runs: its lease, and tokens that are not reported yet, from position `start`, of one version."""
+    """A sample that runs: its lease, and tokens that are not reported yet, from position `start`, of one version.
+
+    `routing` has the experts that are not reported yet.
+    """
 
     lease: int
     start: int
     version: int = -1
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
+    routing: bytearray = field(default_factory=bytearray)
 
 
 class EngineRunner:
@@ -100,6 +104,7 @@ class EngineRunner:
                 key=SequenceKey(*order.sample), seed=sampling.seed, prompt_tokens=order.prompt_tokens,
                 max_response_tokens=sampling.max_response_tokens, temperature=sampling.temperature,
                 stop_tokens=sampling.stop_tokens, response_tokens=order.response_tokens,
+                routed_rows=order.routed_rows,
             )
         )  # fmt: skip
         self._running[order.sample] = _Pending(lease=order.lease, start=len(order.response_tokens))
@@ -119,6 +124,7 @@ class EngineRunner:
         pending.version = event.version
         pending.tokens.append(event.token)
         pending.log_probabilities.append(event.log_probability)
+        pending.routing += event.routing
 
     def _end(self, event: DecodingEnded, pending: _Pending) -> None:
         key = SampleKey(*event.key)
@@ -137,10 +143,11 @@ class EngineRunner:
             TokensReport(
                 sample=key, lease=pending.lease, start=pending.start, version=pending.version,
                 tokens=tuple(pending.tokens), log_probabilities=tuple(pending.log_probabilities),
+                routing=bytes(pending.routing),
             )
         )  # fmt: skip
         pending.start += len(pending.tokens)
-        pending.tokens, pending.log_probabilities = [], []
+        pending.tokens, pending.log_probabilities, pending.routing = [], [], bytearray()
 
     def _drop(self, key: SampleKey) -> None:
         self._running.pop(key, None)

@@ -51,11 +51,12 @@ def model_digest(job: Job) -> str:
 
 def open_engine(
     job: Job, version: int, weights: Mapping[str, torch.Tensor], device: torch.device, num_engines: int = 1,
-    draw: DrawToken = draw_token, place: RolloutPlace | None = None,
+    draw: DrawToken = draw_token, place: RolloutPlace | None = None, samples: bool = False,
 ) -> PagedEngine:  # fmt: skip
     """Return one of `num_engines` engines, with weights `version`, of the sizes that the plan has for its `place`.
 
-    Raises `InputError` for a model that it cannot decode.
+    One that `samples` what is trained on records routing, where the job replays it. Raises `InputError` for a model
+    that it cannot decode.
     """
     if job.rl is None:
         raise ValueError(f"job {job.name} has task {job.task}")
@@ -69,6 +70,7 @@ def open_engine(
         sizes = PagedEngineConfig(
             num_pages=pages + 1, page_tokens=PAGE_TOKENS, tile_rows=rows, max_tiles=-(-slots // rows),
             max_sequences=slots, dtype=engine_dtype(job), device=device,
+            records_routing=job.rl.replay_routing and samples,
         )  # fmt: skip
         try:
             if rows <= job.training.global_batch_size or rows == 1:

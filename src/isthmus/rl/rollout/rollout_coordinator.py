@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import threading
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from isthmus.core.errors import InputError
+from isthmus.core.model_parts.routing_shape import RoutingShape
 from isthmus.data import PromptSet
 from isthmus.rl.check_inputs import ROUNDING
 from isthmus.rl.environments.turn_taker import TurnTaker
@@ -63,6 +65,7 @@ from isthmus.rl.rollout.engine_messages import (
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from isthmus.rl.rollout.sample_scorer import SampleScorer
 from isthmus.rl.rollout.trajectory import Trajectory
+from isthmus.rl.routing.routing_rows import join_routing, routing_problem
 
 MAX_USELESS_GROUPS = 64
 """Groups in a row, for each prompt of a step, that may be filtered or fail before the run ends with their cause."""
@@ -76,7 +79,7 @@ class RolloutLimits:
     """What a response may be: its most tokens, the vocabulary, and what is added to its reward by its length.
 
     `stop_tokens` end a response; where they are known, one that goes on after them or ends early without them is no
-    sample. `owners` are all that decode.
+    sample. `owners` are all that decode. `routing` is the shape of what engines report where it is replayed.
     """
 
     max_response_tokens: int
@@ -84,6 +87,7 @@ class RolloutLimits:
     penalty_of: Callable[[int], float]
     stop_tokens: frozenset[int] = frozenset()
     owners: frozenset[str] = frozenset()
+    routing: RoutingShape | None = None
 
 
 Audit = Callable[[SampleRecord, tuple[int, ...], Trajectory], tuple[str, str] | None]
@@ -290,8 +294,10 @@ class RolloutCoordinator:
         self._base = int(snapshot["base"])
         self._ledger = TrajectoryLedger.of_state(restore_ledger(self._config, snapshot["ledger"]))
         self._trajectories = {
-            SampleKey(*key): Trajectory(tokens=tokens, log_probabilities=log_probabilities)
-            for key, tokens, log_probabilities in snapshot["trajectories"]
+            SampleKey(*key): Trajectory(
+                tokens=tokens, log_probabilities=log_probabilities, routing=bytearray(b64decode("".join(routing)))
+            )
+            for key, tokens, log_probabilities, *routing in snapshot["trajectories"]
         }
         self._names = {int(version): str(name) for version, name in snapshot.get("names", ())}
         for event, beside in events:
@@ -300,7 +306,10 @@ class RolloutCoordinator:
             self._apply(EngineLost(engine=name))
 
     def _content(self) -> dict[str, Any]:
-        trajectories = [(list(key), one.tokens, one.log_probabilities) for key, one in self._trajectories.items()]
+        trajectories = [
+            (list(key), one.tokens, one.log_probabilities, b64encode(one.routing).decode())
+            for key, one in self._trajectories.items()
+        ]
         return {
             "base": self._base,
             "config": asdict(self._config),
@@ -335,6 +344,12 @@ class RolloutCoordinator:
             new = slice(before - start, after - start)
             kept.tokens += beside["tokens"][new]
             kept.log_probabilities += beside["log_probabilities"][new]
+            if self._limits.routing is not None and isinstance(event, TokensReported):
+                first = self._num_prompt_tokens(event.sample) - 1
+                join_routing(
+                    kept.routing, b64decode(beside.get("routing", "")), first + start + event.num_tokens,
+                    first + after, self._limits.routing.row_bytes,
+                )  # fmt: skip
         return instructions
 
     def _execute(self, instructions: list[RolloutInstruction]) -> None:
@@ -355,6 +370,7 @@ class RolloutCoordinator:
                             sample=one.sample, lease=one.lease,
                             prompt_tokens=self._prompts.prompt(self.prompt_number(one.sample)).tokens,
                             response_tokens=tuple(kept.tokens[: one.num_tokens]),
+                            routed_rows=self._num_routed(kept),
                         ),
                     )  # fmt: skip
                 case StopSample():
@@ -378,8 +394,23 @@ class RolloutCoordinator:
         """Return the number of the prompt in the sequence of the data, of which earlier runs have used some."""
         return self.base * self._config.batch_prompts + key.prompt
 
+    def _num_prompt_tokens(self, key: SampleKey) -> int:
+        return len(self._prompts.prompt(self.prompt_number(key)).tokens)
+
+    def _num_routed(self, kept: Trajectory) -> int:
+        """Return of how many tokens of prompt and response the experts are here."""
+        shape = self._limits.routing
+        return 0 if shape is None else len(kept.routing) // shape.row_bytes
+
+    def _routing_problem(self, report: TokensReport) -> str:
+        """Return what is wrong with the experts of a report; one for a former lease may lack some, and is not taken."""
+        sample, kept = self._ledger.find(report.sample), self._trajectories.get(report.sample, Trajectory())
+        end = self._num_prompt_tokens(report.sample) + report.start + len(report.tokens) - 1
+        is_late = sample is None or sample.lease != report.lease
+        return routing_problem(self._limits.routing, report.routing, end, end if is_late else self._num_routed(kept))
+
     def _add_tokens(self, engine: str, report: TokensReport) -> str:
-        problem = self._problem(report)
+        problem = self._problem(report) or self._routing_problem(report)
         if problem:
             self._apply(SampleFailed(engine=engine, sample=report.sample, lease=report.lease))
             return problem
@@ -389,6 +420,7 @@ class RolloutCoordinator:
                 num_tokens=len(report.tokens), version=report.version - self.base,
             ),
             tokens=list(report.tokens), log_probabilities=list(report.log_probabilities),
+            **({"routing": b64encode(report.routing).decode()} if report.routing else {}),
         )  # fmt: skip
         return ""
 

@@ -13,11 +13,13 @@ from isthmus.rl.ledger.rollout_events import SampleKey
 class Trajectory:
     """The tokens of a response so far, and the log-probability of each under the version that sampled it.
 
-    Tokens of an environment have 0.
+    Tokens of an environment have 0. Where routing is replayed, `routing` has the experts of the first tokens of prompt
+    and response, each as `RoutingShape` says.
     """
 
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
+    routing: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,9 @@ class PolicyBatch:
         [N, S] float32: log-probability of the token at each position; 0 where it was not sampled.
     advantages:
         [N] float32.
+    routing:
+        [N, S, layers with a router, experts of a token] int16: the experts that an engine took, -1 for a token without
+        any; None where routing is not replayed.
     """
 
     keys: tuple[SampleKey, ...]
@@ -44,3 +49,4 @@ class PolicyBatch:
     rollout_logp: torch.Tensor
     advantages: torch.Tensor
     metrics: dict[str, float]
+    routing: torch.Tensor | None = None

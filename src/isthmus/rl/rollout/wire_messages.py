@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -118,15 +118,17 @@ _KINDS = {one.__name__: one for one in Message.__args__}
 
 
 def pack_message(message: Message) -> dict[str, Any]:
-    """Return the message as a JSON object."""
+    """Return the message as a JSON object; `routing` of a report goes beside it."""
     values = asdict(message)
+    if isinstance(message, TokensReport):
+        del values["routing"]
     if isinstance(message, EngineGreeting):
         values["sampling"]["stop_tokens"] = sorted(message.sampling.stop_tokens)
     return {"type": type(message).__name__, **values}
 
 
-def unpack_message(content: dict[str, Any]) -> Message:
-    """Return the message of a JSON object; raises `ProtocolError` for what is none."""
+def unpack_message(content: dict[str, Any], beside: bytes = b"") -> Message:
+    """Return the message of a JSON object, with the `routing` of a report; raises `ProtocolError` for what is none."""
     values = dict(content)
     kind = _KINDS.get(str(values.pop("type", "")))
     if kind is None:
@@ -137,7 +139,7 @@ def unpack_message(content: dict[str, Any]) -> Message:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ProtocolError(f"{kind.__name__}: {where}: {first['msg']}") from error
-    return found
+    return replace(found, routing=beside) if isinstance(found, TokensReport) else found
 
 
 @cache

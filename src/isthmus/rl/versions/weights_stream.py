@@ -1,8 +1,8 @@
 """`encode_chunk` and `decode_chunk`: a part of a version of weights on a link, and the names of versions.
 
-A chunk of 16-bit floats is the code of its changes, where the receiver has a base and that is smaller, otherwise its
-content. A version is named by the SHA-256 of names, shapes, dtypes and the SHA-256 of each piece: with the name
-and these digests a receiver tells a right piece from any other, wherever it comes from.
+A chunk is the code of its changes, where the receiver has a base and that is smaller, otherwise its content. A version
+is named by the SHA-256 of names, shapes, dtypes and the SHA-256 of each piece: with the name and these digests a
+receiver tells a right piece from any other, wherever it comes from.
 """
 
 from __future__ import annotations
@@ -77,12 +77,9 @@ def has_digests(bits: np.ndarray, chunk: Chunk, piece_elements: int, digests: by
 def encode_chunk(new: np.ndarray, old: np.ndarray | None) -> tuple[Kind, bytes]:
     """Return the kind and the content of elements, [n], as changes to `old` [n] where it is given."""
     if old is not None:
-        if new.itemsize == 2:
-            code = encode_changes(old, new)
-            if len(code) < new.nbytes:
-                return "changes", code
-        elif np.array_equal(old, new):
-            return "changes", b""
+        code = encode_changes(old, new)
+        if len(code) < new.nbytes:
+            return "changes", code
     return "full", new.tobytes()
 
 
@@ -93,10 +90,7 @@ def decode_chunk(kind: str, content: bytes, count: int, old: np.ndarray | None, 
         if kind == "full" and len(content) == count * itemsize:
             return np.frombuffer(content, element, count)
         if kind == "changes" and old is not None:
-            if itemsize == 2:
-                return decode_changes(old, content)[0]
-            if not content:
-                return old
+            return decode_changes(old, content)[0]
     except (DeltaError, ValueError) as error:
         raise InputError(f"a chunk is damaged: {error}", hint="it is asked for again") from error
     raise InputError(f"{len(content)} bytes are no chunk '{kind:.20}' of {count} elements", hint="send it again")

@@ -8,6 +8,7 @@ A sequence that gives way to older ones keeps its rows in host memory, so what i
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -15,6 +16,9 @@ from isthmus.core.errors import ConflictError, InputError, NotFoundError
 from isthmus.serve.batching.decode_records import DecodeRequest, OnSwitch, SequenceKey
 from isthmus.serve.batching.page_pool import PagePool, first_prefix, prefix_name
 from isthmus.serve.batching.step_plan import CachedRows, SequenceRows, StepPlan
+
+GROWTH_DEVIATIONS = 1.0
+"""Deviations of the growth of all sequences that run for which there is room when another one is admitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,8 @@ class ScheduledSequence:
     """A sequence: its tokens, the pages of its first `num_rows` rows, and the origin of these rows.
 
     `uniform`: all were computed by the version that decodes now. `swapped`: they are in host memory. `prefixes` names
-    its first full pages. `has_decoded`: it has decoded a token here, or where its rows came from.
+    its first full pages. `has_decoded`: it has decoded a token here, or where its rows came from. The experts of the
+    first `num_routed` rows are known to the caller.
     """
 
     request: DecodeRequest
@@ -59,6 +64,7 @@ class ScheduledSequence:
     uniform: bool = True
     swapped: bool = False
     has_decoded: bool = False
+    num_routed: int = 0
     prefixes: list[bytes] = field(default_factory=list)
 
     @property
@@ -87,7 +93,13 @@ class BatchScheduler:
 
     def add(self, request: DecodeRequest) -> None:
         """Queue a request; raises `InputError` for one that cannot be decoded, `ConflictError` for a key in use."""
-        self._queue(ScheduledSequence(request=request, tokens=[*request.prompt_tokens, *request.response_tokens]))
+        tokens = [*request.prompt_tokens, *request.response_tokens]
+        if not 0 <= request.routed_rows <= max(len(tokens) - 1, 0):
+            raise InputError(
+                f"routing of {request.routed_rows} of {len(tokens)} tokens is known",
+                hint="the last token has no row yet",
+            )
+        self._queue(ScheduledSequence(request=request, tokens=tokens, num_routed=request.routed_rows))
 
     def adopt(self, request: DecodeRequest, num_rows: int, uniform: bool) -> None:
         """Queue a request whose first `num_rows` rows are in host memory; errors as in `add`."""
@@ -229,7 +241,7 @@ class BatchScheduler:
             if not sequence.swapped:
                 self._find_prefix(sequence)
             count = min(sequence.num_pending, budget)
-            if self._num_missing(sequence, count) + len(self.running) > self.pool.num_available:
+            if self._num_missing(sequence, count) + self._num_reserved() > self.pool.num_available:
                 self._release(sequence)
                 sequence.num_rows = sequence.num_rows if sequence.swapped else 0
                 break
@@ -243,6 +255,15 @@ class BatchScheduler:
             rows.append(self._rows(sequence, count))
             budget -= count
         return swapped_in
+
+    def _num_reserved(self) -> int:
+        """Return the pages to leave to those that run: one each, and what their growth together exceeds its mean by.
+
+        Of lengths like those of responses a sequence is about as likely to end as to double, so the sum of what they
+        have stays as it is, with a deviation of the root of the sum of squares.
+        """
+        rows = math.hypot(*(one.num_rows for one in self.running)) * GROWTH_DEVIATIONS
+        return len(self.running) + math.ceil(rows / self.limits.page_tokens)
 
     def _find_prefix(self, sequence: ScheduledSequence) -> None:
         """Share the pages that hold the first tokens; the last token is always computed, as it decodes the next."""

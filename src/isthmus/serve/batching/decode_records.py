@@ -22,7 +22,8 @@ class DecodeRequest:
     """What an engine is to decode: at most `max_response_tokens` after `prompt_tokens`, up to one of `stop_tokens`.
 
     `temperature` divides the logits; 0 takes the most probable token. `response_tokens` are those that another engine
-    has decoded: decoding goes on after them. Draws follow from `seed`, prompt, sample and position alone.
+    has decoded: decoding goes on after them. Draws follow from `seed`, prompt, sample and position alone. The
+    experts of the first `routed_rows` tokens are known, and not reported again.
     """
 
     key: SequenceKey
@@ -32,6 +33,7 @@ class DecodeRequest:
     temperature: float = 1.0
     stop_tokens: frozenset[int] = frozenset()
     response_tokens: tuple[int, ...] = ()
+    routed_rows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,8 @@ class TokenDecoded:
     """Token number `position` of a response, decoded by weights `version`.
 
     `log_probability` is that of the distribution from which the token was drawn: at the request's temperature, and at
-    temperature 1 where the request has 0.
+    temperature 1 where the request has 0. `routing` has the experts of all tokens before this one that were not
+    reported yet, each as `RoutingShape` says; it is empty where the engine does not record them.
     """
 
     key: SequenceKey
@@ -47,6 +50,7 @@ class TokenDecoded:
     token: int
     log_probability: float
     version: int
+    routing: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,10 @@ from isthmus.serve.batching.decode_records import (
     SequenceKey,
     TokenDecoded,
 )
-from isthmus.serve.batching.step_plan import CachedRows, StepPlan
+from isthmus.serve.batching.step_plan import CachedRows, SequenceRows, StepPlan
 from isthmus.serve.draw_token import draw_token
 from isthmus.serve.paged.check_row_independence import check_row_independence
-from isthmus.serve.paged.page_cache import PageCache
+from isthmus.serve.paged.page_cache import CopiedRows, PageCache
 from isthmus.serve.paged.row_model import RowModel
 from isthmus.serve.paged.row_tile import tile_rows
 from isthmus.serve.sequence_file import SequenceHeader, pack_sequence, unpack_sequence
@@ -36,7 +36,9 @@ class PagedEngineConfig:
     """Sizes of an engine: `tile_rows` rows are computed at once, up to `max_tiles` tiles a step.
 
     The tile is the one shape that is ever computed: a batch of any size is some tiles, the last one padded. Engines
-    between which sequences move need the same `tile_rows` and `page_tokens`; the other sizes may differ.
+    between which sequences move need the same `tile_rows` and `page_tokens`; the other sizes may differ. With
+    `records_routing` an engine of a model with experts reports which ones each token took; sequences then move by their
+    tokens alone.
     """
 
     num_pages: int
@@ -46,6 +48,7 @@ class PagedEngineConfig:
     max_sequences: int | None = None
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    records_routing: bool = False
 
     def __post_init__(self) -> None:
         """Raise `InputError` for sizes with which nothing can be decoded."""
@@ -76,12 +79,14 @@ class PagedEngine:
     ) -> None:  # fmt: skip
         self._config, self._draw = config, draw
         limits = config.limits
-        self._model = RowModel(model_config, config.dtype, config.device, limits.max_tokens)
+        self._model = RowModel(
+            model_config, config.dtype, config.device, limits.max_tokens, config.records_routing
+        )  # fmt: skip
         self._model.use(self._model.stage(weights))
         check_row_independence(self._model, config.tile_rows)
         self._scheduler = BatchScheduler(limits, version)
         self._cache: PageCache | None = self._model.make_cache(config.num_pages, config.page_tokens)
-        self._host: dict[SequenceKey, torch.Tensor] = {}
+        self._host: dict[SequenceKey, CopiedRows] = {}
         self._staged: dict[int, dict[str, torch.Tensor]] = {}
         self._arithmetic = {
             "model": hashlib.sha256(self._model.describe().encode()).hexdigest(),
@@ -137,7 +142,7 @@ class PagedEngine:
                 logits.update({index: found[place] for place, index in tile.decodes})
         events: list[DecodeEvent] = []
         for index, rows in enumerate(plan.rows):
-            events += self._end_rows(index, plan, logits.get(index)) if rows.decodes else []
+            events += self._end_rows(rows, logits.get(index), self._cache) if rows.decodes else []
             if not rows.decodes:
                 self._scheduler.complete(rows, None)
         return events
@@ -161,15 +166,18 @@ class PagedEngine:
     def export_sequence(self, key: SequenceKey) -> bytes:
         """Return a sequence with its cache; raises `NotFoundError` and `ConflictError`."""
         sequence = self._scheduler.find(key)
+        if self._config.records_routing:
+            hint = "add its tokens as a request at the other engine"
+            raise ConflictError("a sequence whose routing is recorded does not move with its cache", hint=hint)
         if sequence.num_pending != 1 or not sequence.num_response:
             raise ConflictError(
                 f"sequence {tuple(key)} has {sequence.num_rows} rows of {len(sequence.tokens)} tokens",
                 hint="add its tokens as a request at the other engine",
             )
         if sequence.swapped or self._cache is None:
-            rows = self._host[key]
+            rows = self._host[key].rows
         else:
-            rows = self._cache.read(sequence.pages, sequence.num_rows)
+            rows = self._cache.read(sequence.pages, sequence.num_rows).rows
         response = sequence.tokens[len(sequence.request.prompt_tokens) :]
         header = SequenceHeader.of(
             sequence.request, response, arithmetic=self._arithmetic, version=self.version, uniform=sequence.uniform,
@@ -179,6 +187,8 @@ class PagedEngine:
 
     def import_sequence(self, content: bytes) -> SequenceKey:
         """Go on with an exported sequence; raises `InputError` and `ConflictError`."""
+        if self._config.records_routing:
+            raise InputError("an exported sequence has no routing", hint="add its tokens as a request")
         header, rows = unpack_sequence(
             content, arithmetic=self._arithmetic, max_tokens=self._config.limits.max_tokens,
             row_shape=self._model.row_shape, dtype=self._config.dtype,
@@ -191,7 +201,7 @@ class PagedEngine:
         request = header.request()
         self._check_request(request)
         self._scheduler.adopt(request, header.num_rows, header.uniform)
-        self._host[request.key] = rows
+        self._host[request.key] = CopiedRows(rows)
         return request.key
 
     def release_memory(self) -> None:
@@ -215,9 +225,8 @@ class PagedEngine:
         if not 0 <= request.temperature < float("inf"):
             raise InputError(f"temperature {request.temperature}", hint="use 0 for the most probable token, or above")
 
-    def _end_rows(self, index: int, plan: StepPlan, logits: torch.Tensor | None) -> list[DecodeEvent]:
+    def _end_rows(self, rows: SequenceRows, logits: torch.Tensor | None, cache: PageCache) -> list[DecodeEvent]:
         """Draw the next token of a sequence from its logits [V], and end the sequence where it is complete."""
-        rows = plan.rows[index]
         sequence = self._scheduler.find(rows.key)
         position = sequence.num_response
         if logits is None:
@@ -228,9 +237,14 @@ class PagedEngine:
             self._scheduler.remove(rows.key)
             return [DecodingEnded(key=rows.key, num_tokens=position, reason="failed")]
         self._scheduler.complete(rows, token)
+        routing = b""
+        if self._config.records_routing:
+            experts = cache.read_experts(sequence.pages, range(sequence.num_routed, sequence.num_rows))
+            routing, sequence.num_routed = experts.numpy().tobytes(), sequence.num_rows
         decoded = TokenDecoded(
-            key=rows.key, position=position, token=token, log_probability=log_probability, version=self.version
-        )
+            key=rows.key, position=position, token=token, log_probability=log_probability, version=self.version,
+            routing=routing,
+        )  # fmt: skip
         return [decoded, *self._ended(sequence, token)]
 
     def _ended(self, sequence: ScheduledSequence, token: int) -> list[DecodeEvent]:

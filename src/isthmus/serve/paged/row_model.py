@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isthmus.core.errors import InputError
+from isthmus.core.model_parts.routing_shape import RoutingShape
 from isthmus.serve.paged.page_cache import PageCache
 from isthmus.serve.paged.paged_attention import PAGED_ATTENTION
 from isthmus.serve.paged.row_tile import RowTile
@@ -28,10 +29,14 @@ _FREE_KEYS = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype"
 class RowModel:
     """The model that `config` describes. Weights are those of the last `use`; without any, `forward` fails.
 
-    Raises `InputError` for a model whose keys cannot be cached row by row.
+    With `records_routing` the cache keeps which experts each row chose. Raises `InputError` for a model whose keys
+    cannot be cached row by row, and for one without experts whose routing is to be recorded.
     """
 
-    def __init__(self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, max_tokens: int) -> None:
+    def __init__(
+        self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, max_tokens: int,
+        records_routing: bool = False,
+    ) -> None:  # fmt: skip
         self.config = copy.deepcopy(config)
         self.dtype, self.device = dtype, device
         rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -45,6 +50,8 @@ class RowModel:
         self._model.eval().requires_grad_(False)
         self._shapes = {name: one.shape for name, one in self._model.state_dict().items()}
         self._cosines, self._sines = self._rotations(max_tokens)
+        self._chosen: list[torch.Tensor] = []
+        self._routing = self._record_routing() if records_routing else None
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +73,7 @@ class RowModel:
         layers, kv_heads, head_size = self.row_shape
         return PageCache(
             num_layers=layers, num_pages=num_pages, page_tokens=page_tokens, kv_heads=kv_heads, head_size=head_size,
-            dtype=self.dtype, device=self.device,
+            dtype=self.dtype, device=self.device, routing=self._routing,
         )  # fmt: skip
 
     def stage(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -98,6 +105,7 @@ class RowModel:
 
     def forward(self, tile: RowTile, cache: PageCache) -> torch.Tensor:
         """Compute a tile of R rows, store their keys and values, and return the last hidden states [R, H]."""
+        self._chosen.clear()
         with torch.inference_mode():
             base = self._model.model
             hidden = base.embed_tokens(tile.tokens[:, None])
@@ -108,6 +116,9 @@ class RowModel:
                     use_cache=False, tile=tile, cache=cache,
                 )  # fmt: skip
                 hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+            if cache.experts is not None:
+                chosen = torch.stack(self._chosen, dim=1).to(cache.experts.dtype)
+                cache.experts[tile.write_pages, tile.write_slots] = chosen
             normed: torch.Tensor = base.norm(hidden)[:, 0]
             return normed
 
@@ -121,6 +132,15 @@ class RowModel:
         """Return what determines the result beside weights and rows: the configuration, as JSON with sorted keys."""
         values = {key: one for key, one in self.config.to_dict().items() if key not in _FREE_KEYS}
         return json.dumps(values, sort_keys=True, default=str)
+
+    def _record_routing(self) -> RoutingShape:
+        """Let `forward` note what each router chooses [R, experts of a token], and return the shape of it."""
+        routers = [layer.mlp.gate for layer in self._model.model.layers if hasattr(layer.mlp, "experts")]
+        if not routers:
+            raise InputError("the model has no experts whose routing could be recorded", hint="decode it without")
+        for router in routers:
+            router.register_forward_hook(lambda _, __, output: self._chosen.append(output[2]))
+        return RoutingShape(len(routers), int(routers[0].top_k), int(routers[0].num_experts))
 
     def _rotations(self, max_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines, each [positions, head size], computed once and so alike in every tile."""

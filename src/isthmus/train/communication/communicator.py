@@ -24,6 +24,7 @@ from isthmus.train.communication.host_staging import CudaCopyEngine, HostStaging
 from isthmus.train.communication.send_thread import PendingWork, SendThread, unwrap_work
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.communication.torch_device import HOST_BACKENDS
+from isthmus.train.communication.torch_process_group import GROUP_TIMEOUT
 from isthmus.train.liveness.peer_wait import waiting_for_peer
 
 MAX_GATHERED_BYTES = 256 << 20
@@ -142,6 +143,14 @@ class Communicator:
     def isthmus_group(self) -> IsthmusGroup | None:
         """The group of all ranks, if it is one of Isthmus."""
         group = dist.group.WORLD
+        return group if isinstance(group, IsthmusGroup) else None
+
+    def make_group(self, ranks: Sequence[int]) -> IsthmusGroup | None:
+        """Return a group of `ranks` of the isthmus group, None for other ranks; all ranks call this in one order.
+
+        Raises `PeerError` if a rank does not join.
+        """
+        group = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT)
         return group if isinstance(group, IsthmusGroup) else None
 
     def execute(

@@ -14,12 +14,14 @@ As in transformers, training adds it times `router_aux_loss_coef` if `config.jso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig
+
+from isthmus.core.model_parts.routing_shape import RoutingShape
 
 
 def balance_coefficient(config: PretrainedConfig) -> float:
@@ -32,6 +34,14 @@ def balance_coefficient(config: PretrainedConfig) -> float:
 def find_router(layer: nn.Module) -> nn.Module | None:
     """Return the router of a decoder layer; None for a dense layer."""
     return getattr(layer.mlp, "gate", None) if hasattr(layer.mlp, "experts") else None
+
+
+def find_routers(layers: Iterable[nn.Module]) -> tuple[RoutingShape, tuple[int, ...]]:
+    """Return the shape of the routing of all `layers` of a model, and the numbers of those that have a router."""
+    routers = {number: one for number, layer in enumerate(layers) if (one := find_router(layer)) is not None}
+    first = next(iter(routers.values()), None)
+    shape = RoutingShape(0, 0, 0) if first is None else RoutingShape(len(routers), first.top_k, first.num_experts)
+    return shape, tuple(routers)
 
 
 @contextmanager

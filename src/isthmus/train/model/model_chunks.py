@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from isthmus.core.model_parts.routing_shape import RoutingShape
 from isthmus.train.context_parallel.context_parallel_group import ContextParallelGroup
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
 from isthmus.train.model.recompute import RecomputePolicy
@@ -88,6 +89,11 @@ class ModelChunks:
     def vocab_size(self) -> int:
         """Vocabulary size."""
         return self.first_chunk.vocab_size
+
+    @property
+    def routing(self) -> RoutingShape:
+        """The routers of the whole model, and the experts that each chooses; no layers for a dense model."""
+        return self.first_chunk.routing
 
     @property
     def late_names(self) -> frozenset[str]:

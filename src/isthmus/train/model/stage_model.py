@@ -8,6 +8,7 @@ transformers model.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -22,11 +23,17 @@ from isthmus.core.errors import PlanError
 from isthmus.train.context_parallel.attention_interface import use_context_attention
 from isthmus.train.context_parallel.context_parallel_group import ContextParallelGroup
 from isthmus.train.expert_parallel.expert_parallel_group import ExpertParallelGroup
+from isthmus.train.expert_parallel.replayed_routing import replayed_routing
 from isthmus.train.expert_parallel.shared_expert import overlap_shared_expert
 from isthmus.train.expert_parallel.token_exchange import exchange_tokens
 from isthmus.train.kernels.compile_layers import compile_layers
 from isthmus.train.kernels.linear_products import LinearProducts
-from isthmus.train.model.balance_loss import balance_coefficient, capture_balance_losses, find_router
+from isthmus.train.model.balance_loss import (
+    balance_coefficient,
+    capture_balance_losses,
+    find_router,
+    find_routers,
+)
 from isthmus.train.model.chunked_loss import LOSS_CHUNK_BYTES, chunked_loss, tokens_per_chunk
 from isthmus.train.model.initialise import initialise_parameter
 from isthmus.train.model.layer_products import use_products
@@ -118,7 +125,8 @@ class StageModel(nn.Module):
             self.model.embed_tokens = VocabParallelEmbedding(embedding.weight, first, embedding.padding_idx, group)
         self.loss_chunk_bytes = LOSS_CHUNK_BYTES
         self.balance_coefficient = balance_coefficient(full.config)
-        self._num_routers = sum(find_router(layer) is not None for layer in full.model.layers)
+        self.routing, self._routed_layers = find_routers(full.model.layers)
+        self.routes_own_tokens = False
         self._sliding_layers = sliding_window_layers(full.config)
         windows = frozenset(i in self._sliding_layers for i in range(*layers))
         self.position_cache = PositionCache(
@@ -144,13 +152,14 @@ class StageModel(nn.Module):
         return logits
 
     def compute(
-        self, x: torch.Tensor, recompute: RecomputePolicy = NO_RECOMPUTE
+        self, x: torch.Tensor, recompute: RecomputePolicy = NO_RECOMPUTE, routing: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return hidden states [B, S, H], on the last stage the input of the head, and a part of the balance loss.
 
         That part, of this stage's layers, is an fp32 scalar, not yet multiplied by `balance_coefficient`; None if
         the coefficient is 0, no layer of the stage has experts, or gradients are disabled. `recompute` is the
-        activation recomputation policy.
+        activation recomputation policy. Tokens take the experts of `routing` [B, S, routers of the model, k]; those
+        with -1, and all without it, take what the router chooses.
         """
         self.layer_weights.enter(0)
         hidden = self.model.embed_tokens(x) if self.is_first else split_sequence(x.to(self.dtype), self.group)
@@ -158,13 +167,14 @@ class StageModel(nn.Module):
         positions = self.position_cache.get(hidden.new_empty((*x.shape[:2], 0)))
         training, balances = torch.is_grad_enabled(), []
         for number, (index, layer) in enumerate(self.model.layers.items()):
-            run = partial(self.run_decoder_layer, layer, positions, int(index) in self._sliding_layers)
+            taken = self._experts_of(routing, int(index))
+            run = partial(self.run_decoder_layer, layer, positions, int(index) in self._sliding_layers, taken=taken)
             self.layer_weights.enter(number + 1)
             hidden, balance = run_layer(recompute.kind_of(number) if training else "none", layer, run, hidden)
             self.layer_weights.leave(number + 1, hidden)
             if balance is not None:
                 balances.append(balance)
-        total = torch.stack(balances).sum() / self._num_routers if balances else None
+        total = torch.stack(balances).sum() / self.routing.num_layers if balances else None
         if not self.is_last:
             return gather_sequence(hidden, self.group), total
         self.layer_weights.enter(len(self.model.layers) + 1)
@@ -235,14 +245,27 @@ class StageModel(nn.Module):
     def _first_token_id(self, name: str) -> int:
         return self.slices[name].ranges[0][0]
 
+    def _experts_of(self, routing: torch.Tensor | None, layer: int) -> torch.Tensor | None:
+        """Return the experts [T, k] that the tokens of layer `layer` take here; None where its router chooses."""
+        if routing is None or layer not in self._routed_layers:
+            return None
+        taken = routing[:, :, self._routed_layers.index(layer)].to(self.device)
+        return (self.group.own_tokens(taken) if self.routes_own_tokens else taken).flatten(0, 1)
+
     def run_decoder_layer(
-        self, layer: nn.Module, positions: PositionInputs, sliding: bool, hidden: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the output [B, S, H] of `layer` for `hidden` [B, S, H], and its balance loss, a scalar, if any."""
-        if self._attention_backends:
-            with sdpa_kernel(self._attention_backends):
-                return self._run_layer(layer, positions, sliding, hidden)
-        return self._run_layer(layer, positions, sliding, hidden)
+        self, layer: nn.Module, positions: PositionInputs, sliding: bool, hidden: torch.Tensor,
+        taken: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        """Return the output [B, S, H] of `layer` for `hidden` [B, S, H], and its balance loss, a scalar, if any.
+
+        `taken` [T, k] are the experts that its tokens take; None, and -1 for a token: those that its router chooses.
+        """
+        with ExitStack() as contexts:
+            if self._attention_backends:
+                contexts.enter_context(sdpa_kernel(self._attention_backends))
+            if taken is not None and (router := find_router(layer)) is not None:
+                contexts.enter_context(replayed_routing(router, taken))
+            return self._run_layer(layer, positions, sliding, hidden)
 
     def _run_layer(
         self, layer: nn.Module, positions: PositionInputs, sliding: bool, hidden: torch.Tensor
@@ -307,7 +330,9 @@ def build_stage(
     # Step 2: allocate its parameters and add the collectives.
     _materialise(stage, dtype, device)
     # A balance loss needs all tokens of a stage at its routers.
-    routes_own = experts is not None and group.sequence_parallel and not stage.balance_coefficient
+    stage.routes_own_tokens = routes_own = (
+        experts is not None and group.sequence_parallel and not stage.balance_coefficient
+    )
     if stage.group.size > 1:
         for layer in stage.model.layers.values():
             register_collectives(layer, stage.group, routes_own_tokens=routes_own)

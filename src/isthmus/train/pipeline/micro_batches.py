@@ -28,6 +28,9 @@ class MicroBatches:
     inputs: tuple[torch.Tensor, ...] = ()
     # [B, S] int64 by micro-batch, on the last stage only.
     labels: tuple[torch.Tensor, ...] = ()
+    # [B, S, routers of the model, experts of a token] int16 by micro-batch: experts that the layers take, -1 where the
+    # router chooses; empty where it always does.
+    routing: tuple[torch.Tensor, ...] = ()
     # Weight of a token's loss: 1 / counted tokens of these samples.
     token_weight: float = 1.0
 

@@ -170,7 +170,8 @@ class StepExecution:
         else:
             x = self.inputs[key] if trains else self.inputs.pop(key)
             x.requires_grad_(trains)
-        out, balance = model.compute(x, self.setup.recompute[chunk])
+        routing = self.batches.routing[m] if self.batches.routing else None
+        out, balance = model.compute(x, self.setup.recompute[chunk], routing)
         if labels is not None:
             out = self.batches.loss(model, out, labels, m)
             self.losses.append(out.detach())

@@ -38,7 +38,6 @@ from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.replica_layout import (
     PipelinePosition,
     exchange_ownership,
-    max_shard_uses,
     rank_groups,
 )
 from isthmus.train.update.sharding.layer_gathering import layer_gathering
@@ -110,6 +109,7 @@ class Trainer:
         self._unsettled: list[PendingCompute] = []
         self.communicator = make_communicator(spec, prepared.model_chunks.device)
         self.ownership = self._form_groups()
+        self.exchange = self._shard_exchange()
         self.checkpoint_manager = CheckpointManager(spec, folder, self.ownership, self.communicator, keys.copies)
         self.peer_snapshots = PeerSnapshots(spec, folder, recovery, self.communicator)
         options = gradient_options(spec, keys.switch)
@@ -121,7 +121,7 @@ class Trainer:
             reducer=GradientReducer(
                 summed_buckets(self.ownership, spec.plan.zero), spec.rank, self.communicator, options=options
             ),
-            exchange=self._shard_exchange(),
+            exchange=self.exchange,
             late=prepared.model_chunks.late_names,
             gathers=spec.plan.zero == 3,
             on_host=spec.plan.optimizer_on_host,
@@ -147,8 +147,9 @@ class Trainer:
         """Return the exchange of gradients that are sharded; None if they are not."""
         if self.spec.plan.zero < 2:
             return None
-        most = max_shard_uses(self.spec.plan, self.training.evaluate_samples)
-        return ShardExchange(self.ownership.buckets, self.spec.rank, self.communicator, max_uses=most)
+        exchange = ShardExchange(self.ownership.buckets, self.spec.rank, self.communicator)
+        exchange.form_groups()
+        return exchange
 
     def _stage_communicator(self) -> StageCommunicator:
         """Return what carries messages between stages, in the parts of this rank."""
@@ -218,6 +219,8 @@ class Trainer:
         self.num_skipped = 0
         self.optimizer.clear_gradients()
         self._form_groups()
+        if self.exchange is not None:
+            self.exchange.form_groups()
 
     def step(self, step: int) -> tuple[dict[str, float | None], StepTimer]:
         """Train on one global batch; return this rank's metrics and timing.

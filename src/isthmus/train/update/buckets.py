@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -116,13 +117,14 @@ def make_buckets(
 
     Ranks of different `groups` (default: all are of one) own nothing together, even of one name. A bucket has at most
     `bucket_elements` elements, or a single segment of the minimum aligned size, and parameters of one unit (default:
-    all are one). The last parameters come first, because their gradients are ready first. Leaders are chosen so that
-    the ranks of a cluster lead about the same number of elements.
+    all are one). The buckets of a named unit are about equal, and several for each owner in a cluster or one. The last
+    parameters come first, because their gradients are ready first. Leaders are chosen so that the ranks of a cluster
+    lead about the same number of elements.
     """
     led = [0] * len(held)
     found = []
     groups = groups or [0] * len(held)
-    for (owners, adders, unit), segments in _group_segments(held, groups, bucket_elements, unit_of):
+    for (owners, adders, unit), segments in _group_segments(held, clusters, groups, bucket_elements, unit_of):
         by_cluster: dict[str, list[int]] = {}
         for rank in owners:
             by_cluster.setdefault(clusters[rank], []).append(rank)
@@ -146,25 +148,48 @@ SegmentGroup = tuple[tuple[int, ...], tuple[int, ...], str]
 
 def _group_segments(
     held: Sequence[Sequence[HeldRows]],
+    clusters: Sequence[str],
     groups: Sequence[int],
     bucket_elements: int,
     unit_of: Callable[[str], str],
 ) -> Iterator[tuple[SegmentGroup, list[ParameterSegment]]]:
     """Yield groups of consecutive segments with equal ranks and unit, each at most one bucket."""
+    every = [
+        ((owners, adders, unit_of(name)), dim, start, stop, row, name)
+        for (owners, adders), dim, start, stop, row, name in _split_rows(held, groups)
+    ]
+    totals = Counter[SegmentGroup]()
+    for sharers, _, start, stop, row, _ in every:
+        totals[sharers] += (stop - start) * row
     group: list[ParameterSegment] = []
     of_group: SegmentGroup = ((), (), "")
-    for (owners, adders), dim, start, stop, row, name in _split_rows(held, groups):
-        sharers = owners, adders, unit_of(name)
-        for first, last in _split_aligned(start, stop, row, bucket_elements):
-            size = (last - first) * row
-            full = sum(one.num_elements for one in group) + size > bucket_elements
-            if group and (full or sharers != of_group):
-                yield of_group, group
-                group = []
-            of_group = sharers
-            group.append(ParameterSegment(name=name, dim=dim, start=first, stop=last, num_elements=size))
+    room = 0
+    for sharers, dim, start, stop, row, name in every:
+        limit = _bucket_limit(sharers, totals[sharers], clusters, bucket_elements)
+        if sharers != of_group:
+            room = 0
+        while start < stop:
+            num_rows = min(_aligned_rows(room, row), stop - start)
+            if not num_rows:
+                if group:
+                    yield of_group, group
+                group, of_group, room = [], sharers, limit
+                num_rows = min(_aligned_rows(room, row) or _alignment(row), stop - start)
+            size = num_rows * row
+            group.append(ParameterSegment(name=name, dim=dim, start=start, stop=start + num_rows, num_elements=size))
+            start, room = start + num_rows, max(room - size, 0)
     if group:
         yield of_group, group
+
+
+def _bucket_limit(sharers: SegmentGroup, total: int, clusters: Sequence[str], bucket_elements: int) -> int:
+    """Return the most elements of a bucket of `total` elements that share owners and unit."""
+    owners, _, unit = sharers
+    if not unit:
+        return bucket_elements
+    num_owners = max(Counter(clusters[rank] for rank in owners).values())
+    rounds = -(-total // (num_owners * bucket_elements))
+    return -(-total // (num_owners * rounds))
 
 
 SegmentRanks = tuple[tuple[int, ...], tuple[int, ...]]
@@ -189,9 +214,12 @@ def _split_rows(
                 yield (owners, adders), here[0][1].dim, start, stop, here[0][1].row_elements, name
 
 
-def _split_aligned(start: int, stop: int, row_elements: int, bucket_elements: int) -> Iterator[tuple[int, int]]:
-    """Yield aligned (start, stop) of at most `bucket_elements` elements, or the fewest aligned rows."""
-    aligned = SEGMENT_ALIGNMENT // math.gcd(SEGMENT_ALIGNMENT, row_elements)
-    step = max(bucket_elements // row_elements // aligned, 1) * aligned
-    for first in range(start, stop, step):
-        yield first, min(first + step, stop)
+def _alignment(row_elements: int) -> int:
+    """Return the rows of which segments have a multiple."""
+    return SEGMENT_ALIGNMENT // math.gcd(SEGMENT_ALIGNMENT, row_elements)
+
+
+def _aligned_rows(elements: int, row_elements: int) -> int:
+    """Return the most aligned rows within `elements`."""
+    aligned = _alignment(row_elements)
+    return elements // row_elements // aligned * aligned

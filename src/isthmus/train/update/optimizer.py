@@ -147,19 +147,16 @@ class Optimizer:
             self._outer.local.reducer.close()
 
     def begin_passes(self) -> None:
-        """Begin the passes of a step or an evaluation, at the same place on all ranks; gather sharded weights.
+        """Gather sharded weights for the passes of a step or an evaluation, at the same place on all ranks.
 
         Weights that are gathered layer by layer follow in the passes.
         """
-        if self._exchange is not None:
-            self._exchange.begin()
         if self.gatherer is not None and self.by_layer is None:
             self.gatherer.gather_all()
 
     def gather_weights(self) -> None:
         """Gather all weights of the model, if they are sharded, for an export; all ranks call this."""
-        if self._exchange is not None and self.gatherer is not None:
-            self._exchange.begin()
+        if self.gatherer is not None:
             self.gatherer.gather_all()
 
     def weights_in_turn(self) -> Iterator[Collection[str] | None]:
@@ -167,10 +164,9 @@ class Optimizer:
 
         Sharded weights of a whole model are gathered layer by layer. All ranks iterate to the end together.
         """
-        if self._exchange is None or self.gatherer is None:
+        if self.gatherer is None:
             yield None
             return
-        self._exchange.begin()
         for names in (None,) if self.by_layer is None else self.by_layer.places:
             if names is None:
                 self.gatherer.gather_all()
@@ -301,8 +297,6 @@ class Optimizer:
         if self.reducer is not None and not self._ownership.shard_updates:
             for kind in self._state.kinds:
                 self.reducer.broadcast_in_cluster(partial(self._state.segment_view, kind))
-        if self._exchange is not None:
-            self._exchange.begin()
         self._refresh_working_weights()
 
     def clear_gradients(self) -> None:

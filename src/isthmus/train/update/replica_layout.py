@@ -69,16 +69,6 @@ def evaluation_passes(plan: Plan, num_samples: int) -> int:
     return max(-(-(last - first) // plan.micro_batch_size_of(n)) for n, (first, last) in enumerate(rows))
 
 
-def max_shard_uses(plan: Plan, evaluate_samples: int) -> int:
-    """Return how often at most a batch of a `ShardExchange` is used in a step or an evaluation of that many samples.
-
-    For each micro-batch the weights of a tied head are gathered twice in the forward pass and twice in the backward
-    pass, and gradients summed; after the passes come a sum and a copy.
-    """
-    most = max(plan.micro_batches_of(replica) for replica in range(plan.dp))
-    return 5 * max(most, evaluation_passes(plan, evaluate_samples)) + 2
-
-
 def exchange_ownership(
     chunks: ModelChunks,
     rank: int,

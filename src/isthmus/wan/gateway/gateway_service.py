@@ -17,7 +17,14 @@ from isthmus.wan.gateway.gateway_config import FarSite, GatewayConfig, Network
 from isthmus.wan.gateway.nic_port import NicPort, TunNics, UdpNics, bind_udp
 from isthmus.wan.gateway.sealed_link import Opened, SealedLink, SendDatagram
 from isthmus.wan.roce.gateway.gateway import Gateway
-from isthmus.wan.roce.gateway.gateway_events import GatewayEvent, LinkDatagram, NicFrame, SendOnLink, SendToNic, Tick
+from isthmus.wan.roce.gateway.gateway_events import (
+    GatewayEvent,
+    LinkDatagrams,
+    NicFrames,
+    SendOnLink,
+    SendToNic,
+    Tick,
+)
 
 MAX_READ = 64
 """Frames or datagrams that are read before timers are looked at."""
@@ -110,24 +117,28 @@ class GatewayService:
 
     def _read_nics(self) -> None:
         nics = self._nics
+        frames: dict[_Site, list[bytes]] = {}
         for _ in range(MAX_READ):
             frame = nics.read() if nics is not None else None
             if frame is None:
                 break
-            self._take_frame(frame)
+            site = self._target_of(frame)
+            if site is None:
+                self._num_refused += 1
+            else:
+                frames.setdefault(site, []).append(frame)
+        for site, found in frames.items():
+            self._handle(site, NicFrames(found))
         self._advance()
 
-    def _take_frame(self, frame: bytes) -> None:
-        """Pass a frame to the gateway of its target's site, if it comes from a NIC of this one."""
+    def _target_of(self, frame: bytes) -> _Site | None:
+        """Return the site that a frame goes to, if it comes from a NIC of this one."""
         ends = _ends_of(frame)
         half = len(ends) // 2
-        site = self._far_site(ends[half:]) if ends and self._is_of_this_site(ends[:half]) else None
-        if site is None:
-            self._num_refused += 1
-            return
-        self._handle(site, NicFrame(frame))
+        return self._far_site(ends[half:]) if ends and self._is_of_this_site(ends[:half]) else None
 
     def _read_link(self) -> None:
+        opened: dict[_Site, list[bytes]] = {}
         for _ in range(MAX_READ):
             if self._socket is None:
                 return
@@ -135,16 +146,18 @@ class GatewayService:
                 data, address = self._socket.recvfrom(2**16)
             except (BlockingIOError, ConnectionRefusedError):
                 break
-            self._take_datagram(data, (address[0], address[1]))
+            self._open(data, (address[0], address[1]), opened)
+        for site, datagrams in opened.items():
+            self._handle(site, LinkDatagrams(datagrams))
         self._advance()
 
-    def _take_datagram(self, data: bytes, address: tuple[str, int]) -> None:
+    def _open(self, data: bytes, address: tuple[str, int], opened: dict[_Site, list[bytes]]) -> None:
         for site in self._sites.values():
             if not site.link.is_addressed(data):
                 continue
             for one in site.link.receive(data, address, self._loop.time()):
                 if isinstance(one, Opened):
-                    self._handle(site, LinkDatagram(one.content))
+                    opened.setdefault(site, []).append(one.content)
                 else:
                     self._send(site, one)
             return

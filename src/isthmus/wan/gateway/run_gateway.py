@@ -19,6 +19,8 @@ GATEWAY_FILE = "gateway.json"
 """State of the links, written every `STATE_INTERVAL_S`."""
 
 STATE_INTERVAL_S = 1.0
+GC_THRESHOLD = 100_000
+"""New objects between two collections: frames that wait are many, and none is part of a cycle."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ def run_gateway(
         if state_folder is not None:
             state_folder.mkdir(parents=True, exist_ok=True)
         gc.freeze()  # frames are freed by their counts; a collection would only delay them
+        gc.set_threshold(GC_THRESHOLD)
         return asyncio.run(_serve(config, state_folder, on_start))
     except OSError as error:
         raise UnavailableError(

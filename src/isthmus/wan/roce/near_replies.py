@@ -6,10 +6,12 @@ Source: InfiniBand Architecture Specification, volume 1, 9.7.5 (acknowledgements
 from __future__ import annotations
 
 import ipaddress
+import struct
+import zlib
 from typing import Any
 
 from isthmus.wan.roce.roce_opcodes import Opcode
-from isthmus.wan.roce.roce_packet import ICRC_BYTES, AethHeader, RocePacket, build_roce, icrc_of
+from isthmus.wan.roce.roce_packet import AethHeader, RocePacket, build_roce, crc_of_head
 from isthmus.wan.roce.roce_view import RoceView
 
 ACK = 0x1F
@@ -22,6 +24,8 @@ NAK_OPERATION = 0x63
 
 BECN = 0x40
 CNP_BYTES = 16
+_TAIL = struct.Struct("!II")
+_CRC = struct.Struct("<I")
 
 
 class ReplyTemplate:
@@ -37,17 +41,14 @@ class ReplyTemplate:
             "hop_limit": hop_limit,
             "psn": 0,
         }
-        self._ack = bytearray(build_roce(RocePacket(opcode=Opcode.ACKNOWLEDGE, aeth=AethHeader(ACK, 0), **fields)))
+        ack = build_roce(RocePacket(opcode=Opcode.ACKNOWLEDGE, aeth=AethHeader(ACK, 0), **fields))
+        end = genuine.base + 8
+        self._head, self._head_crc = ack[:end], crc_of_head(ack, end)
         cnp = RocePacket(opcode=Opcode.CNP, reserved_bits=BECN, payload=bytes(CNP_BYTES), **fields)
         self.cnp = build_roce(cnp)
         """A congestion notification packet for the requester."""
-        self._base = genuine.base
 
     def acknowledge(self, psn: int, message: int, syndrome: int = ACK) -> bytes:
         """Return an acknowledgement, or a NAK by its syndrome."""
-        frame, base = self._ack, self._base
-        frame[base + 9 : base + 12] = psn.to_bytes(3, "big")
-        frame[base + 12] = syndrome
-        frame[base + 13 : base + 16] = message.to_bytes(3, "big")
-        frame[-ICRC_BYTES:] = icrc_of(frame)
-        return bytes(frame)
+        tail = _TAIL.pack(psn, syndrome << 24 | message)
+        return self._head + tail + _CRC.pack(zlib.crc32(tail, self._head_crc))

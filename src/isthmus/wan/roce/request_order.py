@@ -61,10 +61,14 @@ class RequestOrder:
         """Whether a request was taken."""
         return bool(self._expected)
 
+    def is_next(self, psn: int) -> bool:
+        """Return whether a request with this number comes next."""
+        return psn in self._expected or not self._expected
+
     def place(self, psn: int) -> Place:
         """Return where a request with this number stands."""
         expected = self._expected
-        if not expected or psn in expected:
+        if self.is_next(psn):
             return Place.NEXT
         distance = psn_distance(expected[0], psn)
         if abs(distance) > NEW_START_DISTANCE:
@@ -75,6 +79,9 @@ class RequestOrder:
         """Note that a request is taken; return its last number, the lowest one where it is not known."""
         if view.opcode in FIRSTS or view.opcode in MIDDLES:
             self.mtu_bytes = view.num_payload_bytes
+        if view.opcode != Opcode.READ_REQUEST:
+            self._expected = ((view.psn + 1) % PSN_SPAN,)
+            return view.psn
         spans = self._spans(view)
         self._expected = tuple((view.psn + span) % PSN_SPAN for span in spans)
         return (view.psn + spans[0] - 1) % PSN_SPAN
@@ -88,6 +95,10 @@ class RequestOrder:
             return (1,)
         mtus = (self.mtu_bytes,) if self.mtu_bytes in MTUS_BYTES else reversed(MTUS_BYTES)
         return tuple(dict.fromkeys(max(1, -(-view.read_bytes // mtu)) for mtu in mtus if mtu))
+
+    def begin(self, first_psn: int, mtu_bytes: int) -> None:
+        """Expect the first request of a queue pair that was set up."""
+        self._expected, self.mtu_bytes = (first_psn,), mtu_bytes
 
     def rewind(self, psn: int) -> None:
         """Expect `psn` again."""

@@ -22,7 +22,7 @@ _BTH = struct.Struct("!BBHII")
 _RETH = struct.Struct("!QII")
 _AETH = struct.Struct("!I")
 _PROTOCOL_UDP = 17
-_DUMMY_CRC = zlib.crc32(b"\xff" * 8)
+DUMMY_CRC = zlib.crc32(b"\xff" * 8)
 """CRC of the local route header that RoCE lacks, as ones."""
 
 
@@ -93,21 +93,24 @@ def icrc_of(frame: bytes | bytearray) -> bytes:
     """
     if len(frame) < 40 + ICRC_BYTES:
         raise ProtocolError(f"a packet of {len(frame)} bytes has no ICRC")
-    is_4 = frame[0] >> 4 == 4
-    header = (frame[0] & 15) * 4 if is_4 else 40
-    end = header + _UDP.size + _BTH.size
-    if len(frame) < end + ICRC_BYTES:
+    if len(frame) < _udp_place(frame) + _UDP.size + _BTH.size + ICRC_BYTES:
         raise ProtocolError(f"a packet of {len(frame)} bytes has no base transport header")
-    view = bytearray(frame[:end])
+    return crc_of_head(frame, len(frame) - ICRC_BYTES).to_bytes(ICRC_BYTES, "little")
+
+
+def crc_of_head(frame: bytes | bytearray, end: int) -> int:
+    """Return the invariant CRC of a packet up to `end`, which is at or behind the fields that routers may change."""
+    is_4, header = frame[0] >> 4 == 4, _udp_place(frame)
+    place = header + _UDP.size + 5
+    view = bytearray(frame[:place])
     if is_4:
         view[1] = view[8] = view[10] = view[11] = 0xFF
     else:
         view[0] |= 0x0F
         view[1] = view[2] = view[3] = view[7] = 0xFF
     view[header + 6] = view[header + 7] = 0xFF
-    view[header + _UDP.size + 4] = 0xFF
-    start = zlib.crc32(view, _DUMMY_CRC)
-    return zlib.crc32(memoryview(frame)[end:-ICRC_BYTES], start).to_bytes(ICRC_BYTES, "little")
+    view[-1] = 0xFF
+    return zlib.crc32(memoryview(frame)[place:end], zlib.crc32(view, DUMMY_CRC))
 
 
 def parse_roce(frame: bytes) -> RocePacket:
@@ -144,6 +147,10 @@ def build_roce(packet: RocePacket) -> bytes:
     except (struct.error, ValueError, OverflowError) as error:
         raise ProtocolError(f"a field of a RoCE packet has no room: {error}") from error
     return frame[:-ICRC_BYTES] + icrc_of(frame)
+
+
+def _udp_place(frame: bytes | bytearray) -> int:
+    return (frame[0] & 15) * 4 if frame[0] >> 4 == 4 else 40
 
 
 def _parse_ipv4(frame: bytes) -> tuple[int, dict[str, object]]:

@@ -20,6 +20,7 @@ from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
 from isthmus.agent.adapters.kubernetes.kubernetes_holds import KubernetesHolds, TicketOffice
 from isthmus.agent.adapters.kubernetes.kubernetes_objects import PodInfo, parse_node, parse_pod
 from isthmus.agent.adapters.kubernetes.kubernetes_site import KubernetesSite, is_foreign
+from isthmus.agent.adapters.kubernetes.label_topology import label_topology
 from isthmus.agent.adapters.kubernetes.pod_keeper import ENDED, ORDER
 from isthmus.agent.adapters.kubernetes.resource_slices import DeviceInventory
 from isthmus.agent.adapters.kubernetes.watched_list import WatchedList
@@ -37,6 +38,7 @@ from isthmus.agent.adapters.scheduler_adapter import (
 from isthmus.agent.courier.start_file import write_start
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, write_atomically
+from isthmus.core.pool_parts.group_topology import GroupTopology
 
 
 class KubernetesAdapter(FileWorkers):
@@ -75,6 +77,15 @@ class KubernetesAdapter(FileWorkers):
         self._epoch = ""
         self._preempts_below: int | None = None
         self._lock = threading.RLock()
+
+    def topologies(self) -> dict[str, GroupTopology]:
+        """Return what the labels of the nodes of each node group say."""
+        with self._lock:
+            labels = {node.name: node.labels for node in self._nodes.refresh().values()}
+            nodes = self._card_nodes()
+        groups = {node.node_group: [one.name for one in nodes if one.node_group == node.node_group] for node in nodes}
+        found = {group: label_topology({name: labels[name] for name in names}) for group, names in groups.items()}
+        return {group: one for group, one in found.items() if one is not None}
 
     def observe(self) -> SchedulerLook:
         """List this site's own pods; nodes and the pods of others come by their watches."""

@@ -34,9 +34,11 @@ from isthmus.agent.adapters.slurm.slurm_output import ENDED_STATES
 from isthmus.agent.adapters.slurm.slurm_scripts import SlurmScripts
 from isthmus.agent.adapters.slurm.slurm_site import SlurmSite, job_name
 from isthmus.agent.adapters.slurm.slurm_starts import STEP, step_arguments
+from isthmus.agent.adapters.slurm.slurm_topology import slurm_topology
 from isthmus.agent.adapters.slurm.slurm_view import SlurmView
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder
+from isthmus.core.pool_parts.group_topology import GroupTopology
 
 _PREEMPTS = re.compile(r"Preempts: ([\d,]+)")
 _STARTS = re.compile(r"to start at (\S+)")
@@ -66,6 +68,14 @@ class SlurmAdapter(FileWorkers):
         self._view = SlurmView(site, commands, root)
         self._allocations = SlurmAllocations(site, commands, self._view, self._scripts, root)
         self._lock = threading.RLock()
+
+    def topologies(self) -> dict[str, GroupTopology]:
+        """Return what `scontrol show topology` says of the nodes of each node group."""
+        with self._lock:
+            text, (nodes, _) = self._commands.run("scontrol", "show", "topology"), self._view.inventory()
+        groups = {node.node_group: {one.name for one in nodes if one.node_group == node.node_group} for node in nodes}
+        found = {group: slurm_topology(text, names) for group, names in groups.items()}
+        return {group: one for group, one in found.items() if one is not None}
 
     def observe(self) -> SchedulerLook:
         """Ask for all jobs in one command; for the nodes and the run of slurmctld only now and then."""

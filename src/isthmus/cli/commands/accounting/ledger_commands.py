@@ -11,12 +11,14 @@ from typing import Annotated, Literal
 import typer
 
 from isthmus.cli.command import command
+from isthmus.cli.commands.accounting.owner_waits import owner_waits
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.api_client import ApiClient
 from isthmus.client.resolve_job import find_job_id
 from isthmus.core.errors import ConflictError, FieldError, FileError, InputError, NotFoundError
 from isthmus.core.files.user_files import load_tariff, place_error
 from isthmus.core.views.ledger_views import LedgerEntry, PartyKind, StatementView
+from isthmus.core.views.wait_views import OwnerStatement, OwnerWaits
 
 PANEL = "Pool"
 StatementFormat = Literal["json", "csv", "focus", "html"]
@@ -91,7 +93,8 @@ def bill(
     """Print the statement of an owner, a user, a job or a project for a month.
 
     Each line is rounded once to a hundredth; what is left goes into the next line, and into the next month. In a month
-    that is not over, what is held now is counted up to now.
+    that is not over, what is held now is counted up to now. An owner's statement has the waits of its own users in the
+    pool beside those alone, as `isthmus waits` prints them.
     """
     given: list[tuple[PartyKind, str]] = []
     given += [("owner", owner)] if owner is not None else []
@@ -104,10 +107,23 @@ def bill(
             hint="a statement is of one of them; give one",
         )
     found = client.statement(*given[0], month)
+    if owner is not None:
+        found = OwnerStatement(**dict(found), waits=_waits(env, client, owner, month))
     if env.as_json or output_format == "json":
         env.print_json(found)
     else:
         env.write_text(_formatted(found, output_format))
+
+
+def _waits(env: CliEnvironment, client: ApiClient, owner: str, month: str) -> OwnerWaits | None:
+    """Return the waits of an owner's own users; None without users, and with more jobs than are simulated."""
+    try:
+        return owner_waits(env, client, owner, month)
+    except NotFoundError:
+        return None
+    except InputError as error:
+        env.print_note(f"without the waits of the owner's users: {error.message}")
+        return None
 
 
 def _job_id(client: ApiClient, job: str) -> str:

@@ -6,13 +6,15 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 
 from isthmus.core.text.html_page import html_table, page_text, render_page
 from isthmus.core.text.printable import printable
+from isthmus.core.units import format_seconds
 from isthmus.core.views.ledger_views import StatementLine, StatementView
+from isthmus.core.views.wait_views import OwnerStatement
 
 _UNITS = {"chips": "chip-hours", "storage": "TB-hours", "link": "Gbit/s-hours"}
 _TITLES = {
@@ -47,7 +49,18 @@ def statement_csv(found: StatementView) -> str:
         ("carried out", *empty, found.carried_out_millionths, "", ""),
         ("total", *empty, "", _money(found.total_cents, 2), ""),
     ]
-    return _csv(header, [*rows, *carried])
+    return _csv(header, [*rows, *carried, *_wait_rows(found)])
+
+
+def _wait_rows(found: StatementView) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each waiting time of an owner's own users, in seconds, and one for the verdict."""
+    waits = found.waits if isinstance(found, OwnerStatement) else None
+    if waits is None:
+        return
+    for name, one in waits.figures.items():
+        for figure, value_s in (("mean", one.mean_s), ("median", one.median_s), ("95 of 100", one.p95_s)):
+            yield (f"wait {name}: {figure}", *("",) * 7, round(value_s, 3), "s", *("",) * 5)
+    yield (f"waits: {waits.verdict}", *("",) * 14)
 
 
 def statement_focus(found: StatementView) -> str:
@@ -69,7 +82,7 @@ def statement_page(found: StatementView) -> str:
     total = f"Total: {_money(found.total_cents, 2)} {found.currency}"
     table = html_table(_PAGE_COLUMNS, [[str(one) for one in _page_cells(line)] for line in found.lines], (7, 8, 9))
     notes = f"<p>{page_text(carried)}</p><p><strong>{page_text(total)}</strong></p>"
-    return render_page(title, "Isthmus", f"<p>{page_text(when)}</p>{table}{notes}{_quotes(found)}")
+    return render_page(title, "Isthmus", f"<p>{page_text(when)}</p>{table}{notes}{_quotes(found)}{_waits(found)}")
 
 
 def _quotes(found: StatementView) -> str:
@@ -80,6 +93,20 @@ def _quotes(found: StatementView) -> str:
         [one.job, _money(one.quoted_millionths, 6), _money(one.cost_millionths, 6)] for one in found.quotes
     ]  # fmt: skip
     return "<h2>Predicted and actual cost</h2>" + html_table(("job", "predicted", "so far"), rows, (1, 2))
+
+
+def _waits(found: StatementView) -> str:
+    """Return the table of how long an owner's own users waited in the pool, and would have alone."""
+    waits = found.waits if isinstance(found, OwnerStatement) else None
+    if waits is None:
+        return ""
+    rows = [
+        [name, *map(format_seconds, (one.mean_s, one.median_s, one.p95_s))] for name, one in waits.figures.items()
+    ]  # fmt: skip
+    verdict = f"{waits.users} users, {waits.jobs} jobs: {waits.verdict}{'' if waits.final else ' so far'}"
+    table = html_table(("waits", "mean", "median", "95 of 100"), rows, (1, 2, 3)) if rows else ""
+    title = page_text("Waits of this owner's own users")
+    return f"<h2>{title}</h2><p>{page_text(verdict)}</p>{table}"
 
 
 FORMATS: Mapping[str, Callable[[StatementView], str]] = {

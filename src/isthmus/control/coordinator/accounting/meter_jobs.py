@@ -10,24 +10,25 @@ from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
 
 def meter_jobs(state: PoolState, event: Event) -> None:
     """Observe the jobs that `event` has changed, those that take chips of others, and those of a site that is back."""
-    meter, preemptors = state.meter, state.indexes.preemptors
-    touched = state.changed_jobs | preemptors.keys() if preemptors else state.changed_jobs
-    if isinstance(event, AgentLost):
+    meter, touched = state.meter, state.changed_jobs
+    if state.indexes.preemptors:
+        touched = touched | state.indexes.preemptors.keys()
+    if isinstance(event, AgentReported):
+        if event.cluster.name in meter.away_sites:
+            meter.away_sites.remove(event.cluster.name)
+            touched = touched | {job for job, _ in state.clusters[event.cluster.name].parts}
+    elif isinstance(event, AgentLost):
         meter.away_sites.add(event.cluster)
-    elif isinstance(event, AgentReported) and event.cluster.name in meter.away_sites:
-        meter.away_sites.remove(event.cluster.name)
-        touched = touched | {job for job, _ in state.clusters[event.cluster.name].parts}
     elif isinstance(event, JobDeleted):
         meter.end(event.job_id)
-    for job_id in sorted(touched):
+    for job_id in sorted(touched) if len(touched) > 1 else touched:
         job = state.jobs.get(job_id)
-        if job is None or (job_id not in meter.jobs and not job.parts and not job.allocated_kbps):
-            continue
-        holdings = metered_holdings(state, job)
-        meter.observe(job.id, job.user, job.priority, holdings, job.project)
-        if not holdings and job.state in TERMINAL_STATES:
-            meter.end(job.id)
-    if isinstance(event, AgentReported) and meter.absences:
+        if job is not None and (job.charged_chips or job_id in meter.jobs or job.allocated_kbps):
+            holdings = metered_holdings(state, job)
+            meter.observe(job_id, job.user, job.priority, holdings, job.project)
+            if not holdings and job.state in TERMINAL_STATES:
+                meter.end(job_id)
+    if meter.absences and isinstance(event, AgentReported):
         _accept_proofs(meter, event)
 
 

@@ -19,7 +19,7 @@ _PHASES: dict[JobState, HoldPhase] = {
 _WAITING = frozenset({"preempting", "preparing", "starting"})
 """States of a job in which a part may wait for others."""
 _CACHE_SIZE = 1 << 14
-"""Holdings and amounts that are kept, so that those of a job that has not changed are not made again."""
+"""Holdings that are kept, so that those of a job that has not changed are not made again."""
 
 
 def owner_of_part(state: PoolState, part: PartRecord) -> str:
@@ -38,13 +38,14 @@ def metered_holdings(state: PoolState, job: JobRecord) -> list[Holding]:
         found.append(
             _holding(
                 part.attempt, part.cluster, owner_of_part(state, part), "waiting" if late else _phase(job, part),
-                _amounts(part.cluster, tuple(part.chips.items()), tuple(part.borrowed.items()), part.storage_bytes),
+                tuple(part.chips.items()), tuple(part.borrowed.items()) if part.borrowed else (), part.storage_bytes,
                 late, not state.clusters[part.cluster].connected,
             )
         )  # fmt: skip
     if job.allocated_kbps:
         amounts = tuple(sorted(job.allocated_kbps.items()))
-        found.append(_holding(job.attempt, "", "", _PHASES.get(job.state, "leaving"), amounts, (), False))
+        phase = _PHASES.get(job.state, "leaving")
+        found.append(Holding(attempt=job.attempt, cluster="", owner="", phase=phase, amounts=amounts))
     return found
 
 
@@ -54,24 +55,20 @@ def _holding(
     cluster: str,
     owner: str,
     phase: HoldPhase,
-    amounts: tuple[tuple[PoolResource, int], ...],
+    chips: tuple[tuple[str, int], ...],
+    borrowed: tuple[tuple[str, int], ...],
+    storage_bytes: int,
     late: tuple[str, ...],
     away: bool,
 ) -> Holding:
-    return Holding(
-        attempt=attempt, cluster=cluster, owner=owner, phase=phase, amounts=amounts, late=late, away=away
-    )  # fmt: skip
-
-
-@lru_cache(_CACHE_SIZE)
-def _amounts(
-    cluster: str, chips: tuple[tuple[str, int], ...], borrowed: tuple[tuple[str, int], ...], storage_bytes: int
-) -> tuple[tuple[PoolResource, int], ...]:
     """Return what a part holds itself: its chips less those that victims still hold, and its storage."""
     lent = dict(borrowed)
     own = [(PoolResource.chips(cluster, group), num_chips - lent.get(group, 0)) for group, num_chips in chips]
     stored = [(PoolResource.storage(cluster), storage_bytes)] if storage_bytes else []
-    return (*((resource, num_chips) for resource, num_chips in own if num_chips > 0), *stored)
+    amounts = (*((resource, num_chips) for resource, num_chips in own if num_chips > 0), *stored)
+    return Holding(
+        attempt=attempt, cluster=cluster, owner=owner, phase=phase, amounts=amounts, late=late, away=away
+    )  # fmt: skip
 
 
 def _phase(job: JobRecord, part: PartRecord) -> HoldPhase:

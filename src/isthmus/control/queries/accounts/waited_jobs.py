@@ -82,10 +82,17 @@ def _waited_job(job: JobRecord, now_s: float) -> WaitedJob:
         ran_s=ran_s,
         started=bool(trainings),
         open=is_open,
-        chips=sum(amount for resource, amount in (job.needs or {}).items() if resource.kind == "chips"),
+        chips=_chips(job),
         kinds=job.spec.placement.chips,
         priority=job.own_priority or job.priority,
     )
+
+
+def _chips(job: JobRecord) -> int:
+    """Return the chips of the job's plan, which an ended job keeps without its parts; 0 without one."""
+    if job.plan_parts or job.plan is None:
+        return job.num_chips
+    return sum(sum(part.chips.values()) for part in job.plan.parts())
 
 
 def _trainings(entries: Iterable[HistoryEntry]) -> list[_Training]:

@@ -1,4 +1,4 @@
-"""The endpoints of sign-ins by OpenID Connect: whether there is a provider, begin, and finish with its answer."""
+"""The endpoints of sign-ins by OpenID Connect, of browsers and of commands: begin, and finish with the answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from isthmus.control.rest.request_context import Service
 from isthmus.control.rest.rest_bodies import error_responses
 from isthmus.control.service.oidc.oidc_sign_in import SIGN_IN_S
 from isthmus.core.errors import AuthError, NotFoundError, QuotaError
-from isthmus.core.views.access_views import OidcAnswer, OidcBegun, OidcView, SessionView
+from isthmus.core.views.access_views import (
+    DeviceAnswer,
+    DeviceBegun,
+    DeviceCode,
+    OidcAnswer,
+    OidcBegun,
+    OidcView,
+    SessionView,
+)
 
 oidc_router = APIRouter(prefix="/v1", route_class=JsonRoute)
 _NAME = "isthmus-sign-in"
@@ -53,6 +61,27 @@ def finish_sign_in(answer: OidcAnswer, service: Service, request: Request, respo
     response.delete_cookie(_cookie_name(secure=secure), path="/", secure=secure, httponly=True, samesite="strict")
     set_session_cookie(request, response, started.cookie)
     return started.view
+
+
+@oidc_router.post("/oidc/device", responses=error_responses(NotFoundError))
+def begin_device_sign_in(service: Service, request: Request, response: Response) -> DeviceBegun:
+    """Begin the sign-in of a command: return the code that a person enters at the provider; needs no token."""
+    _check_rate(service, request)
+    response.headers["Cache-Control"] = "no-store"
+    return service.device_oidc.begin()
+
+
+@oidc_router.post("/oidc/device/token", responses=error_responses(NotFoundError))
+def finish_device_sign_in(given: DeviceCode, service: Service, request: Request, response: Response) -> DeviceAnswer:
+    """Return the command's token once the person has signed in at the provider, until then none; needs no token."""
+    address = _check_rate(service, request)
+    response.headers["Cache-Control"] = "no-store"
+    try:
+        return service.device_oidc.finish(given.device_code, address)
+    except AuthError as error:
+        service.gate.count_failure(address)
+        service.oidc.refuse(address, error)
+        raise
 
 
 def _check_rate(service: Service, request: Request) -> str:

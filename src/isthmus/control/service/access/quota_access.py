@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.queries.accounts.quota_view import quota_view
 from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import AccountsSet
 from isthmus.core.errors import IsthmusError, NotFoundError
-from isthmus.core.owner.accounts import Accounts
+from isthmus.core.owner.accounts import Accounts, Limits
+from isthmus.core.owner.with_limits import with_limits
 from isthmus.core.views.quota_views import AccountsView, QuotaView
+
+_KINDS = ("projects", "groups", "users")
 
 
 class QuotaAccess:
@@ -22,21 +26,35 @@ class QuotaAccess:
 
     def set(self, caller: Caller, accounts: Accounts) -> AccountsView:
         """Replace the pool's accounts; raises the errors of `admit_accounts`."""
-        event = AccountsSet(now_s=self._clock(), by=caller.name, accounts=accounts)
-        found = AccountsView(
-            projects=len(accounts.projects),
-            groups=len(accounts.groups),
-            users=len(accounts.users),
-            accepted_s=event.now_s,
-        )
-        counts = f"{found.projects} projects, {found.groups} groups, {found.users} users"
-        line = self._audit.line("quotas-set", caller, "", counts)
+        now_s, counts = self._clock(), {kind: len(getattr(accounts, kind)) for kind in _KINDS}
+        text = ", ".join(f"{number} {kind}" for kind, number in counts.items())
+        self._propose(caller, lambda _: accounts, now_s, "", text)
+        return AccountsView(**counts, accepted_s=now_s)
+
+    def set_limits(self, caller: Caller, account: str, limits: Limits) -> QuotaView:
+        """Replace the limits of one account; raises the errors of `with_limits` and of `admit_accounts`."""
+        named = limits.model_dump(mode="json", exclude_none=True)
+        text = ", ".join(f"{name} {value}" for name, value in named.items()) or "no limits"
+        self._propose(
+            caller, lambda coordinator: with_limits(coordinator.state.accounts.accounts, account, limits),
+            self._clock(), account, text,
+        )  # fmt: skip
+        now_s = self._clock()
+        return self._actor.query(lambda coordinator: quota_view(coordinator.state, now_s, None, account))
+
+    def _propose(
+        self, caller: Caller, accounts_of: Callable[[Coordinator], Accounts], now_s: float, subject: str, text: str
+    ) -> None:
+        """Put accounts into effect, with a line of the audit log, also for a refusal."""
+        line = self._audit.line("quotas-set", caller, subject, text)
         try:
-            self._actor.propose(lambda _: event, lambda _: None, line)
+            self._actor.propose(
+                lambda coordinator: AccountsSet(now_s=now_s, by=caller.name, accounts=accounts_of(coordinator)),
+                lambda _: None, line,
+            )  # fmt: skip
         except IsthmusError as error:
-            self._audit.record("refused", caller, "quotas", error.message)
+            self._audit.record("refused", caller, f"quotas {subject}".strip(), error.message)
             raise
-        return found
 
     def show(self, caller: Caller, account: str | None = None) -> QuotaView:
         """Return the accounts that the caller may see, or one of them; raise `NotFoundError` for one that is not."""

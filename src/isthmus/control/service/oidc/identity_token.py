@@ -37,11 +37,12 @@ class Identity(NamedTuple):
 
 
 def check_identity_token(
-    token: str, file: OidcFile, nonce: str, now_s: float, keys: Callable[[bool], KeySet]
+    token: str, file: OidcFile, nonce: str | None, now_s: float, keys: Callable[[bool], KeySet]
 ) -> Identity:
     """Return whose token it is; raise `AuthError` if it is not meant for this sign-in, or no rule admits the person.
 
-    `keys` returns the provider's keys; with True, asked again, since it may have new ones.
+    `nonce` is that of the sign-in; None for a command's, which has none. `keys` returns the provider's keys; with True,
+    asked again, since it may have new ones.
     """
     if len(token) > MAX_TOKEN_CHARS:
         raise _refused("it is too long")
@@ -81,7 +82,7 @@ def _verified(token: str, keys: Callable[[bool], KeySet]) -> Mapping[str, Any]:
     raise _refused("its signature does not hold")
 
 
-def _check_binding(claims: Mapping[str, Any], file: OidcFile, nonce: str) -> None:
+def _check_binding(claims: Mapping[str, Any], file: OidcFile, nonce: str | None) -> None:
     """Raise unless the token is of this provider, for this client, and for this sign-in."""
     if claims.get("iss") != file.issuer:
         raise _refused("it is of another issuer")
@@ -92,7 +93,9 @@ def _check_binding(claims: Mapping[str, Any], file: OidcFile, nonce: str) -> Non
     if (len(audience) > 1 or "azp" in claims) and claims.get("azp") != file.client_id:
         raise _refused("it was given to another client")
     said = claims.get("nonce")
-    if not isinstance(said, str) or not hmac.compare_digest(said.encode(), nonce.encode()):
+    if nonce is None and said is None:
+        return
+    if nonce is None or not isinstance(said, str) or not hmac.compare_digest(said.encode(), nonce.encode()):
         raise _refused("it is of another sign-in")
 
 

@@ -1,7 +1,7 @@
 """`OidcProvider`: requests to an OpenID Connect provider: its description, its keys, and a code for an identity token.
 
 The provider is the operator's choice; what it answers is bounded in size and time all the same, and never followed to
-another address. OpenID Connect Discovery 1.0, sections 3 and 4; RFC 6749, section 4.1.3; RFC 7636.
+another address. OpenID Connect Discovery 1.0, sections 3 and 4; RFC 6749, section 4.1.3; RFC 7636; RFC 8628.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import httpx
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
-from isthmus.core.errors import AuthError, UnavailableError
+from isthmus.core.errors import AuthError, NotFoundError, UnavailableError
 from isthmus.core.owner.oidc_file import OidcFile, is_safe_url
 
 TIMEOUT_S = 10.0
@@ -28,6 +28,18 @@ KEYS_ASKED_S = 30.0
 MAX_AT_ONCE = 8
 """Requests to the provider at one time."""
 DISCOVERY_PATH = "/.well-known/openid-configuration"
+
+
+_DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
+_PENDING = ("authorization_pending", "slow_down")
+
+
+class PendingSignInError(AuthError):
+    """The person has not finished at the provider yet; `slow_down`: it was asked too often."""
+
+    def __init__(self, *, slow_down: bool) -> None:
+        super().__init__("the person has not signed in yet", hint="ask again")
+        self.slow_down = slow_down
 
 
 class OidcProvider:
@@ -57,14 +69,34 @@ class OidcProvider:
             "grant_type": "authorization_code", "code": code, "redirect_uri": self.file.redirect_url,
             "client_id": self.file.client_id, "code_verifier": verifier,
         }  # fmt: skip
-        auth = None
-        if self._secret is not None:  # each half as a form has it (RFC 6749, section 2.3.1)
-            auth = httpx.BasicAuth(quote(self.file.client_id, safe=""), quote(self._secret, safe=""))
-        found = self._ask("POST", self._described()["token_endpoint"], fields, auth)
+        return self._identity_token(fields)
+
+    def begin_device(self) -> dict[str, Any]:
+        """Return the provider's answer to a device authorization request (RFC 8628, 3.1 and 3.2), unchecked."""
+        endpoint = self._described().get("device_authorization_endpoint")
+        if endpoint is None:
+            raise NotFoundError("the provider of sign-ins admits no commands", hint="sign in with a token")
+        fields = {"client_id": self.file.client_id, "scope": " ".join(self.file.scopes)}
+        return self._ask("POST", endpoint, fields, self._auth())
+
+    def exchange_device(self, device_code: str) -> str:
+        """Return the identity token for a device code (RFC 8628, 3.4); raise `PendingSignInError` until there is."""
+        return self._identity_token(
+            {"grant_type": _DEVICE_GRANT, "device_code": device_code, "client_id": self.file.client_id}
+        )
+
+    def _identity_token(self, fields: dict[str, str]) -> str:
+        found = self._ask("POST", self._described()["token_endpoint"], fields, self._auth())
         token = found.get("id_token")
         if not isinstance(token, str):
             raise AuthError("the provider gave no identity token", hint="its client must be allowed the scope openid")
         return token
+
+    def _auth(self) -> httpx.Auth | None:
+        """Return the client's secret, each half as a form has it (RFC 6749, section 2.3.1)."""
+        if self._secret is None:
+            return None
+        return httpx.BasicAuth(quote(self.file.client_id, safe=""), quote(self._secret, safe=""))
 
     def keys(self, *, fresh: bool = False) -> KeySet:
         """Return the provider's public keys; with `fresh` asked again, if that was not done just before."""
@@ -100,6 +132,9 @@ class OidcProvider:
             if not isinstance(url, str) or not is_safe_url(url):
                 raise _broken(f"its {name} is no https address")
             described[name] = url
+        device_url = found.get("device_authorization_endpoint")
+        if isinstance(device_url, str) and is_safe_url(device_url):
+            described["device_authorization_endpoint"] = device_url
         with self._lock:
             self._metadata = now_s, described
         return described
@@ -119,17 +154,21 @@ class OidcProvider:
                     if len(body) > MAX_ANSWER_BYTES:
                         raise _broken(f"its answer is longer than {MAX_ANSWER_BYTES:,} bytes")
             status = answer.status_code
-            if method == "POST" and status in (400, 401):
-                raise AuthError("the provider refuses the sign-in", hint="sign in again; a code counts once")
-            if status != httpx.codes.OK:
+            refused = method == "POST" and status in (400, 401)
+            if status != httpx.codes.OK and not refused:
                 raise _broken(f"it answers {status}")
             found = httpx.Response(status, content=bytes(body)).json()
         except httpx.HTTPError as error:
             raise _broken(f"it does not answer: {type(error).__name__}") from error
         except (ValueError, RecursionError) as error:
+            if refused:
+                raise _refusal() from error
             raise _broken("it answers what is no JSON") from error
         finally:
             self._slots.release()
+        if refused:
+            code = found.get("error") if isinstance(found, dict) else None
+            raise PendingSignInError(slow_down=code == "slow_down") if code in _PENDING else _refusal()
         if not isinstance(found, dict):
             raise _broken("it answers what is no JSON object")
         return found
@@ -138,6 +177,10 @@ class OidcProvider:
 def _is_for_signatures(key: object) -> bool:
     """Return whether a key is a public one for signatures; symmetric keys are none."""
     return isinstance(key, dict) and key.get("kty") in ("RSA", "EC", "OKP") and key.get("use", "sig") == "sig"
+
+
+def _refusal() -> AuthError:
+    return AuthError("the provider refuses the sign-in", hint="sign in again; a code counts once")
 
 
 def _broken(problem: str) -> UnavailableError:

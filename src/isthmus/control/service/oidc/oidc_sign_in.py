@@ -22,6 +22,7 @@ from isthmus.control.service.access.token_registry import TokenRegistry
 from isthmus.control.service.auth import Caller, token_digest
 from isthmus.control.service.oidc.identity_token import Identity, check_identity_token
 from isthmus.control.service.oidc.oidc_provider import OidcProvider
+from isthmus.control.service.oidc.person_tokens import person_id, person_tokens
 from isthmus.control.store.store_interface import StoredToken
 from isthmus.core.errors import AuthError, NotFoundError
 
@@ -86,24 +87,15 @@ class OidcSignIn:
 
     def _token_of(self, found: Identity, issuer: str) -> StoredToken:
         """Return the token that carries the sessions of a person, prolonged; one of another role or name is ended."""
-        now_s = self._clock()
-        by = "oidc-" + hashlib.sha256(f"{issuer}\n{found.subject}".encode()).hexdigest()[:32]
-        known: StoredToken | None = None
-        for one in self._registry.tokens():
-            if one.created_by != by or one.session_of or not one.is_valid(now_s):
-                continue
-            if (one.role, one.name) == (found.role, found.name):
-                known = one
-            else:
-                self._registry.put(one.model_copy(update={"revoked_s": now_s}))
-        expires_s = now_s + SESSION_S
-        if known is not None:
-            kept = known.model_copy(update={"expires_s": expires_s})
-        else:
-            digest = token_digest(secrets.token_urlsafe(32))
+        known = person_tokens(self._registry, found, issuer, "oidc", self._clock())
+        expires_s = self._clock() + SESSION_S
+        kept = known[-1].model_copy(update={"expires_s": expires_s}) if known else None
+        if kept is None:
+            by, digest = person_id(found, issuer, "oidc"), token_digest(secrets.token_urlsafe(32))
             kept = StoredToken(
-                role=found.role, name=found.name, digest=digest, created_s=now_s, expires_s=expires_s, created_by=by
-            )
+                role=found.role, name=found.name, digest=digest, created_s=self._clock(), expires_s=expires_s,
+                created_by=by,
+            )  # fmt: skip
         self._registry.put(kept)
         return kept
 

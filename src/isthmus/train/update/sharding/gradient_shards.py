@@ -117,16 +117,14 @@ class GradientShards:
     def _start(self, number: int) -> None:
         """Start the sum of a batch, and drop gradients of which nothing is left to start."""
         batch = self._exchange.batches[number]
-        segments = (segment for bucket in batch.buckets for segment in bucket.segments)
-        values = torch.cat([self._gradients.segment_or_zeros(one).reshape(-1) for one in segments])
+        while len(self._under_way) >= MAX_UNDER_WAY:
+            self._store()
+        self._under_way.append(self._exchange.sum(number, self._gradients.segment_or_zeros))
         for name in batch.names:
             self._num_due[name] -= 1
             if not self._num_due[name]:
                 self._gradients.drop(name)
                 self._added.discard(name)
-        while len(self._under_way) >= MAX_UNDER_WAY:
-            self._store()
-        self._under_way.append(self._exchange.sum(number, values))
 
     def _store(self) -> None:
         """Add the oldest batch under way to the sums."""

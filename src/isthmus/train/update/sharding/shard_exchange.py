@@ -1,25 +1,25 @@
 """`ShardExchange`: sums and copies of parameters among the owners in one cluster, batch by batch (ZeRO 2 and 3).
 
-Each bucket has a leader among these owners, which gets its sums and gives its values: a reduce-scatter and an
-all-gather over unequal shards. A batch is one program of the process group, so exchanges run while a rank computes.
+Each bucket has a leader among these owners, which gets its sums and gives its values: a batch is a reduce-scatter or an
+all-gather of a group of its owners, by the library of the cluster where it has one. It goes on while a rank computes.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
+import torch.distributed as dist
 
-from isthmus.comm.group.collective_work import CollectiveWork
-from isthmus.strategies import RankProgram, plan_steps, rank_program
+from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.train.communication.communicator import Communicator
-from isthmus.train.update.bucket_batches import BATCH_ELEMENTS, BucketBatch, Exchange, make_batches
+from isthmus.train.update.bucket_batches import BATCH_ELEMENTS, make_batches
 from isthmus.train.update.buckets import GradientBucket, ParameterSegment
-from isthmus.train.update.gradient_reducer import MAX_UNDER_WAY, PIECE_ELEMENTS, SegmentView
+from isthmus.train.update.gradient_reducer import MAX_UNDER_WAY, SegmentView
 from isthmus.train.update.ownership import Ownership
+from isthmus.train.update.sharding.equal_shares import EqualShares
 
 
 @dataclass
@@ -30,8 +30,8 @@ class PendingBatch:
     """
 
     results: list[tuple[GradientBucket, torch.Tensor]]
-    work: CollectiveWork | None = None
-    sent: list[torch.Tensor] | None = None
+    work: dist.Work | None = None
+    sent: torch.Tensor | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -48,8 +48,8 @@ class PendingBatch:
 class ShardExchange:
     """The exchanges of rank `rank` with the owners in its cluster; `buckets` are those of all ranks.
 
-    All ranks make one from equal buckets. Every rank calls `begin` at the same place. Until the next one equal owners
-    exchange their batches in one order, each `max_uses` times at most. Needs the isthmus process group.
+    All ranks make one from equal buckets, and `form_groups` together. Equal owners exchange their batches in one order.
+    Needs the isthmus process group.
     """
 
     def __init__(
@@ -58,90 +58,65 @@ class ShardExchange:
         rank: int,
         communicator: Communicator,
         *,
-        max_uses: int,
         batch_elements: int = BATCH_ELEMENTS,
     ) -> None:
         self._rank, self._communicator = rank, communicator
         every = make_batches(_by_cluster(buckets, communicator.clusters), batch_elements, with_own=True)
-        each = Counter(one.owners for one in every)
-        self._max_programs = max(each.values(), default=0) * max_uses
-        self._lanes = _lanes(each)
-        self._num_lanes = 1 << max(self._lanes.values(), default=0).bit_length()
-        self.batches = {number: one for number, one in enumerate(every) if rank in one.owners}
+        self._owners = tuple(dict.fromkeys(one.owners for one in every if len(one.owners) > 1))
+        self._shares = {number: EqualShares(one) for number, one in enumerate(every) if rank in one.owners}
+        self.batches = {number: one.batch for number, one in self._shares.items()}
         """The batches of this rank, by their number in the run; the last layers come first."""
-        self._first_number = 0
-        self._num_started: Counter[tuple[int, ...]] = Counter()
-        self._programs: dict[tuple[int, Exchange], RankProgram] = {}
+        self._groups: dict[tuple[int, ...], IsthmusGroup] = {}
 
-    def begin(self) -> None:
-        """Begin a step or another series of exchanges."""
-        group = self._communicator.isthmus_group
-        if group is None:
-            raise RuntimeError("sharded gradients need the isthmus process group")
-        self._first_number = group.reserve_programs(self._max_programs * self._num_lanes)
-        self._num_started.clear()
+    def form_groups(self) -> None:
+        """Form the groups of owners, also after a loss; all ranks call this. Raises `PeerError` if one does not."""
+        groups = {ranks: self._communicator.make_group(ranks) for ranks in self._owners}
+        self._groups = {ranks: group for ranks, group in groups.items() if group is not None}
 
-    def sum(self, number: int, values: torch.Tensor) -> PendingBatch:
-        """Start the sum of flat `values` [num_elements] of a batch over its contributors, each bucket at its leader."""
-        batch = self.batches[number]
-        if len(batch.owners) == 1:
-            return PendingBatch([(bucket, values[start:stop]) for bucket, start, stop in _places(batch)])
-        results = [
-            (bucket, start, values.new_empty(stop - start))
-            for bucket, start, stop in _places(batch)
-            if self._rank in bucket.leaders
-        ]
-        inputs = [(0, values)] if self._rank in batch.buckets[0].contributors else []
-        outputs = [(start, memory) for _, start, memory in results]
-        work = self._execute(number, Exchange.SUM_AT_LEADERS, inputs, outputs)
-        return PendingBatch([(bucket, memory) for bucket, _, memory in results], work, [values])
+    def sum(self, number: int, view: SegmentView) -> PendingBatch:
+        """Start the sum of a batch over its contributors, each bucket at its leader.
+
+        `view` returns this rank's values of a segment, of any shape.
+        """
+        shares, owners = self._shares[number], self.batches[number].owners
+        first = view(self.batches[number].buckets[0].segments[0])
+        if self._rank in self.batches[number].buckets[0].contributors:
+            values = shares.whole(lambda bucket: [view(one).reshape(-1) for one in bucket.segments], first)
+        else:
+            values = first.new_zeros(shares.num_elements * len(owners))
+        if len(owners) == 1:
+            return PendingBatch([(bucket, values[at : at + bucket.num_elements]) for bucket, at in shares.starts()])
+        mine = values.new_empty(shares.num_elements)
+        work = self._groups[owners].reduce_scatter_single(mine, values)
+        return PendingBatch(
+            [
+                (bucket, mine[at % len(mine) :][: bucket.num_elements])
+                for bucket, at in shares.starts()
+                if self._rank in bucket.leaders
+            ],
+            work,
+            values,
+        )
 
     def copy(self, number: int, shard: SegmentView, like: torch.Tensor) -> PendingBatch:
         """Start a copy of a batch from its leaders to all its owners, of the dtype and on the device of `like`.
 
-        `shard` returns segments that this rank leads, flat [num_elements]; `like` has any shape.
+        `shard` returns segments that this rank leads, of any shape; `like` has any shape.
         """
-        batch = self.batches[number]
-        led = [
-            (start, torch.cat([shard(segment).reshape(-1) for segment in bucket.segments]))
-            for bucket, start, _ in _places(batch)
-            if self._rank in bucket.leaders
-        ]
-        if len(batch.owners) == 1:
-            return PendingBatch([(bucket, values) for bucket, (_, values) in zip(batch.buckets, led, strict=True)])
-        got = like.new_empty(batch.num_elements)
-        work = self._execute(number, Exchange.BROADCAST, led, [(0, got)])
-        results = [(bucket, got[start:stop]) for bucket, start, stop in _places(batch)]
-        return PendingBatch(results, work, [values for _, values in led])
+        shares, owners = self._shares[number], self.batches[number].owners
+        mine = shares.share(lambda bucket: [shard(one).reshape(-1) for one in bucket.segments], self._rank, like)
+        got, work = mine, None
+        if len(owners) > 1:
+            got = like.new_empty(len(mine) * len(owners))
+            work = self._groups[owners].all_gather_single(got, mine)
+        return PendingBatch([(bucket, got[at:][: bucket.num_elements]) for bucket, at in shares.starts()], work, mine)
 
     def finish(self, pending: PendingBatch) -> None:
         """Wait until a batch has arrived; raises `PeerError` if a peer is lost."""
         if pending.work is not None:
-            self._communicator.wait_program(pending.work)
+            with self._communicator.waiting():
+                pending.work.wait()
             pending.work = pending.sent = None
-
-    def _execute(
-        self,
-        number: int,
-        exchange: Exchange,
-        inputs: Sequence[tuple[int, torch.Tensor]],
-        outputs: Sequence[tuple[int, torch.Tensor]],
-    ) -> CollectiveWork:
-        owners = self.batches[number].owners
-        place = self._num_started[owners]
-        if place >= self._max_programs:
-            raise RuntimeError(f"ranks {list(owners)} exchange more than {self._max_programs} batches")
-        self._num_started[owners] += 1
-        sequence = self._first_number + place * self._num_lanes + self._lanes[owners]
-        return self._communicator.execute(sequence, self._program(number, exchange), inputs, outputs, 0)
-
-    def _program(self, number: int, exchange: Exchange) -> RankProgram:
-        found = self._programs.get((number, exchange))
-        if found is None:
-            regions = self.batches[number].regions(exchange)
-            steps = plan_steps(regions, self._communicator.clusters, PIECE_ELEMENTS)
-            found = self._programs[number, exchange] = rank_program(steps, regions, self._rank)
-        return found
 
 
 def summed_buckets(ownership: Ownership, zero: int) -> tuple[GradientBucket, ...]:
@@ -169,29 +144,6 @@ def share_values(exchange: ShardExchange, view: SegmentView) -> None:
             under_way.append(exchange.copy(number, view, view(batch.buckets[0].segments[0])))
     while under_way:
         store()
-
-
-def _lanes(all_owners: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """Return a number for each set of owners, unlike those of all sets with a rank in common.
-
-    The numbers of a set's programs are consecutive in its lane: numbers of programs under way at a rank differ by less
-    than those after which the group's tags repeat.
-    """
-    lanes: dict[tuple[int, ...], int] = {}
-    taken: dict[int, set[int]] = {}
-    for owners in all_owners:
-        others = set[int]().union(*(taken.get(rank, ()) for rank in owners))
-        lane = lanes[owners] = next(one for one in range(len(others) + 1) if one not in others)
-        for rank in owners:
-            taken.setdefault(rank, set()).add(lane)
-    return lanes
-
-
-def _places(batch: BucketBatch) -> Iterator[tuple[GradientBucket, int, int]]:
-    """Yield each bucket of a batch with its first element there, and the one after its last."""
-    ends = accumulate((one.num_elements for one in batch.buckets), initial=0)
-    for bucket, start in zip(batch.buckets, ends, strict=False):
-        yield bucket, start, start + bucket.num_elements
 
 
 def _by_cluster(buckets: Sequence[GradientBucket], clusters: Sequence[str]) -> list[GradientBucket]:

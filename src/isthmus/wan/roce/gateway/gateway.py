@@ -8,10 +8,16 @@ between the gateways, and the far NIC's notifications, which slow the far gatewa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from isthmus.core.errors import ProtocolError
+from isthmus.wan.roce.gateway.connections import Connections
 from isthmus.wan.roce.gateway.gateway_datagram import (
+    DATA_BYTES,
+    FRAME_PLACE,
+    HEAD_BYTES,
     DataBody,
     DatagramKind,
     FailureEntry,
@@ -20,7 +26,15 @@ from isthmus.wan.roce.gateway.gateway_datagram import (
     GatewayDatagram,
     parse_datagram,
 )
-from isthmus.wan.roce.gateway.gateway_events import GatewayEvent, GatewayInstruction, LinkDatagram, NicFrame, SendOnLink
+from isthmus.wan.roce.gateway.gateway_events import (
+    GatewayEvent,
+    GatewayInstruction,
+    LinkDatagram,
+    LinkDatagrams,
+    NicFrame,
+    NicFrames,
+    SendOnLink,
+)
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 from isthmus.wan.roce.gateway.incoming_side import IncomingSide
 from isthmus.wan.roce.gateway.link_state import Heard, LinkState
@@ -68,8 +82,12 @@ class Gateway:
         self.settings = settings
         self._link = LinkState(epoch, settings)
         self._pairs = QueuePairs()
-        self._outgoing = OutgoingSide(settings, self._link, self._pairs)
-        self._incoming = IncomingSide(settings, self._link, self._pairs, self._outgoing.answered)
+        self._connections = Connections(settings.max_queue_pairs)
+        self._outgoing = OutgoingSide(settings, self._link, self._pairs, self._connections)
+        self._incoming = IncomingSide(
+            settings, self._link, self._pairs, self._connections,
+            on_answer=self._outgoing.answered, on_message=partial(self._note_connection, is_from_here=False),
+        )  # fmt: skip
         self._num_refused = self._num_failed = 0
 
     @property
@@ -94,16 +112,18 @@ class Gateway:
     def handle(self, event: GatewayEvent, now_s: float) -> list[GatewayInstruction]:
         """Return what to do after `event` at `now_s`, in order."""
         out: list[GatewayInstruction] = []
-        try:
-            if isinstance(event, NicFrame):
-                self._take_frame(view_frame(event.frame), now_s, out)
-            elif isinstance(event, LinkDatagram):
-                self._take_datagram(parse_datagram(event.data), now_s, out)
-        except ProtocolError:
-            self._num_refused += 1
-            return []
+        match event:
+            case NicFrame(frame):
+                self._take_frames((frame,), now_s, out)
+            case NicFrames(frames):
+                self._take_frames(frames, now_s, out)
+            case LinkDatagram(data):
+                self._take_datagrams((data,), now_s, out)
+            case LinkDatagrams(datagrams):
+                self._take_datagrams(datagrams, now_s, out)
         if now_s >= self._link.hello_s:
             out += [SendOnLink(data) for data in self._link.hello(now_s)]
+        self._incoming.finish(now_s, out)
         self._outgoing.tick(now_s, out)
         self._incoming.tick(now_s, out)
         self._fail_partners(now_s, out)
@@ -129,12 +149,37 @@ class Gateway:
             round_trip_s=self._link.least_round_trip_s,
         )
 
-    def _take_frame(self, view: RoceView, now_s: float, out: list[GatewayInstruction]) -> None:
-        if view.opcode == Opcode.CNP and self._incoming.slow_down(view.key, now_s):
-            return
-        if view.opcode in RESPONSES and self._incoming.answer(view, now_s, out):
-            return
-        self._outgoing.take(view, now_s, out)
+    def _take_frames(self, frames: Iterable[bytes], now_s: float, out: list[GatewayInstruction]) -> None:
+        incoming, take = self._incoming, self._outgoing.take
+        for frame in frames:
+            try:
+                view = view_frame(frame)
+            except ProtocolError:
+                self._num_refused += 1
+                continue
+            opcode = view.opcode
+            if opcode in RESPONSES and incoming.answer(view, now_s, out):
+                continue
+            if opcode == Opcode.DATAGRAM_SEND_ONLY:
+                self._note_connection(view, is_from_here=True)
+            elif opcode == Opcode.CNP and incoming.slow_down(view.key, now_s):
+                continue
+            take(view, now_s, out)
+
+    def _take_datagrams(self, datagrams: Iterable[bytes], now_s: float, out: list[GatewayInstruction]) -> None:
+        for data in datagrams:
+            flags = self._link.peer_heads.get(data[:HEAD_BYTES])
+            if flags is not None and len(data) >= DATA_BYTES:  # as most are: a frame of the known peer
+                self._link.peer_acknowledges, is_shared = flags
+                flow, low = FRAME_PLACE.unpack_from(data, HEAD_BYTES)
+                self._incoming.take(DataBody(flow, low, data[DATA_BYTES:], is_shared), now_s, out)
+                continue
+            try:
+                datagram = parse_datagram(data)
+            except ProtocolError:
+                self._num_refused += 1
+            else:
+                self._take_datagram(datagram, now_s, out)
 
     def _take_datagram(self, datagram: GatewayDatagram, now_s: float, out: list[GatewayInstruction]) -> None:
         heard, replies = self._link.hear(datagram, now_s)
@@ -159,6 +204,14 @@ class Gateway:
                     self._incoming.probe(entry, now_s)
                 case int():
                     self._incoming.forget(entry)
+
+    def _note_connection(self, view: RoceView, *, is_from_here: bool) -> None:
+        """Learn a queue pair from the message that sets it up; what a former one of its numbers left is over."""
+        found = self._connections.note(view)
+        if found is not None:
+            back, there = found if is_from_here else found[::-1]  # a REP from here: the REQ's sender is at the far site
+            self._outgoing.begin_anew(there.key)
+            self._incoming.begin_anew(back.key)
 
     def _fail_partners(self, now_s: float, out: list[GatewayInstruction]) -> None:
         """A queue pair fails as a whole: the NIC at either end learns it by its next request."""

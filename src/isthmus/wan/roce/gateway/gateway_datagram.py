@@ -10,18 +10,21 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from isthmus.core.errors import ProtocolError
 
 _HEADER = struct.Struct("!BBBxII")
-_DATA = struct.Struct("!BBBxIIII")
+FRAME_PLACE = struct.Struct("!II")
+"""Flow and low number of a frame."""
+
 _FEEDBACK = struct.Struct("!IIIIIIIIH")
 _RANGE = struct.Struct("!IH")
 _FAILURE = struct.Struct("!IBB")
 _FLOW = struct.Struct("!I")
 _VERSION = 1
-DATA_BYTES = _DATA.size
+DATA_BYTES = _HEADER.size + FRAME_PLACE.size
+HEAD_BYTES = _HEADER.size
 MAX_BODY_BYTES = 1200
 """Longest list of entries in a datagram, so that it fits any path."""
 
@@ -60,8 +63,7 @@ class FlowFailure(enum.IntEnum):
     """The other direction of the queue pair has failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataBody:
+class DataBody(NamedTuple):
     """A frame of a flow; `low_number` is the low 32 bits of its number."""
 
     flow: int
@@ -71,8 +73,7 @@ class DataBody:
     """Whether the sender sees several queue pairs at the frame's UDP port and addresses."""
 
 
-@dataclass(frozen=True, slots=True)
-class FeedbackEntry:
+class FeedbackEntry(NamedTuple):
     """What a receiver says of a flow."""
 
     flow: int
@@ -94,8 +95,7 @@ class FeedbackEntry:
     """First low number and count of ranges that have not come, though later frames have."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailureEntry:
+class FailureEntry(NamedTuple):
     """A flow has failed; `is_mine` if the datagram's sender is also the flow's."""
 
     flow: int
@@ -103,8 +103,7 @@ class FailureEntry:
     reason: FlowFailure
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """What every datagram says of its sender."""
 
     from_epoch: int
@@ -115,8 +114,7 @@ class Origin:
     """Whether the sender acknowledges SENDs and WRITEs near their NIC."""
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayDatagram:
+class GatewayDatagram(NamedTuple):
     """A datagram that was read; `body` has one item for `DATA`, none for `HELLO`."""
 
     kind: DatagramKind
@@ -126,8 +124,13 @@ class GatewayDatagram:
 
 def build_data(origin: Origin, flow: int, number: int, frame: bytes, *, is_shared: bool = False) -> bytes:
     """Return a datagram with a frame; `is_shared` as in `DataBody`."""
-    low, flags = number % NUMBER_SPAN, origin.acknowledges | is_shared << 1
-    return _DATA.pack(DatagramKind.DATA, _VERSION, flags, origin.from_epoch, origin.to_epoch, flow, low) + frame
+    return data_head(origin, is_shared=is_shared) + FRAME_PLACE.pack(flow, number % NUMBER_SPAN) + frame
+
+
+def data_head(origin: Origin, *, is_shared: bool) -> bytes:
+    """Return what all datagrams with frames begin with; flow, number and frame follow."""
+    flags = origin.acknowledges | is_shared << 1
+    return _HEADER.pack(DatagramKind.DATA, _VERSION, flags, origin.from_epoch, origin.to_epoch)
 
 
 def build_list(kind: DatagramKind, origin: Origin, entries: Sequence[bytes]) -> list[bytes]:
@@ -171,12 +174,13 @@ def parse_datagram(data: bytes) -> GatewayDatagram:
     number_of_kind, version, flags, from_epoch, to_epoch = _HEADER.unpack_from(data)
     if version != _VERSION or number_of_kind > DatagramKind.FORGET or flags > 3 or data[3] or not from_epoch:
         raise ProtocolError(f"a datagram between gateways of kind {number_of_kind}, version {version}")
-    kind, origin = DatagramKind(number_of_kind), Origin(from_epoch, to_epoch, bool(flags & 1))
-    if kind is DatagramKind.DATA:
+    origin = Origin(from_epoch, to_epoch, flags & 1 == 1)
+    if number_of_kind == DatagramKind.DATA:
         if len(data) < DATA_BYTES:
             raise ProtocolError("a datagram with a frame is cut short")
-        flow, low = _DATA.unpack_from(data)[5:]
-        return GatewayDatagram(kind, origin, (DataBody(flow, low, data[DATA_BYTES:], bool(flags & 2)),))
+        flow, low = FRAME_PLACE.unpack_from(data, _HEADER.size)
+        return GatewayDatagram(DatagramKind.DATA, origin, (DataBody(flow, low, data[DATA_BYTES:], flags > 1),))
+    kind = DatagramKind(number_of_kind)
     if len(data) > _HEADER.size + MAX_BODY_BYTES:
         raise ProtocolError(f"a datagram of {len(data)} bytes without a frame")
     try:
@@ -205,8 +209,10 @@ def _parse_feedback(data: bytes, place: int) -> list[FeedbackEntry]:
         place += _FEEDBACK.size
         if num_ranges > MAX_RANGES:
             raise ValueError(f"{num_ranges} ranges")
-        ranges = tuple(_RANGE.unpack_from(data, place + _RANGE.size * one) for one in range(num_ranges))
-        place += _RANGE.size * num_ranges
+        ranges: tuple[tuple[int, int], ...] = ()
+        if num_ranges:
+            ranges = tuple(_RANGE.unpack_from(data, place + _RANGE.size * one) for one in range(num_ranges))
+            place += _RANGE.size * num_ranges
         found.append(FeedbackEntry(flow, floor, done, rate, held, queue_pair, latest, age, ranges))
     return found
 

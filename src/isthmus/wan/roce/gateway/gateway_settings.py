@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from isthmus.core.errors import InputError
 
+MIN_QUEUE_BYTES = 16_384
+"""Least mark of a queue: some packets of slow links."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
@@ -28,8 +31,9 @@ class GatewaySettings:
     """Most directions of queue pairs, each way."""
     max_tries: int = 12
     """Most times a frame is sent, to the far gateway or to the NIC; then its queue pair fails."""
-    near_mark_bytes: int = 256 * 2**10
-    """Unsent bytes of a flow beyond which its NIC gets congestion notifications."""
+    queue_mark_s: float = 1e-3
+    """Time at the link's rate that a queue may take: that of a near NIC beyond its share brings it congestion
+    notifications, that of a flow at the far gateway slows the flow down."""
     near_notify_interval_s: float = 0.5e-3
     """Shortest time between two of them."""
     feedback_interval_s: float = 5e-3
@@ -46,11 +50,12 @@ class GatewaySettings:
     """Bytes of a datagram on the link beyond those that the gateway builds: IP, UDP, encryption."""
 
     def __post_init__(self) -> None:
-        for name in ("link_gbps", "nic_gbps", "round_trip_s", "feedback_interval_s", "nic_timeout_s", "idle_s"):
+        times = "round_trip_s", "feedback_interval_s", "nic_timeout_s", "idle_s", "queue_mark_s"
+        for name in ("link_gbps", "nic_gbps", *times):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise InputError(f"{name} is {value}", hint="a number above 0")
-        for name in ("max_flow_bytes", "max_total_bytes", "max_queue_pairs", "max_tries", "near_mark_bytes"):
+        for name in ("max_flow_bytes", "max_total_bytes", "max_queue_pairs", "max_tries"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}", hint="at least 1")
         if not 0 <= self.reorder_s < math.inf:
@@ -60,6 +65,11 @@ class GatewaySettings:
     def link_bytes_per_s(self) -> float:
         """The link's rate in bytes."""
         return self.link_gbps * 1e9 / 8
+
+    @property
+    def queue_mark_bytes(self) -> float:
+        """The bytes of a queue at its mark."""
+        return max(MIN_QUEUE_BYTES, self.link_bytes_per_s * self.queue_mark_s)
 
     @property
     def nic_bytes_per_s(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isthmus.wan.roce.dcqcn import DcqcnRate
@@ -74,7 +75,7 @@ class IncomingFlow:
         self._last_number, self._nic_s = 0, math.inf
         self._measured_s, self._measured_bytes = 0.0, 0
         self._latest, self._latest_s = 0, 0.0
-        self._settings, self._total = settings, total
+        self._settings, self._total, self._most_bytes = settings, total, settings.max_flow_bytes
 
     @property
     def done(self) -> int:
@@ -96,20 +97,26 @@ class IncomingFlow:
 
     def has_room(self, number: int, num_bytes: int) -> bool:
         """Return whether a frame may be kept."""
-        size = num_bytes + FRAME_BYTES * max(0, number - self.end)
-        return self.held_bytes + size <= self._settings.max_flow_bytes and self._total.has_room(size)
+        size, total = num_bytes, self._total
+        if number > self.end:
+            size += FRAME_BYTES * (number - self.end)
+        return self.held_bytes + size <= self._most_bytes and total.used + size <= total.most
 
-    def add(self, number: int, view: RoceView, now_s: float) -> list[RoceView]:
+    def add(self, number: int, view: RoceView, now_s: float) -> Sequence[RoceView]:
         """Take a frame that has not come before; return those that are in order now."""
         if number > self.end:
             heapq.heappush(self._asked, (now_s + self._settings.reorder_s, self.end, number, True))
             self._hold(FRAME_BYTES * (number - self.end))
         elif number < self.end:
             self._hold(-FRAME_BYTES)
-        self.end = max(self.end, number + 1)
         self._latest, self._latest_s = number, now_s
-        self._early[number] = view
         self._hold(len(view.frame))
+        if number == self.floor and not self._early:
+            self.floor = number + 1
+            self.end = max(self.end, self.floor)
+            return (view,)
+        self.end = max(self.end, number + 1)
+        self._early[number] = view
         found: list[RoceView] = []
         while (next_view := self._early.pop(self.floor, None)) is not None:
             found.append(next_view)
@@ -208,7 +215,7 @@ class IncomingFlow:
             return False
         self.num_nic_tries = 0
         self._nic_s = math.inf
-        if any(one.wants_answer for one in self._pending):
+        if self._pending and any(one.wants_answer for one in self._pending):
             self._set_nic_timer(now_s)
         return True
 
@@ -257,6 +264,17 @@ class IncomingFlow:
     def nic_s(self) -> float:
         """When the NIC's silence counts as a loss, infinite if no answer is due."""
         return self._nic_s if self._pending and self.queue_pair != NO_QUEUE_PAIR else math.inf
+
+    def next_s(self, hand_wait_s: float) -> float:
+        """Return when something is due; frames wait `hand_wait_s` longer than they must, so that several go at once."""
+        if self.failed is not None:
+            return math.inf
+        due_s = self.suspect_s
+        if self._asked:
+            due_s = min(due_s, self.ask_s)
+        if self._queue:
+            due_s = min(due_s, self.due_s + hand_wait_s)
+        return min(due_s, self.nic_s, self.unproven_s) if self._pending else due_s
 
     def drop(self, view: RoceView) -> None:
         """Release a frame in order that is not handed over."""

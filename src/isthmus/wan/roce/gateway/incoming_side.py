@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from isthmus.core.errors import ProtocolError
+from isthmus.wan.roce.gateway.connections import Connections
 from isthmus.wan.roce.gateway.gateway_datagram import (
     NO_QUEUE_PAIR,
     DataBody,
@@ -44,8 +45,19 @@ OnAnswer = Callable[[FlowKey, RoceView, list[GatewayInstruction]], bool]
 class IncomingSide:
     """All incoming flows; every method appends what is to be done to `out`."""
 
-    def __init__(self, settings: GatewaySettings, link: LinkState, pairs: QueuePairs, on_answer: OnAnswer) -> None:
-        self.settings, self._link, self._pairs, self._on_answer = settings, link, pairs, on_answer
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        link: LinkState,
+        pairs: QueuePairs,
+        connections: Connections,
+        *,
+        on_answer: OnAnswer,
+        on_message: Callable[[RoceView], None],
+    ) -> None:
+        """`on_message` gets datagrams that may set up a queue pair, on their way to the NIC."""
+        self.settings, self._link, self._pairs, self._connections = settings, link, pairs, connections
+        self._on_answer, self._on_message = on_answer, on_message
         self.held = HeldBytes(settings.max_total_bytes)
         self.num_refused = self.num_handed = self.num_repeated = self.num_handed_again = 0
         self.failed: list[IncomingFlow] = []
@@ -56,8 +68,9 @@ class IncomingSide:
         self._unpaired: dict[tuple[bytes, int], IncomingFlow] = {}
         self._timers = TimerHeap[IncomingFlow]()
         self._dirty: dict[IncomingFlow, None] = {}
+        self._touched: dict[IncomingFlow, None] = {}
         self._told: dict[int, FlowFailure] = {}
-        self._feedback_s = math.inf
+        self._feedback_s, self._feedback_interval_s = math.inf, settings.feedback_interval_s
 
     def __len__(self) -> int:
         return len(self._flows)
@@ -73,7 +86,7 @@ class IncomingSide:
     # From the link
 
     def take(self, body: DataBody, now_s: float, out: list[GatewayInstruction]) -> None:
-        """Take a frame from the far gateway; hand over what is in order now."""
+        """Take a frame from the far gateway; `finish` hands over what is in order then."""
         try:
             view = view_frame(body.frame)
         except ProtocolError:
@@ -98,17 +111,17 @@ class IncomingSide:
             flow.is_shared |= body.is_shared
             for ready in flow.add(number, view, now_s):
                 self._put_in_order(flow, ready, now_s, out)
-            self._hand_over(flow, now_s, out)
-            self._set_timer(flow, now_s)
-        self._mark_dirty(flow, now_s)
+        self._touched[flow] = None
 
     def _put_in_order(self, flow: IncomingFlow, view: RoceView, now_s: float, out: list[GatewayInstruction]) -> None:
         if flow.failed is not None:
             return
         if view.opcode not in REQUESTS:
             flow.queue(view, -1)
+            if view.opcode == Opcode.DATAGRAM_SEND_ONLY:
+                self._on_message(view)
         else:
-            place = flow.order.place(view.psn)
+            place = Place.NEXT if flow.order.is_next(view.psn) else flow.order.place(view.psn)
             if place in (Place.AHEAD, Place.ELSEWHERE) and flow.is_suspect and view.opcode not in STARTS:
                 place = Place.AHEAD
             if place is Place.AHEAD and flow.is_suspect:
@@ -145,11 +158,19 @@ class IncomingSide:
         flow = IncomingFlow(number, view, self.settings, self.held)
         self._flows[flow.key] = self._by_id[number] = flow
         self._pairs.enter(flow.key, flow.source_port)
+        if (new := self._connections.take(flow.key)) is not None:
+            self._pairs.join(new.back, flow.key)
+            flow.order.begin(new.first_psn, new.mtu_bytes)
         if (outgoing := self._pairs.outgoing_of(flow.key)) is not None:
             flow.queue_pair = outgoing[1]
         else:
             self._unpaired[flow.key[0], flow.source_port] = flow
         return flow
+
+    def begin_anew(self, key: FlowKey) -> None:
+        """End the flow of a queue pair that is set up again."""
+        if (flow := self._flows.get(key)) is not None:
+            self._close(flow)
 
     def _evict_idle(self, now_s: float) -> bool:
         for _, flow in zip(range(_LOOK_FOR_IDLE), list(self._flows.values()), strict=False):
@@ -198,6 +219,7 @@ class IncomingSide:
     # To the NIC
 
     def _hand_over(self, flow: IncomingFlow, now_s: float, out: list[GatewayInstruction]) -> None:
+        rate = flow.rate
         while flow.has_frames and now_s >= flow.due_s:
             view = flow.next_frame(now_s)
             if view is None:
@@ -209,22 +231,31 @@ class IncomingSide:
             self.num_handed += 1
             out.append(SendToNic(view.frame))
             size = len(view.frame)
-            flow.rate.sent(size)
-            flow.due_s = max(flow.due_s, now_s - BURST_S) + size / flow.rate.bytes_per_s(now_s)
+            rate.sent(size)
+            flow.due_s = max(flow.due_s, now_s - BURST_S) + size / rate.bytes_per_s(now_s)
 
     def answer(self, view: RoceView, now_s: float, out: list[GatewayInstruction]) -> bool:
-        """Take an answer of this site's NIC to requests handed to it; return whether it ends here."""
+        """Take an answer of this site's NIC to requests handed to it; return whether it ends here.
+
+        `finish` does what follows for the requests.
+        """
         key = self._pairs.incoming_of(view.key)
         flow = self._flows.get(key) if key is not None else self._learn(view, now_s)
         if flow is None:
             return False
         if flow.queue_pair == NO_QUEUE_PAIR:  # the other direction has shown it
             self._pair(flow, view.queue_pair)
-        is_consumed = self._take_answer(flow, view, now_s, out)
-        self._hand_over(flow, now_s, out)
-        self._set_timer(flow, now_s)
-        self._mark_dirty(flow, now_s)
-        return is_consumed
+        self._touched[flow] = None
+        return self._take_answer(flow, view, now_s, out)
+
+    def finish(self, now_s: float, out: list[GatewayInstruction]) -> None:
+        """Do what follows from a run of frames, once for each flow: hand over what is in order, note news of it."""
+        for flow in self._touched:
+            if self._flows.get(flow.key) is flow:
+                self._hand_over(flow, now_s, out)
+                self._set_timer(flow, now_s)
+                self._mark_dirty(flow, now_s)
+        self._touched.clear()
 
     def _take_answer(self, flow: IncomingFlow, view: RoceView, now_s: float, out: list[GatewayInstruction]) -> bool:
         psn, previous = view.psn, (view.psn - 1) % PSN_SPAN
@@ -359,8 +390,10 @@ class IncomingSide:
         entries: list[bytes] = []
         for flow in self._dirty:
             if not flow.is_orphan:
-                entries.append(pack_feedback(flow.feedback(now_s, flow.missing(now_s, self._link.ask_again_s))))
-                self._set_timer(flow, now_s)
+                missing = flow.missing(now_s, self._link.ask_again_s)
+                entries.append(pack_feedback(flow.feedback(now_s, missing)))
+                if missing:
+                    self._set_timer(flow, now_s)
         failures = [pack_failure(FailureEntry(flow, False, reason)) for flow, reason in self._told.items()]
         self._dirty.clear()
         self._told.clear()
@@ -374,12 +407,11 @@ class IncomingSide:
             self._ask_feedback(now_s)
 
     def _ask_feedback(self, now_s: float) -> None:
-        self._feedback_s = min(self._feedback_s, now_s + self.settings.feedback_interval_s)
+        due_s = now_s + self._feedback_interval_s
+        if due_s < self._feedback_s:
+            self._feedback_s = due_s
 
     def _set_timer(self, flow: IncomingFlow, now_s: float) -> None:
-        if flow.failed is None:
-            hand_s = flow.due_s + BURST_S / 2 if flow.has_frames else math.inf
-            due_s = min(flow.ask_s, flow.nic_s, flow.suspect_s, flow.unproven_s, hand_s)
-        else:
-            due_s = math.inf
-        self._timers.set(flow, max(now_s + 1e-6, min(due_s, now_s + 2 * self.settings.idle_s)))
+        due_s = min(flow.next_s(BURST_S / 2), now_s + 2 * self.settings.idle_s)
+        if due_s < flow.timer_s:
+            self._timers.set(flow, max(now_s + 1e-6, due_s))

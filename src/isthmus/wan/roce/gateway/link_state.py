@@ -10,9 +10,16 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
+from collections.abc import Mapping, Sequence
 
 from isthmus.core.errors import InputError
-from isthmus.wan.roce.gateway.gateway_datagram import DatagramKind, GatewayDatagram, Origin, build_list
+from isthmus.wan.roce.gateway.gateway_datagram import (
+    DatagramKind,
+    GatewayDatagram,
+    Origin,
+    build_list,
+    data_head,
+)
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 
 HELLO_INTERVAL_S = 0.1
@@ -40,6 +47,8 @@ class LinkState:
         self.peer_acknowledges = False
         self.origin = Origin(epoch, 0, settings.acknowledge_near)
         """What datagrams say of this side."""
+        self.peer_heads: Mapping[bytes, tuple[bool, bool]] = {}
+        """What the peer's datagrams with frames begin with: whether it acknowledges near, and `is_shared`."""
         self.hello_s, self._replied_s = -math.inf, -math.inf
         self._hello_sent_s: float | None = None
         self._retired: deque[int] = deque(maxlen=_MAX_RETIRED)
@@ -63,10 +72,13 @@ class LinkState:
         """A time after which a frame that was asked for has not come."""
         return self._smooth_s + 4 * self._deviation_s + self._reorder_s
 
-    def hear(self, datagram: GatewayDatagram, now_s: float) -> tuple[Heard, list[bytes]]:
+    def hear(self, datagram: GatewayDatagram, now_s: float) -> tuple[Heard, Sequence[bytes]]:
         """Take over a new epoch; return what a datagram is, and what to answer for the epochs' sake."""
         theirs = datagram.origin
-        if theirs.from_epoch in self._retired:
+        if theirs.from_epoch == self.origin.to_epoch and theirs.to_epoch == self.origin.from_epoch:
+            self.peer_acknowledges = theirs.acknowledges
+            return Heard.CURRENT, ()
+        if theirs.from_epoch in self._retired or theirs.from_epoch == self.origin.from_epoch:
             return Heard.IGNORED, []
         if theirs.to_epoch != self.origin.from_epoch:
             if now_s - self._replied_s < REPLY_INTERVAL_S:
@@ -74,11 +86,11 @@ class LinkState:
             self._replied_s = now_s
             return Heard.IGNORED, self.hello(now_s, theirs.from_epoch)
         self.peer_acknowledges = theirs.acknowledges
-        if theirs.from_epoch == self.origin.to_epoch:
-            return Heard.CURRENT, []
         if self.is_known:
             self._retired.append(self.origin.to_epoch)
         self.origin = Origin(self.origin.from_epoch, theirs.from_epoch, self.origin.acknowledges)
+        flags = [(acknowledges, is_shared) for acknowledges in (False, True) for is_shared in (False, True)]
+        self.peer_heads = {data_head(theirs._replace(acknowledges=one[0]), is_shared=one[1]): one for one in flags}
         if self._hello_sent_s is not None and self._hello_sent_s < math.inf:
             self.sample(now_s - self._hello_sent_s)
         self._hello_sent_s = math.inf

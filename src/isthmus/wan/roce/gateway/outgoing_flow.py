@@ -27,6 +27,10 @@ DRAIN_SHARE = 0.9
 """Share of the far side's rate while it has a queue."""
 
 
+SOONEST = 0.98
+"""Share of the least round trip before which nothing can be known of a frame that was sent."""
+
+NO_START = (-1, 0)
 LOST_TRIES = 2
 """Tries after which a frame that is still missing goes twice at once: others wait for it."""
 
@@ -60,7 +64,7 @@ class OutgoingFlow:
         self._kept: dict[int, _KeptFrame] = {}
         self._next = self._next_unsent = self._floor = self.done = 0
         self._again: deque[int] = deque()
-        self.starts_ahead: tuple[int, int] = (-1, 0)
+        self.starts_ahead = NO_START
         """Number of a first packet that came out of order, and how often in a row."""
 
     @property
@@ -69,21 +73,29 @@ class OutgoingFlow:
         return not self._kept
 
     @property
+    def queue_bytes(self) -> int:
+        """Bytes of the queue that the flow waits in: all flows' at the link's rate, else its own."""
+        return self._total.unsent if self.rate_bytes_per_s == math.inf else self.unsent_bytes
+
+    @property
     def can_send(self) -> bool:
         """Whether a frame waits."""
         return self._next_unsent < self._next or bool(self._again)
 
     def has_room(self, frame: bytes) -> bool:
         """Return whether a frame may be kept."""
-        size = len(frame) + FRAME_BYTES
-        return self.held_bytes + size <= self._most_bytes and self._total.has_room(size)
+        size, total = len(frame) + FRAME_BYTES, self._total
+        return self.held_bytes + size <= self._most_bytes and total.used + size <= total.most
 
     def add(self, frame: bytes) -> None:
         """Keep a frame under the next number."""
         self._kept[self._next] = _KeptFrame(frame)
         self._next += 1
-        self._hold(len(frame) + FRAME_BYTES)
-        self.unsent_bytes += len(frame)
+        size, total = len(frame), self._total
+        self.held_bytes += size + FRAME_BYTES
+        total.used += size + FRAME_BYTES
+        self.unsent_bytes += size
+        total.unsent += size
 
     def next_frame(self, now_s: float) -> tuple[int, bytes, bool] | None:
         """Return number and bytes of the frame to send now, and whether it was sent before: those go first."""
@@ -93,11 +105,14 @@ class OutgoingFlow:
             if kept is not None:
                 break
         else:
-            if self._next_unsent >= self._next:
+            number = self._next_unsent
+            if number >= self._next:
                 return None
-            number, kept = self._next_unsent, self._kept[self._next_unsent]
-            self._next_unsent += 1
-            self.unsent_bytes -= len(kept.frame)
+            kept = self._kept[number]
+            self._next_unsent = number + 1
+            size = len(kept.frame)
+            self.unsent_bytes -= size
+            self._total.unsent -= size
         kept.sent_s = now_s
         kept.num_tries += 1
         return number, kept.frame, kept.num_tries > 1
@@ -117,14 +132,14 @@ class OutgoingFlow:
             latest.is_timed = True
             sample_s = max(0.0, now_s - latest.sent_s - entry.age_us * 1e-6)
         self._floor = floor
-        for number in range(self.done, done):
-            released += len(self._kept.pop(number).frame) + FRAME_BYTES
-        self.done = done
-        self._hold(-released)
-        tries = self._ask_again(entry.missing, now_s, round_trip_s)
-        return sample_s, tries
+        if done > self.done:
+            for number in range(self.done, done):
+                released += len(self._kept.pop(number).frame) + FRAME_BYTES
+            self.done = done
+            self._hold(-released)
+        return sample_s, self._ask_again(entry.missing, now_s, round_trip_s) if entry.missing else 0
 
-    def adapt_rate(self, entry: FeedbackEntry, queue_bytes: int, most_bytes_per_s: float) -> None:
+    def adapt_rate(self, entry: FeedbackEntry, queue_bytes: float, most_bytes_per_s: float) -> None:
         """Set the rate by the far side's queue and rate."""
         if entry.held_bytes > queue_bytes:
             self.rate_bytes_per_s = max(entry.kilobytes_per_s * 1000 * DRAIN_SHARE, most_bytes_per_s / 1000)
@@ -161,13 +176,13 @@ class OutgoingFlow:
         self._kept = {place: _KeptFrame(kept.frame) for place, kept in enumerate(self._kept.values())}
         self._next, self._next_unsent, self._floor, self.done = len(self._kept), 0, 0, 0
         self._again.clear()
-        self.unsent_bytes = sum(len(kept.frame) for kept in self._kept.values())
+        self._wait(sum(len(kept.frame) for kept in self._kept.values()) - self.unsent_bytes)
         self.num_silent, self.rate_bytes_per_s = 0, math.inf
 
     def clear(self) -> None:
         """Forget all frames."""
         self._hold(-self.held_bytes)
-        self.unsent_bytes = 0
+        self._wait(-self.unsent_bytes)
         self._kept.clear()
         self._again.clear()
         self._next_unsent = self._floor = self.done = self._next
@@ -176,13 +191,17 @@ class OutgoingFlow:
         self.held_bytes += num_bytes
         self._total.used += num_bytes
 
+    def _wait(self, num_bytes: int) -> None:
+        self.unsent_bytes += num_bytes
+        self._total.unsent += num_bytes
+
     def _ask_again(self, missing: tuple[tuple[int, int], ...], now_s: float, round_trip_s: float) -> int:
         most = 0
         for low, count in missing:
             first = full_number(low % NUMBER_SPAN, self._floor)
             for number in range(max(first, self._floor), min(first + count, self._next_unsent)):
                 kept = self._kept.get(number)
-                if kept is None or now_s - kept.sent_s < 0.9 * round_trip_s:
+                if kept is None or now_s - kept.sent_s < SOONEST * round_trip_s:
                     continue  # the one sent last is still on its way
                 kept.sent_s = now_s
                 most = max(most, kept.num_tries)

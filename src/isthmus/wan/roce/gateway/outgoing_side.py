@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from isthmus.wan.roce.gateway.connections import Connections
 from isthmus.wan.roce.gateway.gateway_datagram import (
     DATA_BYTES,
+    FRAME_PLACE,
     NO_QUEUE_PAIR,
+    NUMBER_SPAN,
     DatagramKind,
     FailureEntry,
     FeedbackEntry,
     FlowFailure,
-    build_data,
     build_list,
+    data_head,
     pack_failure,
     pack_flow,
 )
@@ -22,7 +25,7 @@ from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 from isthmus.wan.roce.gateway.held_bytes import HeldBytes
 from isthmus.wan.roce.gateway.incoming_flow import reverse_key
 from isthmus.wan.roce.gateway.link_state import LinkState
-from isthmus.wan.roce.gateway.outgoing_flow import OutgoingFlow
+from isthmus.wan.roce.gateway.outgoing_flow import NO_START, OutgoingFlow
 from isthmus.wan.roce.gateway.queue_pairs import QueuePairs
 from isthmus.wan.roce.request_order import READS_AND_ATOMICS, REQUESTS, STARTS, Place
 from isthmus.wan.roce.roce_opcodes import PSN_SPAN, psn_distance
@@ -33,18 +36,25 @@ BURST_S = 1e-3
 """Time whose bytes may leave at once after a pause."""
 
 MIN_BURST_BYTES = 16_384
+TURN_BYTES = 4096
+"""Bytes of a flow beyond which another one has its turn."""
+
 REUSE_QUIET_S = 1.0
 """Quiet time after which an earlier number begins a new life of a queue pair with nothing outstanding."""
 
+DRAIN_S = 20e-3
+"""Time in which the part of a queue above its mark should fall to 1/e; a slower one brings notifications."""
+
 MAX_STARTS_AHEAD = 5
+LOW_BITS = NUMBER_SPAN - 1
 _LOOK_FOR_IDLE = 64
 
 
 class OutgoingSide:
     """All outgoing flows; every method appends what is to be done to `out`."""
 
-    def __init__(self, settings: GatewaySettings, link: LinkState, pairs: QueuePairs) -> None:
-        self.settings, self._link, self._pairs = settings, link, pairs
+    def __init__(self, settings: GatewaySettings, link: LinkState, pairs: QueuePairs, connections: Connections) -> None:
+        self.settings, self._link, self._pairs, self._connections = settings, link, pairs, connections
         self.held = HeldBytes(settings.max_total_bytes)
         self.num_refused = self.num_sent = self.num_sent_again = 0
         self.num_taken = self.num_absorbed = self.num_notified = 0
@@ -57,6 +67,7 @@ class OutgoingSide:
         self._next_flow = 1
         self._burst_bytes = max(MIN_BURST_BYTES, settings.link_bytes_per_s * BURST_S)
         self._allowance_bytes, self._filled_s = self._burst_bytes, 0.0
+        self._mark_bytes = settings.queue_mark_bytes
 
     def __len__(self) -> int:
         return len(self._flows)
@@ -64,7 +75,7 @@ class OutgoingSide:
     @property
     def num_waiting_bytes(self) -> int:
         """Bytes of frames that were not sent yet."""
-        return sum(flow.unsent_bytes for flow in self._flows.values())
+        return self.held.unsent
 
     def next_s(self, now_s: float) -> float:
         """Return when something is due."""
@@ -86,7 +97,7 @@ class OutgoingSide:
             self.num_refused += 1
             return
         is_request = view.opcode in REQUESTS
-        if is_request and flow.order.place(view.psn) is not Place.NEXT:
+        if is_request and not flow.order.is_next(view.psn):
             self._take_misplaced(flow, view, now_s, out)
         elif flow.failed is not None:
             if is_request:
@@ -103,13 +114,15 @@ class OutgoingSide:
         self.num_taken += 1
         flow.used_s = now_s
         if is_request:
-            flow.starts_ahead = -1, 0
+            flow.starts_ahead = NO_START
             answer = flow.responder.taken(view, flow.order.take(view))
             if answer is not None:
                 out.append(SendToNic(answer))
         flow.add(view.frame)
-        self._make_ready(flow)
-        if view.has_congestion_mark or flow.unsent_bytes > self.settings.near_mark_bytes / (len(self._ready) or 1):
+        if not flow.is_ready:
+            flow.is_ready = True
+            self._ready.append(flow)
+        if view.has_congestion_mark or flow.unsent_bytes > self._mark_bytes / (len(self._ready) or 1):
             self._notify(flow, now_s, out)
 
     def _take_misplaced(self, flow: OutgoingFlow, view: RoceView, now_s: float, out: list[GatewayInstruction]) -> None:
@@ -172,8 +185,17 @@ class OutgoingSide:
         flow.used_s = now_s
         self._timers.set(flow, now_s + self.settings.idle_s)
         self._pairs.enter(flow.key, flow.source_port)
+        if (new := self._connections.take(flow.key)) is not None:
+            self._pairs.join(flow.key, new.back)
+            flow.order.begin(new.first_psn, new.mtu_bytes)
+            flow.responder.begin(view._replace(ends=new.back[0], queue_pair=new.sender), new.first_psn)
         flow.is_paired = self._pairs.incoming_of(flow.key) is not None
         return flow
+
+    def begin_anew(self, key: FlowKey) -> None:
+        """End the flow of a queue pair that is set up again."""
+        if (flow := self._flows.get(key)) is not None:
+            self._close(flow)
 
     def _evict_idle(self, now_s: float) -> bool:
         for _, flow in zip(range(_LOOK_FOR_IDLE), list(self._flows.values()), strict=False):
@@ -190,13 +212,14 @@ class OutgoingSide:
         self._by_id.pop(flow.flow, None)
 
     def _notify(self, flow: OutgoingFlow, now_s: float, out: list[GatewayInstruction]) -> None:
-        """Tell the NIC to slow down, unless its queue has shrunk since the last notification."""
-        template = flow.responder.template
-        if template is None or now_s - flow.notified_s < self.settings.near_notify_interval_s:
+        """Tell the NIC to slow down, unless the queue shrinks fast enough since the last notification."""
+        template, spent_s = flow.responder.template, now_s - flow.notified_s
+        if template is None or spent_s < self.settings.near_notify_interval_s:
             return
-        is_growing = flow.unsent_bytes >= flow.notified_bytes
-        flow.notified_s, flow.notified_bytes = now_s, flow.unsent_bytes
-        if is_growing:
+        excess = max(0.0, flow.notified_bytes - self._mark_bytes)
+        most = flow.notified_bytes - excess * -math.expm1(-spent_s / DRAIN_S)
+        flow.notified_s, flow.notified_bytes = now_s, flow.queue_bytes
+        if not excess or flow.queue_bytes > most:
             self.num_notified += 1
             out.append(SendToNic(template.cnp))
 
@@ -217,7 +240,8 @@ class OutgoingSide:
         is_new = entry.queue_pair != NO_QUEUE_PAIR and not flow.is_paired
         if is_new and not self._pairs.is_shared(flow.key[0], flow.source_port):
             flow.is_paired = self._pairs.join(flow.key, reverse_key(flow.key[0], entry.queue_pair & 0xFFFFFF))
-        flow.adapt_rate(entry, self.settings.near_mark_bytes, self.settings.link_bytes_per_s)
+        if entry.held_bytes > self._mark_bytes or flow.rate_bytes_per_s < math.inf:
+            flow.adapt_rate(entry, self._mark_bytes, self.settings.link_bytes_per_s)
         if tries >= self.settings.max_tries:
             self.fail(flow, FlowFailure.LINK, out)
         elif flow.can_send:
@@ -330,25 +354,27 @@ class OutgoingSide:
         allowance = min(self._burst_bytes, self._allowance_bytes + (now_s - self._filled_s) * rate)
         self._filled_s = now_s
         overhead = DATA_BYTES + settings.datagram_overhead_bytes
-        origin, timeout_s = self._link.origin, self._link.timeout_s
+        heads = [data_head(self._link.origin, is_shared=one) for one in (False, True)]
+        timeout_s, is_shared, pack = self._link.timeout_s, self._pairs.is_shared, FRAME_PLACE.pack
         while ready and allowance > 0:
             flow = ready.popleft()
             flow.is_ready = False
             if now_s < flow.due_s:
                 self._timers.set(flow, flow.due_s)
                 continue
-            found = flow.next_frame(now_s)
-            if found is None:
+            head, most = heads[is_shared(flow.key[0], flow.source_port)], min(allowance, TURN_BYTES)
+            turn_bytes, next_frame, number_of_flow = 0, flow.next_frame, flow.flow
+            while turn_bytes < most and (found := next_frame(now_s)) is not None:
+                number, frame, is_again = found
+                self.num_sent += 1
+                self.num_sent_again += is_again
+                out.append(SendOnLink(head + pack(number_of_flow, number & LOW_BITS) + frame))
+                turn_bytes += len(frame) + overhead
+            if not turn_bytes:
                 continue
-            number, frame, is_again = found
-            self.num_sent += 1
-            self.num_sent_again += is_again
-            is_shared = self._pairs.is_shared(flow.key[0], flow.source_port)
-            out.append(SendOnLink(build_data(origin, flow.flow, number, frame, is_shared=is_shared)))
-            cost = len(frame) + overhead
-            allowance -= cost
+            allowance -= turn_bytes
             if flow.rate_bytes_per_s < math.inf:
-                flow.due_s = max(flow.due_s, now_s - BURST_S) + cost / flow.rate_bytes_per_s
+                flow.due_s = max(flow.due_s, now_s - BURST_S) + turn_bytes / flow.rate_bytes_per_s
             self._timers.set(flow, now_s + timeout_s)
             if flow.can_send:
                 flow.is_ready = True

@@ -1,6 +1,7 @@
 // The statement of an owner or a user for a month.
 
 import { useData } from "./live.js";
+import { OwnerWaits } from "./owner_waits.js";
 import { cents, millionths, short, time } from "./text.js";
 import { Card, Facts, html, JobLink, Problem, Table, useState } from "./ui.js";
 
@@ -30,5 +31,6 @@ export function Statement({ party, name, title, links = false }) {
     ]}/>
     ${data.lines.length > MAX_LINES && html`<p class="hint">The first ${MAX_LINES} of ${data.lines.length} lines.</p>`}
     <p class="hint">As CSV, FOCUS or JSON: <code>isthmus bill --${party} ${name} --month ${month} --format csv</code></p>`}
+    ${party === "owner" && html`<${OwnerWaits} owner=${name} month=${month}/>`}
   </${Card}>`;
 }

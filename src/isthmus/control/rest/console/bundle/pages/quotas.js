@@ -1,11 +1,12 @@
 // Projects, groups and users with limits: what each holds and has used of the month, and how much of it is left.
 
-import { useData } from "../lib/live.js";
+import { post } from "../lib/api.js";
+import { useAction, useData } from "../lib/live.js";
 import { count, millionths, short } from "../lib/text.js";
-import { Bar, Card, html, Problem, Table } from "../lib/ui.js";
+import { Bar, Card, html, Problem, Table, useRef, useState } from "../lib/ui.js";
 
 export function Quotas() {
-  const { data, error } = useData("/v1/quotas", 15000);
+  const { data, error, reload } = useData("/v1/quotas", 15000);
   const rows = data?.rows ?? [];
   const parents = new Map(rows.filter((one) => one.kind === "project").map((one) => [one.name, one.parent]));
   return html`<${Card} title="Projects and quotas">
@@ -21,8 +22,42 @@ export function Quotas() {
       ["Jobs that wait", (one) => one.num_capped ? count(one.num_capped) : "", "number"],
     ]}/>
     ${data?.more && html`<p class="hint">More accounts: isthmus quota show.</p>`}
-    <p class="hint">Amounts of ${data?.month ?? "this month"}. Set with isthmus quota set.</p>
+    <p class="hint">Amounts of ${data?.month ?? "this month"}. Projects and groups are made with isthmus quota set.</p>
+    <${SetLimits} rows=${rows} done=${reload}/>
   </${Card}>`;
+}
+
+// Set the limits of an account, in place of all that it has: an empty field is no limit.
+function SetLimits({ rows, done }) {
+  const form = useRef(null);
+  const { busy, error, run } = useAction();
+  const [said, say] = useState("");
+  const set = (event) => {
+    event.preventDefault();
+    const given = new FormData(form.current);
+    const account = given.get("account").trim();
+    const limits = {};
+    for (const name of ["chips", "chip_hours_per_month"]) if (given.get(name)) limits[name] = Number(given.get(name));
+    if (given.get("spend_per_month")) limits.spend_per_month = given.get("spend_per_month");
+    say("");
+    run(async () => {
+      await post(`/v1/quotas/${encodeURIComponent(account)}`, limits);
+      say(`The limits of ${account} are set.`);
+      done();
+    });
+  };
+  return html`<h3>Set limits</h3>
+    <form class="row" ref=${form} onSubmit=${set}>
+      <label>Account <input name="account" required maxlength="80" list="accounts" placeholder="user:NAME" pattern="(user|group|project):.+"/></label>
+      <datalist id="accounts">${rows.map((one) => html`<option key=${`${one.kind}:${one.name}`} value=${`${one.kind}:${one.name}`}/>`)}</datalist>
+      <label>Chips at once <input name="chips" type="number" min="0"/></label>
+      <label>Chip-hours a month <input name="chip_hours_per_month" type="number" min="0"/></label>
+      <label>Spend a month <input name="spend_per_month" inputmode="decimal" pattern="[0-9]+([.][0-9]{1,6})?" size="10"/></label>
+      <button disabled=${busy}>Set limits</button>
+    </form>
+    ${said && html`<p class="done" role="status">${said}</p>`}
+    <${Problem} error=${error}/>
+    <p class="hint">They replace the account's limits; an empty field is no limit.</p>`;
 }
 
 const money = (amount, data) => millionths(amount, data?.currency ?? "");

@@ -1,0 +1,1 @@
+"""The experts that engines report beside tokens, so that training takes the same ones."""
