@@ -7,14 +7,24 @@ from concurrent.futures import ThreadPoolExecutor
 
 from isthmus.core.errors import UnavailableError
 
+TIMEOUT_S = 20.0
+
 
 def route_device(device: str, networks: Sequence[str], mtu_bytes: int) -> None:
     """Set `device` up with an MTU, and route `networks` to it; both go with the device.
 
     Raises `UnavailableError` without root or pyroute2.
     """
-    with ThreadPoolExecutor(1) as thread:  # pyroute2 runs an event loop of its own, the caller has one in this thread
-        thread.submit(_route, device, networks, mtu_bytes).result()
+    thread = ThreadPoolExecutor(1)  # pyroute2 runs an event loop of its own, the caller has one in this thread
+    try:
+        thread.submit(_route, device, networks, mtu_bytes).result(TIMEOUT_S)
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"{device} is not set up within {TIMEOUT_S:.0f} s",
+            hint="the kernel does not answer: `ip link` and `dmesg` say more",
+        ) from error
+    finally:
+        thread.shutdown(wait=False)
 
 
 def _route(device: str, networks: Sequence[str], mtu_bytes: int) -> None:
